@@ -81,7 +81,8 @@ STUDY = Study(
 )
 TWO_GPUS = "nvidia-h200-04fdf2a2"
 """The machine that published the cases of `RANKS`."""
-COMPARED = (
+Compared = tuple[tuple[str, str, tuple[EngineCase, ...]], ...]
+COMPARED: Compared = (
     (FA2, FA3, KERNELS),
     (PLANNED, FA2, (*KERNELS, *SERVED, *OFFLINE)),
     (NOW, EAGER, (*METADATA, *SCHEDULE)),
@@ -95,7 +96,7 @@ SIZES = ["model", "tp", "batch_size", "kv_len", "lengths", "driver"]
 JUDGED = ["step_us", "saved_us", "low", "high", "rounds", "gain", "own_spread_us", "verdict"]
 
 
-def savings(frame: pd.DataFrame) -> pd.DataFrame:
+def savings(frame: pd.DataFrame, compared: Compared = COMPARED) -> pd.DataFrame:
     """What `arm` saves of a step of `base`, a row per comparison on record.
 
     Columns: arm, base, case, `SIZES`, step_us (of base), saved_us, low, high, rounds, gain (% of
@@ -104,7 +105,7 @@ def savings(frame: pd.DataFrame) -> pd.DataFrame:
     """
     rows = good_rows(frame, "host")
     lines, times = [], []
-    for arm, base, cases in COMPARED:
+    for arm, base, cases in compared:
         for case in cases:
             rounds = rounds_of(rows[rows.case == case], arm, base)
             if rounds.empty:

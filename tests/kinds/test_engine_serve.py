@@ -23,7 +23,7 @@ from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.measure.spans import Kernel
 
 FA3 = SIDE_BY_SIDE["fa3"]
-SETUP = {"model": "m", "driver": "steps", "tp": 1, "dp": 1, "attention": "fa3"}
+SETUP = {"model": "m", "driver": "steps", "tp": 1, "dp": 1, "context": 0, "attention": "fa3"}
 NATIVE = "sglang.srt.layers.attention.torch_native_backend"
 
 

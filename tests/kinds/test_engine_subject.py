@@ -181,8 +181,8 @@ def test_an_engine_that_fails_a_case_is_started_anew_and_one_that_cannot_start_i
 @pytest.mark.parametrize(
     ("machine", "tp", "reason"),
     [
-        ({"release": ""}, 1, r"tried \(0.5.11\), got none: pip install sglang==0.5.11"),
-        ({"release": "0.5.23"}, 1, "got 0.5.23"),
+        ({"release": ""}, 1, "or later, got none: pip install sglang==0.5.23"),
+        ({"release": "0.5.10"}, 1, "must be 0.5.11 or later, got 0.5.10"),
         ({"device": "cpu"}, 1, "an engine needs a CUDA GPU"),
         ({}, 4, "tp 4 needs as many GPUs, here is 2"),
     ],

@@ -63,7 +63,8 @@ class EngineCase(NamedCase):
 
     `kv_len` is the longest request's, the others' follow from `lengths` (`kinds.lengths`). A `tp`
     above 1 splits the model over as many GPUs of this machine (driver `offline` alone); a `dp`
-    above 1 makes groups of them, each of which attends for requests of its own.
+    above 1 makes groups of them, each of which attends for requests of its own. `context` is
+    the longest request that SGLang is started for (`--context-length`); 0: the driver's own.
     """
 
     kind: ClassVar = "engine"
@@ -76,12 +77,14 @@ class EngineCase(NamedCase):
     lengths: str = "fixed"
     seed: int = 0
     dp: int = later(1)
+    context: int = later(0)
 
     def __post_init__(self) -> None:
         require_word("model", self.model, CONFIGS)
         for name in ("batch_size", "kv_len", "output_len", "tp", "dp"):
             require_int(name, getattr(self, name), least=2 if name == "kv_len" else 1)
-        require_int("seed", self.seed, least=0)
+        for name in ("seed", "context"):
+            require_int(name, getattr(self, name), least=0)
         require_word("driver", self.driver, DRIVERS)
         if self.driver != "offline" and self.tp > 1:
             raise ValueError(f"tp must be 1 for the driver {self.driver}, got {self.tp}")
@@ -107,4 +110,5 @@ class EngineCase(NamedCase):
         driver = "" if self.driver == "steps" else f" {self.driver}"
         ranks = "" if self.tp == 1 else f" tp {self.tp}" + (f" dp {self.dp}" if self.dp > 1 else "")
         size = f"{self.batch_size} x {self.kv_len} {self.lengths}"
-        return f"{self.model} {size} + {self.output_len} seed {self.seed}{driver}{ranks}"
+        context = f" context {self.context}" if self.context else ""
+        return f"{self.model} {size} + {self.output_len} seed {self.seed}{driver}{ranks}{context}"

@@ -47,6 +47,7 @@ class Setup:
     driver: str
     tp: int
     dp: int
+    context: int
     backend: str
 
     @property
@@ -106,7 +107,7 @@ class EngineSubject(Subject):
         """Measure every arm that takes turns with the item's; a second item reads the answer."""
         case, trace = item.case, item.timer == "profiler"
         arms = case.in_turns(item.backend)
-        setup = Setup(case.model, case.driver, case.tp, case.dp, arms[0])
+        setup = Setup(case.model, case.driver, case.tp, case.dp, case.context, arms[0])
         key = (setup, case, item.timer)
         if key not in self._answers:
             self._answers.clear()

@@ -4,7 +4,8 @@
 
 The cache is filled with normal values, so a context of any length costs a prefill of one token:
 requests get slots, shuffled as by an allocator in use, and are extended by one token. A case has
-the same tokens, slots and values in every process, whatever ran before it.
+the same tokens, slots and values in every process, whatever ran before it. Later releases of
+SGLang keep their buffers to themselves: there the prompts are prefilled, and SGLang picks slots.
 
 Before it is timed, each arm decodes `CHECKED` steps from the same state. Its first logits are
 compared with a step by PyTorch's attention (SGLang's `torch_native`), and all of them are hashed.
@@ -49,12 +50,27 @@ Arms = dict[str, dict[str, str]]
 State = tuple[torch.Tensor, Any]
 
 
+RENAMED = {
+    "cuda_graph_bs": "cuda_graph_bs_decode",
+    "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
+    "disable_piecewise_cuda_graph": "disable_prefill_cuda_graph",
+}
+"""Options of SGLang 0.5.11 -> their names later."""
+RUNNERS = ("decode_cuda_graph_runner", "graph_runner")
+"""Names of a ModelRunner's graphs, the later one first."""
+
+
+def context_of(setup: dict[str, Any]) -> int:
+    """The longest request that SGLang is started for."""
+    return int(setup["context"] or CONTEXT[setup["attention"]])
+
+
 def server_options(setup: dict[str, Any]) -> dict[str, Any]:
     """SGLang's `ServerArgs` for the model folder, attention backend and GPUs of `setup`."""
     options = {
         "model_path": setup["model"],
         "attention_backend": setup["attention"],
-        "context_length": CONTEXT[setup["attention"]],
+        "context_length": context_of(setup),
         "max_total_tokens": POOL_TOKENS,
         "load_format": "dummy",
         "dtype": "bfloat16",
@@ -76,6 +92,31 @@ def server_options(setup: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def server_args(bench: Any, setup: dict[str, Any]) -> Any:
+    """The `ServerArgs` of a release, by its own names of the options."""
+    options = server_options(setup) | {"disable_radix_cache": True}
+    for name, later in RENAMED.items():
+        if hasattr(bench.ServerArgs, later):
+            options[later] = options.pop(name)
+    return bench.ServerArgs(**options)
+
+
+def load(bench: Any, args: Any) -> Any:
+    """SGLang's runner of one batch, started as its own command starts it."""
+    if not hasattr(bench, "publish"):
+        bench._set_envs_and_config(args)
+        for name in ("moe", "fp8_gemm", "fp4_gemm"):
+            getattr(bench, f"initialize_{name}_config")(args)
+        return bench.load_model(args, bench.PortArgs.init_new(args), 0, 0)[0]
+    args.resolve_once()
+    bench._set_envs_and_config(args)
+    ports = bench.PortArgs.init_new(args)
+    rank = bench.spawn_world_rank(args, tp_rank=0, pp_rank=0)
+    bench.publish(args, role="scheduler", ranks=bench.SpawnRanks(world_rank=rank, gpu_id=0))
+    bench._init_process_global_configs()
+    return bench.load_model(args, ports, 0, 0)[0]
+
+
 class GraphSets:
     """CUDA graphs of one model under several arms of schedule and decode, in one process.
 
@@ -85,8 +126,9 @@ class GraphSets:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self.name = next(name for name in RUNNERS if hasattr(model, name))
         self._at_start = dict(vars(model.attn_backend))
-        self._sets = {self._key(): (model.graph_runner, self._at_start)}
+        self._sets = {self._key(): (getattr(model, self.name), self._at_start)}
 
     def use(self, **arms: str) -> None:
         """As `sglang.use`; captures the graphs of arms that have none yet.
@@ -102,9 +144,10 @@ class GraphSets:
             vars(backend).update(self._at_start, decode_cuda_graph_metadata={})
             if "decode" in STATE.arms:
                 pin_decode(None, backend, self.model)
-            runner = type(self.model.graph_runner)(self.model)
+            runner = type(getattr(self.model, self.name))(self.model)
             self._sets[key] = (runner, dict(vars(backend)))
-        self.model.graph_runner, attributes = self._sets[key]
+        runner, attributes = self._sets[key]
+        setattr(self.model, self.name, runner)
         vars(backend).update(attributes)
 
     def _key(self) -> tuple[str | None, str | None]:
@@ -120,15 +163,13 @@ class Steps:
         load_plugins()
         if not STATE.arms:
             raise RuntimeError("attnlib must be installed for SGLang to find its plugin, it is not")
-        import sglang.bench_one_batch as bench
-
+        try:
+            import sglang.benchmark.one_batch as bench
+        except ModuleNotFoundError:  # before 0.5.15
+            import sglang.bench_one_batch as bench
         self.bench = bench
-        self.max_context = CONTEXT[setup["attention"]]
-        args = bench.ServerArgs(**server_options(setup), disable_radix_cache=True)
-        bench._set_envs_and_config(args)
-        for name in ("moe", "fp8_gemm", "fp4_gemm"):
-            getattr(bench, f"initialize_{name}_config")(args)
-        self.runner, _ = bench.load_model(args, bench.PortArgs.init_new(args), 0, 0)
+        self.max_context = context_of(setup)
+        self.runner = load(bench, server_args(bench, setup))
         self.model = self.runner.torch_runner
         self.graphs = GraphSets(self.model)
         self.start = dict(STATE.arms)
@@ -155,14 +196,15 @@ class Steps:
 
     def build(self, lens: Sequence[int]) -> State:
         """Requests that hold `lens` tokens, and the next token of each: the same each time."""
-        pool = self.model.token_to_kv_pool
-        values = torch.Generator(pool.k_buffer[0].device).manual_seed(0)
-        for buffer in (*pool.k_buffer, *pool.v_buffer):
-            buffer.normal_(generator=values)
         drawn = np.random.default_rng(0)
         prompts = [drawn.integers(0, VOCABULARY, length).tolist() for length in lens]
         self.runner.clear()
         reqs = self.bench.prepare_synthetic_inputs_for_latency_test(len(lens), 0, prompts)
+        if not hasattr(reqs[0], "set_extend_input_len"):
+            tokens, _, batch = self.runner.extend(reqs)
+            self._fill()
+            return tokens, batch
+        self._fill()
         cached = [length - 1 for length in lens]
         slots = self.model.token_to_kv_pool_allocator.alloc(sum(cached))
         order = torch.from_numpy(drawn.permutation(len(slots))).to(slots.device)
@@ -171,6 +213,13 @@ class Steps:
             req.set_extend_input_len(1)
         tokens, _, batch = self.runner.extend(reqs)
         return tokens, batch
+
+    def _fill(self) -> None:
+        """Normal values in the cache: those of made-up weights are too small to matter."""
+        pool = self.model.token_to_kv_pool
+        values = torch.Generator(pool.k_buffer[0].device).manual_seed(0)
+        for buffer in (*pool.k_buffer, *pool.v_buffer):
+            buffer.normal_(generator=values)
 
     def _switch(self, arm: dict[str, str]) -> None:
         self.graphs.use(**self.start | arm)
@@ -230,13 +279,15 @@ class Steps:
         """Decode steps in the block run PyTorch's attention without a graph."""
         from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-        model = self.model
-        kept = model.attn_backend, model.graph_runner
-        model.attn_backend, model.graph_runner = TorchNativeAttnBackend(model), None
+        model, name = self.model, self.graphs.name
+        kept = model.attn_backend, getattr(model, name)
+        model.attn_backend = TorchNativeAttnBackend(model)
+        setattr(model, name, None)
         try:
             yield
         finally:
-            model.attn_backend, model.graph_runner = kept
+            model.attn_backend = kept[0]
+            setattr(model, name, kept[1])
 
 
 class Offline:
