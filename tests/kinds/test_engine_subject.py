@@ -99,7 +99,7 @@ def item(backend="sglang", timer="host", case=CASE):
 def test_one_engine_serves_all_arms_that_take_turns_and_all_cases(subject, tmp_path):
     engines = subject()
     for case in (CASE, replace(CASE, batch_size=4)):
-        for arm in SIDE_BY_SIDE["fa3"]:
+        for arm in CASE.in_turns("sglang"):
             fields = engines.measure(item(arm, case=case))
             assert (fields["status"], fields["run_us"]) == ("ok", (10.0, 11.0, 12.0))
             word = f"{ARMS[arm].variable}={ARMS[arm].value}"
@@ -127,7 +127,7 @@ def test_each_attention_backend_and_each_arm_of_an_offline_engine_has_a_process(
         assert engines.measure(item(arm))["status"] == "ok"
     offline = replace(CASE, driver="offline")
     fields = [engines.measure(item(arm, case=offline)) for arm in ("sglang", "sglang-eager")]
-    assert starts(tmp_path) == ["sglang once", "sglang once raise", "fa2", "sglang", "eager"]
+    assert starts(tmp_path) == ["sglang layer", "sglang once raise", "fa2", "sglang", "eager"]
     assert [one["status"] for one in fields] == ["incorrect"] * 2, "its error counts tokens"
     assert fields[0]["reported_backend"] == "metadata=sglang, outputs same"
 
@@ -175,7 +175,7 @@ def test_an_engine_that_fails_a_case_is_started_anew_and_one_that_cannot_start_i
     assert len(starts(tmp_path)) == 2
     broken = subject(start="sys.exit(4)")
     assert {broken.measure(item(arm))["status"] for arm in SIDE_BY_SIDE["fa3"]} == {"error"}
-    assert len(starts(tmp_path)) == 3
+    assert len(starts(tmp_path)) == 4, "one for the schedule in layers, which is alone"
 
 
 @pytest.mark.parametrize(

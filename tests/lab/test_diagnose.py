@@ -339,6 +339,7 @@ REAL = {
     "fa2_host": 9,
     "eager": 7,
     "prefill_decode": None,
+    "sglang_0523": None,
     "sglang_fa3": None,
     "sglang_flashinfer": 9,
 }
@@ -350,7 +351,9 @@ def test_a_real_trace_shows_the_pattern_that_it_was_captured_for(name):
     number = REAL[name]
     wanted = [] if number is None else [PATTERNS[number].name]
     assert [row["pattern"] for row in found.patterns.to_dict("records")] == wanted
-    assert found.trace.gpu == "NVIDIA H200" and len(found.decodes) == 4
+    later = name == "sglang_0523"  # three steps on an H100
+    assert found.trace.gpu == ("NVIDIA H100 80GB HBM3" if later else "NVIDIA H200")
+    assert len(found.decodes) == 4 - later
     assert repr(found) and found.to_dict()
     assert not TraceChange(found, found).table()["after - before"].any()
-    assert len(found.steps) == 4 + (name == "prefill_decode")
+    assert len(found.steps) == 4 - later + (name == "prefill_decode")

@@ -95,9 +95,11 @@ class EngineCase(NamedCase):
     def in_turns(self, backend: str) -> tuple[str, ...]:
         """The arms that one process measures together with `backend`, itself included.
 
-        Not FlashInfer's fa3 where lengths differ: its steps take up to 0.2 s.
+        Not FlashInfer's fa3 where lengths differ: its steps take up to 0.2 s. Not the schedule in
+        layers, since a second set of CUDA graphs in the process delays the other arms' replays.
         """
         arms = SIDE_BY_SIDE[ARMS[backend].attention]
+        arms = tuple(arm for arm in arms if ARMS[arm].variable != "schedule")
         if self.driver == "offline" or backend not in arms:
             return (backend,)
         if self.lengths != "fixed":
