@@ -27,6 +27,7 @@ HOME = {
     "plan_splits": "core.schedule.splits",
     "plan_words": "core.fa2.words",
     "precompute": "core.schedule.flash_attn3",
+    "require_plan": "core.fa2.coverage",
     "reserve": "core.schedule.flash_attn3",
     "without_overlap": "core.metadata.launch",
 }

@@ -445,11 +445,29 @@ def test_what_sglang_would_fail_to_hook_and_only_log_ends_the_process(
 
 
 @pytest.mark.parametrize("mode", arms.ARMS["guard"])
-def test_the_guard_is_put_in_by_its_variable_and_hooks_nothing_else(loaded, monkeypatch, mode):
-    guarded = []
+def test_the_guard_is_put_in_by_its_variable_and_checks_one_plan_in_a_hundred(
+    loaded, monkeypatch, mode, caplog
+):
+    guarded, checked = [], []
+
+    def short(wrapper, seq_lens):
+        checked.append(seq_lens.tolist())
+        raise RuntimeError("request 1 is cut short")
+
     monkeypatch.setattr(guards, "guard", lambda engine, **words: guarded.append((engine, words)))
-    assert not loaded(GUARD=mode).HookRegistry._hooks
-    assert guarded == [("sglang", {"mode": mode})]
+    monkeypatch.setattr(sglang_hooks, "require_plan", short)
+    engine = loaded(GUARD=mode)
+    assert len(engine.HookRegistry._hooks) == 1 and guarded == [("sglang", {"mode": mode})]
+    backend = engine.FlashInferAttnBackend(engine.ModelRunner())
+    if mode == "raise":
+        with pytest.raises(RuntimeError, match="request 1 is cut short"):
+            captured(backend)
+        return
+    captured(backend)
+    for _ in range(100):
+        replay(backend, LENS)
+    assert checked == [[1, 1, 1], LENS.tolist()]
+    assert "attnlib: request 1 is cut short" in caplog.messages
 
 
 def test_what_cannot_be_switched_says_why(loaded):

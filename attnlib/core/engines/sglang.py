@@ -13,11 +13,13 @@
 | `ATTNLIB_SGLANG_DECODE` | `fa2` | FlashInfer's fa2, which SGLang pins |
 | | `fa3` | FlashInfer's fa3 |
 | | `planned` | fa2; plan and page arrays by `core.Fa2Planner`, one launch on the GPU |
-| `ATTNLIB_SGLANG_GUARD` | `raise`, `log` | `attnlib.guard` checks each schedule against its call |
+| `ATTNLIB_SGLANG_GUARD` | `raise`, `log` | each schedule is checked against its call |
+| | | (`attnlib.guard`); of FlashInfer one plan in 100 against its lengths |
 | `ATTNLIB_SGLANG_CAPTURE` | a file | sampled steps are appended to it, see `capture` |
 
-Metadata, schedule and guard need `--attention-backend fa3` (SGLang's word for the FlashAttention-3
-library), decode needs `flashinfer`; capture works with any. Without a variable nothing is hooked.
+Metadata and schedule need `--attention-backend fa3` (SGLang's word for the FlashAttention-3
+library), decode needs `flashinfer`, the guard one of the two; capture works with any. Without a
+variable nothing is hooked.
 SGLang logs what a plugin raises and goes on without it, so an unknown word, or a release whose
 functions are not those that `sglang_hooks.POINTS` knows, ends the process. A release after
 `NEWEST` whose functions are known runs, with one warning.

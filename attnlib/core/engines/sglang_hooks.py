@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..backends.base import installed_version
+from ..fa2.coverage import require_plan
 from ..fa2.planner import Fa2Planner
 from ..metadata.decode import build_decode_metadata
 from ..metadata.eager import write_decode_metadata
@@ -26,6 +27,8 @@ from .capture import Step
 logger = logging.getLogger(__name__)
 OWN = "attnlib"
 """Our attribute of SGLang's metadata of a batch size, and of FlashInfer's wrappers."""
+GUARD_EVERY = 100
+"""The guard copies a plan's words to the host, which waits for the GPU."""
 PLAIN = (
     "v2p_page_table kernel_page_multiplier src_is_read_table swa_src_table skip_page_table "
     "full_v2p swa_v2p zero_tail"
@@ -189,13 +192,16 @@ def _decodes_in_graphs(server_args: Any) -> bool:
 
 
 def begin_forward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Around page arrays and plan of one wrapper: SGLang's once, then ours if it has a graph."""
+    """Around page arrays and plan of one wrapper: SGLang's once, then ours if it has a graph.
+
+    With the guard on, one plan of a graph in `GUARD_EVERY` is held to the lengths on the GPU.
+    """
     call = named(original, args, kwargs)
     updater, wrapper = call["self"], call["wrapper"]
     planner = getattr(wrapper, OWN, None)
     if planner is None:
         original(*args, **kwargs)
-        if STATE.arms["decode"] == "planned" and wrapper.is_cuda_graph_enabled:
+        if STATE.arms.get("decode") == "planned" and wrapper.is_cuda_graph_enabled:
             # SGLang gives FlashInfer slots as page indices, whatever its own page size is.
             planner = Fa2Planner(
                 wrapper,
@@ -219,6 +225,20 @@ def begin_forward(original: Callable[..., None], *args: Any, **kwargs: Any) -> N
             req_to_token=pool.req_to_token,
             fence=False,
         )
+    if "guard" in STATE.arms and wrapper.is_cuda_graph_enabled:
+        _guard_plan(wrapper, call["paged_kernel_lens"])
+
+
+def _guard_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
+    STATE.calls["guard, plans"] += 1
+    if (STATE.calls["guard, plans"] - 1) % GUARD_EVERY:
+        return
+    try:
+        require_plan(wrapper, seq_lens)
+    except RuntimeError as error:
+        if STATE.arms["guard"] == "raise":
+            raise
+        logger.error("attnlib: %s", error)
 
 
 def capture_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
@@ -340,7 +360,7 @@ POINTS = (
         reads="self model_runner",
     ),
     Point(
-        *(("decode",), _BEGIN, "around", begin_forward),
+        *(("decode", "guard"), _BEGIN, "around", begin_forward),
         reads="self wrapper paged_kernel_lens",
         knows=_PLANS,
     ),

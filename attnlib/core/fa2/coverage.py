@@ -1,0 +1,66 @@
+"""Does the plan in a wrapper of FlashInfer's fa2 cover the lengths of a call?
+
+A captured graph replays the plan that lies in its workspace. Where a step's lengths are not those
+that were planned, blocks read the chunks of another step, and the output is wrong without an error:
+TensorRT-LLM #18769 captured 8,192 tokens beside seven requests of one, replayed 8 x 4,096, and read
+320 tokens of seven requests. A shorter request is read whole, so only longer ones are cut short.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from .library import FA2_INFO
+from .words import WORD
+
+
+def tokens_read(image: np.ndarray, info: tuple[int, ...], seq_lens: np.ndarray) -> np.ndarray:
+    """Tokens of each request that the blocks of a plan read, [bs] int64.
+
+    `image` [words] int32 is the int workspace, `info` is `wrapper._plan_info` of a wrapper with
+    tensor cores, `seq_lens` [bs] are the tokens of this call. A block reads chunk number
+    `kv_tile_indices` of request `request_indices`, as far as the request goes.
+    """
+    facts = dict(zip(FA2_INFO, info, strict=True))
+    blocks, lens = facts["padded_batch_size"], np.asarray(seq_lens, np.int64)
+
+    def words(name: str, count: int) -> np.ndarray:
+        at = facts[f"{name}_offset"] // WORD
+        return image[at : at + count]
+
+    requests, tiles = words("request_indices", blocks), words("kv_tile_indices", blocks)
+    if not facts["split_kv"]:
+        return np.where(np.isin(np.arange(len(lens)), requests), lens, 0)
+    if facts["enable_cuda_graph"]:
+        valid = words("block_valid_mask", -(-blocks // WORD)).view(np.uint8)[:blocks].astype(bool)
+        requests, tiles = requests[valid], tiles[valid]
+    chunk = int(words("kv_chunk_size_ptr", 1)[0])
+    pairs = np.unique(np.stack([requests, tiles]), axis=1)
+    of_plan = pairs[:, pairs[0] < len(lens)]
+    ends = np.clip(lens[of_plan[0]] - of_plan[1] * chunk, 0, chunk)
+    return np.bincount(of_plan[0], ends, len(lens)).astype(np.int64)
+
+
+def require_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
+    """RuntimeError unless the plan in `wrapper` reads every token of `seq_lens` [bs].
+
+    `wrapper` is FlashInfer's decode wrapper with tensor cores, or a prefill wrapper, planned for
+    fa2. Copies the words and the lengths to the host, so it synchronises. ValueError for a wrapper
+    that has no such plan.
+    """
+    info = getattr(wrapper, "_plan_info", None)
+    if info is None or len(info) != len(FA2_INFO):
+        got = "none" if info is None else f"one of {len(info)} integers"
+        raise ValueError(f"wrapper must have a plan of fa2 ({len(FA2_INFO)} integers), got {got}")
+    image = wrapper._int_workspace_buffer.view(torch.int32).cpu().numpy()
+    lens = seq_lens.cpu().numpy().astype(np.int64)
+    read = tokens_read(image, tuple(info), lens)
+    short = np.flatnonzero(read < lens)
+    if len(short):
+        first = short[0]
+        raise RuntimeError(
+            f"the plan of the wrapper must read all {lens[first]} tokens of request {first}, it "
+            f"reads {read[first]} ({len(short)} of {len(lens)} requests are cut short): plan for "
+            "these lengths before the replay, or inside the graph (Fa2Planner)"
+        )
