@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from . import doctor
 from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
 from .core.spec import LENGTHS
-from .run import cluster, store, study
+from .run import store, study
 from .run.bisect import Bisection, bisect
 from .run.record import machine_slug
 from .run.releases import parse_overlay
@@ -108,12 +108,6 @@ def _measure(options: argparse.Namespace) -> None:
     chosen = _study_named(options.study)
     how = {name: getattr(options, name) for name in ("rounds", "retry")}
     sweep = study.Sweep(overlays=dict(map(parse_overlay, options.overlay)), progress=tqdm, **how)
-    if options.cluster:
-        with cluster.connect(options.cluster) as client:
-            by_status = cluster.measure_on_cluster(chosen, client, sweep)
-        counts = ", ".join(f"{count} {status}" for status, count in sorted(by_status.items()))
-        print(f"on record in the data folders of the workers: {counts}")
-        return
     count = sweep.measure(chosen)
     machine = machine_slug(study.describe(chosen.device))
     print(f"{count} items measured; records in {store.journal_path(chosen.name, machine)}")
@@ -265,7 +259,6 @@ MEASURE = {
     ),
     "--rounds": _of("rounds of every grid", type=int, metavar="N"),
     "--retry": _of("measure again what is on record as failed", action="store_true"),
-    "--cluster": _of("measure on the workers of this Dask scheduler instead", metavar="ADDRESS"),
     **OVERLAY,
 }
 ASKED = {

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -83,11 +82,9 @@ def test_measuring_without_a_gpu_fails_in_one_line(fails, without_gpu):
         (["nope"], f"one of {', '.join([*STUDIES, 'tiny'])}, got 'nope'"),
         (["auto_resolution", "--overlay", "x"], "NAME==VERSION=DIR, got 'x'"),
         (["tiny", "--rounds", "0"], "rounds must be >= 1, got 0"),
-        (["tiny", "--cluster", "tcp://127.0.0.1:1"], 'pip install "attnlib[cluster]"'),
     ],
 )
-def test_what_cannot_be_measured_fails_in_one_line(fails, tiny, monkeypatch, arguments, words):
-    monkeypatch.setitem(sys.modules, "distributed", None)
+def test_what_cannot_be_measured_fails_in_one_line(fails, tiny, arguments, words):
     assert fails("measure", *arguments).endswith(words)
 
 
@@ -122,21 +119,6 @@ def test_measure_does_what_its_options_say_and_names_the_file_it_wrote(
     assert [[item.case.kv_len for item in job.items] for job in tiny.jobs] == measured
     path, count = store.journal_path("tiny", "cpu-test64"), len(sum(measured, []))
     assert capsys.readouterr().out == f"{count} items measured; records in {path}\n"
-
-
-def test_measure_on_a_cluster_says_what_is_on_record(tiny, monkeypatch, capsys):
-    sweeps = []
-
-    def measure_on_cluster(chosen, client, sweep):
-        sweeps.append((chosen, client, sweep.rounds, sweep.retry))
-        return {"refused": 1, "ok": 3}
-
-    monkeypatch.setattr(cli.cluster, "connect", lambda address: nullcontext(f"client of {address}"))
-    monkeypatch.setattr(cli.cluster, "measure_on_cluster", measure_on_cluster)
-    assert cli.main(["measure", "tiny", "--cluster", "tcp://one:1", "--rounds", "2"]) == 0
-    assert sweeps == [(TINY, "client of tcp://one:1", 2, False)]
-    assert capsys.readouterr().out.endswith("of the workers: 3 ok, 1 refused\n")
-    assert tiny.jobs == []
 
 
 LATENT = ("--mode", "mla", "--heads", "128/1", "--head-dim", "576", "--page-size", "64")
