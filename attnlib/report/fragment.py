@@ -46,9 +46,7 @@ def notebook_fragment(
     The question is the first heading and leaves the body; the finding is the first bold sentence
     (empty if there is none) and stays.
     """
-    from bs4 import BeautifulSoup
-
-    soup = BeautifulSoup(_exporter().from_notebook_node(notebook)[0], "html.parser")
+    soup = _converted(notebook)
     _remove_active(soup)
     _fold_code(soup)
     _name_headings(soup, anchor)
@@ -56,6 +54,13 @@ def notebook_fragment(
     _box_wide_things(soup)
     _point_links(soup, anchor, shown)
     return _split(soup, anchor)
+
+
+def _converted(notebook: NotebookNode) -> BeautifulSoup:
+    from bs4 import BeautifulSoup
+
+    body, _ = _exporter().from_notebook_node(notebook)
+    return BeautifulSoup(body, "html.parser")
 
 
 @cache

@@ -115,46 +115,48 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
 
 
 @dataclass(frozen=True, eq=False)
-class _SparseStep:
-    """The plan of a sparse call: `indices` [bs, 1, top_k] int32, the highest page that they name,
-    the schedule, and `q` [bs, 1, padded heads, 576], None where no head is padded."""
+class _FlashMlaStep:
+    """Tensors of one plan, the schedule, and the highest page named.
+
+    `q` [bs, 1, padded heads, 576] is None where no head is padded. The dense kernel has `seq_lens`
+    [bs] and `page_table` [bs, max_pages] int32, the sparse one `indices` [bs, 1, top_k] int32.
+    """
 
     highest_page: int
-    indices: torch.Tensor
-    q: torch.Tensor | None
+    seq_lens: torch.Tensor | None = None
+    page_table: torch.Tensor | None = None
+    indices: torch.Tensor | None = None
+    q: torch.Tensor | None = None
     meta: GuardedSchedMeta = field(default_factory=GuardedSchedMeta)
 
 
 class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
-    """All tokens of a bfloat16 cache. The first `run` of a plan makes its schedule, on the GPU.
-
-    A plan's state is the batch with its own lengths and page table, the schedule, and the highest
-    page.
-    """
+    """All tokens of a bfloat16 cache. The first `run` of a plan makes its schedule, on the GPU."""
 
     source = library.FLASHMLA
 
     def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
         """Copy lengths and page table; with `out` into its tensors, its schedule renewed there."""
-        highest = int(batch.paged.kv_indices.max())
+        paged, highest = batch.paged, int(batch.paged.kv_indices.max())
         if out is None:
-            state = (batch.paged.cloned(), GuardedSchedMeta(), highest)
-            return Plan(batch, self.entry.name, state)
+            step = _FlashMlaStep(highest, paged.seq_lens.clone(), paged.page_table.clone())
+            return Plan(batch, self.entry.name, step)
         out.batch.require_alike(batch)
-        held, meta, _ = out.state
-        held.overwrite(batch.paged)
-        meta.refill(held.seq_lens)
-        return Plan(batch, self.entry.name, (held, meta, highest))
+        step = replace(out.state, highest_page=highest)
+        step.seq_lens.copy_(paged.seq_lens)
+        step.page_table.copy_(paged.page_table)
+        step.meta.refill(step.seq_lens)
+        return Plan(batch, self.entry.name, step)
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """One dense call: [bs, num_qo_heads, 512]."""
-        held, meta, highest = plan.state
-        require_pages(cache, highest)
-        out = meta.attend(
+        step = plan.state
+        require_pages(cache, step.highest_page)
+        out = step.meta.attend(
             q[:, None],
             cache[:, :, None],
-            held.page_table,
-            held.seq_lens,
+            step.page_table,
+            step.seq_lens,
             LATENT_DIM,
             softmax_scale=plan.batch.spec.softmax_scale,
             is_fp8_kvcache=False,
@@ -196,7 +198,7 @@ class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
         if heads > batch.spec.num_qo_heads:
             shape = (batch.batch_size, 1, heads, MLA_HEAD_DIM)
             q = torch.zeros(shape, dtype=torch.bfloat16, device=indices.device)
-        return Plan(batch, self.entry.name, _SparseStep(highest, indices, q))
+        return Plan(batch, self.entry.name, _FlashMlaStep(highest, indices=indices, q=q))
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """Copy the query where heads are padded, then one sparse call: [bs, num_qo_heads, 512]."""
