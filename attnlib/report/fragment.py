@@ -46,7 +46,9 @@ def notebook_fragment(
     The question is the first heading and leaves the body; the finding is the first bold sentence
     (empty if there is none) and stays.
     """
-    soup = _converted(notebook)
+    from bs4 import BeautifulSoup
+
+    soup = BeautifulSoup(_exporter().from_notebook_node(notebook)[0], "html.parser")
     _remove_active(soup)
     _fold_code(soup)
     _name_headings(soup, anchor)
@@ -54,13 +56,6 @@ def notebook_fragment(
     _box_wide_things(soup)
     _point_links(soup, anchor, shown)
     return _split(soup, anchor)
-
-
-def _converted(notebook: NotebookNode) -> BeautifulSoup:
-    from bs4 import BeautifulSoup
-
-    body, _ = _exporter().from_notebook_node(notebook)
-    return BeautifulSoup(body, "html.parser")
 
 
 @cache

@@ -168,8 +168,11 @@ def machine_shown(study: str, device: str, published: str) -> str:
         fitting = store.machines_named("ATTNLIB_MACHINE", wish, machines) or [wish]
         return published if published in fitting else fitting[0]
     if not published:
-        what = f"set ATTNLIB_MACHINE to one of: {', '.join(machines)}"
-        what = what if machines else "measure it on a GPU"
+        what = (
+            f"set ATTNLIB_MACHINE to one of: {', '.join(machines)}"
+            if machines
+            else "measure it on a GPU"
+        )
         raise ValueError(f"study {study!r} has no published records: {what}")
     return published
 

@@ -7,11 +7,8 @@ context (`--context-length`), not of the step's longest request. A saving is rea
 
 from dataclasses import replace
 
-import pandas as pd
-
 from ..kinds.engine.case import EngineCase
 from ..run.study import Grid, Study
-from . import engine_step
 from .engine_step import EAGER, FUSED, LAYER, LLAMA, NOW, ONE_LAUNCH
 
 CASES = tuple(
@@ -34,12 +31,6 @@ STUDY = Study(
 TWO_SETS = "nvidia-h100-80gb-hbm3-0ebd715c"
 """The machine with `SHORTER`, and with the schedule in layers in turns with the other arms: its
 graphs were a second set in the same process."""
-PAIRS = ((NOW, EAGER), (NOW, LAYER), (FUSED, NOW), (ONE_LAUNCH, NOW))
-COMPARED = tuple((arm, base, CASES + SHORTER) for arm, base in PAIRS)
-
-
-def savings(frame: pd.DataFrame) -> pd.DataFrame:
-    """`engine_step.savings` of these cases, with the context."""
-    table = engine_step.savings(frame, COMPARED)
-    table.insert(3, "context", [case.context for case in table.case])
-    return table
+ALL = CASES + SHORTER
+COMPARED = ((NOW, EAGER, ALL), (NOW, LAYER, ALL), (FUSED, NOW, ALL), (ONE_LAUNCH, NOW, ALL))
+"""For `engine_step.savings`."""

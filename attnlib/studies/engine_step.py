@@ -92,7 +92,7 @@ COMPARED: Compared = (
 )
 """Arm, base and cases of each comparison, in the order of the tables."""
 PREPARE = "prepare_varlen_num_blocks"
-SIZES = ["model", "tp", "batch_size", "kv_len", "lengths", "driver"]
+SIZES = ["model", "tp", "batch_size", "kv_len", "lengths", "driver", "context"]
 JUDGED = ["step_us", "saved_us", "low", "high", "rounds", "gain", "own_spread_us", "verdict"]
 
 

@@ -3,9 +3,8 @@
 200 batches of 20 layers. A layer has KV heads of 1 to 32, a group of 1 to 16 and at most 128 query
 heads, and is none of an earlier study; `drawn_cases` draws batch sizes, lengths and their kind.
 head_dim is 128 and values are bfloat16: FlashInfer compiles for a minute per further one. The L2 is
-cold. All backends take turns in one process, over the same tensors, so that a case is built and
-judged once: two rounds (A B B A) take about eight minutes of a GPU. A plan's time is not in a
-call's; on the host it is the record's `plan_us`. The planner's grid is sized for the longest
+cold. All backends take turns in one process, over the same tensors (A B B A). A plan's time is not
+in a call's; on the host it is the record's `plan_us`. The planner's grid is sized for the longest
 request of the batch. Tables are those of `random_batches`.
 """
 

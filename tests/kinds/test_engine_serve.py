@@ -146,6 +146,40 @@ def test_arms_are_checked_alone_and_then_alternate_there_and_back(engine):
     assert len(graphs) == 2 and id(steps.model.graph_runner) in graphs
 
 
+def test_a_later_release_is_started_by_its_own_steps_and_option_names():
+    ran = []
+
+    class ServerArgs(SimpleNamespace):
+        cuda_graph_bs_decode = cuda_graph_max_bs_decode = disable_prefill_cuda_graph = None
+
+        def resolve_once(self):
+            ran.append("resolved")
+
+    bench = SimpleNamespace(
+        ServerArgs=ServerArgs,
+        PortArgs=SimpleNamespace(init_new=lambda args: "ports"),
+        SpawnRanks=SimpleNamespace,
+        spawn_world_rank=lambda args, **_: 0,
+        _set_envs_and_config=lambda args: ran.append("environment"),
+        publish=lambda args, role, ranks: ran.append(role),
+        _init_process_global_configs=lambda: ran.append("configs"),
+        load_model=lambda args, ports, gpu, rank: (ran.append(ports) or "runner", None),
+    )
+    args = serve.server_args(bench, SETUP | {"context": 99})
+    assert args.cuda_graph_bs_decode == list(serve.BATCHES) and args.context_length == 99
+    assert not hasattr(args, "cuda_graph_bs")
+    assert serve.load(bench, args) == "runner"
+    assert ran == ["resolved", "environment", "scheduler", "configs", "ports"]
+
+
+def test_prompts_are_prefilled_where_a_release_picks_the_slots_itself(engine):
+    steps, runner = engine
+    steps.bench.prepare_synthetic_inputs_for_latency_test = lambda *_: [SimpleNamespace()]
+    runner.extend = lambda reqs: ("tokens", None, "batch")
+    assert steps.build([5]) == ("tokens", "batch")
+    assert steps.model.token_to_kv_pool.k_buffer[0].abs().sum() > 0, "filled with normal values"
+
+
 def test_an_arm_that_reads_other_values_has_an_error_and_other_outputs(engine):
     steps, runner = engine
     runner.bias = {"fused": torch.arange(8) * 5e3, "eager": 1e-3, "one-launch": torch.nan}

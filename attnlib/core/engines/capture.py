@@ -78,18 +78,13 @@ class Capture:
 
 
 def read(path: str | Path) -> list[Step]:
-    """The steps of a file; blank lines are skipped, ValueError names the first invalid line.
-
-    Lines written up to 2026-11-26 have a field `told`, which nothing reads.
-    """
+    """The steps of a file; blank lines are skipped, ValueError names the first invalid line."""
     steps = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         if not line.strip():
             continue
         try:
-            form = dict(json.loads(line))
-            form.pop("told", None)
-            steps.append(Step(**form))
+            steps.append(Step(**json.loads(line)))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}:{number} must be a captured step, got {error!r}") from None
     return steps

@@ -325,45 +325,33 @@ class Point(NamedTuple):
 
 
 _FLASH = "sglang.srt.layers.attention.flashattention_backend"
+_BACKEND = f"{_FLASH}:FlashAttentionBackend"
 _FLASHINFER = "sglang.srt.layers.attention.flashinfer_backend"
-_REPLAY = f"{_FLASH}:FlashAttentionBackend.init_forward_metadata_replay_cuda_graph"
-_PREPARE = f"{_FLASH}:FlashAttentionBackend.init_forward_metadata_out_graph"
-_SCHEDULE = f"{_FLASH}:FlashAttentionBackend._compute_scheduler_metadata"
+_REPLAY = f"{_BACKEND}.init_forward_metadata_replay_cuda_graph"
+_PREPARE = f"{_BACKEND}.init_forward_metadata_out_graph"
+_SET = f"{_FLASH}:normal_decode_set_metadata"
+_SCHEDULE = f"{_BACKEND}._compute_scheduler_metadata"
+_MAKE = f"{_FLASHINFER}:FlashInferAttnBackend.__init__"
 _BEGIN = f"{_FLASHINFER}:FlashInferIndicesUpdaterDecode.call_begin_forward"
 _FORWARD = "sglang.srt.model_executor.model_runner:ModelRunner.forward"
-_SET = (
+_TENSORS = (
     "cache_seqlens_int32 cu_seqlens_k page_table req_to_token req_pool_indices max_seq_pages "
     "seq_lens seq_len_delta page_size swa_page_table"
 )
+_POOLS = f"strided_indices token_to_kv_pool full_to_swa_index_mapping {PLAIN}"
+_STEP = "self forward_batch in_capture"
+_LENGTHS = "self wrapper paged_kernel_lens"
 _PLANS = (
     "req_pool_indices kv_view plan paged_kernel_lens_sum kv_indptr kv_start_idx spec_info "
     "seq_lens_cpu use_sliding_window_kv_pool fixed_split_size disable_split_kv"
 )
 POINTS = (
     Point(("metadata",), _REPLAY, "before", prepare_step, before="0.5.13"),
-    Point(
-        ("metadata",),
-        _PREPARE,
-        "before",
-        prepare_step,
-        "self forward_batch in_capture",
-        since="0.5.13",
-    ),
-    Point(
-        *(("metadata",), f"{_FLASH}:normal_decode_set_metadata", "around", set_metadata),
-        reads=_SET,
-        knows=f"strided_indices token_to_kv_pool full_to_swa_index_mapping {PLAIN}",
-    ),
+    Point(("metadata",), _PREPARE, "before", prepare_step, _STEP, since="0.5.13"),
+    Point(("metadata",), _SET, "around", set_metadata, _TENSORS, _POOLS),
     Point(("metadata", "schedule"), _SCHEDULE, "around", compute_schedule),
-    Point(
-        *(("decode",), f"{_FLASHINFER}:FlashInferAttnBackend.__init__", "after", pin_decode),
-        reads="self model_runner",
-    ),
-    Point(
-        *(("decode", "guard"), _BEGIN, "around", begin_forward),
-        reads="self wrapper paged_kernel_lens",
-        knows=_PLANS,
-    ),
+    Point(("decode",), _MAKE, "after", pin_decode, "self model_runner"),
+    Point(("decode", "guard"), _BEGIN, "around", begin_forward, _LENGTHS, _PLANS),
     Point(("capture",), _FORWARD, "before", capture_step, "self forward_batch"),
 )
 """Read in all releases from 0.5.11 to 0.5.23; tests hold it to the wheels of both."""

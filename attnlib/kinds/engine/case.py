@@ -47,11 +47,7 @@ SIDE_BY_SIDE = {
     for attention in START
 }
 """Attention backend -> the arms that take turns in one process of the driver `steps`."""
-EXACT = {
-    "sglang-eager": "sglang",
-    "sglang-fused": "sglang",
-    "sglang-layer": "sglang-one-launch",
-}
+EXACT = {"sglang-eager": "sglang", "sglang-fused": "sglang"}
 """Arm -> the arm whose tokens and logits it must have, bit by bit, where they take turns."""
 IN_TURNS = "in turns"
 """In `reported_backend` of records whose steps alternate with those of other arms."""

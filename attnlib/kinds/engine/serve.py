@@ -60,17 +60,12 @@ RUNNERS = ("decode_cuda_graph_runner", "graph_runner")
 """Names of a ModelRunner's graphs, the later one first."""
 
 
-def context_of(setup: dict[str, Any]) -> int:
-    """The longest request that SGLang is started for."""
-    return int(setup["context"] or CONTEXT[setup["attention"]])
-
-
 def server_options(setup: dict[str, Any]) -> dict[str, Any]:
     """SGLang's `ServerArgs` for the model folder, attention backend and GPUs of `setup`."""
     options = {
         "model_path": setup["model"],
         "attention_backend": setup["attention"],
-        "context_length": context_of(setup),
+        "context_length": setup["context"] or CONTEXT[setup["attention"]],
         "max_total_tokens": POOL_TOKENS,
         "load_format": "dummy",
         "dtype": "bfloat16",
@@ -168,8 +163,9 @@ class Steps:
         except ModuleNotFoundError:  # before 0.5.15
             import sglang.bench_one_batch as bench
         self.bench = bench
-        self.max_context = context_of(setup)
-        self.runner = load(bench, server_args(bench, setup))
+        args = server_args(bench, setup)
+        self.max_context = args.context_length
+        self.runner = load(bench, args)
         self.model = self.runner.torch_runner
         self.graphs = GraphSets(self.model)
         self.start = dict(STATE.arms)
