@@ -1,17 +1,19 @@
 """One sweep per GPU: a file lock that two sweeps on one GPU cannot both hold.
 
 Two sweeps at once would time each other. The lock is `flock` on a file in the temporary folder,
-where two checkouts meet. The kernel gives it up when the last process that holds it is gone, in
-whatever way. A worker holds its sweep's lock too (`jobs`), so a sweep that was killed keeps the GPU
-until the last of its workers has ended: in milliseconds, unless it sits in a call of the GPU.
+where two checkouts meet. The kernel gives it up when the last process that holds it is gone. A
+worker holds its sweep's lock too (`jobs`), so a killed sweep keeps the GPU until its last one ends.
 """
 
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+TRIES, POLL_S = 60, 0.05  # for the last worker of a killed sweep to end
 
 
 def lock_path(gpu_id: str) -> Path:
@@ -23,19 +25,22 @@ def lock_path(gpu_id: str) -> Path:
 def hold_gpu(gpu_id: str) -> Iterator[int]:
     """Hold the GPU for the block; gives the file descriptor, for workers to hold as well.
 
-    Raises RuntimeError that names the holder's process id.
+    Raises RuntimeError that names the holder's process id if it is not free in three seconds.
     """
     path = lock_path(gpu_id)
     file = _open(path)
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        for _ in range(TRIES):
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(POLL_S)
+        else:
             holder = os.pread(file, 20, 0).decode() or "unknown"
             raise RuntimeError(
                 f"GPU {gpu_id!r} must be measured by one sweep at a time, "
                 f"process {holder} or its last worker holds {path}"
-            ) from None
+            )
         os.ftruncate(file, 0)
         os.pwrite(file, str(os.getpid()).encode(), 0)
         yield file

@@ -1,8 +1,7 @@
 """Decode steps of SGLang 0.5.23 (torch 2.14.1): metadata and schedule, arm against arm.
 
 From 0.5.15 on SGLang's metadata kernel is launched over the page table of the whole configured
-context (`--context-length`), not of the step's longest request. A saving is read as in
-`engine_step`.
+context (`--context-length`), not of the step's longest request.
 """
 
 from dataclasses import replace
@@ -29,8 +28,7 @@ STUDY = Study(
     ceilings=(),
 )
 TWO_SETS = "nvidia-h100-80gb-hbm3-0ebd715c"
-"""The machine with `SHORTER`, and with the schedule in layers in turns with the other arms: its
-graphs were a second set in the same process."""
+"""The machine with `SHORTER`, and with a second set of graphs (`LAYER`) in the same process."""
 ALL = CASES + SHORTER
 COMPARED = ((NOW, EAGER, ALL), (NOW, LAYER, ALL), (FUSED, NOW, ALL), (ONE_LAUNCH, NOW, ALL))
 """For `engine_step.savings`."""

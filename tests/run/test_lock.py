@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from support.studies import SPEC, grid_of, study_of
 
 from attnlib.kinds.decode.case import DecodeCase
+from attnlib.run import lock
 from attnlib.run.lock import hold_gpu, lock_path
 from attnlib.run.study import Sweep
 
@@ -65,14 +65,15 @@ def test_a_block_that_raises_lets_go():
                 raise KeyError
 
 
-def test_a_holder_that_is_killed_lets_go_when_its_last_worker_has_ended():
+def test_a_holder_that_is_killed_lets_go_when_its_last_worker_has_ended(monkeypatch):
     with holder("demo", "worker") as first:
         first.kill()
         first.wait()
-        with pytest.raises(RuntimeError, match=f"process {first.pid} or its last worker holds"):
-            with hold_gpu("demo"):
-                pytest.fail("held by two")
-        time.sleep(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(lock, "TRIES", 2)
+            with pytest.raises(RuntimeError, match=f"process {first.pid} or its last worker holds"):
+                with hold_gpu("demo"):
+                    pytest.fail("held by two")
         with hold_gpu("demo"):
             pass
 

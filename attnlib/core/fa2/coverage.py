@@ -1,9 +1,8 @@
 """Does the plan in a wrapper of FlashInfer's fa2 cover the lengths of a call?
 
-A captured graph replays the plan that lies in its workspace. Where a step's lengths are not those
-that were planned, blocks read the chunks of another step, and the output is wrong without an error:
-TensorRT-LLM #18769 captured 8,192 tokens beside seven requests of one, replayed 8 x 4,096, and read
-320 tokens of seven requests. A shorter request is read whole, so only longer ones are cut short.
+A captured graph replays the plan that lies in its workspace. Where a request is longer than it was
+planned, its blocks read a part of it, without an error: TensorRT-LLM #18769 captured 8,192 tokens
+beside seven requests of one, replayed 8 x 4,096, and read 320 tokens of seven requests.
 """
 
 from typing import Any

@@ -211,7 +211,7 @@ class Steps:
         return tokens, batch
 
     def _fill(self) -> None:
-        """Normal values in the cache: those of made-up weights are too small to matter."""
+        """Normal values in the cache: what made-up weights write is too small to matter."""
         pool = self.model.token_to_kv_pool
         values = torch.Generator(pool.k_buffer[0].device).manual_seed(0)
         for buffer in (*pool.k_buffer, *pool.v_buffer):
