@@ -6,8 +6,8 @@ torch and Triton only, so that file is loaded alone. Read in the releases:
 | release | file | arguments |
 |---|---|---|
 | 0.5.14 | srt/layers/attention/triton_ops/metadata.py | the two kernels as merged in 0.5.10 |
-| 0.5.16 and 0.5.18 | kernels/ops/attention/metadata.py | live pages only from 0.5.18 on |
-| from 0.5.21 | the same | `strided_indices` is gone |
+| from 0.5.16 | kernels/ops/attention/metadata.py | live pages only from 0.5.17 on |
+| from 0.5.19 | the same | `strided_indices` is gone |
 | 0.5.23 | the same | one kernel; the map of the window's slots, not the pool that holds it |
 """
 
