@@ -468,6 +468,19 @@ def test_the_guard_is_put_in_by_its_variable_and_checks_one_plan_in_a_hundred(
         replay(backend, LENS)
     assert checked == [[1, 1, 1], LENS.tolist()]
     assert "attnlib: request 1 is cut short" in caplog.messages
+    captured(backend)  # another wrapper, such as that of a sliding window, has its own turn
+    assert checked[2:] == [[1, 1, 1]]
+
+
+def test_a_guard_that_logs_does_not_end_the_engine_for_a_plan_that_is_not_fa2s(
+    loaded, caplog, monkeypatch
+):
+    monkeypatch.setattr(guards, "guard", lambda engine, **words: None)
+    of_cuda_cores = lambda self, *_, **__: setattr(self, "_plan_info", [0] * 10)  # noqa: E731
+    monkeypatch.setattr(fakes.Wrapper, "begin_forward", of_cuda_cores)
+    engine = loaded(GUARD="log")
+    captured(engine.FlashInferAttnBackend(engine.ModelRunner()))
+    assert any("must have a plan of fa2 (15 integers), got one of 10" in m for m in caplog.messages)
 
 
 def test_what_cannot_be_switched_says_why(loaded):

@@ -27,8 +27,7 @@ from .capture import Step
 logger = logging.getLogger(__name__)
 OWN = "attnlib"
 """Our attribute of SGLang's metadata of a batch size, and of FlashInfer's wrappers."""
-GUARD_EVERY = 100
-"""The guard copies a plan's words to the host, which waits for the GPU."""
+GUARD_EVERY = 100  # the guard copies a plan's words to the host, which waits for the GPU
 PLAIN = (
     "v2p_page_table kernel_page_multiplier src_is_read_table swa_src_table skip_page_table "
     "full_v2p swa_v2p zero_tail"
@@ -194,7 +193,8 @@ def _decodes_in_graphs(server_args: Any) -> bool:
 def begin_forward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     """Around page arrays and plan of one wrapper: SGLang's once, then ours if it has a graph.
 
-    With the guard on, one plan of a graph in `GUARD_EVERY` is held to the lengths on the GPU.
+    With the guard on, one plan in `GUARD_EVERY` of each wrapper with a graph, not of drafts, is
+    held to the lengths on the GPU as it is made: a replay without a new plan is not seen here.
     """
     call = named(original, args, kwargs)
     updater, wrapper = call["self"], call["wrapper"]
@@ -225,17 +225,17 @@ def begin_forward(original: Callable[..., None], *args: Any, **kwargs: Any) -> N
             req_to_token=pool.req_to_token,
             fence=False,
         )
-    if "guard" in STATE.arms and wrapper.is_cuda_graph_enabled:
+    if "guard" in STATE.arms and wrapper.is_cuda_graph_enabled and call.get("spec_info") is None:
         _guard_plan(wrapper, call["paged_kernel_lens"])
 
 
 def _guard_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
-    STATE.calls["guard, plans"] += 1
-    if (STATE.calls["guard, plans"] - 1) % GUARD_EVERY:
+    STATE.calls[name := f"guard, plans of wrapper {id(wrapper)}"] += 1
+    if (STATE.calls[name] - 1) % GUARD_EVERY:
         return
     try:
         require_plan(wrapper, seq_lens)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         if STATE.arms["guard"] == "raise":
             raise
         logger.error("attnlib: %s", error)
