@@ -136,13 +136,7 @@ def sources_of(model: str) -> list[tuple[str, str]]:
         pairs += [(study.name, machine) for machine in machines]
     layer = _recorded_as(model)
     pairs = [pair for pair in pairs if layer in _models(*pair, store.stamp(*pair))]
-    return _of_machine("ATTNLIB_MACHINE", os.environ.get("ATTNLIB_MACHINE", ""), pairs)
-
-
-def _of_machine(name: str, wish: str, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The pairs whose machine has `wish` in its name; ValueError lists the machines."""
-    kept = store.machines_named(name, wish, [machine for _, machine in pairs])
-    return [pair for pair in pairs if pair[1] in kept]
+    return store.on_machine("ATTNLIB_MACHINE", os.environ.get("ATTNLIB_MACHINE", ""), pairs)
 
 
 def _recorded_as(model: str) -> str:
@@ -185,7 +179,7 @@ def find_source(
     if records:
         require_word("records", records, list(dict.fromkeys((LIVE, *(name for name, _ in pairs)))))
         pairs = [pair for pair in pairs if pair[0] == records]
-    pairs = _of_machine("machine", machine, pairs)
+    pairs = store.on_machine("machine", machine, pairs)
     best = max(pairs, key=lambda pair: _serves(pair, model, wishes))
     return Source(*best, store.load(*best))
 

@@ -60,12 +60,13 @@ def machines(study: str, suffixes: Iterable[str] = (".parquet", ".jsonl")) -> li
     return sorted({path.parent.name for path in files if (seen := _stat(path)) and seen.st_size})
 
 
-def machines_named(name: str, wish: str, among: Iterable[str]) -> list[str]:
-    """The machines with `wish` in their name; ValueError for `name` lists them if there is none."""
-    have = list(dict.fromkeys(among))
-    kept = [machine for machine in have if wish.lower() in machine]
-    if have and not kept:
-        raise ValueError(f"{name} must be one of {', '.join(have)}, or a part of it, got {wish!r}")
+def on_machine(name: str, wish: str, sources: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The (study, machine) pairs with `wish` in the machine; else a ValueError for `name`."""
+    pairs = list(sources)
+    kept = [pair for pair in pairs if wish.lower() in pair[1]]
+    if pairs and not kept:
+        names = ", ".join(dict.fromkeys(machine for _, machine in pairs))
+        raise ValueError(f"{name} must be one of {names}, or a part of it, got {wish!r}")
     return kept
 
 

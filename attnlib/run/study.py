@@ -165,7 +165,9 @@ def machine_shown(study: str, device: str, published: str) -> str:
         return machine_slug(describe(device))
     machines = store.machines(study)
     if wish := os.environ.get("ATTNLIB_MACHINE"):
-        fitting = store.machines_named("ATTNLIB_MACHINE", wish, machines) or [wish]
+        sources = [(study, machine) for machine in machines]
+        fitting = [machine for _, machine in store.on_machine("ATTNLIB_MACHINE", wish, sources)]
+        fitting = fitting or [wish]
         return published if published in fitting else fitting[0]
     if not published:
         what = (

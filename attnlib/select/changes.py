@@ -58,12 +58,14 @@ def changes(
     require_word("model", model or MLA, (*MODELS, MLA))
     for mode in modes:
         require_word(f"mode of {library.name}", mode, library.modes)
-    asked = list(modes or library.modes)
+    compared_modes = list(modes or library.modes)
     if layer is not None and not modes:
-        asked = [mode for mode in asked if mode not in LATENT_MODES]
-    able = [mode for mode in asked if policy in library.policies_for(mode)]
+        compared_modes = [mode for mode in compared_modes if mode not in LATENT_MODES]
+    able = [mode for mode in compared_modes if policy in library.policies_for(mode)]
     if not able:
-        names = dict.fromkeys(name for mode in asked for name in library.policies_for(mode))
+        names = dict.fromkeys(
+            name for mode in compared_modes for name in library.policies_for(mode)
+        )
         require_word(f"policy of {library.name}", policy, tuple(names))
     dtypes = {name: pair for name, pair in DTYPES.items() if name != "FP8" or not library.calls}
     if layer is not None or {"dtype", "kv_dtype"} & {*fields}:

@@ -346,9 +346,8 @@ def _replay(comparison: Comparison, items: list[Item], layers: Sequence[Layer]) 
         if set(comparison.both) <= {release for grid in study.grids for release in grid.releases}:
             names.append(study.name)
     sources = [(name, machine) for name in names for machine in store.machines(name)]
-    wish, machines = os.environ.get("ATTNLIB_MACHINE", ""), [machine for _, machine in sources]
-    kept = store.machines_named("ATTNLIB_MACHINE", wish, machines)
-    sources = [(name, machine) for name, machine in sources if machine in kept]
+    wish = os.environ.get("ATTNLIB_MACHINE", "")
+    sources = store.on_machine("ATTNLIB_MACHINE", wish, sources)
     backends = {item.backend for item in items}
     for name, machine in sources:
         records = store.find(name, machine)

@@ -104,5 +104,5 @@ def test_ranks_and_graphs_are_asked_where_a_release_has_them(wheel):
         ranks = source(archive, "sglang.srt.runtime_context")
         assert "def get_parallel(" in ranks and {"attn_tp_rank", "attn_tp_size"} <= names_of(ranks)
     assert "def is_dp_attention_enabled(" in source(archive, "sglang.srt.layers.dp_attention")
-    plain = {*sglang_hooks.PLAIN.split()}
+    plain = {*sglang_hooks.PLAIN}
     assert not plain & {*sglang.points_of(release)[1].reads.split()}

@@ -31,7 +31,7 @@ GUARD_EVERY = 100  # the guard copies a plan's words to the host, which waits fo
 PLAIN = (
     "v2p_page_table kernel_page_multiplier src_is_read_table swa_src_table skip_page_table "
     "full_v2p swa_v2p zero_tail"
-)
+).split()
 """Parameters of `normal_decode_set_metadata` for pools that our kernels do not know: where one is
 not at its default, SGLang's own kernel runs, and is counted."""
 
@@ -61,7 +61,7 @@ def set_metadata(original: Callable[..., None], *args: Any, **kwargs: Any) -> No
     call = named(original, args, kwargs)
     arm = "" if STATE.backend is None or call["seq_len_delta"] else STATE.arms["metadata"]
     defaults = _defaults(original)
-    if any(call[name] is not defaults[name] for name in PLAIN.split() if name in call):
+    if any(call[name] is not defaults[name] for name in PLAIN if name in call):
         STATE.calls["metadata: a pool that only SGLang knows"] += 1
         arm = ""
     if not arm:
@@ -230,7 +230,8 @@ def begin_forward(original: Callable[..., None], *args: Any, **kwargs: Any) -> N
 
 
 def _guard_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
-    STATE.calls[name := f"guard, plans of wrapper {id(wrapper)}"] += 1
+    name = f"guard, plans of wrapper {id(wrapper)}"
+    STATE.calls[name] += 1
     if (STATE.calls[name] - 1) % GUARD_EVERY:
         return
     try:
@@ -338,7 +339,7 @@ _TENSORS = (
     "cache_seqlens_int32 cu_seqlens_k page_table req_to_token req_pool_indices max_seq_pages "
     "seq_lens seq_len_delta page_size swa_page_table"
 )
-_POOLS = f"strided_indices token_to_kv_pool full_to_swa_index_mapping {PLAIN}"
+_POOLS = f"strided_indices token_to_kv_pool full_to_swa_index_mapping {' '.join(PLAIN)}"
 _STEP = "self forward_batch in_capture"
 _LENGTHS = "self wrapper paged_kernel_lens"
 _PLANS = (
