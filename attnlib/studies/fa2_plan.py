@@ -3,7 +3,7 @@
 A wave is the requests that fill the GPU's slots, one block of each request and KV head in a slot.
 Lengths are drawn by a seed that each layout has; a longest request is halved until K and V of its
 batch fit `MOST_KV_BYTES`. The records are of the planner before November 2026, which chose by
-another model; how the present one would choose in them is computed from them (`sweep_losses`).
+another model.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from ..draw import charts, style
 from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase
 from ..kinds.lengths import sample_seq_lens
-from ..kinds.plan.case import PlanCase, sample_plan_lens
+from ..kinds.plan.case import PlanCase
 from ..kinds.step.case import StepCase
-from ..run.frame import good_rows
 from ..run.study import Grid, Study
 
 HEADS = (
@@ -98,22 +97,8 @@ OTHERS = tuple(
 )
 
 
-def in_turn(layouts: tuple[int, ...], turns: int) -> tuple[DecodeCase, ...]:
-    """Every kind `turns` times, the layouts in turn."""
-    places = list(enumerate(KINDS * turns))
-    return tuple(SERVED[kind, layouts[place % len(layouts)]] for place, kind in places)
-
-
-ALL_LAYOUTS = tuple(range(len(HEADS)))
-COLD = in_turn(ALL_LAYOUTS, 2)
-SMALL = (SERVED["four", 4], SERVED["four", 7], SERVED["chat of 64", 7], *OTHERS[10:])
-"""Batches that the L2 holds, and the shortest calls."""
-SIMPLE_GROUPS = tuple(
-    layout for layout, (qo, kv) in enumerate(HEADS) if qo // kv in (1, 2, 3, 4, 8)
-)
-"""Layouts that the CUDA cores take in every release."""
-ON_CUDA_CORES = in_turn(SIMPLE_GROUPS, 2)
-EAGER = in_turn(ALL_LAYOUTS, 1)
+AGAIN = tuple(SERVED[kind, turn] for turn, kind in enumerate(KINDS))
+"""Measured twice: every kind once, the layouts in turn."""
 
 VARIANTS = (
     AttnSpec(32, 8, 64, 16),
@@ -174,25 +159,18 @@ STUDY = Study(
     name="fa2_plan",
     question="How much does FlashInfer's decode gain from a better plan, made on the GPU?",
     grids=(
-        Grid(COLD, RIVALS, timers=("graph", "graph-cold"), rounds=ROUNDS),
-        Grid(tuple(c for c in SMALL if c not in COLD), BOTH, timers=("graph-cold",), rounds=ROUNDS),
         Grid(REALISTIC, RIVALS, rounds=ROUNDS),
-        Grid((*VERIFIES, *OTHER_VERIFIES), SEVERAL, timers=("graph", "profiler"), rounds=4),
+        Grid((*VERIFIES, *OTHER_VERIFIES), SEVERAL, rounds=4),
         Grid((*PLANS[16], *PLANS[1]), PLANNING, rounds=4),
         Grid(STEPS, IN_STEPS, timers=("eager",), rounds=4),
         Grid(OTHERS, RIVALS, rounds=4),
-        Grid(ON_CUDA_CORES, ("flashinfer-cuda-cores",), rounds=4),
         Grid(VARIANT_CASES, BOTH, rounds=4),
-        Grid(EAGER, BOTH, timers=("profiler",), rounds=4),
-        Grid(PLANS[16][::2], ("fa2-plan",), timers=("eager",), rounds=4, isolated=True),
-        Grid(COLD[:8], (), timers=("graph", "graph-cold"), rounds=ROUNDS, again=BOTH[:1]),
-        Grid(VERIFIES[::6], (), timers=("graph", "profiler"), rounds=4, again=SEVERAL[:1]),
+        Grid(AGAIN, (), rounds=ROUNDS, again=BOTH[:1]),
+        Grid(VERIFIES[::6], (), rounds=4, again=SEVERAL[:1]),
         Grid((*PLANS[16], *PLANS[1][:2]), (), rounds=4, again=PLANNING[:1]),
         Grid(STEPS, (), timers=("eager",), rounds=4, again=IN_STEPS[1:]),
-        Grid(EAGER, (), timers=("profiler",), rounds=4, again=BOTH[:1]),
         Grid((*REALISTIC[:8], SERVED["one long", 3]), BOTH, rounds=3, headline=True),
-        Grid(COLD[:3], BOTH, timers=("graph-cold",), rounds=3, headline=True),
-        Grid(VERIFIES[:4], SEVERAL, timers=("graph", "profiler"), rounds=3, headline=True),
+        Grid(VERIFIES[:4], SEVERAL, rounds=3, headline=True),
         Grid(VARIANT_CASES[1 :: len(KINDS)], BOTH, rounds=3, headline=True),
         Grid(PLANS[16][::2], PLANNING, rounds=3, headline=True),
         Grid(STEPS[1:3], IN_STEPS, timers=("eager",), rounds=3, headline=True),
@@ -202,7 +180,6 @@ STUDY = Study(
 )
 
 LIBRARY, OURS, FLASH_ATTN_3 = RIVALS
-CHUNK = "fa2-chunk"
 LIBRARY_PLAN, OUR_PLAN = "FlashInfer's plan", "our plan"
 
 
@@ -220,41 +197,6 @@ def chunks_of(case: DecodeCase, num_sms: int) -> dict[str, int]:
     shape = PlanShape.of(case.spec, lens, num_sms)
     choice = choose(shape, lens)
     return {LIBRARY_PLAN: int(choice.chunks[-1]), OUR_PLAN: choice.chunk}
-
-
-def sweep_losses(frame: pd.DataFrame) -> pd.DataFrame:
-    """Per batch of the study `fa2_chunks`: the best chunk swept, and the one we choose.
-
-    `us` is interpolated between the swept chunks around the choice (over log of the chunk), or that
-    of the nearest; `loss` is how much longer it takes than the best.
-    """
-    rows = good_rows(frame[frame.backend == CHUNK])
-    table = rows.assign(
-        batch=[replace(case, chunk=0) for case in rows.case], chunk=[c.chunk for c in rows.case]
-    )
-    losses = []
-    for case, part in table[table.chunk > 0].groupby("batch", sort=False):
-        times = part.groupby("chunk").run_us.median()
-        lens = sample_plan_lens(case)
-        shape = PlanShape.of(case.spec, lens, int(part.num_sms.iloc[0]), case.q_len)
-        chunk = choose(shape, lens).chunk
-        us = np.interp(np.log(chunk), np.log(times.index), times)
-        losses.append(
-            {
-                "batch": batch_of(case.decode),
-                "heads": case.spec.heads,
-                "head_dim": case.spec.head_dim,
-                "kv_dtype": case.spec.kv_dtype,
-                "q_len": case.q_len,
-                "requests": len(lens),
-                "best chunk": times.idxmin(),
-                "our chunk": chunk,
-                "best, us": times.min(),
-                "ours, us": us,
-                "loss": us / times.min() - 1,
-            }
-        )
-    return pd.DataFrame(losses).sort_values("loss", ascending=False, ignore_index=True)
 
 
 def schedule(lens: np.ndarray, chunk: int, kv_heads: int, slots: int) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Plans of fa2 in the worker: calls by a plan of any chunk, and planning alone, word for word."""
+"""Planning of fa2 in the worker, held to every word."""
 
 from dataclasses import replace
 
@@ -14,43 +14,14 @@ from attnlib.kinds.item import Item
 from attnlib.kinds.plan import measure as module
 from attnlib.kinds.plan.case import PlanCase
 from attnlib.kinds.plan.measure import BACKENDS, PlanSubject
-from attnlib.run.record import Record
 
 DECODE = DecodeCase(AttnSpec(8, 2, 64, 16), 5, 900, "retrieval")
-CASE = PlanCase(DECODE, chunk=256)
-PLANNING = BACKENDS[1:]
+CASE = PlanCase(DECODE)
 SMALL = PlanSubject(Bench("cpu", {"num_sms": 4}, {}))
 
 
-@pytest.mark.parametrize("chunk", [0, 192, 256, 960])
-@pytest.mark.parametrize("q_len", [1, 3])
-def test_a_call_by_a_plan_of_any_chunk_is_right_and_timed(q_len, chunk, fake_fa2):
-    case = PlanCase(DECODE, q_len, chunk)
-    record = measure(Item("fa2-chunk", "host", case))
-    assert (record.status, record.reason) == ("ok", "")
-    cost = case.call.cost
-    assert (record.work_per_call, record.oracle_rows) == (cost.io_bytes, 5 * q_len * 8)
-    assert Record.from_json(record.to_json()) == record
-
-
-def test_chunks_of_one_call_share_its_tensors_and_its_plan(fake_fa2):
-    subject = PlanSubject(Bench("cpu", {}, {}))
-    for chunk in (192, 0, 256):
-        fields = subject.measure(Item("fa2-chunk", "host", replace(CASE, chunk=chunk)))
-        assert fields["status"] == "ok"
-    assert len(fake_fa2) == 1
-    subject.measure(Item("fa2-chunk", "host", replace(CASE, q_len=2)))
-    assert len(fake_fa2) == 2
-
-
-def test_a_chunk_that_the_grid_has_no_room_for_is_an_error(fake_fa2):
-    record = measure(Item("fa2-chunk", "host", replace(CASE, chunk=1)))
-    assert (record.status, record.run_us) == ("error", ())
-    assert "chunk must cut into at most" in record.reason
-
-
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("backend", PLANNING)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_planning_alone_is_held_to_every_word(backend, page_size):
     case = PlanCase(replace(DECODE, spec=replace(DECODE.spec, page_size=page_size)), 2)
     fields = SMALL.measure(Item(backend, "host", case))
@@ -58,10 +29,8 @@ def test_planning_alone_is_held_to_every_word(backend, page_size):
     assert (fields["oracle_error"], fields["oracle_budget"], fields["oracle_rows"]) == (0.0, 0.0, 5)
 
 
-def test_a_plan_for_a_window_is_made_for_what_its_blocks_see(fake_fa2):
-    case = PlanCase(replace(DECODE, spec=replace(DECODE.spec, window=800)), chunk=256)
-    record = measure(Item("fa2-chunk", "host", case))
-    assert (record.status, record.reason) == ("ok", "")
+def test_a_plan_for_a_window_is_made_for_what_its_blocks_see():
+    case = PlanCase(replace(DECODE, spec=replace(DECODE.spec, window=800)))
     assert SMALL.measure(Item("fa2-plan", "host", case))["status"] == "ok"
     shapes = [PlanShape.of(layer.spec, np.array([900]), 4) for layer in (case, DECODE)]
     assert [(shape.window, shape.most_seen) for shape in shapes] == [(799, 815), (-1, 2**31 - 1)]
@@ -85,8 +54,8 @@ def test_one_wrong_word_of_a_plan_is_incorrect(output, monkeypatch):
 @pytest.mark.parametrize(
     ("backend", "timer", "words"),
     [
-        ("fa2", "host", "backend of a plan must be one of fa2-chunk, fa2-plan"),
-        ("fa2-chunk", "graph-cold", "timer must not need copies"),
+        ("fa2", "host", "backend of a plan must be one of fa2-plan, fa2-plan-alone"),
+        ("fa2-plan", "graph-cold", "timer must not need copies"),
     ],
 )
 def test_what_measures_no_plan_is_refused(backend, timer, words):
@@ -98,8 +67,7 @@ def test_what_measures_no_plan_is_refused(backend, timer, words):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("q_len", [1, 4])
 def test_on_a_gpu_every_plan_is_right_and_planning_is_one_launch(backend, q_len):
-    case = PlanCase(DecodeCase(AttnSpec(32, 8, 128, 16), 40, 20000, "one_long"), q_len, 1024)
+    case = PlanCase(DecodeCase(AttnSpec(32, 8, 128, 16), 40, 20000, "one_long"), q_len)
     record = measure(Item(backend, "graph", case), "cuda")
     assert record.status == "ok", record.reason
-    launches = sum(kernel["launches"] for kernel in record.kernels)
-    assert record.kernel_family == "fa2" if backend == "fa2-chunk" else launches == 1
+    assert sum(kernel["launches"] for kernel in record.kernels) == 1

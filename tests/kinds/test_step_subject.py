@@ -10,7 +10,6 @@ from attnlib.kinds.base import Bench
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.mismatch.case import MismatchCase
-from attnlib.kinds.plan.case import PlanCase
 from attnlib.kinds.step.case import StepCase
 from attnlib.kinds.step.fa2 import BACKENDS as ENGINE_STEPS
 from attnlib.kinds.step.measure import ALONE, BACKENDS, StepSubject
@@ -43,7 +42,6 @@ def measure_on_gpu(backend, timer):
     [
         ("flash-attn-3-step-once", STEP),
         ("flash-attn-3", MismatchCase("none", True)),
-        ("fa2-chunk", PlanCase(STEP.decode, chunk=256)),
     ],
 )
 def test_without_the_library_a_case_is_refused_with_what_to_install(backend, case, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from attnlib.core.spec import AttnSpec
 from attnlib.run.frame import COLUMNS
-from attnlib.studies import STUDIES, fa2_chunks, fa2_plan, plan_rivals, random_batches
+from attnlib.studies import STUDIES, fa2_plan, plan_rivals, random_batches
 
 pytestmark = pytest.mark.usefixtures("published_records")
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
@@ -18,7 +18,7 @@ def _earlier_layers():
     """(query heads, KV heads, page size) of all earlier draws and of the cases of the planner."""
     rows = random_batches.load_all()
     layers = set(zip(rows.num_qo_heads, rows.num_kv_heads, rows.page_size, strict=True))
-    for case in (*fa2_plan.STUDY.cases, *fa2_chunks.STUDY.cases):
+    for case in fa2_plan.STUDY.cases:
         spec = getattr(case, "spec", None) or case.decode.spec
         layers.add((spec.num_qo_heads, spec.num_kv_heads, spec.page_size))
     judged = ((32, 8), (8, 1), (16, 2), (64, 8), (28, 4))  # 70 batches drawn for the first judging

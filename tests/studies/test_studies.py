@@ -1,13 +1,9 @@
 """The studies: what they promise to cover, and that what is published is there and whole."""
 
-from collections import Counter
-from dataclasses import replace
-
 import pytest
 
-from attnlib.kinds.plan.case import PlanCase
 from attnlib.run import store
-from attnlib.studies import STUDIES, fa2_chunks, fa2_plan
+from attnlib.studies import STUDIES, fa2_plan
 from attnlib.studies.fa3_decode_regression import STUDY as REGRESSION
 
 ODD = ("fa2_plan", "xqa_rivals")
@@ -20,21 +16,12 @@ def test_plans_of_fa2_are_measured_for_every_layout_and_every_kind_of_batch_and_
     assert len(fa2_plan.REALISTIC) == len(fa2_plan.HEADS) * len(fa2_plan.KINDS) == 80
     verifies = fa2_plan.VERIFIES + fa2_plan.OTHER_VERIFIES
     assert (len(fa2_plan.VERIFIES), len(set(verifies))) == (48, 64)
-    served = (fa2_plan.REALISTIC, fa2_plan.COLD, fa2_plan.OTHERS, fa2_chunks.SWEPT_SERVED)
-    for cases in (*served, verifies):
+    for cases in (fa2_plan.REALISTIC, fa2_plan.OTHERS, verifies):
         assert len({case.spec.heads for case in cases}) == 10
         assert {case.spec.page_size for case in cases} == {1, 16, 64}
     decodes = [*fa2_plan.REALISTIC, *fa2_plan.OTHERS, *fa2_plan.VARIANT_CASES]
     decodes += [case.cached for case in verifies]
     assert max(case.cost.kv_bytes for case in decodes) <= fa2_plan.MOST_KV_BYTES
-
-
-def test_sweeps_have_few_chunks_of_whole_tiles_and_none_stands_in_two_groups():
-    swept = [case for sweep in fa2_chunks.SWEEPS.values() for case in sweep]
-    assert len(set(swept)) == len(swept) and all(isinstance(case, PlanCase) for case in swept)
-    assert all(case.chunk % 64 == 0 and case.chunk not in range(1, 128) for case in swept)
-    counts = Counter(replace(case, chunk=0) for case in swept)
-    assert 2 <= min(counts.values()) and max(counts.values()) == 1 + fa2_chunks.MOST_CHUNKS
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)

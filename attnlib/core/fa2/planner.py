@@ -40,7 +40,7 @@ from ..spec import INT32_MAX, require_int, require_page_size, require_word
 from .choice import MAX_TOKENS, PlanShape
 from .kernel import LAUNCHER, PlanTensors
 from .library import FA2_INFO, HEAD_DIMS, MIN_CHUNK, RELEASES, ROWS_SINCE, base_of
-from .words import WORD, PlanLayout, library_words, plan_words
+from .words import WORD, PlanLayout, library_words
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16)
 CACHE_DTYPES = (*QUERY_DTYPES, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -189,14 +189,6 @@ class Fa2Planner:
         self.wrapper._plan_info = self.info
         if fence:
             self._mark.zero_()
-
-    def plan_with(self, seq_lens: torch.Tensor, chunk: int) -> None:
-        """A plan with KV chunks of `chunk` tokens, made on the host for `seq_lens` [bs] there: to
-        try chunks. Raises as `plan_words` does."""
-        self._require_same_wrapper()
-        image = plan_words(self.shape, seq_lens.numpy(), chunk).image(len(self._words))
-        self._words.copy_(torch.from_numpy(image))
-        self.wrapper._plan_info = self.info
 
     def _require_same_wrapper(self) -> None:
         for name, before in zip(FIXED, self._fixed, strict=True):
