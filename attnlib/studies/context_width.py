@@ -62,9 +62,9 @@ def width_ratios(frame: pd.DataFrame) -> pd.DataFrame:
         middle |= {"median": table.ratio.median(), "worst": table.ratio.max()}
         counts = {word: int((table.verdict == word).sum()) for word in ("faster", "slower")}
         line = {"time of": name, "over": base, "cases": len(table), **middle, **counts}
-        line |= {"widest": widest.ratio.iloc[0], "95 % CI": intervals(widest)[0]}
+        line |= {"widest": widest.ratio.iloc[0], "95 % CI": intervals(widest, 3)[0]}
         lines.append(line | {"verdict": widest.verdict.iloc[0]})
-    return pd.DataFrame(lines).round(2)
+    return pd.DataFrame(lines).round(3)
 
 
 def width_chart(frame: pd.DataFrame, batch_size: int = 128) -> charts.Figure:
