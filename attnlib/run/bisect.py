@@ -279,10 +279,11 @@ def _in_order(good: str, bad: str) -> tuple[str, str]:
 
 
 def _require_askable(study: Study, case: Case, package: str, backend: str, *, rounds: int) -> None:
-    packages = {name: COMPARED.get(name.partition("-")[0]) for name in BACKENDS}
+    names = [*BACKENDS, *(name for grid in study.grids for name in grid.backends)]
+    packages = {name: COMPARED.get(name.partition("-")[0]) for name in names}
     known = list(dict.fromkeys(filter(None, packages.values())))
     require_word("package", package, known)
-    able = [name for name in BACKENDS if packages[name] == package]
+    able = [name for name in packages if packages[name] == package]
     require_word(f"backend for {package}", backend, able)
     require_int("rounds", rounds)
     study.case_named(case.key)

@@ -24,6 +24,7 @@ MIXED_HALF = {"dtype": "float16", "kv_dtype": "float8_e4m3fn"}
 MIXED = AttnSpec(16, 2, 128, 64, "bfloat16", "float8_e4m3fn")
 DECODE = DecodeCase(MIXED, 7, 99, "skewed", 3)
 METADATA = MetadataCase("decode", 32, 16, 8200, seq_len_delta=3, swa=True)
+WIDE = replace(METADATA, context=9000)
 STEP = StepCase(DecodeCase(AttnSpec(16, 2, 128, 64), 4, 900, "ragged"), 64)
 MISMATCH = MismatchCase("head-counts", True)
 MLA = MlaCase(MlaSpec(16, 2048, 64, "fp8-656"), 8, 32768, "ragged", 3)
@@ -36,7 +37,7 @@ EVERY = (DECODE, METADATA, STEP, MISMATCH, MLA, EXTEND, PLAN, ENGINE)
 """A case of every kind."""
 MORE = [extend_case(CACHED, *pair) for pair in MASKS]
 SWA = replace(CACHED, spec=replace(CACHED.spec, window=40))
-MORE += [SWA, PlanCase(SWA), StepCase(SWA, 4)]
+MORE += [SWA, PlanCase(SWA), StepCase(SWA, 4), WIDE]
 MORE += [DecodeCase(AttnSpec(8, 2, 128, 1), 4, 100), MlaCase(MlaSpec(128), 1, 100)]
 
 
@@ -92,6 +93,7 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
         (METADATA, "lengths", "long", "one of fixed, ragged, skewed, .*, got 'long'"),
         (METADATA, "batch_size", 0, "an integer >= 1, got 0"),
         (METADATA, "page_size", 3, "a power of two, got 3"),
+        (METADATA, "context", 8199, "an integer >= 8200, got 8199"),
         (STEP, "layers", 0, "an integer >= 1, got 0"),
         (MLA, "num_qo_heads", 0, "an integer >= 1, got 0"),
         (MLA, "top_k", -1, "an integer >= 0, got -1"),
@@ -135,6 +137,7 @@ MLA_USUAL = MlaCase(MlaSpec(128), 1, 100)
         (SUNK, "64/8 d64 bfloat16 page 16 window 9 sinks batch 4 kv_len 99", SUNK.key),
         (MetadataCase("decode", 1, 1, 128), "decode batch 1 page 1 ctx 128", ""),
         (METADATA, "decode batch 32 page 16 ctx 8200 seq_len_delta 3 swa True", ""),
+        (WIDE, f"{METADATA.label} context 9000", ""),
         (MLA, "mla 16 heads top 2048 fp8-656 page 64 batch 8 kv_len 32768 ragged seed 3", ""),
         (MLA_USUAL, "mla 128 heads dense bfloat16 page 64 batch 1 kv_len 100", ""),
         (
@@ -156,7 +159,10 @@ def test_names_say_only_what_is_unusual_after_the_shape(case, label, key):
 
 
 def test_facts_follow_from_the_fields():
-    assert METADATA.max_pages == 513
+    assert (METADATA.max_pages, METADATA.width) == (513, 8200)
+    assert (WIDE.max_pages, WIDE.width, WIDE.kv_len) == (563, 9000, 8200)
+    assert WIDE.fetched_bytes == METADATA.fetched_bytes
+    assert {*WIDE.to_dict()} - {*METADATA.to_dict()} == {"context"}  # older records lack it
     assert MlaSpec(128).softmax_scale == pytest.approx(0.0721687836)
     assert (MlaSpec(128).token_bytes, MLA.spec.token_bytes) == (1152, 656)
 

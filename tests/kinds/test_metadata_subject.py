@@ -19,10 +19,16 @@ EAGER = Item("metadata-eager", "host", CASE)
 OURS = [name for name in BUILDERS if name != "sglang-metadata"]
 WINDOWED = replace(CASE, swa=True)
 PAGES = MetadataCase("kv_indices", 5, 4, 70, pool_size=9)
+WIDE = replace(WINDOWED, context=300, lengths="41+9+60+1+70")
 
 
 @pytest.mark.parametrize(
-    ("backend", "case"), [*product(OURS, [CASE, WINDOWED]), *product(OURS[1:], [PAGES])], ids=str
+    ("backend", "case"),
+    [
+        *product(OURS, [CASE, WINDOWED, WIDE]),
+        *product(OURS[1:], [PAGES, replace(PAGES, context=300)]),
+    ],
+    ids=str,
 )
 def test_a_right_builder_gets_times_and_an_exact_check(backend, case):
     record = measure(Item(backend, "host", case))
@@ -59,6 +65,31 @@ def test_without_sglang_its_kernel_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setattr("attnlib.kinds.metadata.sglang.unavailable", lambda: "pip install it")
     record = measure(Item("sglang-metadata", "host", CASE))
     assert (record.status, record.reason) == ("refused", "pip install it")
+
+
+@pytest.mark.parametrize(
+    ("release", "longest", "pages"),
+    [("0.5.14", 64, 16), ("0.5.14", 65, 17), ("0.5.15", 64, 75), ("0.5.23", 64, 75)],
+)
+def test_sglang_copies_the_longest_requests_pages_or_from_0_5_15_on_the_whole_width(
+    release, longest, pages, monkeypatch
+):
+    """The stand-in copies all it is told to, as the kernels before 0.5.17 do."""
+    told = []
+
+    def original(lens, ends, table, tokens, rows, columns, seq_lens, delta, page_size):
+        lens.copy_(seq_lens + delta)
+        ends[0], ends[1:] = 0, lens.cumsum(0)
+        table[:, :columns] = tokens[rows, : columns * page_size : page_size] // page_size
+        told.append((columns, tuple(table.shape), tokens.shape[1]))
+
+    monkeypatch.setattr(sglang, "unavailable", lambda: "")
+    monkeypatch.setattr(sglang, "installed_version", lambda name: release)
+    monkeypatch.setattr(sglang, "_function", lambda: (original, ()))
+    case = replace(CASE, context=300, max_ctx=longest, lengths=f"41+9+60+1+{longest}")
+    record = measure(Item("sglang-metadata", "host", replace(case, seq_len_delta=1)))
+    assert (record.status, record.reason) == ("ok", "")
+    assert set(told) == {(pages, (5, 75), 300)}
 
 
 @pytest.mark.parametrize("argument", ["token_to_kv_pool", "full_to_swa_index_mapping"])

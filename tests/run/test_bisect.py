@@ -22,7 +22,7 @@ from attnlib.run.lock import hold_gpu
 from attnlib.run.pairs import SPARE_ROUNDS
 from attnlib.run.record import STATUSES
 from attnlib.run.study import Grid, Study
-from attnlib.studies import STUDIES
+from attnlib.studies import STUDIES, context_width
 
 PACKAGE = "flashinfer-python"
 CASE = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 40)
@@ -273,6 +273,26 @@ def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatc
     assert "first slower release: 0.6.1" in out and out.endswith(" ".join(given))
     assert overlay_for.call_args.args[2][f"{PACKAGE}==0.6.1"] == tmp_path / "0.6.1"
     assert not any(str(tmp_path) in r.command for r in store.read("bisect_demo", SLUG))
+
+
+def test_kernels_of_metadata_are_searched_through_the_releases_of_their_own_library(
+    lab, fails, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(releases, "index_releases", lambda package: pytest.fail("index asked"))
+    names = ["0.5.14", "0.5.15", "0.5.15.post1", "0.5.16", "0.5.23"]
+    lab.us = dict.fromkeys(names[1:], 60.0)
+    given = []
+    for name in names:
+        folder = hand_made(tmp_path / name, "sglang", name)
+        given += ["--overlay", f"sglang=={name}={folder}"]
+    asked = {"package": "sglang", "good": names[0], "bad": names[-1], "rounds": "2"}
+    asked |= {"study": "context_width", "case": context_width.WIDEST.key}
+    assert cli.main([*command(**asked, backend="sglang-metadata"), *given]) == 0
+    assert "first slower release: 0.5.15\n" in capsys.readouterr().out
+    assert {item.backend for job in lab.jobs for item in job.items} == {"sglang-metadata"}
+    assert fails(*command(**asked)).endswith(
+        "backend for sglang must be one of sglang-metadata, got 'flashinfer-auto'"
+    )
 
 
 @pytest.mark.parametrize(

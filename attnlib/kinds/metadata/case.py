@@ -8,7 +8,7 @@ import numpy as np
 from ...core.gpu import FETCH_BYTES
 from ...core.spec import LENGTHS, require_int, require_lengths, require_page_size, require_word
 from ..cost import INT32_BYTES
-from ..form import NamedCase
+from ..form import NamedCase, later
 from ..lengths import sample_seq_lens
 
 BUILDERS = ("decode", "kv_indices")
@@ -19,9 +19,10 @@ class MetadataCase(NamedCase):
     """The metadata of one step: which arrays (`builder`), for how many requests, how long.
 
     Requests have `lengths` as in `DecodeCase`, up to `max_ctx` tokens. Their pool of request rows
-    has `pool_size` rows, or as many as there are requests if that is more; `max_pages` is the
-    table's whole width, as under CUDA graphs. `swa` adds the sliding window's table. `topk` and
-    `draft_tokens` are in the records' form, and no builder of today reads them.
+    has `pool_size` rows, or as many as there are requests if that is more. `context` is the longest
+    request that the engine was started for: rows and page table are as wide; 0: as `max_ctx`. `swa`
+    adds the sliding window's table. `topk` and `draft_tokens` are in the records' form, and no
+    builder of today reads them.
     """
 
     kind: ClassVar = "metadata"
@@ -36,12 +37,14 @@ class MetadataCase(NamedCase):
     topk: int = 1
     draft_tokens: int = 1
     seed: int = 0
+    context: int = later(0)
 
     def __post_init__(self) -> None:
         require_word("builder", self.builder, BUILDERS)
         require_lengths("lengths", self.lengths, self.batch_size, self.max_ctx, LENGTHS)
         for name in ("batch_size", "max_ctx", "pool_size", "topk", "draft_tokens"):
             require_int(name, getattr(self, name))
+        require_int("context", self.width, least=self.max_ctx)
         require_page_size(self.page_size)
 
     @property
@@ -64,9 +67,14 @@ class MetadataCase(NamedCase):
         return fetches * FETCH_BYTES + stored + lengths
 
     @property
+    def width(self) -> int:
+        """Tokens of a row of the request pool."""
+        return self.context or self.max_ctx
+
+    @property
     def max_pages(self) -> int:
         """Columns of the page table."""
-        return -(-self.max_ctx // self.page_size)
+        return -(-self.width // self.page_size)
 
     @property
     def label(self) -> str:

@@ -93,8 +93,11 @@ class MetadataSubject(Subject):
         self.bench.require_release(sglang.DISTRIBUTION, item.release)
         timer = run_timer(item.timer)
         call = self._prepared(item.case)
-        build = BUILDERS[backend][builder]
-        run = partial(build, **call.inputs, **call.outputs, **call.numbers)
+        build, numbers = BUILDERS[backend][builder], call.numbers
+        if backend == "sglang-metadata":
+            longest = max(map(len, call.wanted["page_table"]))
+            numbers = numbers | {"max_pages": sglang.pages_passed(longest, item.case.max_pages)}
+        run = partial(build, **call.inputs, **call.outputs, **numbers)
         with without_overlap() if backend == "metadata-fused-alone" else nullcontext():
             return call.measured(run, timer, float(item.case.fetched_bytes))
 
@@ -132,7 +135,7 @@ def _request_pool(case: MetadataCase, device: str) -> dict[str, torch.Tensor]:
     """What a step's metadata is computed from, on `device`.
 
     `seq_lens` [bs] int64, `req_pool_indices` [bs] int64, a shuffled choice of the pool's rows,
-    `req_to_token` [pool, max_ctx] int32, random KV slots, and with a window `swa_slot_map` [slots]
+    `req_to_token` [pool, width] int32, random KV slots, and with a window `swa_slot_map` [slots]
     int64, their places in the window's pool.
     """
     rows = max(case.batch_size, case.pool_size)
@@ -142,6 +145,6 @@ def _request_pool(case: MetadataCase, device: str) -> dict[str, torch.Tensor]:
     pool = {
         "seq_lens": lens.clamp_(min=1).to(device),
         "req_pool_indices": torch.from_numpy(chosen).to(device),
-        "req_to_token": torch.randint(SLOTS, (rows, case.max_ctx), dtype=torch.int32, **seeded),
+        "req_to_token": torch.randint(SLOTS, (rows, case.width), dtype=torch.int32, **seeded),
     }
     return pool | ({"swa_slot_map": torch.randperm(SLOTS, **seeded)} if case.swa else {})

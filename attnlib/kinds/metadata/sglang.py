@@ -5,10 +5,20 @@ torch and Triton only, so that file is loaded alone. Read in the releases:
 
 | release | file | arguments |
 |---|---|---|
-| 0.5.14 | srt/layers/attention/triton_ops/metadata.py | the two kernels as merged in 0.5.10 |
+| to 0.5.15.post1 | srt/layers/attention/triton_ops/metadata.py | two kernels, as merged in 0.5.10 |
 | from 0.5.16 | kernels/ops/attention/metadata.py | live pages only from 0.5.17 on |
 | from 0.5.19 | the same | `strided_indices` is gone |
 | 0.5.23 | the same | one kernel; the map of the window's slots, not the pool that holds it |
+
+The engine's `max_seq_pages` before a CUDA graph of a decode step is replayed, read in
+srt/layers/attention/flashattention_backend.py:
+
+| release | line | pages of |
+|---|---|---|
+| 0.5.14 | 2248 | the step's longest request, from the lengths on the host |
+| 0.5.15, 0.5.15.post1 | 2530 | the whole context: every row is copied to the table's width |
+| 0.5.16 | 2731 | the same |
+| 0.5.17, 0.5.20, 0.5.23 | 2771, 2745, 2973 | the same; a program past the live pages returns |
 """
 
 import importlib.util
@@ -22,6 +32,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from ...core.backends.table import installed_version
 from ...core.metadata.require import DecodeTensors
@@ -32,6 +43,7 @@ FILES = (
     "sglang/srt/layers/attention/triton_ops/metadata.py",
 )
 POOLS = "sglang.srt.mem_cache.swa_memory_pool"
+WHOLE_WIDTH_SINCE = Version("0.5.15")
 
 
 def unavailable() -> str:
@@ -41,6 +53,12 @@ def unavailable() -> str:
     if _file():
         return ""
     return f"{DISTRIBUTION} {version} has no file of its own for the kernel: needs >= 0.5.14"
+
+
+def pages_passed(longest: int, columns: int) -> int:
+    """The installed release's `max_seq_pages`, for the longest request's pages and the table's."""
+    whole = Version(installed_version(DISTRIBUTION)) >= WHOLE_WIDTH_SINCE
+    return columns if whole else longest
 
 
 def build_decode_metadata(

@@ -1,0 +1,84 @@
+"""What the configured context costs a step's metadata: SGLang, release by release, and ours.
+
+Requests of up to 2,500 tokens; the page table is as wide as `context`. Each kernel is told the
+pages that its engine tells it (`kinds.metadata.sglang`): 0.5.14 those of the step's longest
+request, later ones and ours the whole table's. Ratios are time over time; those of ours are without
+its overlap with the call before it, which is its own copy in a graph that repeats one call.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pandas as pd
+
+from ..draw import charts, style
+from ..kinds.metadata.case import MetadataCase
+from ..run.frame import intervals, over, times
+from ..run.study import Grid, Study
+from .decode_metadata import ALONE, FUSED, MERGED, SGLANG, TODAY, metadata_rows
+
+PAGES, CONTEXTS, BATCHES = (1, 16, 64), (8192, 32_768, 131_072), (16, 128)
+CASES = tuple(
+    MetadataCase("decode", batch, page, 2500, context=context)
+    for page, context, batch in product(PAGES, CONTEXTS, BATCHES)
+)
+WIDEST = MetadataCase("decode", 128, 1, 2500, context=131_072)
+OURS = ("metadata-fused", "metadata-fused-alone")
+RELEASES = ("0.5.14", "0.5.16", "0.5.17", "0.5.23")
+UNGUARDED, GUARDED = "SGLang 0.5.16", "SGLang 0.5.17"
+SGLANGS = (MERGED, UNGUARDED, GUARDED, TODAY)
+NAMES = (*SGLANGS, ALONE, FUSED)
+PAIRS = ((UNGUARDED, MERGED), (GUARDED, UNGUARDED), *((ALONE, name) for name in SGLANGS))
+
+STUDY = Study(
+    name="context_width",
+    question="What does the configured context cost the metadata of short requests?",
+    grids=(
+        Grid(CASES, SGLANG, RELEASES, rounds=2),
+        Grid(CASES, OURS, rounds=2),
+        Grid(CASES[::5], (), rounds=2, again=OURS[:1]),
+        Grid((WIDEST,), OURS, headline=True),
+    ),
+    reference_machine="",
+    ceilings=(),
+)
+
+
+def width_times(frame: pd.DataFrame) -> pd.DataFrame:
+    """Median time of each release and of ours, us: a row per case."""
+    table = times(metadata_rows(frame))
+    return table[["page_size", "context", "batch_size", *NAMES]].round(2)
+
+
+def width_ratios(frame: pd.DataFrame) -> pd.DataFrame:
+    """Time over time, a row per pair of `PAIRS`: over all cases, and at `WIDEST` its verdict."""
+    lines = []
+    for name, base in PAIRS:
+        table = over(metadata_rows(frame), name, base)
+        widest = table[table.case == WIDEST]
+        middle = {"geometric mean": np.exp(np.log(table.ratio).mean())}
+        middle |= {"median": table.ratio.median(), "worst": table.ratio.max()}
+        counts = {word: int((table.verdict == word).sum()) for word in ("faster", "slower")}
+        line = {"time of": name, "over": base, "cases": len(table), **middle, **counts}
+        line |= {"widest": widest.ratio.iloc[0], "95 % CI": intervals(widest, 3)[0]}
+        lines.append(line | {"verdict": widest.verdict.iloc[0]})
+    return pd.DataFrame(lines).round(3)
+
+
+def width_chart(frame: pd.DataFrame, batch_size: int = 128) -> charts.Figure:
+    """Time over the context, a panel per page size, a line per release and one of ours."""
+    rows = metadata_rows(frame)
+    rows = rows[rows.batch_size == batch_size]
+    titles = [f"page size {page}" for page in PAGES]
+    words = ("context, tokens", "us (log)")
+    figure, axes = charts.panels(titles, (11, 3.4), rows, words, share="y")
+    for axis, page in zip(axes, PAGES, strict=True):
+        part = rows[rows.page_size == page]
+        for name, look in style.looks(NAMES).items():
+            line = part[part.backend == name].groupby("context").run_us.median()
+            axis.plot(line, color=look.color, marker=look.marker, label=name, markersize=3)
+        style.log_axes(axis, "x", "y")
+    axes[0].legend(fontsize=7)
+    return figure
