@@ -41,7 +41,8 @@ STUDY = Study(
         Grid(CASES[::5], (), rounds=2, again=OURS[:1]),
         Grid((WIDEST,), OURS, headline=True),
     ),
-    reference_machine="",
+    reference_machine="nvidia-h200-7fb603f2",
+    bisect_machine="nvidia-h200-7fb603f2",
     ceilings=(),
 )
 
