@@ -73,9 +73,7 @@ def test_every_hook_point_has_the_parameters_that_are_read(wheel):
     release, archive = wheel
     points = sglang.points_of(release)
     assert {point.arms[0] for point in points} == {"metadata", "decode", "capture"}
-    assert [
-        words for p in points if (words := unfit(p, {*parameters(archive, p.path)}))
-    ] == []
+    assert [words for p in points if (words := unfit(p, {*parameters(archive, p.path)}))] == []
 
 
 @pytest.mark.parametrize("point", sglang.points_of(sglang.NEWEST), ids=lambda p: p.path)
