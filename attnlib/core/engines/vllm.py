@@ -12,14 +12,13 @@
 
 Decode needs the attention backend FLASHINFER with `use_trtllm_attention=false`, and refuses by name
 what it cannot have. An unknown word, or a release whose functions are not those of `POINTS`, ends
-the process; a later one whose functions are known runs, with one warning. Without a variable
-nothing is hooked. If VLLM_PLUGINS is set, it must name attnlib, or vLLM does not load it.
+the process; a later one whose functions are known runs, with one warning. If VLLM_PLUGINS is set,
+it must name attnlib, or vLLM does not load it. `arms.STATE.calls` counts what ran or was left out.
 
 A captured step is that of the first layers with full attention on the first rank of an engine,
-without the rows that pad a graph; not of warm-up. `mode` is by query tokens: `decode` one for each
-request, `mixed` for some, `extend` for none. `lengths` are the host's `seq_lens_cpu_upper_bound`,
-which is exact without speculative decoding. What is left out is counted in `arms.STATE.calls`.
-Steps by Ray are not seen.
+without the rows that pad a graph; warm-up and Ray's steps are not seen. `mode` is by query tokens:
+`decode` one for each request, `mixed` for some, `extend` for none. `lengths` are the host's
+`seq_lens_cpu_upper_bound`, which is exact without speculative decoding: with it, none is captured.
 """
 
 import importlib.util
@@ -84,13 +83,13 @@ def describe_layers(original: Callable[..., Any], group: Any, *args: Any, **kwar
 
 def _left_out(group: Any) -> str:
     """Why a captured step cannot be that of these layers, or the empty string."""
-    spec, config = group.kv_cache_spec, group.metadata_builders[0].vllm_config
-    parallel = config.parallel_config
-    kind = "mla" if group.backend.is_mla() else "mha"
+    spec, kind = group.kv_cache_spec, "mla" if group.backend.is_mla() else "mha"
     if FULL_ATTENTION.get(type(spec).__name__) != kind:
         return type(spec).__name__
     if spec.sliding_window or spec.attention_chunk_size or spec.non_causal:
         return "layers that are not causal over all tokens"
+    config = group.metadata_builders[0].vllm_config
+    parallel = config.parallel_config
     if config.speculative_config is not None or parallel.use_ubatching:
         return "speculative decoding, or microbatches"
     ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
@@ -134,30 +133,27 @@ def _write_if_due(capture: Capture, group: Any, batch: Any) -> None:
 def require_builders(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> None:
     """Around the builders of layers alike: refuse those that an arm cannot have."""
     original(group, *args, **kwargs)
-    name = group.backend.get_name()
+    name, arm = group.backend.get_name(), f"{VLLM.prefix}DECODE=planned"
     for builder in group.metadata_builders if hasattr(group.kv_cache_spec, "num_kv_heads") else ():
         has_plan = not getattr(builder, "use_trtllm_decode_attention", True)
         has_schedule = getattr(builder, "aot_schedule", getattr(builder, "fa_aot_schedule", False))
         if "guard" in STATE.arms and not has_plan and not has_schedule:
             logger.warning("attnlib: the guard has no schedule or plan of %s to check", name)
-        if STATE.arm("decode"):
-            _require_plannable(builder, name)
-
-
-def _require_plannable(builder: Any, backend: str) -> None:
-    arm, config = f"{VLLM.prefix}DECODE=planned", builder.vllm_config
-    if backend != "FLASHINFER":
-        raise ValueError(f"{arm} must have the attention backend FLASHINFER, got {backend}")
-    not_met = {
-        "FlashInfer's own decode (use_trtllm_attention=false)": builder.use_trtllm_decode_attention,
-        "full attention (no sliding window)": builder.window_left >= 0,
-        "no decode context parallelism": builder.use_dcp,
-        "no speculative decoding": config.speculative_config is not None,
-        "full CUDA graphs of decode": not builder.enable_cuda_graph,
-        "splits (no VLLM_BATCH_INVARIANT)": builder.disable_split_kv,
-        "no microbatches": config.parallel_config.use_ubatching,
-    }
-    points.require_met(arm, not_met)
+        if not STATE.arm("decode"):
+            continue
+        if name != "FLASHINFER":
+            raise ValueError(f"{arm} must have the attention backend FLASHINFER, got {name}")
+        config = builder.vllm_config
+        not_met = {
+            "FlashInfer's own decode (use_trtllm_attention=false)": not has_plan,
+            "full attention (no sliding window)": builder.window_left >= 0,
+            "no decode context parallelism": builder.use_dcp,
+            "no speculative decoding": config.speculative_config is not None,
+            "full CUDA graphs of decode": not builder.enable_cuda_graph,
+            "splits (no VLLM_BATCH_INVARIANT)": builder.disable_split_kv,
+            "no microbatches": config.parallel_config.use_ubatching,
+        }
+        points.require_met(arm, not_met)
 
 
 def build_metadata(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
