@@ -17,7 +17,7 @@ from support import sglang_fakes as fakes
 from support.schedule_words import words_of
 from support.sglang_fakes import DECODE, FLASH, LENS, RANKS, ROWS
 
-from attnlib.core.engines import arms, capture, sglang, sglang_hooks
+from attnlib.core.engines import arms, capture, plans, sglang, sglang_hooks
 from attnlib.core.fa2 import planner
 from attnlib.core.fa2.words import plan_words
 from attnlib.core.schedule import guard as guards
@@ -30,7 +30,7 @@ if torch.cuda.is_available():
     pytest.skip("the stand-ins are for machines without a GPU", allow_module_level=True)
 
 SOURCES = {"stand-ins": fakes.parts, **({"own": sglang_code.parts} if sglang_code.FOUND else {})}
-RELEASE = "attnlib.core.engines.sglang.installed_version"
+RELEASE = "attnlib.core.engines.points.installed_version"
 
 
 @pytest.fixture(params=SOURCES)
@@ -455,7 +455,7 @@ def test_the_guard_is_put_in_by_its_variable_and_checks_one_plan_in_a_hundred(
         raise RuntimeError("request 1 is cut short")
 
     monkeypatch.setattr(guards, "guard", lambda engine, **words: guarded.append((engine, words)))
-    monkeypatch.setattr(sglang_hooks, "require_plan", short)
+    monkeypatch.setattr(plans, "require_plan", short)
     engine = loaded(GUARD=mode)
     assert len(engine.HookRegistry._hooks) == 1 and guarded == [("sglang", {"mode": mode})]
     backend = engine.FlashInferAttnBackend(engine.ModelRunner())

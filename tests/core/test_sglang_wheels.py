@@ -13,6 +13,7 @@ from zipfile import ZipFile
 import pytest
 
 from attnlib.core.engines import sglang, sglang_hooks
+from attnlib.core.engines.points import unfit
 
 FOLDER = Path(__file__).parents[2] / "build" / "wheels"
 FLASH = "sglang/srt/layers/attention/flashattention_backend.py"
@@ -72,17 +73,15 @@ def test_every_hook_point_has_the_parameters_that_are_read(wheel):
     release, archive = wheel
     points = sglang.points_of(release)
     assert {point.arms[0] for point in points} == {"metadata", "decode", "capture"}
-    assert [
-        words for p in points if (words := sglang.unfit(p, {*parameters(archive, p.path)}))
-    ] == []
+    assert [words for p in points if (words := unfit(p, {*parameters(archive, p.path)}))] == []
 
 
 @pytest.mark.parametrize("point", sglang.points_of(sglang.NEWEST), ids=lambda p: p.path)
 def test_a_renamed_argument_is_noticed(point):
     names = {*point.reads.split()}
-    assert not sglang.unfit(point, names)
+    assert not unfit(point, names)
     for name in names:
-        assert name in sglang.unfit(point, (names - {name}) | {f"{name}_"})
+        assert name in unfit(point, (names - {name}) | {f"{name}_"})
 
 
 def test_sglang_has_what_the_hooks_read_of_its_objects(wheel):

@@ -3,10 +3,21 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..spec import require_word
 from .capture import Capture
+
+
+class Engine(NamedTuple):
+    """An engine with a plugin: its distribution, its name, what its variables start with, and the
+    values of each arm by its name."""
+
+    package: str
+    title: str
+    prefix: str
+    arms: Mapping[str, tuple[str, ...]]
+
 
 PREFIX = "ATTNLIB_SGLANG_"
 ARMS = {
@@ -16,6 +27,8 @@ ARMS = {
     "guard": ("raise", "log"),
 }
 """Name of an arm -> its values; "fa2" and "fa3" of decode are FlashInfer's kernels."""
+SGLANG = Engine("sglang", "SGLang", PREFIX, ARMS)
+VLLM = Engine("vllm", "vLLM", "ATTNLIB_VLLM_", {"decode": ("planned",), "guard": ARMS["guard"]})
 
 
 @dataclass
@@ -23,7 +36,8 @@ class State:
     """The arms that are set, by name, and how often each one ran in this process.
 
     `capture` is None while nothing is captured. `backend` is the attention backend whose step is
-    being prepared, `scheduled` whether the schedule of that step is already written.
+    being prepared, `scheduled` whether the schedule of that step is already written. Of vLLM's,
+    `worker` is one whose step is not yet written down, `step` the batch that is being planned for.
     """
 
     arms: dict[str, str] = field(default_factory=dict)
@@ -31,6 +45,8 @@ class State:
     capture: Capture | None = None
     backend: Any = None
     scheduled: bool = False
+    worker: Any = None
+    step: Any = None
 
     def arm(self, name: str) -> str:
         """The value that runs now, counted; the empty string where the arm is not set."""
@@ -43,20 +59,20 @@ class State:
 STATE = State()
 
 
-def read(env: Mapping[str, str]) -> tuple[dict[str, str], str]:
+def read(env: Mapping[str, str], engine: Engine) -> tuple[dict[str, str], str]:
     """The arms that the variables of `env` set, and the file to capture to or the empty string.
 
     An empty variable is not set. ValueError for an unknown variable or value, or for two arms that
     exclude each other.
     """
-    names = {PREFIX + name.upper(): name for name in (*ARMS, "capture")}
+    names = {engine.prefix + name.upper(): name for name in (*engine.arms, "capture")}
     values = {}
     for variable, value in env.items():
-        if variable.startswith(PREFIX) and value:
+        if variable.startswith(engine.prefix) and value:
             require_word("a variable", variable, names)
             name = names[variable]
-            if name in ARMS:
-                require_word(variable, value, ARMS[name])
+            if name in engine.arms:
+                require_word(variable, value, engine.arms[name])
             values[name] = value
     path = values.pop("capture", "")
     require_together(values)

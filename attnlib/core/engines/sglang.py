@@ -31,25 +31,12 @@ decoding, and pools with page tables of their own (unified memory) keep SGLang's
 plan. `arms.STATE.calls` counts what ran.
 """
 
-import inspect
-import logging
-import os
-import pkgutil
-import re
-from collections.abc import Set
-from typing import TYPE_CHECKING
-
-from ..backends.table import installed_version
 from ..spec import require_word
-from .arms import ARMS, PREFIX, STATE, read, require_together
-from .capture import Capture
+from . import points
+from .arms import ARMS, PREFIX, SGLANG, STATE, require_together
 
 OLDEST, NEWEST = "0.5.11", "0.5.23"
 """The first and the last release of SGLang whose hook points were read."""
-if TYPE_CHECKING:
-    from .sglang_hooks import Point
-
-logger = logging.getLogger(__name__)
 
 
 def register() -> None:
@@ -57,18 +44,7 @@ def register() -> None:
 
     Raises SystemExit with the reason where it cannot.
     """
-    try:
-        arms, path = read(os.environ)
-        if not arms and not path:
-            return
-        variables = " and ".join(name for name in os.environ if name.startswith(PREFIX))
-        release = require_release(f"unset {variables}")
-        STATE.arms, STATE.capture = arms, _capture(path)
-        _hook(release)
-    except Exception as error:
-        raise SystemExit(f"attnlib: {error}") from error
-    # SGLang sets its log level later: anything below a warning would not be shown.
-    logger.warning("attnlib is on: %s, capture %s", arms, path or None)
+    points.load(SGLANG, OLDEST, NEWEST, _hook)
 
 
 def use(**arms: str) -> None:
@@ -93,77 +69,21 @@ def use(**arms: str) -> None:
 
 def require_release(remedy: str) -> str:
     """The installed release; RuntimeError with `remedy` unless it is `OLDEST` or later."""
-    release = installed_version("sglang")
-    if _order(release) < _order(OLDEST):
-        raise RuntimeError(f"sglang must be {OLDEST} or later, got {release or 'none'}: {remedy}")
-    return release
-
-
-def _order(release: str) -> tuple[int, ...]:
-    """The numbers of a release, in its order: 0.5.12, 0.5.12.post1, 0.5.13."""
-    return tuple(map(int, re.findall(r"\d+", release)))
-
-
-def _capture(path: str) -> Capture | None:
-    try:
-        return Capture(path) if path else None
-    except OSError as error:
-        raise ValueError(f"{PREFIX}CAPTURE must be a file to append to, got {error}") from error
+    return points.require_release(SGLANG, OLDEST, remedy)
 
 
 def _hook(release: str) -> None:
     """Hook what STATE needs and nothing else; a hook imports the module that it hooks."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    needed = set(STATE.arms)
-    if STATE.capture:
-        needed.add("capture")
-    if _order(release) > _order(NEWEST):
-        logger.warning(
-            "attnlib: SGLang %s is newer than %s, the last release that was read; its functions "
-            "have the known parameters, their meaning is not checked",
-            release,
-            NEWEST,
-        )
-    for point in points_of(release):
-        if needed.intersection(point.arms):
-            target = point.path.replace(":", ".")
-            _require_hookable(point, target in HookRegistry._patched)
-            HookRegistry.register(target, point.hook, HookType(point.how))
-    if mode := STATE.arms.get("guard"):
-        from ..schedule.guard import guard
-
-        guard("sglang", mode=mode)
+    for point in points.needed(points_of(release)):
+        target = point.path.replace(":", ".")
+        points.require_hookable(point, "SGLang" if target in HookRegistry._patched else "")
+        HookRegistry.register(target, point.hook, HookType(point.how))
 
 
-def points_of(release: str) -> list["Point"]:
+def points_of(release: str) -> list[points.Point]:
     """The hook points of a release."""
     from .sglang_hooks import POINTS
 
-    points = [each for each in POINTS if _order(each.since) <= _order(release)]
-    return [each for each in points if not each.before or _order(release) < _order(each.before)]
-
-
-def _require_hookable(point: "Point", patched: bool) -> None:
-    """RuntimeError where SGLang would only log that it could not hook, or say nothing."""
-    path = point.path
-    try:
-        target = pkgutil.resolve_name(path)
-    except (ImportError, OSError, AttributeError) as error:
-        raise RuntimeError(f"{path} must be importable to be hooked, got: {error}") from error
-    if patched or not inspect.isfunction(target):
-        got = "one that SGLang has hooked already" if patched else repr(target)
-        raise RuntimeError(f"{path} must be a function that is not hooked yet, got {got}")
-    if words := unfit(point, {*inspect.signature(target).parameters}):
-        raise RuntimeError(words)
-
-
-def unfit(point: "Point", names: Set[str]) -> str:
-    """Why a function with the parameters `names` cannot be hooked, or the empty string."""
-    reads, knows = {*point.reads.split()}, {*point.knows.split()}
-    if missing := reads - names:
-        return f"{point.path} must have the parameters {', '.join(sorted(missing))}"
-    if knows and (unknown := names - reads - knows):
-        words = f"{point.path} must have no parameters but those that were read"
-        return f"{words}, got {', '.join(sorted(unknown))}"
-    return ""
+    return points.known_in(release, POINTS)

@@ -4,47 +4,29 @@ SGLang calls `around` hooks with the wrapped function first, `before` hooks with
 `after` hooks with its result first. Arguments are read in SGLang's order.
 """
 
-import inspect
-import logging
 from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..backends.base import installed_version
-from ..fa2.coverage import require_plan
-from ..fa2.planner import Fa2Planner
 from ..metadata.decode import build_decode_metadata
 from ..metadata.eager import write_decode_metadata
 from ..metadata.require import DecodeTensors
 from ..metadata.step import build_step_metadata
 from ..schedule.facts import SchedulerFacts
 from ..schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
-from .arms import PREFIX, STATE
+from .arms import PREFIX, SGLANG, STATE
 from .capture import Step
+from .plans import OWN, guard_plan, take_over
+from .points import Point, defaults_of, ending_capture, named, require_met
 
-logger = logging.getLogger(__name__)
-OWN = "attnlib"
-"""Our attribute of SGLang's metadata of a batch size, and of FlashInfer's wrappers."""
-GUARD_EVERY = 100  # the guard copies a plan's words to the host, which waits for the GPU
 PLAIN = (
     "v2p_page_table kernel_page_multiplier src_is_read_table swa_src_table skip_page_table "
     "full_v2p swa_v2p zero_tail"
 ).split()
 """Parameters of `normal_decode_set_metadata` for pools that our kernels do not know: where one is
 not at its default, SGLang's own kernel runs, and is counted."""
-
-
-def named(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call by the function's own names, defaults included."""
-    defaults = _defaults(function)
-    return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
-
-
-@cache
-def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
-    return {name: each.default for name, each in inspect.signature(function).parameters.items()}
 
 
 def prepare_step(backend: Any, *args: Any, **kwargs: Any) -> None:
@@ -60,7 +42,7 @@ def set_metadata(original: Callable[..., None], *args: Any, **kwargs: Any) -> No
     """Around SGLang's metadata of a decode step; steps of speculative decoding keep SGLang's."""
     call = named(original, args, kwargs)
     arm = "" if STATE.backend is None or call["seq_len_delta"] else STATE.arms["metadata"]
-    defaults = _defaults(original)
+    defaults = defaults_of(original)
     if any(call[name] is not defaults[name] for name in PLAIN if name in call):
         STATE.calls["metadata: a pool that only SGLang knows"] += 1
         arm = ""
@@ -178,8 +160,7 @@ def pin_decode(_: None, backend: Any, model_runner: Any, *args: Any, **kwargs: A
         "no draft tokens": server.speculative_algorithm,
         "no --enable-unified-memory": getattr(server, "enable_unified_memory", False),
     }
-    if missing := [name for name, is_missing in not_met.items() if is_missing]:
-        raise ValueError(f"{PREFIX}DECODE=planned must have {' and '.join(missing)}")
+    require_met(f"{PREFIX}DECODE=planned", not_met)
 
 
 def _decodes_in_graphs(server_args: Any) -> bool:
@@ -193,8 +174,8 @@ def _decodes_in_graphs(server_args: Any) -> bool:
 def begin_forward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     """Around page arrays and plan of one wrapper: SGLang's once, then ours if it has a graph.
 
-    With the guard on, one plan in `GUARD_EVERY` of each wrapper with a graph, not of drafts, is
-    held to the lengths on the GPU as it is made: a replay without a new plan is not seen here.
+    With the guard on, one plan in `plans.GUARD_EVERY` of each wrapper with a graph, not of drafts,
+    is held to the lengths on the GPU as it is made: a replay without a new plan is not seen here.
     """
     call = named(original, args, kwargs)
     updater, wrapper = call["self"], call["wrapper"]
@@ -203,13 +184,12 @@ def begin_forward(original: Callable[..., None], *args: Any, **kwargs: Any) -> N
         original(*args, **kwargs)
         if STATE.arms.get("decode") == "planned" and wrapper.is_cuda_graph_enabled:
             # SGLang gives FlashInfer slots as page indices, whatever its own page size is.
-            planner = Fa2Planner(
+            planner = take_over(
                 wrapper,
                 head_dim=updater.head_dim,
                 max_seq_len=updater.attn_backend.max_context_len,
                 page_size=1,
             )
-            setattr(wrapper, OWN, planner)
     else:
         STATE.calls["decode=planned, steps"] += 1
     if planner is not None:
@@ -226,20 +206,7 @@ def begin_forward(original: Callable[..., None], *args: Any, **kwargs: Any) -> N
             fence=False,
         )
     if "guard" in STATE.arms and wrapper.is_cuda_graph_enabled and call.get("spec_info") is None:
-        _guard_plan(wrapper, call["paged_kernel_lens"])
-
-
-def _guard_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
-    name = f"guard, plans of wrapper {id(wrapper)}"
-    STATE.calls[name] += 1
-    if (STATE.calls[name] - 1) % GUARD_EVERY:
-        return
-    try:
-        require_plan(wrapper, seq_lens)
-    except (RuntimeError, ValueError) as error:
-        if STATE.arms["guard"] == "raise":
-            raise
-        logger.error("attnlib: %s", error)
+        guard_plan(wrapper, call["paged_kernel_lens"])
 
 
 def capture_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
@@ -247,18 +214,10 @@ def capture_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
     capture = STATE.capture
     if capture is None:
         return
-    try:
+    with ending_capture(SGLANG, capture):
         mode = forward_batch.forward_mode.name.lower()
         if capture.due(mode) and (step := _described(runner, forward_batch, mode)):
             capture.write(step)
-    except Exception:
-        STATE.capture = None
-        logger.exception(
-            "attnlib: %sCAPTURE must be a file to append to, got %s: no further step is captured, "
-            "SGLang goes on",
-            PREFIX,
-            capture.path,
-        )
 
 
 def _described(runner: Any, batch: Any, mode: str) -> Step | None:
@@ -306,23 +265,6 @@ def _joined(lengths: Any) -> str:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-class Point(NamedTuple):
-    """A hook point: for which arms, on which function, how, and with what.
-
-    `reads` are the parameters that the function must have, `knows` others that it may have; the
-    empty string: any. `since` and `before` bound the releases that have the function.
-    """
-
-    arms: tuple[str, ...]
-    path: str
-    how: str
-    hook: Callable[..., Any]
-    reads: str = "self"
-    knows: str = ""
-    since: str = ""
-    before: str = ""
 
 
 _FLASH = "sglang.srt.layers.attention.flashattention_backend"

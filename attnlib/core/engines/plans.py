@@ -1,0 +1,39 @@
+"""Plans of FlashInfer's wrappers in an engine: ours in their place, or a guard of the engine's."""
+
+import logging
+from typing import Any
+
+import torch
+
+from ..fa2.coverage import require_plan
+from ..fa2.planner import Fa2Planner
+from .arms import STATE
+
+logger = logging.getLogger(__name__)
+OWN = "attnlib"
+"""Our attribute of SGLang's metadata of a batch size, and of FlashInfer's wrappers."""
+GUARD_EVERY = 100  # the guard copies a plan's words to the host, which waits for the GPU
+
+
+def take_over(wrapper: Any, *, head_dim: int, max_seq_len: int, page_size: int) -> Fa2Planner:
+    """A planner of this wrapper, kept with it from now on."""
+    planner = Fa2Planner(wrapper, head_dim=head_dim, max_seq_len=max_seq_len, page_size=page_size)
+    setattr(wrapper, OWN, planner)
+    return planner
+
+
+def guard_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
+    """Hold one plan in `GUARD_EVERY` of this wrapper to `seq_lens` [bs] on the GPU.
+
+    With the guard's arm at `raise`, raises as `require_plan` does; else that goes to the log.
+    """
+    name = f"guard, plans of wrapper {id(wrapper)}"
+    STATE.calls[name] += 1
+    if (STATE.calls[name] - 1) % GUARD_EVERY:
+        return
+    try:
+        require_plan(wrapper, seq_lens)
+    except (RuntimeError, ValueError) as error:
+        if STATE.arms["guard"] == "raise":
+            raise
+        logger.error("attnlib: %s", error)

@@ -1,0 +1,175 @@
+"""What the plugins of all engines do: which functions are hooked, and whether a release has them.
+
+Engines log what fails when a plugin is imported and go on without it, so this loads no torch.
+"""
+
+import inspect
+import logging
+import os
+import pkgutil
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from functools import cache, wraps
+from typing import Any, NamedTuple
+
+from ..backends.table import installed_version
+from .arms import STATE, Engine, read
+from .capture import Capture
+
+logger = logging.getLogger(__name__)
+
+
+class Point(NamedTuple):
+    """A hook point: for which arms, on which function, how, and with what.
+
+    `reads` are the parameters that the function must have, `knows` others that it may have; the
+    empty string: any. `since` and `before` bound the releases that have the function.
+    """
+
+    arms: tuple[str, ...]
+    path: str
+    how: str
+    hook: Callable[..., Any]
+    reads: str = "self"
+    knows: str = ""
+    since: str = ""
+    before: str = ""
+
+
+def load(engine: Engine, oldest: str, newest: str, hook: Callable[[str], None]) -> None:
+    """What an entry point does: read the variables into STATE, `hook` a release for them, guard it.
+
+    Nothing where no variable is set. `oldest` and `newest` are the first and the last release that
+    was read. Raises SystemExit with the reason where it cannot.
+    """
+    try:
+        arms, path = read(os.environ, engine)
+        if not arms and not path:
+            return
+        variables = " and ".join(name for name in os.environ if name.startswith(engine.prefix))
+        release = require_release(engine, oldest, f"unset {variables}")
+        STATE.arms, STATE.capture = arms, _capture(engine, path)
+        if order(release) > order(newest):
+            logger.warning(
+                "attnlib: %s %s is newer than %s, the last release that was read; its functions "
+                "have the known parameters, their meaning is not checked",
+                engine.title,
+                release,
+                newest,
+            )
+        hook(release)
+        if "guard" in arms:
+            from ..schedule.guard import guard
+
+            guard(engine.package, mode=arms["guard"])
+    except Exception as error:
+        raise SystemExit(f"attnlib: {error}") from error
+    # SGLang sets its log level later: anything below a warning would not be shown.
+    logger.warning("attnlib is on: %s, capture %s", arms, path or None)
+
+
+def require_release(engine: Engine, oldest: str, remedy: str) -> str:
+    """The installed release; RuntimeError with `remedy` unless it is `oldest` or later."""
+    release = installed_version(engine.package)
+    if order(release) < order(oldest):
+        got = release or "none"
+        raise RuntimeError(f"{engine.package} must be {oldest} or later, got {got}: {remedy}")
+    return release
+
+
+def order(release: str) -> tuple[int, ...]:
+    """The numbers of a release, in its order: 0.5.12, 0.5.12.post1, 0.5.13; not of a build (+)."""
+    return tuple(map(int, re.findall(r"\d+", release.partition("+")[0])))
+
+
+def _capture(engine: Engine, path: str) -> Capture | None:
+    try:
+        return Capture(path) if path else None
+    except OSError as error:
+        words = f"{engine.prefix}CAPTURE must be a file to append to, got {error}"
+        raise ValueError(words) from error
+
+
+@contextmanager
+def ending_capture(engine: Engine, capture: Capture) -> Iterator[None]:
+    """An error inside ends the capture with one message in the log, not the engine."""
+    try:
+        yield
+    except Exception:
+        STATE.capture = None
+        logger.exception(
+            "attnlib: %sCAPTURE must be a file to append to, got %s: no further step is captured, "
+            "%s goes on",
+            engine.prefix,
+            capture.path,
+            engine.title,
+        )
+
+
+def known_in(release: str, points: Iterable[Point]) -> list[Point]:
+    """The points of a release."""
+    since = [each for each in points if order(each.since) <= order(release)]
+    return [each for each in since if not each.before or order(release) < order(each.before)]
+
+
+def needed(points: Iterable[Point]) -> list[Point]:
+    """The points that STATE's arms and capture need."""
+    wanted = {*STATE.arms, *(["capture"] if STATE.capture else [])}
+    return [each for each in points if wanted.intersection(each.arms)]
+
+
+def require_hookable(point: Point, hooked_by: str = "") -> Callable[..., Any]:
+    """The function of a point; RuntimeError where it cannot be hooked, or `hooked_by` did."""
+    path = point.path
+    try:
+        target = pkgutil.resolve_name(path)
+    except (ImportError, OSError, AttributeError) as error:
+        raise RuntimeError(f"{path} must be importable to be hooked, got: {error}") from error
+    if hooked_by or not inspect.isfunction(target):
+        got = f"one that {hooked_by} has hooked already" if hooked_by else repr(target)
+        raise RuntimeError(f"{path} must be a function that is not hooked yet, got {got}")
+    if words := unfit(point, {*inspect.signature(target).parameters}):
+        raise RuntimeError(words)
+    return target
+
+
+def hook_in_place(point: Point) -> None:
+    """Replace the function of a point by its hook, called with the function first."""
+    original = require_hookable(point)
+    owner, _, name = point.path.replace(":", ".").rpartition(".")
+
+    @wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return point.hook(original, *args, **kwargs)
+
+    setattr(pkgutil.resolve_name(owner), name, hooked)
+
+
+def unfit(point: Point, names: Set[str]) -> str:
+    """Why a function with the parameters `names` cannot be hooked, or the empty string."""
+    reads, knows = {*point.reads.split()}, {*point.knows.split()}
+    if missing := reads - names:
+        return f"{point.path} must have the parameters {', '.join(sorted(missing))}"
+    if knows and (unknown := names - reads - knows):
+        words = f"{point.path} must have no parameters but those that were read"
+        return f"{words}, got {', '.join(sorted(unknown))}"
+    return ""
+
+
+def require_met(arm: str, not_met: Mapping[str, object]) -> None:
+    """ValueError naming all that `arm` must have and has not."""
+    if missing := [name for name, is_missing in not_met.items() if is_missing]:
+        raise ValueError(f"{arm} must have {' and '.join(missing)}")
+
+
+def named(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by the function's own names, defaults included."""
+    defaults = defaults_of(function)
+    return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
+
+
+@cache
+def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Parameters of a function, in order -> their defaults."""
+    return {name: each.default for name, each in inspect.signature(function).parameters.items()}

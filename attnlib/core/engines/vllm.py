@@ -1,0 +1,219 @@
+"""attnlib as a plugin of vLLM: captured steps, checked schedules, plans on the GPU, by variables.
+
+    ATTNLIB_VLLM_GUARD=raise vllm serve ...
+
+| variable | value | what runs |
+|---|---|---|
+| `ATTNLIB_VLLM_CAPTURE` | a file | sampled steps are appended to it, see `capture` |
+| `ATTNLIB_VLLM_GUARD` | `raise`, `log` | FlashAttention-3's schedule against its call |
+| | | (`attnlib.guard`); of FlashInfer one plan of a graph in 100 against its lengths |
+| `ATTNLIB_VLLM_DECODE` | `planned` | FlashInfer's fa2 in graphs of decode: plan and page arrays |
+| | | by `core.Fa2Planner`, from lengths and block table on the GPU |
+
+Decode needs the attention backend FLASHINFER with `use_trtllm_attention=false`, and refuses by name
+what it cannot have. An unknown word, or a release whose functions are not those of `POINTS`, ends
+the process; a later one whose functions are known runs, with one warning. If VLLM_PLUGINS is set,
+it must name attnlib, or vLLM does not load it. `arms.STATE.calls` counts what ran or was left out.
+
+A captured step is that of the first layers with full attention on the first rank of an engine,
+without the rows that pad a graph; warm-up and Ray's steps are not seen. `mode` is by query tokens:
+`decode` one for each request, `mixed` for some, `extend` for none. `lengths` are the host's
+`seq_lens_cpu_upper_bound`, which is exact without speculative decoding: with it, none is captured.
+"""
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ..backends.table import installed_version
+from . import points
+from .arms import STATE, VLLM
+from .capture import Capture, Step
+from .points import Point
+
+OLDEST = NEWEST = "0.33.0"
+"""The first and the last release of vLLM whose hook points were read."""
+FULL_ATTENTION = {"FullAttentionSpec": "mha", "MLAAttentionSpec": "mla"}
+"""vLLM's specs of layers that see all tokens -> the kind of a captured step."""
+FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""vLLM's words for a cache -> torch's names."""
+logger = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """The entry point of `vllm.general_plugins`: hook what the variables ask for.
+
+    Raises SystemExit with the reason where it cannot. A second call in a process does nothing.
+    """
+    if not STATE.arms and not STATE.capture:
+        points.load(VLLM, OLDEST, NEWEST, _hook)
+
+
+def _hook(release: str) -> None:
+    """Hook what STATE needs and nothing else; what is hooked is imported."""
+    has_flashinfer = importlib.util.find_spec("flashinfer") is not None
+    for point in points.needed(points.known_in(release, POINTS)):
+        if has_flashinfer or "decode" in STATE.arms or not point.path.startswith(_FLASHINFER):
+            points.hook_in_place(point)
+
+
+def run_step(original: Callable[..., Any], wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around a step that the scheduler asked for: the first rank may write it down."""
+    is_ours = STATE.capture is not None and wrapper.worker.rank == 0
+    STATE.worker = wrapper.worker if is_ours else None
+    try:
+        return original(wrapper, *args, **kwargs)
+    finally:
+        STATE.worker = None
+
+
+def describe_layers(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around the metadata of layers alike: write the step down if it is due, once."""
+    if STATE.capture and STATE.worker is not None:
+        with points.ending_capture(VLLM, STATE.capture):
+            if reason := _left_out(group):
+                STATE.calls[f"capture, left out: {reason}"] += 1
+            else:
+                STATE.worker = None
+                batch = points.named(original, (group, *args), kwargs)["common_attn_metadata"]
+                _write_if_due(STATE.capture, group, batch)
+    return original(group, *args, **kwargs)
+
+
+def _left_out(group: Any) -> str:
+    """Why a captured step cannot be that of these layers, or the empty string."""
+    spec, kind = group.kv_cache_spec, "mla" if group.backend.is_mla() else "mha"
+    if FULL_ATTENTION.get(type(spec).__name__) != kind:
+        return type(spec).__name__
+    if spec.sliding_window or spec.attention_chunk_size or spec.non_causal:
+        return "layers that are not causal over all tokens"
+    config = group.metadata_builders[0].vllm_config
+    parallel = config.parallel_config
+    if config.speculative_config is not None or parallel.use_ubatching:
+        return "speculative decoding, or microbatches"
+    ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
+    return "" if ranks == 1 else "context parallelism"
+
+
+def _write_if_due(capture: Capture, group: Any, batch: Any) -> None:
+    q_lens = batch.query_start_loc_cpu.diff()
+    is_request = q_lens > 0  # the others pad a CUDA graph
+    q_lens, lens = q_lens[is_request], batch.seq_lens_cpu_upper_bound[: len(q_lens)][is_request]
+    single = int((q_lens == 1).sum())
+    mode = "decode" if single == len(q_lens) else "mixed" if single else "extend"
+    if not capture.due(mode):
+        return
+    from vllm.v1.attention.backends.utils import get_num_attention_heads_from_layers
+
+    builder = group.metadata_builders[0]
+    config, spec = builder.vllm_config, builder.kv_cache_spec
+    kv_dtype = str(spec.dtype).removeprefix("torch.")
+    if spec.kv_quant_mode.name != "NONE":  # stored as bytes
+        kv_dtype = FP8.get(config.cache_config.cache_dtype, config.cache_config.cache_dtype)
+    step = Step(
+        mode=mode,
+        batch_size=len(q_lens),
+        lengths="+".join(map(str, lens.tolist())),
+        q_lengths="" if mode == "decode" else "+".join(map(str, q_lens.tolist())),
+        num_qo_heads=get_num_attention_heads_from_layers(config, group.layer_names),
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_size,
+        page_size=spec.block_size,
+        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        kv_dtype=kv_dtype,
+        kind=FULL_ATTENTION[type(spec).__name__],
+        backend=group.backend.get_name(),
+        release=installed_version("vllm"),
+        draft=False,
+    )
+    capture.write(step)
+
+
+def require_builders(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> None:
+    """Around the builders of layers alike: refuse those that an arm cannot have."""
+    original(group, *args, **kwargs)
+    name, arm = group.backend.get_name(), f"{VLLM.prefix}DECODE=planned"
+    for builder in group.metadata_builders if hasattr(group.kv_cache_spec, "num_kv_heads") else ():
+        has_plan = not getattr(builder, "use_trtllm_decode_attention", True)
+        has_schedule = getattr(builder, "aot_schedule", getattr(builder, "fa_aot_schedule", False))
+        if "guard" in STATE.arms and not has_plan and not has_schedule:
+            logger.warning("attnlib: the guard has no schedule or plan of %s to check", name)
+        if not STATE.arm("decode"):
+            continue
+        if name != "FLASHINFER":
+            raise ValueError(f"{arm} must have the attention backend FLASHINFER, got {name}")
+        config = builder.vllm_config
+        not_met = {
+            "FlashInfer's own decode (use_trtllm_attention=false)": not has_plan,
+            "full attention (no sliding window)": builder.window_left >= 0,
+            "no decode context parallelism": builder.use_dcp,
+            "no speculative decoding": config.speculative_config is not None,
+            "full CUDA graphs of decode": not builder.enable_cuda_graph,
+            "splits (no VLLM_BATCH_INVARIANT)": builder.disable_split_kv,
+            "no microbatches": config.parallel_config.use_ubatching,
+        }
+        points.require_met(arm, not_met)
+
+
+def build_metadata(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Around FlashInfer's metadata of a step: remember whose lengths and pages are planned.
+
+    Not of microbatches, whose metadata is built side by side, or of a part of the context.
+    """
+    call = points.named(original, args, kwargs)
+    builder, batch = call["self"], call["common_attn_metadata"]
+    whole = not builder.use_dcp and not builder.vllm_config.parallel_config.use_ubatching
+    STATE.step = (builder, batch) if whole else None
+    return original(*args, **kwargs)
+
+
+def plan_decode(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Around the plan of one decode wrapper: vLLM's once, then ours if it has a graph."""
+    from .plans import OWN, guard_plan, take_over
+
+    call = points.named(original, args, kwargs)
+    wrapper, planner = call["self"], getattr(call["self"], OWN, None)
+    if planner is None:
+        original(*args, **kwargs)
+    if not wrapper.is_cuda_graph_enabled or STATE.step is None:
+        STATE.calls["vLLM's plans without a graph, or of a part of a batch"] += 1
+        return
+    (builder, batch), rows = STATE.step, len(call["last_page_len_cpu"])
+    seq_lens = batch.seq_lens[:rows]
+    if "decode" in STATE.arms:
+        longest = builder.model_config.max_model_len
+        sizes = {"head_dim": call["head_dim"], "page_size": call["page_size"]}
+        planner = planner or take_over(wrapper, max_seq_len=longest, **sizes)
+        # Embedding or norm, and projection, run before the first attention call: no fence.
+        planner.plan(seq_lens, block_table=batch.block_table_tensor[:rows], fence=False)
+        STATE.calls["decode=planned, steps"] += 1
+    if "guard" in STATE.arms:
+        guard_plan(wrapper, seq_lens)
+
+
+_GROUP = "vllm.v1.worker.utils:AttentionGroup"
+_STEP = "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model"
+_LAYERS, _BUILDERS = f"{_GROUP}.build_metadata", f"{_GROUP}.create_metadata_builders"
+_FLASHINFER = "vllm.v1.attention.backends.flashinfer"
+_BUILD = f"{_FLASHINFER}:FlashInferMetadataBuilder.build"
+_PLAN = f"{_FLASHINFER}:fast_plan_decode"
+_BATCH = "self common_attn_metadata"
+_SIZES = "self last_page_len_cpu head_dim page_size"
+_OF_LAYERS = "ubatch_idx common_prefix_len kwargs"
+_OF_BUILDERS = "vllm_config device kernel_block_size num_metadata_builders"
+_OF_BUILD = "common_prefix_len fast_build"
+_OF_PLAN = (
+    "indptr_cpu indices seq_lens_cpu num_qo_heads num_kv_heads pos_encoding_mode window_left "
+    "logits_soft_cap q_data_type kv_data_type o_data_type data_type sm_scale rope_scale rope_theta "
+    "non_blocking fixed_split_size disable_split_kv q_len_per_req"
+)
+_PLANS, _AROUND = ("decode", "guard"), "around"
+POINTS = (
+    Point(("capture",), _STEP, _AROUND, run_step, "self", "scheduler_output"),
+    Point(("capture",), _LAYERS, _AROUND, describe_layers, _BATCH, _OF_LAYERS),
+    Point(_PLANS, _BUILDERS, _AROUND, require_builders, "self", _OF_BUILDERS),
+    Point(_PLANS, _BUILD, _AROUND, build_metadata, _BATCH, _OF_BUILD),
+    Point(_PLANS, _PLAN, _AROUND, plan_decode, _SIZES, _OF_PLAN),
+)
+"""Read in 0.33.0; tests hold it to what its wheel has."""

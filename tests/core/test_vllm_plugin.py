@@ -1,0 +1,195 @@
+"""The plugin in vLLM's place, over stand-ins of what it hooks, and its table against the wheel."""
+
+import json
+import pkgutil
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import vllm_fakes as fakes
+from support.sglang_fakes import installed
+from support.vllm_fakes import FLASHINFER, LENS, PAGE, batch
+from support.vllm_points import FILE
+
+from attnlib.core.engines import arms, capture, plans, points, vllm
+from attnlib.core.fa2 import planner
+from attnlib.core.fa2.words import plan_words
+from attnlib.core.schedule import guard as guards
+from attnlib.core.spec import AttnSpec
+
+if torch.cuda.is_available():
+    pytest.skip("the stand-ins are for machines without a GPU", allow_module_level=True)
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Load the plugin with these variables, as that release of vLLM does; its parts, hooked."""
+    for name, value in vars(arms.State()).items():
+        monkeypatch.setattr(arms.STATE, name, value)
+    monkeypatch.setattr(planner, "installed_version", lambda name: "0.6.8.post1")
+    small = SimpleNamespace(multi_processor_count=4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: small)
+    monkeypatch.setattr(guards, "guard", lambda engine, mode: guarded.append((engine, mode)))
+    monkeypatch.setattr(vllm.importlib.util, "find_spec", lambda name: name)
+    engine, guarded = installed(monkeypatch, fakes.parts()), []
+    engine.guarded = guarded
+
+    def loaded(release="0.33.0+cu129", **variables):
+        monkeypatch.setattr(points, "installed_version", lambda name: release)
+        monkeypatch.setattr(vllm, "installed_version", lambda name: release)
+        for name, value in variables.items():
+            monkeypatch.setenv(f"ATTNLIB_VLLM_{name}", str(value))
+        vllm.register()
+        return engine
+
+    return loaded
+
+
+def test_one_step_in_ten_of_each_mode_is_captured_without_padding(load, tmp_path):
+    path = tmp_path / "steps.jsonl"
+    engine = load(CAPTURE=path)
+    window = engine.AttentionGroup(spec=fakes.FullAttentionSpec(sliding_window=8))
+    layers = [window, engine.AttentionGroup("FLASH_ATTN"), engine.AttentionGroup("TRITON_ATTN")]
+    layers[1].build_metadata(batch())  # of a warm-up
+    engine.WorkerWrapperBase(*layers, rank=1).execute_model(batch())
+    runner = engine.WorkerWrapperBase(*layers)
+    steps = [batch((30, 1, 8, 0)), batch((33, 0, 60, 0)), *(batch() for _ in range(11))]
+    assert [runner.execute_model(step) for step in steps] == ["logits"] * 13
+    engine.WorkerWrapperBase(engine.AttentionGroup(speculative_config=1)).execute_model(batch())
+    written = capture.read(path)
+    assert [(s.mode, s.batch_size, s.lengths, s.q_lengths) for s in written] == [
+        ("mixed", 3, "33+1+60", "30+1+8"),
+        ("extend", 2, "33+60", "33+60"),
+        *[("decode", 3, "33+1+60", "")] * 2,
+    ]
+    assert written[0].spec == AttnSpec(32, 8, 128, PAGE, "bfloat16", "float8_e4m3fn")
+    assert (written[0].backend, written[0].release) == ("FLASH_ATTN", "0.33.0+cu129")
+    left_out = {"layers that are not causal over all tokens": 13}
+    left_out["speculative decoding, or microbatches"] = 1
+    assert arms.STATE.calls == {f"capture, left out: {why}": n for why, n in left_out.items()}
+
+
+def test_an_error_ends_the_capture_with_one_message_and_not_the_engine(load, tmp_path, caplog):
+    engine = load(CAPTURE=tmp_path / "steps.jsonl")
+    (tmp_path / "steps.jsonl").rename(tmp_path / "gone")
+    (tmp_path / "steps.jsonl").mkdir()
+    caplog.clear()
+    runner = engine.WorkerWrapperBase(engine.AttentionGroup())
+    assert [runner.execute_model(batch()) for _ in range(3)] == ["logits"] * 3
+    assert len(caplog.messages) == 1 and "is captured, vLLM goes on" in caplog.text
+
+
+def test_planned_takes_a_graphs_wrapper_over_with_lengths_and_pages_of_the_gpu(load):
+    layers = load(DECODE="planned", GUARD="raise").AttentionGroup()
+    (builder,) = layers.metadata_builders
+    for lens in (LENS, LENS.flip(0)):
+        layers.build_metadata(batch(lens=lens))
+        own, wrapper = builder.graph.attnlib, builder.graph
+        words = wrapper._int_workspace_buffer[: own.layout.int_bytes].view(torch.int32)
+        assert words.tolist() == plan_words(own.shape, lens.tolist()).image(len(words)).tolist()
+        pages = zip(batch().block_table_tensor, -(-lens // PAGE), strict=True)
+        used = torch.cat([row[:count] for row, count in pages])
+        assert wrapper._paged_kv_indices_buf[: len(used)].tolist() == used.tolist()
+    assert (builder.graph.plans, builder.plain.plans) == (1, 2), "vLLM plans once, or always"
+    assert own.shape.max_seq_len == 64 and not hasattr(builder.plain, "attnlib")
+    assert arms.STATE.calls["decode=planned, steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": "FLASH_ATTN"}, "the attention backend FLASHINFER, got FLASH_ATTN"),
+        ({"use_trtllm_decode_attention": True}, "FlashInfer's own decode"),
+        ({"window_left": 8, "use_dcp": True}, "sliding window. and no decode context parallelism"),
+        (
+            {"speculative_config": 1, "enable_cuda_graph": False},
+            "no speculative .* full CUDA graph",
+        ),
+        ({"disable_split_kv": True}, "splits"),
+    ],
+)
+def test_what_planned_cannot_have_stops_the_engine_by_name(load, changes, words):
+    with pytest.raises(ValueError, match=f"_VLLM_DECODE=planned must have .*{words}"):
+        load(DECODE="planned").AttentionGroup(**changes)
+
+
+def test_the_guard_checks_schedules_and_one_plan_of_a_graph_in_a_hundred(load, monkeypatch, caplog):
+    def short(wrapper, seq_lens):
+        checked.append(seq_lens.tolist())
+        raise RuntimeError("request 1 is cut short")
+
+    checked = []
+    monkeypatch.setattr(plans, "require_plan", short)
+    engine = load(GUARD="log")
+    assert engine.guarded == [("vllm", "log")]
+    layers = engine.AttentionGroup()
+    for number in range(101):
+        layers.build_metadata(batch(lens=LENS + number))
+    assert checked == [LENS.tolist(), (LENS + 100).tolist()]
+    assert caplog.messages[1:] == ["attnlib: request 1 is cut short"] * 2
+    engine.AttentionGroup("TRITON_ATTN", use_trtllm_decode_attention=True)
+    assert "attnlib: the guard has no schedule or plan of TRITON_ATTN to check" in caplog.messages
+    arms.STATE.arms["guard"] = "raise"
+    with pytest.raises(RuntimeError, match="request 1 is cut short"):
+        engine.AttentionGroup().build_metadata(batch())
+
+
+def test_without_flashinfer_the_guard_is_of_schedules_alone_and_planned_is_refused(
+    load, monkeypatch
+):
+    monkeypatch.setattr(vllm.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, FLASHINFER, None)
+    assert load(GUARD="raise").guarded == load().guarded == [("vllm", "raise")], "loaded once"
+    arms.STATE.arms = {}
+    with pytest.raises(SystemExit, match="FlashInferMetadataBuilder.build must be importable"):
+        load(DECODE="planned")
+
+
+@pytest.mark.parametrize(
+    ("release", "variable", "value", "words"),
+    [
+        ("0.33.0", "GUARD", "quiet", "ATTNLIB_VLLM_GUARD must be one of raise, log, got 'quiet'"),
+        ("0.33.0", "METADATA", "fused", "a variable must be one of .*, got 'ATTNLIB_VLLM_META"),
+        ("0.33.0", "CAPTURE", "missing/steps", "CAPTURE must be a file to append to"),
+        ("0.32.1", "GUARD", "log", "0.33.0 or later, got 0.32.1: unset ATTNLIB_VLLM_GUARD"),
+    ],
+)
+def test_what_is_not_known_ends_the_process(load, release, variable, value, words):
+    with pytest.raises(SystemExit, match=words):
+        load(release, **{variable: value})
+
+
+def test_a_later_release_is_warned_of_once_and_refused_with_other_parameters(load, caplog):
+    load("0.34.0", DECODE="planned")
+    assert len(caplog.messages) == 2 and "vLLM 0.34.0 is newer than 0.33.0" in caplog.messages[0]
+    arms.STATE.arms = {}
+    sys.modules[FLASHINFER].fast_plan_decode = eval("lambda self, last_page_len_cpu, lse: 0")
+    with pytest.raises(SystemExit, match="fast_plan_decode must have the param.* head_dim, page_s"):
+        load("0.34.0")
+
+
+WHEEL = json.loads(FILE.read_text())
+
+
+@pytest.mark.parametrize("point", vllm.POINTS, ids=lambda point: point.path)
+def test_every_hook_point_has_the_parameters_that_were_read_and_no_others(point):
+    _, _, name = point.path.replace(":", ".").rpartition(".")
+    owner = point.path.removesuffix(name)[:-1]
+    (found,) = (line.split() for line in WHEEL[owner] if line.startswith(f"{name} "))
+    assert {*found[1:]} == {*point.reads.split(), *point.knows.split()}
+
+
+@pytest.mark.parametrize("line", fakes.READ.strip().splitlines())
+def test_vllm_has_what_the_hooks_read_of_its_objects(line):
+    owner, *names = line.split()
+    *functions, others = WHEEL[f"vllm.{owner}"]
+    assert {*names} <= {each.split()[0] for each in functions} | {*others.split()}
+
+
+def test_the_entry_point_is_vllms_door():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (door,) = project["entry-points"]["vllm.general_plugins"].values()
+    assert pkgutil.resolve_name(door) is vllm.register
