@@ -1,6 +1,6 @@
 """A user's own traffic as a study: the steps that an engine's plugin captured, on every backend.
 
-cases, left_out = captured.cases(capture.read("steps.jsonl"))  # of `core.engines.capture`
+cases, left_out = captured.cases(capture.read("steps.jsonl"))  # of `engines.capture`
 python -m attnlib measure steps.jsonl                          # measures them
 """
 
@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..core.engines import capture
 from ..core.spec import require_word
+from ..engines import capture
 from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase
 from ..run.study import Grid, Study

@@ -1,9 +1,8 @@
 """Every mode in which SGLang calls FlashInfer, by fa2 and fa3, as pull request 18364 pinned it.
 
 Engines capture decode, verification, draft extension and block diffusion in CUDA graphs and run
-prefill eagerly; the main grids do the same, and a smaller one has each mode the other way. Eager
-items are timed by the profiler: kernel times, without the gaps between launches. Times of the two
-timers are never divided by each other.
+prefill eagerly; so do the grids. Eager items are timed by the profiler: kernel times, without the
+gaps between launches. Times of the two timers are never divided by each other.
 
 In rows of `mode_rows` `backend` is a short name: fa2 and fa3 are FlashInfer's, whichever wrapper a
 mode uses, `library` is FlashAttention-3 itself. `group` is the mode, with paged prefill split by
@@ -103,16 +102,6 @@ DECODES = tuple(_cached(heads, batch, 8192) for heads, batch in product((LLAMA, 
 
 EAGER_PREFILLS = (*PREFILLS, *RAGGED)
 IN_GRAPHS = (*VERIFIES, *DRAFTS, *BLOCKS)
-THE_OTHER_WAY = {
-    "graph": (*_prefills(LLAMA, (128, 512, 2048), (1,)), *_ragged(LLAMA, (512, 2048), (1,))),
-    "profiler": (
-        *_few("target_verify", LLAMA, 4, USUAL, mask="causal"),
-        *_few("draft_extend", LLAMA, 5, USUAL),
-        *_few("dllm_extend", LLAMA, 32, ((1, 8, 32), (8192,))),
-    ),
-}
-ONE_OF_EACH = (PREFILLS[4], RAGGED[2], VERIFIES[4], MASKED[1], DRAFTS[3], BLOCKS[3])
-
 PROMISES = (*VERIFIES, *OTHER_VERIFIES, *BLOCKS)
 """Calls with equally many queries per request: `uniform_q_len` of FlashInfer 0.7.2.post1."""
 MIXED_SPEC, MIXED_LEN = AttnSpec(*LLAMA, 128, 16), 8192
@@ -164,10 +153,6 @@ STUDY = Study(
         Grid((*OTHER_VERIFIES, *OTHER_DRAFTS, *OTHER_BLOCKS), BOTH, rounds=4),
         Grid(MASKED, PIN_FA2, rounds=4),
         Grid(DECODES, DECODE, RELEASES, rounds=4),
-        Grid(THE_OTHER_WAY["graph"], BOTH, rounds=4),
-        Grid((*THE_OTHER_WAY["profiler"], MASKED[1]), PIN_FA2, timers=(EAGER,), rounds=4),
-        Grid(THE_OTHER_WAY["profiler"], PIN_FA3, timers=(EAGER,), rounds=4),
-        Grid(ONE_OF_EACH, ("flashinfer-prefill-auto",), RELEASES, (GRAPH, EAGER), rounds=4),
         Grid(EAGER_PREFILLS[::4], (), RELEASES, (EAGER,), rounds=4, again=PIN_FA2),
         Grid(IN_GRAPHS[::5], (), RELEASES, rounds=4, again=PIN_FA2),
         Grid(DECODES, (), RELEASES, rounds=4, again=DECODE[:1]),

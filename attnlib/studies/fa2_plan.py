@@ -24,7 +24,6 @@ from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase
 from ..kinds.lengths import sample_seq_lens
 from ..kinds.plan.case import PlanCase
-from ..kinds.step.case import StepCase
 from ..run.study import Grid, Study
 
 HEADS = (
@@ -139,20 +138,10 @@ PLANS = {
     )
     for page_size in (16, 1)
 }
-STEPS = tuple(
-    StepCase(case, 32)
-    for case in (
-        *(DecodeCase(LLAMA, batch, 8192, "ragged") for batch in (1, 32, 128)),
-        served("chat of 64", LLAMA),
-        DecodeCase(LLAMA, 40, 100000, "one_long"),
-    )
-)
-
 BOTH = ("flashinfer-fa2", "flashinfer-fa2-planned")
 RIVALS = (*BOTH, "flash-attn-3-precomputed")
 SEVERAL = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa2-planned")
 PLANNING = ("fa2-plan", "fa2-plan-alone", "fa2-plan-words")
-COPIED, HOST, PLANNED = IN_STEPS = ("fa2-step-copied", "fa2-step-host", "fa2-step-planned")
 ROUNDS = 3
 
 STUDY = Study(
@@ -162,18 +151,15 @@ STUDY = Study(
         Grid(REALISTIC, RIVALS, rounds=ROUNDS),
         Grid((*VERIFIES, *OTHER_VERIFIES), SEVERAL, rounds=4),
         Grid((*PLANS[16], *PLANS[1]), PLANNING, rounds=4),
-        Grid(STEPS, IN_STEPS, timers=("eager",), rounds=4),
         Grid(OTHERS, RIVALS, rounds=4),
         Grid(VARIANT_CASES, BOTH, rounds=4),
         Grid(AGAIN, (), rounds=ROUNDS, again=BOTH[:1]),
         Grid(VERIFIES[::6], (), rounds=4, again=SEVERAL[:1]),
         Grid((*PLANS[16], *PLANS[1][:2]), (), rounds=4, again=PLANNING[:1]),
-        Grid(STEPS, (), timers=("eager",), rounds=4, again=IN_STEPS[1:]),
         Grid((*REALISTIC[:8], SERVED["one long", 3]), BOTH, rounds=3, headline=True),
         Grid(VERIFIES[:4], SEVERAL, rounds=3, headline=True),
         Grid(VARIANT_CASES[1 :: len(KINDS)], BOTH, rounds=3, headline=True),
         Grid(PLANS[16][::2], PLANNING, rounds=3, headline=True),
-        Grid(STEPS[1:3], IN_STEPS, timers=("eager",), rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-c5533424",
     ceilings=("copy",),

@@ -32,8 +32,7 @@ STEPS_32_80 = tuple(
     for layers, batch, kv_len in product((32, 80), (1, 16, 128), (2048, 8192))
 )
 STEPS_EAGER = tuple(_qwen_step(64, batch, 2048, 64) for batch in (1, 16, 64, 128))
-PREPARES = tuple(_qwen_step(1, batch, 2048, 64) for batch in (1, 4, 16, 64, 128))
-EACH, ONCE, PREPARE = "flash-attn-3-step-each", "flash-attn-3-step-once", "flash-attn-3-prepare"
+EACH, ONCE = "flash-attn-3-step-each", "flash-attn-3-step-once"
 WAYS = (EACH, ONCE)
 
 STUDY = Study(
@@ -45,9 +44,7 @@ STUDY = Study(
         Grid(STEPS_64, WAYS, rounds=4),
         Grid(STEPS_32_80, WAYS, rounds=4),
         Grid(STEPS_64[::5], (), rounds=4, again=(ONCE,)),
-        Grid(PREPARES, (PREPARE,), rounds=4),
         Grid(STEPS_64[::12], WAYS, rounds=3, headline=True),
-        Grid(PREPARES, (PREPARE,), rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-c9736401",
     ceilings=("copy",),

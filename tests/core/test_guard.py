@@ -183,18 +183,19 @@ def test_vllms_call_is_guarded_by_its_own_arguments(engines):
     cache = torch.zeros((2, PAGE, 8, 128), dtype=torch.bfloat16)
     told = {"cu_seqlens_q": torch.arange(4), "causal": True, "window_size": [-1, -1]}
 
-    def attend(words, longest):
+    def attend(words, longest, **more):
         q = torch.zeros((3, 16, 128), dtype=torch.bfloat16)
         table = torch.zeros((3, 8), dtype=torch.int32)
-        told["max_seqlen_k"] = longest
+        more |= told | {"block_table": table, "max_seqlen_k": longest}
         return engines.flash_attn_varlen_func(
-            q, cache, cache, 1, block_table=table, scheduler_metadata=words, fa_version=3, **told
+            q, cache, cache, 1, scheduler_metadata=words, fa_version=3, **more
         )
 
     lens = torch.ones(3, dtype=torch.int32)
     sizes = (3, 1, 4096, 16, 8, 128)
     words = engines.get_scheduler_metadata(*sizes, lens, page_size=PAGE, **told)
     attend(words, 4096)
+    attend(words, 4096, softcap=30.0)  # vLLM does not tell, and tiles of 16 bits do not ask
     with pytest.raises(ValueError, match="num_splits must be 14, got 1"):
         attend(words, 512)
 

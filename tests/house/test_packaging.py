@@ -141,7 +141,7 @@ def run_without_lab(code):
 
 
 def test_what_an_engine_imports_needs_torch_triton_and_numpy_alone():
-    code = "from attnlib import core\nimport attnlib.core.engines.sglang\n"
+    code = "from attnlib import core\nimport attnlib.engines.sglang\n"
     code += "for module in pkgutil.walk_packages(core.__path__, 'attnlib.core.'):\n"
     code += "    __import__(module.name)\n"
     code += "for name in core.HOME:\n    getattr(core, name)\n"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from attnlib import cli
-from attnlib.core.engines import capture
 from attnlib.core.spec import AttnSpec
+from attnlib.engines import capture
 from attnlib.kinds.cases import case_from_dict
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import build_workload

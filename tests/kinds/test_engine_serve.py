@@ -13,8 +13,8 @@ import torch
 from support import sglang_code
 from support import sglang_fakes as fakes
 
-from attnlib.core.engines import arms
 from attnlib.core.spec import MODELS
+from attnlib.engines import arms
 from attnlib.kinds.cases import case_from_dict
 from attnlib.kinds.engine import serve
 from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, START, EngineCase

@@ -74,7 +74,7 @@ def subject(monkeypatch, tmp_path):
         path = tmp_path / "engine.py"
         path.write_text(ENGINE.format(**{"start": "", "case": "", "answer": ""} | code))
         monkeypatch.setattr(measure, "COMMAND", (sys.executable, str(path)))
-        monkeypatch.setattr("attnlib.core.engines.points.installed_version", lambda name: release)
+        monkeypatch.setattr("attnlib.engines.points.installed_version", lambda name: release)
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setenv("ATTNLIB_SGLANG_CAPTURE", "a user's own")
         for name in ("STARTS", "CHILD"):

@@ -11,15 +11,12 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.mismatch.case import MismatchCase
 from attnlib.kinds.step.case import StepCase
-from attnlib.kinds.step.fa2 import BACKENDS as ENGINE_STEPS
 from attnlib.kinds.step.measure import ALONE, BACKENDS, StepSubject
 
 LAYERS_OF = (AttnSpec(16, 2, 128, 16, window=n) for n in (0, 90))
 STEP, LOCAL = (StepCase(DecodeCase(spec, 5, 300, "ragged"), 4) for spec in LAYERS_OF)
-FA3_STEPS = [name for name in BACKENDS if name not in ENGINE_STEPS]
 LAYERS = {
     "flash-attn-3-step-each": (4, 4, 0),
-    "flash-attn-3-prepare": (0, 1, 0),
     "flash-attn-3-two-launches": (0, 1, 1),
     "flash-attn-3-one-launch": (0, 0, 1),
     "flash-attn-3-step-fused": (4, 1, 1),
@@ -30,7 +27,7 @@ LAYERS = {
 
 def measure_on_gpu(backend, timer):
     """The record and its launches by kernel; skips with the reason where the library is missing."""
-    if reason := backends.unavailable(ENGINE_STEPS.get(backend, "flash-attn-3")):
+    if reason := backends.unavailable("flash-attn-3"):
         pytest.skip(reason)
     record = measure(Item(backend, timer, STEP), "cuda")
     assert record.status == "ok", record.reason
@@ -52,7 +49,7 @@ def test_without_the_library_a_case_is_refused_with_what_to_install(backend, cas
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="FakeFa3 and the interpreter run on the CPU")
 @pytest.mark.parametrize("case", [STEP, LOCAL], ids=["whole", "window"])
-@pytest.mark.parametrize("backend", FA3_STEPS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_every_way_of_making_a_step_gives_the_right_output(backend, case, fake_fa3):
     subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
     subject._prepare(case)
@@ -64,7 +61,7 @@ def test_every_way_of_making_a_step_gives_the_right_output(backend, case, fake_f
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", FA3_STEPS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_is_right_and_launches_what_its_name_says(backend):
     _, launched = measure_on_gpu(backend, "graph")
 
@@ -73,32 +70,3 @@ def test_a_step_is_right_and_launches_what_its_name_says(backend):
 
     words = ("FlashAttnFwdSm90", "prepare_varlen", "decode_metadata_kernel")
     assert tuple(map(of, words)) == LAYERS.get(backend, (4, 1, 0))
-
-
-@pytest.mark.parametrize("case", [STEP, LOCAL], ids=["whole", "window"])
-@pytest.mark.parametrize("backend", ENGINE_STEPS)
-def test_an_engines_step_is_right_however_it_is_planned(backend, case, fake_fa2):
-    subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
-    subject._prepare(case)
-    step = subject._engine(backend, STEP.layers)
-    for _ in range(2):
-        step.out.zero_()
-        assert subject._oracle.check(step()).passed
-    step.lens.fill_(1)  # the next step's, on the GPU
-    assert backend == "fa2-step-host" or not subject._oracle.check(step()).passed
-
-
-def test_an_engines_step_is_timed_with_the_hosts_part_alone(fake_fa2):
-    subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
-    with pytest.raises(ValueError, match="timer must be eager for fa2-step-host, got 'host'"):
-        subject.measure(Item("fa2-step-host", "host", STEP))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", ENGINE_STEPS)
-def test_an_engines_step_is_timed_and_plans_in_the_graph_if_it_is_ours(backend):
-    record, launched = measure_on_gpu(backend, "eager")
-    ours = sum(count for name, count in launched.items() if "plan_kernel" in name)
-    assert ours == (backend == "fa2-step-planned")
-    assert bool(record.plan_us) == (backend != "fa2-step-planned")
-    assert (record.kernel_family, launched["BatchPrefillWithPagedKVCacheKernel"]) == ("fa2", 4)

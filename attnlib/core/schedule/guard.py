@@ -217,6 +217,8 @@ def _differing(made: SchedulerFacts, call: SchedulerFacts) -> str:
     """Why the words do not fit the call, or the empty string."""
     differing = made.differences(call)
     differing.pop("max_seqlen_k", None)
+    if made.element_bytes > 1:  # tiles of 16 bits do not ask for it, and vLLM does not tell
+        differing.pop("has_softcap", None)
     if made.split_cap <= call.split_cap:
         differing.pop("num_splits", None)
     return misfit(differing) if differing else ""

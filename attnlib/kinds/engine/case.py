@@ -37,7 +37,7 @@ ARMS = {
     "sglang-fa3": Arm("flashinfer", "decode", "fa3"),
     "sglang-planned": Arm("flashinfer", "decode", "planned"),
 }
-"""Backend -> its arm; `core.engines.sglang` explains the values. `sglang` is SGLang as it is."""
+"""Backend -> its arm; `engines.sglang` explains the values. `sglang` is SGLang as it is."""
 START = {"fa3": {"metadata": "sglang", "schedule": "once"}, "flashinfer": {"decode": "fa2"}}
 """Attention backend -> the variables that must be set before arms can take turns."""
 SIDE_BY_SIDE = {

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from ...core.backends.table import family_of
-from ...core.engines.arms import PREFIX
-from ...core.engines.sglang import NEWEST, require_release
 from ...core.spec import require_word
+from ...engines.arms import PREFIX
+from ...engines.sglang import NEWEST, require_release
 from ...measure.trace import kernel_family
 from ..base import Bench, Subject, oracle_fields
 from ..check import OracleCheck

@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.engines.arms import STATE
-from ...core.engines.sglang import use
-from ...core.engines.sglang_hooks import pin_decode
+from ...engines.arms import STATE
+from ...engines.sglang import use
+from ...engines.sglang_hooks import pin_decode
 from ...measure.trace import trace_kernels
 
 POOL_TOKENS = 300_000

@@ -7,11 +7,9 @@
 | flash-attn-3-step-eager | lengths and page table op by op, the schedule once, then the layers |
 | flash-attn-3-step-fused | the same with the fused kernel |
 | flash-attn-3-step-one-launch | metadata and schedule in one kernel, then the layers |
-| flash-attn-3-prepare | only the schedule, no layer |
 | flash-attn-3-two-launches | only the metadata of flash-attn-3-step-fused, no layer |
 | flash-attn-3-one-launch | only the metadata of flash-attn-3-step-one-launch, no layer |
 
-FlashInfer's steps (`fa2`) are whole steps of an engine, from lengths on the GPU to the last layer.
 Layers use copies of the cache in turn, so that twice the L2 is read between two uses of a copy.
 """
 
@@ -29,13 +27,12 @@ from ...core.metadata.decode import build_decode_metadata
 from ...core.metadata.step import build_step_metadata
 from ...core.schedule.flash_attn3 import SchedulerMetadata, precompute, reserve
 from ...core.spec import require_word
-from ...measure.timer import cold_copies, run_timer, time_eager
+from ...measure.timer import cold_copies, run_timer
 from ..base import Subject
 from ..call import cache_copies, timed_call
 from ..decode.measure import Oracle, build_workload
 from ..item import Item
 from ..metadata import eager
-from . import fa2
 from .case import StepCase
 
 BUILDERS = {
@@ -44,7 +41,6 @@ BUILDERS = {
 }
 ONE_LAUNCH = "flash-attn-3-step-one-launch"
 ALONE = {
-    "flash-attn-3-prepare": "flash-attn-3-step-once",
     "flash-attn-3-two-launches": "flash-attn-3-step-fused",
     "flash-attn-3-one-launch": ONE_LAUNCH,
 }
@@ -55,7 +51,6 @@ BACKENDS = (
     *BUILDERS,
     ONE_LAUNCH,
     *ALONE,
-    *fa2.BACKENDS,
 )
 Prepare = Callable[[], SchedulerMetadata | None]
 
@@ -69,25 +64,12 @@ class StepSubject(Subject):
         """Check the last layer's output by the oracle, then trace and time the step."""
         case, backend = item.case, item.backend
         require_word("backend of a step", backend, BACKENDS)
-        if backend in fa2.BACKENDS and item.timer != "eager":
-            raise ValueError(f"timer must be eager for {backend}, got {item.timer!r}")
-        library = fa2.BACKENDS.get(backend, "flash-attn-3")
-        spec = case.decode.spec
+        library, spec = "flash-attn-3", case.decode.spec
         if reason := backends.unavailable(library) or backends.unsupported(library, spec):
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
         self._prepare(case)
         work = float(case.decode.cost.io_bytes * case.layers)
-        if backend in fa2.BACKENDS:
-            engine = self._engine(backend, case.layers)
-            return timed_call(
-                engine,
-                self._oracle,
-                engine.plan.reported_backend,
-                timer=partial(time_eager, engine, fa2.SAMPLE_US),
-                replan=None if backend == fa2.PLANNED else engine.prepare,
-                work_per_call=work,
-            )
         batch, prepare = self._prepared(ALONE.get(backend, backend))
         step = partial(self._run_layers, batch, prepare, case.layers)
         timed: Callable[[], object] = prepare if backend in ALONE else step
@@ -99,11 +81,6 @@ class StepSubject(Subject):
             traced=timed,
             work_per_call=work,
         )
-
-    def _engine(self, backend: str, layers: int) -> fa2.EngineStep:
-        _, buffers = over_own_buffers(self._work.batch)
-        pool = {name: buffers[name] for name in ("req_pool_indices", "req_to_token")}
-        return fa2.EngineStep(backend, self._work, self._caches, layers, pool)
 
     def _prepare(self, case: StepCase) -> None:
         if case == self._case:

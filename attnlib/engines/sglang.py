@@ -31,7 +31,7 @@ decoding, and pools with page tables of their own (unified memory) keep SGLang's
 plan. `arms.STATE.calls` counts what ran.
 """
 
-from ..spec import require_word
+from ..core.spec import require_word
 from . import points
 from .arms import ARMS, PREFIX, SGLANG, STATE, require_together
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from ..fa2.coverage import require_plan
-from ..fa2.planner import Fa2Planner
+from ..core.fa2.coverage import require_plan
+from ..core.fa2.planner import Fa2Planner
 from .arms import STATE
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from attnlib.core.engines import sglang, sglang_hooks
-from attnlib.core.engines.points import unfit
+from attnlib.engines import sglang, sglang_hooks
+from attnlib.engines.points import unfit
 
 FOLDER = Path(__file__).parents[2] / "build" / "wheels"
 FLASH = "sglang/srt/layers/attention/flashattention_backend.py"

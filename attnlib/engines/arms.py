@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..spec import require_word
+from ..core.spec import require_word
 from .capture import Capture
 
 

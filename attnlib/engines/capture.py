@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..spec import AttnSpec
+from ..core.spec import AttnSpec
 
 EVERY = 10
 """One step in so many of each mode is captured, the first one included."""

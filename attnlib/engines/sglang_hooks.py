@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from ..backends.base import installed_version
-from ..metadata.decode import build_decode_metadata
-from ..metadata.eager import write_decode_metadata
-from ..metadata.require import DecodeTensors
-from ..metadata.step import build_step_metadata
-from ..schedule.facts import SchedulerFacts
-from ..schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
+from ..core.backends.base import installed_version
+from ..core.metadata.decode import build_decode_metadata
+from ..core.metadata.eager import write_decode_metadata
+from ..core.metadata.require import DecodeTensors
+from ..core.metadata.step import build_step_metadata
+from ..core.schedule.facts import SchedulerFacts
+from ..core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
 from .arms import PREFIX, SGLANG, STATE
 from .capture import Step
 from .plans import OWN, guard_plan, take_over

@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ..backends.table import installed_version
+from ..core.backends.table import installed_version
 from . import points
 from .arms import STATE, VLLM
 from .capture import Capture, Step

@@ -14,11 +14,11 @@ from support.sglang_fakes import installed
 from support.vllm_fakes import FLASHINFER, LENS, PAGE, batch
 from support.vllm_points import FILE
 
-from attnlib.core.engines import arms, capture, plans, points, vllm
 from attnlib.core.fa2 import planner
 from attnlib.core.fa2.words import plan_words
 from attnlib.core.schedule import guard as guards
 from attnlib.core.spec import AttnSpec
+from attnlib.engines import arms, capture, plans, points, vllm
 
 if torch.cuda.is_available():
     pytest.skip("the stand-ins are for machines without a GPU", allow_module_level=True)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any, NamedTuple
 
-from ..backends.table import installed_version
+from ..core.backends.table import installed_version
 from .arms import STATE, Engine, read
 from .capture import Capture
 
@@ -60,7 +60,7 @@ def load(engine: Engine, oldest: str, newest: str, hook: Callable[[str], None]) 
             )
         hook(release)
         if "guard" in arms:
-            from ..schedule.guard import guard
+            from ..core.schedule.guard import guard
 
             guard(engine.package, mode=arms["guard"])
     except Exception as error:

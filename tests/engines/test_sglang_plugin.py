@@ -17,20 +17,20 @@ from support import sglang_fakes as fakes
 from support.schedule_words import words_of
 from support.sglang_fakes import DECODE, FLASH, LENS, RANKS, ROWS
 
-from attnlib.core.engines import arms, capture, plans, sglang, sglang_hooks
 from attnlib.core.fa2 import planner
 from attnlib.core.fa2.words import plan_words
 from attnlib.core.schedule import guard as guards
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec
+from attnlib.engines import arms, capture, plans, sglang, sglang_hooks
 from attnlib.kinds.engine import serve
 
 if torch.cuda.is_available():
     pytest.skip("the stand-ins are for machines without a GPU", allow_module_level=True)
 
 SOURCES = {"stand-ins": fakes.parts, **({"own": sglang_code.parts} if sglang_code.FOUND else {})}
-RELEASE = "attnlib.core.engines.points.installed_version"
+RELEASE = "attnlib.engines.points.installed_version"
 
 
 @pytest.fixture(params=SOURCES)
@@ -432,7 +432,7 @@ SET = "normal_decode_set_metadata"
             "one that SGLang has hook",
         ),
         (lambda _: setattr(sys.modules[FLASH], SET, 7), f"{SET} must be a function .*, got 7"),
-        (lambda _: {"attnlib.core.engines.sglang_hooks": None}, "sglang_hooks"),
+        (lambda _: {"attnlib.engines.sglang_hooks": None}, "sglang_hooks"),
     ],
 )
 def test_what_sglang_would_fail_to_hook_and_only_log_ends_the_process(
