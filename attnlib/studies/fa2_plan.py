@@ -2,7 +2,7 @@
 
 A wave is the requests that fill the GPU's slots, one block of each request and KV head in a slot.
 Lengths are drawn by a seed that each layout has; a longest request is halved until K and V of its
-batch fit `MOST_KV_BYTES`. The records are of the planner before November 2026, which chose by
+batch fit `MOST_KV_BYTES`. The records of attention are of the planner before 2026-11-26, which chose by
 another model.
 """
 
@@ -165,6 +165,8 @@ STUDY = Study(
     ceilings=("copy",),
 )
 
+PRESENT = "nvidia-h200-7fb603f2"
+"""The machine with `PLANS` by the present planner."""
 LIBRARY, OURS, FLASH_ATTN_3 = RIVALS
 LIBRARY_PLAN, OUR_PLAN = "FlashInfer's plan", "our plan"
 
