@@ -204,6 +204,9 @@ _BUILD = f"{_FLASHINFER}:FlashInferMetadataBuilder.build"
 _PLAN = f"{_FLASHINFER}:fast_plan_decode"
 _BATCH = "self common_attn_metadata"
 _SIZES = "self last_page_len_cpu head_dim page_size"
+_OF_LAYERS = "ubatch_idx common_prefix_len kwargs"
+_OF_BUILDERS = "vllm_config device kernel_block_size num_metadata_builders"
+_OF_BUILD = "common_prefix_len fast_build"
 _OF_PLAN = (
     "indptr_cpu indices seq_lens_cpu num_qo_heads num_kv_heads pos_encoding_mode window_left "
     "logits_soft_cap q_data_type kv_data_type o_data_type data_type sm_scale rope_scale rope_theta "
@@ -211,10 +214,10 @@ _OF_PLAN = (
 )
 _PLANS, _AROUND = ("decode", "guard"), "around"
 POINTS = (
-    Point(("capture",), _STEP, _AROUND, run_step),
-    Point(("capture",), _LAYERS, _AROUND, describe_layers, _BATCH),
-    Point(_PLANS, _BUILDERS, _AROUND, require_builders),
-    Point(_PLANS, _BUILD, _AROUND, build_metadata, _BATCH),
+    Point(("capture",), _STEP, _AROUND, run_step, "self", "scheduler_output"),
+    Point(("capture",), _LAYERS, _AROUND, describe_layers, _BATCH, _OF_LAYERS),
+    Point(_PLANS, _BUILDERS, _AROUND, require_builders, "self", _OF_BUILDERS),
+    Point(_PLANS, _BUILD, _AROUND, build_metadata, _BATCH, _OF_BUILD),
     Point(_PLANS, _PLAN, _AROUND, plan_decode, _SIZES, _OF_PLAN),
 )
 """Read in 0.33.0; tests hold it to what its wheel has."""
