@@ -159,6 +159,7 @@ def pin_decode(_: None, backend: Any, model_runner: Any, *args: Any, **kwargs: A
         "CUDA graphs": not _decodes_in_graphs(server),
         "no draft tokens": server.speculative_algorithm,
         "no --enable-unified-memory": getattr(server, "enable_unified_memory", False),
+        "no decode context parallelism": _ranks_of_a_context() > 1,
     }
     require_met(f"{PREFIX}DECODE=planned", not_met)
 
@@ -225,6 +226,8 @@ def _described(runner: Any, batch: Any, mode: str) -> Step | None:
     rank, ranks = _rank_and_ranks()
     if rank:
         return None
+    if _ranks_of_a_context() > 1:
+        raise ValueError("a step must have its whole context here, got decode context parallelism")
     config = runner.model_config
     return Step(
         mode=mode,
@@ -256,6 +259,15 @@ def _rank_and_ranks() -> tuple[int, int]:
         return get_attention_tp_rank(), get_attention_tp_size()
     parallel = get_parallel()
     return parallel.attn_tp_rank, parallel.attn_tp_size
+
+
+def _ranks_of_a_context() -> int:
+    """Ranks that hold parts of one request's tokens: decode context parallelism."""
+    try:
+        from sglang.srt.runtime_context import get_parallel
+    except ImportError:  # before 0.5.14
+        return 1
+    return getattr(get_parallel(), "attn_dcp_size", 1)
 
 
 def _joined(lengths: Any) -> str:

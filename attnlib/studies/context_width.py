@@ -73,7 +73,7 @@ def width_chart(frame: pd.DataFrame, batch_size: int = 128) -> charts.Figure:
     """Time over the context, a panel per page size, a line per release and one of ours."""
     rows = metadata_rows(frame)
     rows = rows[rows.batch_size == batch_size]
-    titles = [f"page size {page}" for page in PAGES]
+    titles = [f"page size {page}, batch {batch_size}" for page in PAGES]
     words = ("context, tokens", "us (log)")
     figure, axes = charts.panels(titles, (11, 3.4), rows, words, share="y")
     for axis, page in zip(axes, PAGES, strict=True):

@@ -288,6 +288,20 @@ def batch(mode="DECODE", lens=(7, 9), queries=None):
     )
 
 
+def test_a_context_that_ranks_share_is_neither_planned_nor_captured(
+    loaded, tmp_path, monkeypatch, caplog
+):
+    path = tmp_path / "steps.jsonl"
+    engine = loaded(DECODE="planned", CAPTURE=path)
+    ranks = SimpleNamespace(attn_tp_rank=0, attn_tp_size=2, attn_dcp_size=2)
+    context = SimpleNamespace(get_parallel=lambda: ranks)
+    monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", context)
+    with pytest.raises(ValueError, match="must have no decode context parallelism"):
+        engine.FlashInferAttnBackend(engine.ModelRunner())
+    assert engine.ModelRunner().forward(batch()) == "logits"
+    assert path.read_text() == "" and "got decode context parallelism" in caplog.text
+
+
 def test_one_step_in_ten_of_each_mode_is_captured_and_read_again(loaded, tmp_path):
     path = tmp_path / "steps.jsonl"
     runner = loaded(CAPTURE=path).ModelRunner()
