@@ -13,6 +13,9 @@ import torch
 from .library import FA2_INFO
 from .words import WORD
 
+READ = ("request_indices", "kv_tile_indices", "kv_chunk_size_ptr", "block_valid_mask")
+"""The arrays of a plan that say what is read; the workspace of 8 MiB is not copied whole."""
+
 
 def tokens_read(image: np.ndarray, info: tuple[int, ...], seq_lens: np.ndarray) -> np.ndarray:
     """Tokens of each request that the blocks of a plan read, [bs] int64.
@@ -52,7 +55,9 @@ def require_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
     if info is None or len(info) != len(FA2_INFO):
         got = "none" if info is None else f"one of {len(info)} integers"
         raise ValueError(f"wrapper must have a plan of fa2 ({len(FA2_INFO)} integers), got {got}")
-    image = wrapper._int_workspace_buffer.view(torch.int32).cpu().numpy()
+    facts = dict(zip(FA2_INFO, info, strict=True))
+    end = max(facts[f"{name}_offset"] for name in READ) // WORD + facts["padded_batch_size"]
+    image = wrapper._int_workspace_buffer.view(torch.int32)[:end].cpu().numpy()
     lens = seq_lens.cpu().numpy().astype(np.int64)
     read = tokens_read(image, tuple(info), lens)
     short = np.flatnonzero(read < lens)
