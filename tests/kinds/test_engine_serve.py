@@ -114,8 +114,6 @@ def engine(monkeypatch):
             NATIVE: {"TorchNativeAttnBackend": lambda model: object()},
         },
     )
-    for name, value in vars(arms.State()).items():
-        monkeypatch.setattr(arms.STATE, name, value)
     return serve.Steps(SETUP), runner
 
 

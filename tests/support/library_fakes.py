@@ -199,6 +199,36 @@ class FakeDecode(FakePaged):
         super().plan(rows, *arguments, **options)
 
 
+class PlannedWrapper(SimpleNamespace):
+    """What FlashInfer's decode wrapper holds: planned once, the private names of a planner."""
+
+    def __init__(self, workspace, kv_layout, backend, use_tensor_cores, **graph):
+        self._backend, self.plans, self._plan_info = backend, 0, None
+        self.is_cuda_graph_enabled = self._use_cuda_graph = graph.pop("use_cuda_graph", False)
+        for name, buffer in graph.items():
+            setattr(self, f"_{name.removesuffix('fer')}", buffer)
+        self._float_workspace_buffer = workspace
+        self._int_workspace_buffer = torch.zeros(2**20, dtype=torch.uint8)
+        self._num_qo_heads, self._num_kv_heads, self._window_left = 32, 8, -1
+        self._cached_q_data_type = self._cached_kv_data_type = torch.bfloat16
+        if graph:
+            self._fixed_batch_size = len(self._paged_kv_last_page_len_buf)
+            self._qo_indptr_buf = torch.zeros(self._fixed_batch_size + 1, dtype=torch.int32)
+
+    def begin_forward(self, *args, **kwargs):
+        self.plans += 1
+        self._plan_info = list(range(15))
+
+    @classmethod
+    def of_graph(cls, rows, pages):
+        """One of fa2 with a graph of so many requests and pages."""
+        sizes = {"indptr": rows + 1, "indices": pages, "last_page_len": rows}
+        arrays = {name: torch.zeros(size, dtype=torch.int32) for name, size in sizes.items()}
+        buffers = {f"paged_kv_{name}_buffer": array for name, array in arrays.items()}
+        floats = torch.zeros(2**24, dtype=torch.uint8)
+        return cls(floats, "HND", "fa2", True, use_cuda_graph=True, **buffers)
+
+
 class FakeRagged(FakePrefill):
     """BatchPrefillWithRaggedKVCacheWrapper."""
 
