@@ -40,10 +40,3 @@ def test_lengths_may_be_their_own_output_where_they_stay_as_they_are(builder):
         builder.assert_right(call, tails=False)
         with pytest.raises(ValueError, match="cache_seqlens must not share memory"):
             build(**call | {"seq_len_delta": 1})
-
-
-def test_a_window_map_of_int64_is_the_same_map():
-    call = arguments(Shape(5, 90, 4, swa=True, holes=True))
-    call["swa_slot_map"] = call["swa_slot_map"].long()
-    build_decode_metadata(**call)
-    DECODE.assert_right(call)

@@ -333,9 +333,8 @@ class FakeFlashAttention:
         lens = given["cache_seqlens"].tolist()
         tokens = gather(given["page_table"], lens, (k_cache, v_cache))
         if "cu_seqlens_q" in given:
-            return self._attend(
-                q, lens, tokens, given["cu_seqlens_q"], given["max_seqlen_q"], given
-            )
+            q_sums, longest = given["cu_seqlens_q"], given["max_seqlen_q"]
+            return self._attend(q, lens, tokens, q_sums, longest, given)
         q_sums = torch.arange(len(q) + 1) * q.shape[1]
         out = self._attend(q.flatten(0, 1), lens, tokens, q_sums, q.shape[1], given)
         return out.view(q.shape)
