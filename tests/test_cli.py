@@ -71,11 +71,6 @@ def test_the_module_is_the_command_and_ends_in_silence_unread_or_at_ctrl_c(monke
     assert (cli.main(["doctor"]), *capsys.readouterr()) == (128 + signal.SIGINT, "", "")
 
 
-def test_measuring_without_a_gpu_fails_in_one_line(fails, without_gpu):
-    words = "must be measured on a CUDA GPU, none is here"
-    assert fails("measure", "decode_metadata").endswith(words)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -100,11 +95,6 @@ def test_a_line_that_a_killed_sweep_cut_short_is_set_aside_and_said(tiny, capsys
     assert len(store.read("tiny", "cpu-test64")) == 2
     path.write_text('{"schema": 1\n')
     assert f"{path} line 1 must be a record" in fails("measure", "tiny")
-
-
-def test_an_unknown_mode_fails_in_one_line(fails, without_gpu, monkeypatch):
-    monkeypatch.setenv("ATTNLIB_MODE", "fast")
-    assert "ATTNLIB_MODE must be one of auto, live, replay, got 'fast'" in fails("doctor")
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,7 @@ def test_a_pair_is_judged_by_what_is_expected(write, monkeypatch, expect, more, 
     assert (judged.verdict, judged.records) == (verdict, ("1", "2"))
 
 
-def test_missing_records_leave_a_claim_open(write, data, monkeypatch):
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+def test_missing_records_leave_a_claim_open(write, replayed):
     judged = claims.judge(pairs_claim(write, "slower"))
     assert judged.verdict == "open" and "are missing" in judged.reason
 

@@ -128,10 +128,14 @@ def closed_figures():
 
 
 @pytest.fixture
-def published_records(monkeypatch):
+def replayed(monkeypatch):
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+
+
+@pytest.fixture
+def published_records(monkeypatch, replayed):
     """The committed records, replayed, in place of the test's own data folder."""
     monkeypatch.delenv("ATTNLIB_DATA", raising=False)
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
 
 
 @pytest.fixture
