@@ -75,7 +75,6 @@ def test_the_module_is_the_command_and_ends_in_silence_unread_or_at_ctrl_c(monke
     ("arguments", "words"),
     [
         (["nope"], f"one of {', '.join([*STUDIES, 'tiny'])}, got 'nope'"),
-        (["auto_resolution", "--overlay", "x"], "NAME==VERSION=DIR, got 'x'"),
         (["tiny", "--rounds", "0"], "rounds must be >= 1, got 0"),
     ],
 )

@@ -82,10 +82,3 @@ def test_tokens_outside_a_row_are_not_read_and_give_minus_one():
     assert call["kv_indices"][8:20].tolist() == [-1] * 12
     assert call["kv_indices"][40:80].tolist() == [-1] * 40
     assert (call["kv_indices"][:8] >= 0).all() and (call["kv_indices"][20:40] >= 0).all()
-
-
-def test_without_an_array_of_last_pages_the_others_are_right():
-    call = kv_arguments(Shape(5, 90, 4, moved=True))
-    del call["kv_last_page_len"]
-    build_kv_indices(**call)
-    KV_INDICES.assert_right(call)

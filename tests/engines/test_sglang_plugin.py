@@ -72,16 +72,12 @@ def live(backend, lens):
     return step.cache_seqlens_int32.tolist(), step.cu_seqlens_k.tolist(), table
 
 
-def schedule_of(backend, lens):
-    sizes = (3, 32, 8, 128, 1, fakes.CONTEXT, 132)
-    facts = SchedulerFacts(*sizes, page_size=backend.page_size, causal=True)
-    return words_of(plan_splits(facts.settled, lens.numpy())).tolist()
-
-
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_arms_alternate_step_by_step_and_write_the_metadata_that_sglang_does(loaded, page_size):
     backend = loaded(METADATA="sglang").FlashAttentionBackend(page_size)
     lens, step = captured(backend)
+    sizes = (3, 32, 8, 128, 1, fakes.CONTEXT, 132)
+    facts = SchedulerFacts(*sizes, page_size=page_size, causal=True).settled
     assert step.cache_seqlens_int32.data_ptr() == lens.data_ptr(), "as in SGLang"
     for number, arm in enumerate(arms.ARMS["metadata"] * 2):
         sglang.use(metadata=arm)
@@ -91,7 +87,8 @@ def test_arms_alternate_step_by_step_and_write_the_metadata_that_sglang_does(loa
         rows = backend.req_to_token[ROWS][:, : fakes.CONTEXT : page_size] // page_size
         wanted = [row[: -(-int(n) // page_size)].tolist() for row, n in zip(rows, lens, strict=1)]
         assert live(backend, lens) == (lens.tolist(), [0, *lens.cumsum(0).tolist()], wanted), arm
-        words = schedule_of(backend, lens) if arm == "one-launch" else [7] * 17
+        ours = words_of(plan_splits(facts, lens.numpy())).tolist()
+        words = ours if arm == "one-launch" else [7] * 17
         assert backend._sched_meta_buf[:17].tolist() == words, arm
     assert backend.schedules == 1 + 6, "at capture, and in the steps that are not one launch"
     assert arms.STATE.calls == {f"metadata={arm}": 2 for arm in arms.ARMS["metadata"]}
@@ -106,15 +103,10 @@ def test_a_draft_step_keeps_sglangs_own_metadata(loaded, arm):
     assert not arms.STATE.calls
 
 
-@pytest.mark.parametrize(("arm", "schedules"), [("once", 2), ("layer", 0)])
-def test_a_schedule_is_written_once_a_step_or_left_to_the_layers(loaded, arm, schedules):
-    engine = loaded(SCHEDULE=arm)
-    backend = engine.FlashAttentionBackend()
-    lens, step = captured(backend)
-    assert (step.scheduler_metadata is None) == (arm == "layer")
-    replay(backend, lens)
-    assert backend.schedules == schedules
-    assert len(engine.HookRegistry._hooks) == 1, "an arm hooks what it needs alone"
+def test_a_schedule_is_left_to_the_layers_by_one_hook_alone(loaded):
+    engine = loaded(SCHEDULE="layer")
+    _, step = captured(engine.FlashAttentionBackend())
+    assert step.scheduler_metadata is None and len(engine.HookRegistry._hooks) == 1
 
 
 def test_one_launch_without_a_schedule_or_its_heads_or_layout_says_so(loaded, monkeypatch):
@@ -150,16 +142,6 @@ def test_a_sliding_window_is_mapped_by_the_pools_int64_map(engine):
             assert window[row, :length].tolist() == wanted
 
 
-@pytest.mark.parametrize("arm", ["fa2", "fa3"])
-def test_the_decode_kernels_are_pinned_with_and_without_a_graph(loaded, arm):
-    engine = loaded(DECODE=arm)
-    backend = engine.FlashInferAttnBackend(engine.ModelRunner())
-    _, (wrapper,) = captured(backend)
-    assert [wrapper._backend, *(w._backend for w in backend.decode_wrappers)] == [arm] * 2
-    replay(backend, LENS)
-    assert wrapper.plans == 2, "SGLang plans, as ever"
-
-
 class Graphs:
     """SGLang's graphs of one batch size: made ready, and the backend's part of a capture."""
 
@@ -189,8 +171,6 @@ def test_schedules_have_graphs_side_by_side_which_alternate_with_all_metadata(lo
             assert backend.decode_cuda_graph_metadata[3] is graphs.step
             assert backend.schedules - before == (words == {"metadata": "fused"})
     assert len(sets._sets) == 2, "captured once each"
-    with pytest.raises(ValueError, match="SCHEDULE must be once"):
-        sets.use(metadata="one-launch", schedule="layer")
 
 
 def test_decode_kernels_have_graphs_side_by_side_each_with_wrappers_of_its_own(loaded):

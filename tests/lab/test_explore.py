@@ -126,15 +126,12 @@ def test_backends_are_chosen_and_none_at_all_is_all(published):
     assert len(published.view.backends) > 2
 
 
-@pytest.mark.parametrize(
-    ("mode", "words"), [("auto", "torch sees no CUDA GPU"), ("live", "live needs a CUDA GPU")]
-)
 def test_without_a_gpu_it_shows_why_and_leaves_the_records_to_be_chosen(
-    published_records, without_gpu, monkeypatch, mode, words
+    published_records, without_gpu, monkeypatch
 ):
-    monkeypatch.setenv("ATTNLIB_MODE", mode)
+    monkeypatch.setenv("ATTNLIB_MODE", "live")
     explorer = explore(records="live")
-    assert words in explorer.shown.value and explorer.view is None
+    assert "live needs a CUDA GPU" in explorer.shown.value and explorer.view is None
     assert explorer.measure.disabled and explorer.live_row.layout.display == "flex"
     explorer.controls["records"].value = explorer.controls["records"].options[0][1]
     assert explorer.view is not None and explorer.live_row.layout.display == "none"

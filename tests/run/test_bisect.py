@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from support import lab as support_lab
-from support.lab import GPU, SLUG
+from support.lab import SLUG
 from support.studies import hand_made
 
 from attnlib import cli
@@ -18,7 +18,6 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import releases, store
 from attnlib.run import study as studying
 from attnlib.run.bisect import ROUND_LIMIT, bisect, first_changed
-from attnlib.run.lock import hold_gpu
 from attnlib.run.pairs import SPARE_ROUNDS
 from attnlib.run.record import STATUSES
 from attnlib.run.study import Grid, Study
@@ -243,12 +242,6 @@ def test_releases_given_are_searched_and_no_index_is_asked(lab, monkeypatch, cap
     monkeypatch.setattr(releases, "index_releases", lambda package: pytest.fail("index asked"))
     assert cli.main(command(releases="0.6.3, 0.5.3,0.6.1")) == 0
     assert "first slower release: 0.6.1" in capsys.readouterr().out
-
-
-def test_a_search_does_not_measure_on_a_gpu_that_another_sweep_holds(lab, fails):
-    with hold_gpu(GPU["gpu_id"]):
-        assert "must be measured by one sweep at a time" in fails(*command())
-    assert lab.jobs == []
 
 
 def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatch, capsys):
