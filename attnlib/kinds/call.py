@@ -111,11 +111,10 @@ def timed_call(
     *,
     timer: Callable[[], Timing],
     replan: Callable[[], object] | None = None,
-    traced: Callable[[], object] | None = None,
     work_per_call: float,
 ) -> dict[str, Any]:
     """A record's fields: check the output of `run`, time calls with `timer` and the plan on the
-    host, if there is one, then trace `traced`, by default `run`."""
+    host, if there is one, then trace `run`."""
     out = run()
     verdict = judge.check(out)
     seen = {"reported_backend": reported, **oracle_fields(verdict)}
@@ -125,7 +124,7 @@ def timed_call(
     timing = timer()
     if replan is not None:
         seen["plan_us"] = time_host(replan).samples_us
-    kernels = trace_kernels(traced or run) if out.is_cuda else ()
+    kernels = trace_kernels(run) if out.is_cuda else ()
     seen["kernel_family"] = kernel_family((kernel.name for kernel in kernels), family_of)
     return timed_fields(timing, kernels=kernels, work_per_call=work_per_call) | seen
 

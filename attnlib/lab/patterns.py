@@ -303,7 +303,7 @@ PATTERNS = (
         name="the page table is copied over the whole context",
         shows=whole_table_copied,
         fix="pass the step's longest request, or attnlib.core.build_decode_metadata",
-        since="SGLang 0.5.15 to 0.5.16 (flashattention_backend.py:2608-2615, 0.5.16)",
+        since="SGLang from 0.5.15 on; from 0.5.17 on blocks past the live pages return at once",
         notebook="03_decode_metadata",
     ),
     Pattern(

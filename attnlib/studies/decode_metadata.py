@@ -1,8 +1,7 @@
 """The metadata of a decode step: op by op, SGLang's fused kernels, and ours.
 
 The main records repeat one call in a graph. Records of other GPUs of the same study time a call
-behind another kernel and before 32 layers (`IN_STEP_MACHINE`), page table and FlashAttention-3's
-schedule in one launch (`ONE_LAUNCH_MACHINE`), and eager calls (`EAGER_MACHINE`). Times are us.
+behind another kernel (`IN_STEP_MACHINE`), and eager calls (`EAGER_MACHINE`). Times are us.
 """
 
 from __future__ import annotations
@@ -11,25 +10,19 @@ from itertools import product
 
 import pandas as pd
 
-from ..core.spec import AttnSpec
 from ..draw import charts, style
-from ..kinds.decode.case import DecodeCase
 from ..kinds.metadata.case import MetadataCase
-from ..kinds.step.case import StepCase
 from ..run.frame import (
     by_design,
-    decode_rows,
     good_rows,
     intervals,
     over,
-    savings,
     times,
     whole_counts,
 )
 from ..run.study import Grid, Study
 
 IN_STEP_MACHINE = "nvidia-h200-54fb76dd"
-ONE_LAUNCH_MACHINE = "nvidia-h200-f9835d78"
 EAGER_MACHINE = "nvidia-h100-80gb-hbm3-da6a6c3c"
 METADATA = (
     MetadataCase("decode", 1, 1, 8192),
@@ -53,23 +46,16 @@ PAGE_ARRAYS = tuple(
 )
 WINDOWED = tuple(MetadataCase("decode", 32, 2**bits, 8192, swa=True) for bits in range(8))
 """The page sizes of SGLang's tests, with the table of a sliding window."""
-LLAMA_STEPS = tuple(
-    StepCase(DecodeCase(AttnSpec(32, 8, 128, page), batch, 8192, "ragged"), 32)
-    for batch, page in product((1, 32, 128, 512), (1, 16))
-)
-"""32 layers of Llama-3.1-8B."""
 OURS, SGLANG, RELEASES = (
     ("metadata-eager", "metadata-fused"),
     ("sglang-metadata",),
     ("0.5.14", "0.5.23"),
 )
 BEHIND = ("graph-behind", "graph")
-STEPS = ("flash-attn-3-step-eager", "flash-attn-3-step-fused", "flash-attn-3-step-one-launch")
-TWO_LAUNCHES, ONE_LAUNCH = "flash-attn-3-two-launches", "flash-attn-3-one-launch"
 
 STUDY = Study(
     name="decode_metadata",
-    question="What does the metadata of a decode step cost, alone and in a step?",
+    question="What does the metadata of a decode step cost?",
     grids=(
         Grid((*METADATA, *METADATA_SWEEP), OURS, rounds=4),
         Grid((*METADATA, *METADATA_SWEEP, *WINDOWED), SGLANG, RELEASES, rounds=4),
@@ -79,8 +65,6 @@ STUDY = Study(
         Grid(METADATA, OURS, timers=BEHIND, rounds=4, again=OURS),
         Grid(METADATA, SGLANG, RELEASES, timers=BEHIND, rounds=4),
         Grid(METADATA, ("metadata-fused-alone",), rounds=4),
-        Grid(LLAMA_STEPS, STEPS, rounds=4),
-        Grid(LLAMA_STEPS, (TWO_LAUNCHES, ONE_LAUNCH), rounds=4, again=(ONE_LAUNCH,)),
         Grid(SOURCE_CASE, OURS, timers=("eager",), rounds=4, isolated=True),
         Grid(SOURCE_CASE, SGLANG, RELEASES, timers=("eager",), rounds=4, isolated=True),
         Grid(METADATA[:6], OURS, timers=BEHIND, rounds=3, headline=True),
@@ -165,20 +149,3 @@ def designs_chart(frame: pd.DataFrame, page_size: int = 1) -> charts.Figure:
         style.log_axes(axis, "x", "y")
     axes[0].legend(fontsize=7)
     return figure
-
-
-def step_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A step's 32 layers with the metadata op by op and fused, and the ratio with its verdict."""
-    rows = decode_rows(frame[frame.layers.notna()])
-    table = over(rows, *STEPS[:2]).merge(times(rows)[["case", *STEPS[:2]]], on="case")
-    shown = table[["batch_size", "page_size", "kv_len", *STEPS[:2]]].round(0)
-    shown = shown.set_axis([*shown.columns[:3], OP_BY_OP, FUSED], axis=1)
-    ratio = {f"{OP_BY_OP} / {FUSED}": table.ratio.round(3), "95 % CI": intervals(table, 3)}
-    return shown.assign(**ratio, verdict=table.verdict)
-
-
-def one_launch(frame: pd.DataFrame) -> pd.DataFrame:
-    """Page table and FA3's schedule in two launches and in one, alone: what one launch saves."""
-    table = savings(decode_rows(frame), TWO_LAUNCHES, ONE_LAUNCH)
-    shown = table[["page_size", "batch_size", "base_us", "new_us", "saved"]].round(2)
-    return shown.assign(**{"95 % CI": intervals(table)}, verdict=table.verdict)

@@ -26,9 +26,26 @@ from attnlib.core.schedule.splits import max_words, plan_splits
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import Oracle, build_workload
-from attnlib.kinds.step.measure import over_own_buffers
 
 SMALL = Shape(4, 64, 4)
+
+
+def over_own_buffers(batch):
+    """`batch` over empty buffers, and the arguments that fill them from a request pool."""
+    page_size, width = batch.spec.page_size, batch.page_table.shape[1]
+    offsets = torch.arange(page_size, device=batch.page_table.device, dtype=torch.int32)
+    slots = batch.page_table[:, :, None] * page_size + offsets
+    seq_lens, page_table = torch.zeros_like(batch.seq_lens), torch.zeros_like(batch.page_table)
+    return replace(batch, seq_lens=seq_lens, page_table=page_table), {
+        "seq_lens": batch.seq_lens.long(),
+        "req_pool_indices": torch.arange(batch.batch_size, device=slots.device),
+        "req_to_token": slots.view(batch.batch_size, width * page_size),
+        "cache_seqlens": seq_lens,
+        "cu_seqlens_k": torch.zeros_like(batch.kv_indptr),
+        "page_table": page_table,
+        "page_size": page_size,
+        "max_pages": width,
+    }
 
 
 def schedule(facts, lens, delta=0):

@@ -31,7 +31,7 @@ MLA = MlaCase(MlaSpec(16, 2048, 64, "fp8-656"), 8, 32768, "ragged", 3)
 CACHED = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 100, "ragged", seed=4)
 
 EXTEND = extend_case(CACHED, "dllm_extend")
-PLAN = PlanCase(CACHED, 4, 512)
+PLAN = PlanCase(CACHED, 4)
 ENGINE = EngineCase("qwen3-32b-tp4", 3, 900, 40, "offline", 2, "1+900+7")
 EVERY = (DECODE, METADATA, STEP, MISMATCH, MLA, EXTEND, PLAN, ENGINE)
 """A case of every kind."""
@@ -105,7 +105,7 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
         (EXTEND, "mask", "tree", "one of full for dllm_extend, got 'tree'"),
         (EXTEND, "q_len", 101, "an integer in 1..100, got 101"),
         (PLAN, "q_len", 0, "an integer >= 1, got 0"),
-        (PLAN, "chunk", -64, "an integer >= 0, got -64"),
+        (PLAN, "chunk", 64, "an integer in 0..0, got 64"),
     ],
 )
 def test_a_wrong_field_is_named_with_what_it_must_be_and_was(case, field, value, words):
@@ -150,7 +150,7 @@ MLA_USUAL = MlaCase(MlaSpec(128), 1, 100)
             f"target_verify q_len 7 causal {CACHED.label}",
             f"target_verify,q7,causal,{CACHED.key}",
         ),
-        (PLAN, f"chunk 512 q_len 4 {CACHED.label}", ""),
+        (PLAN, f"chunk chosen q_len 4 {CACHED.label}", ""),
         (PlanCase(CACHED), f"chunk chosen q_len 1 {CACHED.label}", ""),
     ],
 )

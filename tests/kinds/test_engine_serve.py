@@ -22,7 +22,7 @@ from attnlib.kinds.engine.model import CONFIGS, write_model
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.measure.spans import Kernel
 
-FA3 = SIDE_BY_SIDE["fa3"]
+FA3 = (*SIDE_BY_SIDE["fa3"], "sglang-layer")
 SETUP = {"model": "m", "driver": "steps", "tp": 1, "dp": 1, "context": 0, "attention": "fa3"}
 NATIVE = "sglang.srt.layers.attention.torch_native_backend"
 

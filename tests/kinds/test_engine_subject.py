@@ -174,7 +174,9 @@ def test_an_engine_that_fails_a_case_is_started_anew_and_one_that_cannot_start_i
     assert engines.measure(item(case=replace(CASE, kv_len=200)))["status"] == "ok"
     assert len(starts(tmp_path)) == 2
     broken = subject(start="sys.exit(4)")
-    assert {broken.measure(item(arm))["status"] for arm in SIDE_BY_SIDE["fa3"]} == {"error"}
+    assert {
+        broken.measure(item(arm))["status"] for arm in (*SIDE_BY_SIDE["fa3"], "sglang-layer")
+    } == {"error"}
     assert len(starts(tmp_path)) == 4, "one for the schedule in layers, which is alone"
 
 

@@ -13,7 +13,7 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.plan import measure as module
 from attnlib.kinds.plan.case import PlanCase
-from attnlib.kinds.plan.measure import BACKENDS, PlanSubject
+from attnlib.kinds.plan.measure import ALONE, PlanSubject
 
 DECODE = DecodeCase(AttnSpec(8, 2, 64, 16), 5, 900, "retrieval")
 CASE = PlanCase(DECODE)
@@ -21,17 +21,16 @@ SMALL = PlanSubject(Bench("cpu", {"num_sms": 4}, {}))
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_planning_alone_is_held_to_every_word(backend, page_size):
+def test_planning_alone_is_held_to_every_word(page_size):
     case = PlanCase(replace(DECODE, spec=replace(DECODE.spec, page_size=page_size)), 2)
-    fields = SMALL.measure(Item(backend, "host", case))
+    fields = SMALL.measure(Item(ALONE, "host", case))
     assert fields["status"] == "ok" and fields["run_us"]
     assert (fields["oracle_error"], fields["oracle_budget"], fields["oracle_rows"]) == (0.0, 0.0, 5)
 
 
 def test_a_plan_for_a_window_is_made_for_what_its_blocks_see():
     case = PlanCase(replace(DECODE, spec=replace(DECODE.spec, window=800)))
-    assert SMALL.measure(Item("fa2-plan", "host", case))["status"] == "ok"
+    assert SMALL.measure(Item(ALONE, "host", case))["status"] == "ok"
     shapes = [PlanShape.of(layer.spec, np.array([900]), 4) for layer in (case, DECODE)]
     assert [(shape.window, shape.most_seen) for shape in shapes] == [(799, 815), (-1, 2**31 - 1)]
 
@@ -46,7 +45,7 @@ def test_one_wrong_word_of_a_plan_is_incorrect(output, monkeypatch):
             call[output][0] += 1
 
     monkeypatch.setattr(module, "build_fa2_plan", wrong)
-    fields = SMALL.measure(Item("fa2-plan", "host", CASE))
+    fields = SMALL.measure(Item(ALONE, "host", CASE))
     assert (fields["status"], fields["reason"]) == ("incorrect", "1 words differ")
     assert "run_us" not in fields
 
@@ -54,8 +53,8 @@ def test_one_wrong_word_of_a_plan_is_incorrect(output, monkeypatch):
 @pytest.mark.parametrize(
     ("backend", "timer", "words"),
     [
-        ("fa2", "host", "backend of a plan must be one of fa2-plan, fa2-plan-alone"),
-        ("fa2-plan", "graph-cold", "timer must not need copies"),
+        ("fa2", "host", "backend of a plan must be one of fa2-plan-alone, got"),
+        (ALONE, "graph-cold", "timer must not need copies"),
     ],
 )
 def test_what_measures_no_plan_is_refused(backend, timer, words):
@@ -64,10 +63,9 @@ def test_what_measures_no_plan_is_refused(backend, timer, words):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("q_len", [1, 4])
-def test_on_a_gpu_every_plan_is_right_and_planning_is_one_launch(backend, q_len):
+def test_on_a_gpu_every_plan_is_right_and_planning_is_one_launch(q_len):
     case = PlanCase(DecodeCase(AttnSpec(32, 8, 128, 16), 40, 20000, "one_long"), q_len)
-    record = measure(Item(backend, "graph", case), "cuda")
+    record = measure(Item(ALONE, "graph", case), "cuda")
     assert record.status == "ok", record.reason
     assert sum(kernel["launches"] for kernel in record.kernels) == 1

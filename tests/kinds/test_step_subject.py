@@ -11,27 +11,12 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.mismatch.case import MismatchCase
 from attnlib.kinds.step.case import StepCase
-from attnlib.kinds.step.measure import ALONE, BACKENDS, StepSubject
+from attnlib.kinds.step.measure import BACKENDS, StepSubject
 
 LAYERS_OF = (AttnSpec(16, 2, 128, 16, window=n) for n in (0, 90))
 STEP, LOCAL = (StepCase(DecodeCase(spec, 5, 300, "ragged"), 4) for spec in LAYERS_OF)
-LAYERS = {
-    "flash-attn-3-step-each": (4, 4, 0),
-    "flash-attn-3-two-launches": (0, 1, 1),
-    "flash-attn-3-one-launch": (0, 0, 1),
-    "flash-attn-3-step-fused": (4, 1, 1),
-    "flash-attn-3-step-one-launch": (4, 0, 1),
-}
-"""Launches of attention, of the library's preparation, and of our metadata kernel."""
-
-
-def measure_on_gpu(backend, timer):
-    """The record and its launches by kernel; skips with the reason where the library is missing."""
-    if reason := backends.unavailable("flash-attn-3"):
-        pytest.skip(reason)
-    record = measure(Item(backend, timer, STEP), "cuda")
-    assert record.status == "ok", record.reason
-    return record, {kernel["name"]: kernel["launches"] for kernel in record.kernels}
+LAYERS = {"flash-attn-3-step-each": (4, 4), "flash-attn-3-step-once": (4, 1)}
+"""Launches of attention, and of the library's preparation."""
 
 
 @pytest.mark.parametrize(
@@ -53,20 +38,20 @@ def test_without_the_library_a_case_is_refused_with_what_to_install(backend, cas
 def test_every_way_of_making_a_step_gives_the_right_output(backend, case, fake_fa3):
     subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
     subject._prepare(case)
-    batch, prepare = subject._prepared(ALONE.get(backend, backend))
     for _ in range(2):
-        assert subject._oracle.check(subject._run_layers(batch, prepare, STEP.layers)).passed
-    schedules = 0 if "one-launch" in backend or "each" in backend else 2
+        assert subject._oracle.check(subject._run_layers(backend, STEP.layers)).passed
+    schedules = 0 if "each" in backend else 2
     assert (len(fake_fa3.scheduled), len(fake_fa3.launched)) == (schedules, 2 * STEP.layers)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_is_right_and_launches_what_its_name_says(backend):
-    _, launched = measure_on_gpu(backend, "graph")
-
-    def of(word):
-        return sum(count for name, count in launched.items() if word in name)
-
-    words = ("FlashAttnFwdSm90", "prepare_varlen", "decode_metadata_kernel")
-    assert tuple(map(of, words)) == LAYERS.get(backend, (4, 1, 0))
+    if reason := backends.unavailable("flash-attn-3"):
+        pytest.skip(reason)
+    record = measure(Item(backend, "graph", STEP), "cuda")
+    assert record.status == "ok", record.reason
+    launched = {kernel["name"]: kernel["launches"] for kernel in record.kernels}
+    words = ("FlashAttnFwdSm90", "prepare_varlen")
+    counts = [sum(n for name, n in launched.items() if word in name) for word in words]
+    assert tuple(counts) == LAYERS[backend]

@@ -42,11 +42,14 @@ START = {"fa3": {"metadata": "sglang", "schedule": "once"}, "flashinfer": {"deco
 """Attention backend -> the variables that must be set before arms can take turns."""
 SIDE_BY_SIDE = {
     attention: tuple(
-        name for name, arm in ARMS.items() if arm.attention == attention and arm.variable != "guard"
+        name
+        for name, arm in ARMS.items()
+        if arm.attention == attention and arm.variable not in ("guard", "schedule")
     )
     for attention in START
 }
-"""Attention backend -> the arms that take turns in one process of the driver `steps`."""
+"""Attention backend -> the arms that take turns in one process of the driver `steps`. Not the
+schedule in layers: a second set of CUDA graphs in the process delays the other arms' replays."""
 EXACT = {"sglang-eager": "sglang", "sglang-fused": "sglang"}
 """Arm -> the arm whose tokens and logits it must have, bit by bit, where they take turns."""
 IN_TURNS = "in turns"
@@ -91,12 +94,10 @@ class EngineCase(NamedCase):
     def in_turns(self, backend: str) -> tuple[str, ...]:
         """The arms that one process measures together with `backend`, itself included.
 
-        Not FlashInfer's fa3 where lengths differ: its steps take up to 0.2 s. Not the schedule in
-        layers, since a second set of CUDA graphs in the process delays the other arms' replays.
+        Not FlashInfer's fa3 where lengths differ: its steps take up to 0.2 s.
         """
         arms = SIDE_BY_SIDE[ARMS[backend].attention]
-        arms = tuple(arm for arm in arms if ARMS[arm].variable != "schedule")
-        if self.driver == "offline" or backend not in arms:
+        if self.driver == "offline":
             return (backend,)
         if self.lengths != "fixed":
             arms = tuple(arm for arm in arms if arm != "sglang-fa3")

@@ -1,17 +1,13 @@
 """Planning of FlashInfer's fa2 on the GPU, without its attention.
 
-| backend | what is timed |
-|---|---|
-| fa2-plan | one launch that writes a plan's words and the page arrays |
-| fa2-plan-alone | the same, started after its neighbour has ended |
-| fa2-plan-words | the words alone |
+`fa2-plan-alone` is one launch that writes a plan's words and the page arrays, and that starts after
+its neighbour has ended: in a graph that repeats one call it would overlap its own copy.
 
 The chunk that a launch chooses must be within 1 % of the NumPy twin's in predicted time; for that
 chunk every word must be the twin's, and the page arrays the metadata oracle's.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,8 +27,7 @@ from ..metadata.case import MetadataCase
 from ..metadata.measure import POISON, build_call
 from .case import PlanCase
 
-ALONE, WORDS = "fa2-plan-alone", "fa2-plan-words"
-BACKENDS = ("fa2-plan", ALONE, WORDS)
+ALONE = "fa2-plan-alone"
 MOST_APART = 0.01
 """Of predicted time, between the choices of the GPU in float32 and of its twin."""
 
@@ -42,12 +37,12 @@ class PlanSubject(Subject):
 
     def measure(self, item: Item[PlanCase]) -> dict[str, Any]:
         """A record's fields; ValueError for another backend, or a timer that copies a cache."""
-        require_word("backend of a plan", item.backend, BACKENDS)
+        require_word("backend of a plan", item.backend, (ALONE,))
         self.bench.require_release("flashinfer-python", item.release)
         if item.timer in ROTATING:
             raise ValueError(f"timer must not need copies of the cache, got {item.timer!r}")
         timer = run_timer(item.timer)
-        with without_overlap() if item.backend == ALONE else nullcontext():
+        with without_overlap():
             return self._planning(item, timer)
 
     def _planning(self, item: Item[PlanCase], timer: Callable[..., Any]) -> dict[str, Any]:
@@ -63,13 +58,10 @@ class PlanSubject(Subject):
         outputs = {"words": words.to(device)}
         words = plan_words(shape, host, chunk).image(len(words), POISON)
         call = replace(pages, outputs=outputs, wanted={"words": [words]})
-        if item.backend == WORDS:
-            run = partial(build_fa2_plan, seq_lens=lens, **outputs, shape=shape)
-        else:
-            outputs |= pages.outputs
-            call.wanted.update(pages.wanted)
-            tensors = pages.inputs | outputs
-            run = partial(build_fa2_plan, **tensors, shape=shape, page_size=spec.page_size)
+        outputs |= pages.outputs
+        call.wanted.update(pages.wanted)
+        tensors = pages.inputs | outputs
+        run = partial(build_fa2_plan, **tensors, shape=shape, page_size=spec.page_size)
         return call.measured(run, timer, float(sum(out.nbytes for out in outputs.values())))
 
 
