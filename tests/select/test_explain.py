@@ -10,6 +10,7 @@ from attnlib.kinds.extend import case as extend_case
 from attnlib.run import store
 from attnlib.select import Call, explain
 from attnlib.select.text import headline
+from attnlib.studies.fa3_decode_regression import STUDY
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "records"
 FP8 = "float8_e4m3fn"
@@ -240,7 +241,9 @@ def test_what_ran_on_an_h200_is_what_the_tables_say(study, machine):
         assert row.reported_backend in (choice.kernel, "auto")
 
 
-def test_what_an_h200_could_not_run_has_a_problem_and_raises_by_name(frame):
+@pytest.mark.usefixtures("published_records")
+def test_what_an_h200_could_not_run_has_a_problem_and_raises_by_name():
+    frame = store.load(STUDY.name, STUDY.reference_machine)
     picked = store.load("auto_resolution", "nvidia-h200-bbfefd08")
     failed = picked[picked.status.isin(FAILED)]
     assert all(auto(r.case.spec, r.release).problem for _, r in failed.iterrows())

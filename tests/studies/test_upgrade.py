@@ -212,14 +212,9 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
 COMMAND = ("compare", "--base", BASE, "--new", NEW)
 
 
-@pytest.fixture
-def listed(tmp_path):
-    path = tmp_path / "cases.txt"
-    path.write_text("# mine\n" + "\n".join(KEYS) + "\n")
-    return ("--cases", str(path))
-
-
-def test_the_command_prints_a_table_or_json_and_its_status_is_the_outcome(lab, listed, capsys):
+def test_the_command_prints_a_table_or_json_and_its_status_is_the_outcome(lab, tmp_path, capsys):
+    listed = ("--cases", str(tmp_path / "cases.txt"))
+    (tmp_path / "cases.txt").write_text("# mine\n" + "\n".join(KEYS) + "\n")
     assert cli.main([*COMMAND, *listed]) == 0
     out = capsys.readouterr().out
     assert "FlashInfer 0.6.13 (base) to 0.7.2.post1 (new): 2 not slower" in out

@@ -37,7 +37,6 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.run import store, study
 from attnlib.run.record import Record
-from attnlib.studies.fa3_decode_regression import STUDY
 
 # One thread per process, and per process that a test starts: two workers share few cores.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -136,12 +135,6 @@ def replayed(monkeypatch):
 def published_records(monkeypatch, replayed):
     """The committed records, replayed, in place of the test's own data folder."""
     monkeypatch.delenv("ATTNLIB_DATA", raising=False)
-
-
-@pytest.fixture
-def frame(published_records):
-    """The published regression study, a row per record."""
-    return store.load(STUDY.name, STUDY.reference_machine)
 
 
 @pytest.fixture
