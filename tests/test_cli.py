@@ -71,16 +71,10 @@ def test_the_module_is_the_command_and_ends_in_silence_unread_or_at_ctrl_c(monke
     assert (cli.main(["doctor"]), *capsys.readouterr()) == (128 + signal.SIGINT, "", "")
 
 
-def test_measuring_without_a_gpu_fails_in_one_line(fails, without_gpu):
-    words = "must be measured on a CUDA GPU, none is here"
-    assert fails("measure", "decode_metadata").endswith(words)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["nope"], f"one of {', '.join([*STUDIES, 'tiny'])}, got 'nope'"),
-        (["auto_resolution", "--overlay", "x"], "NAME==VERSION=DIR, got 'x'"),
         (["tiny", "--rounds", "0"], "rounds must be >= 1, got 0"),
     ],
 )
@@ -102,11 +96,6 @@ def test_a_line_that_a_killed_sweep_cut_short_is_set_aside_and_said(tiny, capsys
     assert f"{path} line 1 must be a record" in fails("measure", "tiny")
 
 
-def test_an_unknown_mode_fails_in_one_line(fails, without_gpu, monkeypatch):
-    monkeypatch.setenv("ATTNLIB_MODE", "fast")
-    assert "ATTNLIB_MODE must be one of auto, live, replay, got 'fast'" in fails("doctor")
-
-
 @pytest.mark.parametrize(
     ("options", "measured"),
     [([], [[8, 9]]), (["--rounds", "2"], [[8, 9], [9, 8]])],
@@ -121,7 +110,6 @@ def test_measure_does_what_its_options_say_and_names_the_file_it_wrote(
     assert capsys.readouterr().out == f"{count} items measured; records in {path}\n"
 
 
-LATENT = ("--mode", "mla", "--heads", "128/1", "--head-dim", "576", "--page-size", "64")
 DIFF = ("--diff", "flashinfer==0.6.3", "flashinfer==0.6.4")
 EXPLAIN = ("explain", "--library", "flashinfer==0.6.3", "--mode", "decode", "--heads", "32/8")
 
@@ -145,9 +133,7 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--gpu", "sm70"), "gpu must be one of sm75: T4"),
         (("--gpu", "sm80", "--policy", "fa3"), "fa3 cannot run decode on sm80"),
-        ((*LATENT, "--library", "flashinfer==0.7.2", "--gpu", "sm100"), "--call kv_lens="),
         ((), "--gpu must be given, or --diff OLD NEW"),
         (("--gpu", "sm90", "--model", "GPT-2"), "heads or model must be given, one of them"),
         (("--gpu", "sm90,sm80"), "--gpu must be one, but with --diff, got sm90, sm80"),

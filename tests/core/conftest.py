@@ -18,19 +18,6 @@ def libraries(monkeypatch, fake_fa2, fake_fa3):
     found = SimpleNamespace(wrappers=fake_fa2, flashmla=fakes.FakeFlashMla())
     loaded = {library.FLASH_ATTN_3: fake_fa3, library.FLASHMLA: found.flashmla}
     monkeypatch.setattr(library, "load", lambda name=library.FLASH_ATTN_3: loaded[name])
-    several, one = fakes.FakeFlashAttention(), fake_fa3.flash_attn_with_kvcache
-    fake_fa3.flash_attn_varlen_func = several.flash_attn_varlen_func
-    fake_fa3.flash_attn_with_kvcache = lambda *tensors, **options: (
-        several.flash_attn_latent
-        if "qv" in options
-        else several.flash_attn_with_kvcache
-        if "cu_seqlens_q" in options
-        else one
-    )(*tensors, **options)
-    words = fake_fa3.get_scheduler_metadata
-    fake_fa3.get_scheduler_metadata = lambda *sizes, **options: (
-        sizes[6].clone() if options["headdim_v"] == 512 else words(*sizes, **options)
-    )
     return found
 
 

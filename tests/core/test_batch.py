@@ -35,21 +35,6 @@ def shuffled_table(lens, page_size, spare, garbage):
     return [[pool.pop() for _ in range(n)] + [garbage] * (width - n) for n in used]
 
 
-def assert_derives_csr(lens, page_size, spare, garbage):
-    table = shuffled_table(lens, page_size, spare, garbage)
-    given = int32(lens)
-    batch = DecodeBatch.build(replace(SPEC, page_size=page_size), given, int32(table))
-    given += 1  # an engine's next step, in its own buffer
-    pages = [row[: -(-n // page_size)] for row, n in zip(table, lens, strict=True)]
-    assert batch.kv_indptr.tolist() == [0, *accumulate(map(len, pages))]
-    assert batch.kv_indices.tolist() == sum(pages, [])
-    assert batch.kv_last_page_len.tolist() == [(n - 1) % page_size + 1 for n in lens]
-    assert batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist() == lens
-    derived = (batch.kv_indptr, batch.kv_indices, batch.kv_last_page_len)
-    assert {t.dtype for t in (*derived, batch.seq_lens, batch.seq_lens_cpu)} == {torch.int32}
-    assert batch.batch_size == len(lens)
-
-
 BAD_FIELDS = [
     *(("page_size", value) for value in (12, 0, 16.0)),
     *(("num_qo_heads", value) for value in (7, -8)),
@@ -109,7 +94,18 @@ def test_a_specs_facts_follow_from_its_fields():
     garbage=st.sampled_from([-1, 0, HUGE, -HUGE]),
 )
 def test_the_ragged_page_list_is_exact_for_any_lengths(lens, page_size, spare, garbage):
-    assert_derives_csr(lens, page_size, spare, garbage)
+    table = shuffled_table(lens, page_size, spare, garbage)
+    given = int32(lens)
+    batch = DecodeBatch.build(replace(SPEC, page_size=page_size), given, int32(table))
+    given += 1  # an engine's next step, in its own buffer
+    pages = [row[: -(-n // page_size)] for row, n in zip(table, lens, strict=True)]
+    assert batch.kv_indptr.tolist() == [0, *accumulate(map(len, pages))]
+    assert batch.kv_indices.tolist() == sum(pages, [])
+    assert batch.kv_last_page_len.tolist() == [(n - 1) % page_size + 1 for n in lens]
+    assert batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist() == lens
+    derived = (batch.kv_indptr, batch.kv_indices, batch.kv_last_page_len)
+    assert {t.dtype for t in (*derived, batch.seq_lens, batch.seq_lens_cpu)} == {torch.int32}
+    assert batch.batch_size == len(lens)
 
 
 SUNK = replace(SPEC, sinks=True)

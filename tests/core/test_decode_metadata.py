@@ -17,13 +17,6 @@ def test_lengths_of_zero_have_no_page_and_those_beyond_max_pages_stop_there(lens
     DECODE.assert_right(call)
 
 
-def test_a_pool_row_out_of_range_reads_nothing_and_gives_minus_one():
-    call = arguments(Shape(3, 32, 4), [32, 32, 32])
-    call["req_pool_indices"][1:] = torch.tensor([10_000, -1])
-    build_decode_metadata(**call)
-    assert call["page_table"][1:, :8].unique().tolist() == [-1]
-
-
 def test_a_slot_beyond_the_window_map_reads_nothing_and_gives_minus_one():
     call = arguments(Shape(1, 8, 1, swa=True), [8])
     call["req_to_token"].fill_(2_000_000)
@@ -40,10 +33,3 @@ def test_lengths_may_be_their_own_output_where_they_stay_as_they_are(builder):
         builder.assert_right(call, tails=False)
         with pytest.raises(ValueError, match="cache_seqlens must not share memory"):
             build(**call | {"seq_len_delta": 1})
-
-
-def test_a_window_map_of_int64_is_the_same_map():
-    call = arguments(Shape(5, 90, 4, swa=True, holes=True))
-    call["swa_slot_map"] = call["swa_slot_map"].long()
-    build_decode_metadata(**call)
-    DECODE.assert_right(call)

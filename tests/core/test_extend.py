@@ -79,12 +79,6 @@ def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries():
         ExtendBatch.build(shuffled, int32(*LENS), ragged=True)
 
 
-def test_ragged_buffers_take_other_lengths():
-    held = ExtendBatch.build(in_order(9, 4, 6), int32(9, 4, 6), ragged=True).cloned()
-    held.overwrite(ExtendBatch.build(in_order(5, 8, 1), int32(5, 8, 1), ragged=True))
-    assert held.qo_indptr.tolist() == held.paged.kv_indptr.tolist() == [0, 5, 13, 14]
-
-
 @pytest.mark.parametrize(
     ("other", "words"),
     [

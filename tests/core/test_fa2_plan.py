@@ -12,7 +12,6 @@ from attnlib.core.fa2.choice import (
     MAX_TOKENS,
     PlanShape,
     blocks_per_head,
-    candidates,
     choose,
     counted,
     predicted_time,
@@ -142,26 +141,10 @@ def test_a_short_call_keeps_the_librarys_plan():
         assert choice.chunk == choice.chunks[-1]
 
 
-def test_words_lie_apart_and_aligned():
-    for shape in SHAPES.values():
-        layout = PlanLayout.of(shape)
-        sizes = [shape.max_blocks] * 3 + [shape.max_batch_size + 1]
-        sizes += [shape.max_batch_size * shape.q_len + 1, 1, 1]
-        starts = layout.offsets
-        assert all(a + n <= b for a, n, b in zip(starts, sizes, starts[1:], strict=False))
-        assert not any(start % 4 for start in (*starts[:5], starts[-1]))
-
-
 def test_equal_requests_of_a_wave_stay_whole_and_those_just_past_one_are_cut():
     at, past = (replace(SHAPE, max_batch_size=n) for n in (33, 34))
     assert choose(at, np.full(33, 2048)).chunk == 2048
     assert choose(past, np.full(34, 2048)).chunk < 2048
-
-
-def test_candidates_are_at_least_what_the_library_takes_and_the_first_cuts_nothing():
-    for lens in drawn(SHAPE, 3):
-        chunks = candidates(lens, 1)
-        assert (chunks >= MIN_CHUNK).all() and chunks[0] >= lens.max(initial=0)
 
 
 @pytest.mark.parametrize("page_size", [1, 16, pytest.param(64, marks=pytest.mark.gpu)])

@@ -5,12 +5,12 @@ import re
 import textwrap
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from support import backend_calls as calls
+from support.library_fakes import PlannedWrapper
 
 from attnlib.core.batch import DecodeBatch
 from attnlib.core.fa2 import planner as module
@@ -32,30 +32,13 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYER = {"head_dim": 128, "max_seq_len": 4096}
 
 
-class BatchDecodeWithPagedKVCacheWrapper(SimpleNamespace):
-    """What a planned wrapper holds."""
-
-
 @pytest.fixture
 def wrapper(monkeypatch):
     monkeypatch.setattr(module, "installed_version", lambda _: "0.6.4")
-    return BatchDecodeWithPagedKVCacheWrapper(
-        _plan_info=[33, 3, 0, 16, 0, 0, 0, 0, 0, 0, 0, 33 * 16 * 32 * 128 * 4, 0, True, True],
-        _int_workspace_buffer=torch.zeros(2**20, dtype=torch.uint8),
-        _float_workspace_buffer=torch.zeros(2**24, dtype=torch.uint8),
-        _fixed_batch_size=3,
-        _qo_indptr_buf=torch.zeros(4, dtype=torch.int32),
-        _use_cuda_graph=True,
-        _backend="fa2",
-        _num_qo_heads=32,
-        _num_kv_heads=8,
-        _window_left=-1,
-        _cached_q_data_type=torch.bfloat16,
-        _cached_kv_data_type=torch.bfloat16,
-        _paged_kv_indptr_buf=torch.zeros(4, dtype=torch.int32),
-        _paged_kv_indices_buf=torch.zeros(256, dtype=torch.int32),
-        _paged_kv_last_page_len_buf=torch.zeros(3, dtype=torch.int32),
-    )
+    wrapper = PlannedWrapper.of_graph(3, 256)
+    floats = 33 * 16 * 32 * 128 * 4
+    wrapper._plan_info = [33, 3, 0, 16, 0, 0, 0, 0, 0, 0, 0, floats, 0, True, True]
+    return wrapper
 
 
 def test_a_plan_is_in_the_wrappers_workspace_until_it_plans_itself(wrapper):

@@ -72,19 +72,6 @@ def test_queries_that_do_not_fit_the_batch_are_refused(fake_fa3):
     assert fake_fa3.launched == []
 
 
-def test_metadata_of_other_facts_is_refused_before_the_launch(fake_fa3):
-    work = build_workload(DECODE, device="cpu")
-    facts, seq_lens = flash_attn3.facts_of(work.batch), work.batch.seq_lens
-    tensors = (work.q, work.kv, work.batch)
-    unfit = precompute(replace(facts, num_qo_heads=2, num_kv_heads=1), seq_lens)
-    with pytest.raises(ValueError, match="num_qo_heads must be 2, got 8; num_kv_heads must be 1"):
-        flash_attn3.attend(*tensors, metadata=unfit)
-    for options in ({"num_splits": 3}, {"window": (9, 0)}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            flash_attn3.attend(*tensors, metadata=precompute(facts, seq_lens), **options)
-    assert fake_fa3.launched == []
-
-
 def test_the_facts_of_a_batch_are_those_of_its_call(fake_fa3):
     work, q = build(DECODE, 2, "cpu")
     options = {"q_len": 2, "causal": False, "window": (7, 0), "num_splits": 3}

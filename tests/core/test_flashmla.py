@@ -1,52 +1,32 @@
 """FlashMLA's schedule is reused for the call that it was made for, and for no other."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+from support.library_fakes import FakeFlashMla
 
 from attnlib.core import backends
 from attnlib.core.schedule import library
 from attnlib.core.schedule.flashmla import GuardedSchedMeta
 
 
-class FakeFlashMla:
-    """Makes schedules with memory of their own, and keeps what each call was given."""
-
-    def __init__(self):
-        self.made, self.given = [], []
-
-    def get_mla_metadata(self):
-        tiles, splits = torch.zeros(1, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
-        self.made.append(SimpleNamespace(tile_scheduler_metadata=tiles, num_splits=splits))
-        return self.made[-1], None
-
-    def flash_mla_with_kvcache(self, q, *arguments, **options):
-        self.given.append(arguments[4])
-        return q, q
-
-    def get_mla_decoding_metadata(self, seq_lens, rows, kv_heads, heads, *, use_legacy):
-        assert (rows, kv_heads, heads, use_legacy) == (64, 1, 64, True)
-        return seq_lens[None], seq_lens
-
-
 @pytest.fixture
 def fake(monkeypatch):
-    library_fake = FakeFlashMla()
-    monkeypatch.setattr(library, "load", lambda name: library_fake)
-    return library_fake
+    fake = FakeFlashMla()
+    monkeypatch.setattr(library, "load", lambda name: fake)
+    return fake
 
 
 def sparse(meta, bs=2, heads=64, top_k=64, **options):
     indices = torch.zeros(bs, 1, top_k, dtype=torch.int32)
-    q, cache = torch.zeros(bs, 1, heads, 576), torch.zeros(4, 64, 1, 656, dtype=torch.uint8)
-    return meta.attend(q, cache, None, None, 512, indices=indices, use_legacy=True, **options)
+    q, cache = torch.zeros(bs, 1, heads, 576), torch.zeros(4, 64, 1, 656).to(torch.float8_e4m3fn)
+    options |= {"indices": indices, "softmax_scale": 1.0, "use_legacy": True}
+    return meta.attend(q, cache, None, None, 512, **options)
 
 
 def dense(meta, seq_lens, bs=2):
-    q, cache = torch.zeros(bs, 1, 64, 576), torch.zeros(4, 64, 1, 576)
+    q, cache = torch.zeros(bs, 1, 64, 576), torch.zeros(4, 64, 1, 576).bfloat16()
     table = torch.zeros(bs, 4, dtype=torch.int32)
-    return meta.attend(q, cache, table, seq_lens, 512, use_legacy=True)
+    return meta.attend(q, cache, table, seq_lens, 512, softmax_scale=1.0, use_legacy=True)
 
 
 @pytest.mark.parametrize("changes", [{"bs": 3}, {"heads": 128}, {"top_k": 128}, {"causal": True}])
@@ -56,23 +36,24 @@ def test_one_schedule_serves_every_layer_and_another_call_is_refused(fake, chang
     with pytest.raises(ValueError, match="FlashMLA's schedule must be for"):
         sparse(meta, **changes)
     sparse(meta)
-    assert len(fake.made) == 1 and fake.given == fake.made * 2
+    first, second = fake.calls
+    assert first is second
 
 
 def test_lengths_written_since_or_of_another_tensor_are_refused_until_refilled(fake):
     meta, seq_lens = GuardedSchedMeta(), torch.full((2,), 200, dtype=torch.int32)
     meta.refill(seq_lens)
     dense(meta, seq_lens)
-    words, splits = fake.made[0].tile_scheduler_metadata, fake.made[0].num_splits
+    words, splits = fake.calls[0].tile_scheduler_metadata, fake.calls[0].num_splits
     with pytest.raises(ValueError, match="schedule must be for"):
         dense(meta, seq_lens.clone())
     seq_lens.fill_(90)
     with pytest.raises(ValueError, match="schedule must be for"):
         dense(meta, seq_lens)
     meta.refill(seq_lens)
-    assert (words.tolist(), splits.tolist()) == ([[90, 90]], [90, 90])
+    assert (words.tolist(), splits.tolist()) == ([90, 90], [90, 90])
     dense(meta, seq_lens)
-    assert len(fake.made) == 1
+    assert fake.calls[0] is fake.calls[-1]
 
 
 @pytest.fixture

@@ -81,6 +81,15 @@ def test_buffers_off_a_16_byte_address_are_right(builder, build):
     check(builder, build, call)
 
 
+@ours
+def test_a_pool_row_out_of_range_reads_nothing_and_gives_minus_one(builder, build):
+    call = builder.arguments(replace(builder.small, batch=2, extra_columns=0))
+    call["req_pool_indices"].copy_(torch.tensor([10_000, -1]))
+    build(**call)
+    pages = call.get("page_table", call.get("kv_indices"))
+    assert {-1} <= {*pages.unique().tolist()} <= {-1, POISON}
+
+
 @all_builds
 @pytest.mark.parametrize("sides", [(4, 8), (1, 2)])
 def test_columns_of_wider_tensors_are_taken_and_those_beside_them_untouched(builder, build, sides):

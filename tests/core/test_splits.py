@@ -61,10 +61,6 @@ def test_query_lengths_go_with_a_call_that_passes_them():
         plan_splits(facts, np.array([4096, 4096]))
 
 
-def test_a_buffer_for_a_batch_holds_every_layout():
-    assert [max_words(batch) for batch in (1, 4, 5, 992)] == [17, 17, 33, 3969]
-
-
 @given(st.integers(0, 10_000))
 def test_every_plan_keeps_its_cap_and_orders_each_request_once(seed):
     call = next(drawn_calls.draw_calls(seed, num_sms=SMS, hdim96=False))

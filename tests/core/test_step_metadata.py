@@ -221,7 +221,7 @@ def test_a_reservation_is_checked_like_a_precomputed_one(step):
             reserve(replace(step.facts, num_sms=SMS + 1), step.device)
 
 
-@pytest.mark.skipif(ON_GPU, reason="FakeFa3 and the interpreter run on the CPU")
+@pytest.mark.skipif(ON_GPU, reason="stand-in and interpreter run on the CPU")
 def test_attention_takes_the_words_at_the_cap_that_they_were_made_for(fake_fa3):
     work = build_workload(DecodeCase(AttnSpec(8, 2, 64, 16), 5, 300, "ragged"), device="cpu")
     own, call = over_own_buffers(work.batch)

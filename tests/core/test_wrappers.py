@@ -55,12 +55,6 @@ def test_mla_is_called_by_structures_where_the_library_has_them(name, case, libr
     calls.assert_matches_oracle(name, case, "cpu")
 
 
-@pytest.mark.parametrize("top_k", [1, 64, 300])
-@pytest.mark.parametrize("name", SPARSE)
-def test_any_number_of_tokens_may_be_chosen(name, top_k, libraries):
-    calls.assert_matches_oracle(name, calls.mla_case(name, top_k=top_k), "cpu")
-
-
 def test_flashmla_sparse_pads_heads_to_what_its_kernel_has(libraries):
     name = "flashmla-sparse-fp8"
     for heads in (16, 64, 65, 128):

@@ -1,11 +1,7 @@
 """The plugin in vLLM's place, over stand-ins of what it hooks, and its table against the wheel."""
 
 import json
-import pkgutil
 import sys
-import tomllib
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +10,6 @@ from support.sglang_fakes import installed
 from support.vllm_fakes import FLASHINFER, LENS, PAGE, batch
 from support.vllm_points import FILE
 
-from attnlib.core.fa2 import planner
 from attnlib.core.fa2.words import plan_words
 from attnlib.core.schedule import guard as guards
 from attnlib.core.spec import AttnSpec
@@ -27,11 +22,6 @@ if torch.cuda.is_available():
 @pytest.fixture
 def load(monkeypatch):
     """Load the plugin with these variables, as that release of vLLM does; its parts, hooked."""
-    for name, value in vars(arms.State()).items():
-        monkeypatch.setattr(arms.STATE, name, value)
-    monkeypatch.setattr(planner, "installed_version", lambda name: "0.6.8.post1")
-    small = SimpleNamespace(multi_processor_count=4)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: small)
     monkeypatch.setattr(guards, "guard", lambda engine, mode: guarded.append((engine, mode)))
     monkeypatch.setattr(vllm.importlib.util, "find_spec", lambda name: name)
     engine, guarded = installed(monkeypatch, fakes.parts()), []
@@ -132,9 +122,6 @@ def test_the_guard_checks_schedules_and_one_plan_of_a_graph_in_a_hundred(load, m
     assert caplog.messages[1:] == ["attnlib: request 1 is cut short"] * 2
     engine.AttentionGroup("TRITON_ATTN", use_trtllm_decode_attention=True)
     assert "attnlib: the guard has no schedule or plan of TRITON_ATTN to check" in caplog.messages
-    arms.STATE.arms["guard"] = "raise"
-    with pytest.raises(RuntimeError, match="request 1 is cut short"):
-        engine.AttentionGroup().build_metadata(batch())
 
 
 def test_without_flashinfer_the_guard_is_of_schedules_alone_and_planned_is_refused(
@@ -151,9 +138,7 @@ def test_without_flashinfer_the_guard_is_of_schedules_alone_and_planned_is_refus
 @pytest.mark.parametrize(
     ("release", "variable", "value", "words"),
     [
-        ("0.33.0", "GUARD", "quiet", "ATTNLIB_VLLM_GUARD must be one of raise, log, got 'quiet'"),
         ("0.33.0", "METADATA", "fused", "a variable must be one of .*, got 'ATTNLIB_VLLM_META"),
-        ("0.33.0", "CAPTURE", "missing/steps", "CAPTURE must be a file to append to"),
         ("0.32.1", "GUARD", "log", "0.33.0 or later, got 0.32.1: unset ATTNLIB_VLLM_GUARD"),
     ],
 )
@@ -162,13 +147,9 @@ def test_what_is_not_known_ends_the_process(load, release, variable, value, word
         load(release, **{variable: value})
 
 
-def test_a_later_release_is_warned_of_once_and_refused_with_other_parameters(load, caplog):
+def test_a_later_release_is_warned_of_once(load, caplog):
     load("0.34.0", DECODE="planned")
     assert len(caplog.messages) == 2 and "vLLM 0.34.0 is newer than 0.33.0" in caplog.messages[0]
-    arms.STATE.arms = {}
-    sys.modules[FLASHINFER].fast_plan_decode = eval("lambda self, last_page_len_cpu, lse: 0")
-    with pytest.raises(SystemExit, match="fast_plan_decode must have the param.* head_dim, page_s"):
-        load("0.34.0")
 
 
 WHEEL = json.loads(FILE.read_text())
@@ -187,9 +168,3 @@ def test_vllm_has_what_the_hooks_read_of_its_objects(line):
     owner, *names = line.split()
     *functions, others = WHEEL[f"vllm.{owner}"]
     assert {*names} <= {each.split()[0] for each in functions} | {*others.split()}
-
-
-def test_the_entry_point_is_vllms_door():
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    (door,) = project["entry-points"]["vllm.general_plugins"].values()
-    assert pkgutil.resolve_name(door) is vllm.register

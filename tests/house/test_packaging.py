@@ -3,6 +3,7 @@
 Dependency markers are read for every supported Python: what only 3.13 needs may not go missing.
 """
 
+import pkgutil
 import re
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from attnlib.engines import sglang, vllm
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -119,6 +122,14 @@ def test_the_lock_suits_torchs_cuda_build_and_leaves_it_its_own_libraries():
 
 def test_an_engines_environment_keeps_its_own_packages():
     assert PROJECT["dependencies"] == ["torch", "triton", "numpy"]
+
+
+@pytest.mark.parametrize(
+    ("group", "plugin"), [("sglang.srt.plugins", sglang), ("vllm.general_plugins", vllm)]
+)
+def test_an_engine_finds_its_plugin(group, plugin):
+    (door,) = PROJECT["entry-points"][group].values()
+    assert pkgutil.resolve_name(door) is plugin.register
 
 
 WITHOUT_LAB = """

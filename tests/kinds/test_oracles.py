@@ -100,11 +100,6 @@ def test_the_oracle_is_dense_attention_for_every_layer(spec):
     assert_matches(work_of(replace(CASE, spec=spec)), dense_attention)
 
 
-@pytest.mark.parametrize("length", [1, 15, 16, 17])
-def test_the_oracle_is_dense_attention_at_every_page_boundary(length):
-    assert_matches(work_of(replace(CASE, kv_len=length)), dense_attention)
-
-
 @pytest.mark.parametrize("block", [1, 700, 2**28])
 @pytest.mark.parametrize(("mode", "mask"), MASKS)
 def test_of_several_queries_it_is_masked_softmax_whatever_its_blocks(

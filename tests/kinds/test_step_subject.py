@@ -32,7 +32,7 @@ def test_without_the_library_a_case_is_refused_with_what_to_install(backend, cas
     assert (record.status, record.reason) == ("refused", "install it")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="FakeFa3 and the interpreter run on the CPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="stand-in and interpreter run on the CPU")
 @pytest.mark.parametrize("case", [STEP, LOCAL], ids=["whole", "window"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_way_of_making_a_step_gives_the_right_output(backend, case, fake_fa3):

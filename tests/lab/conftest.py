@@ -7,11 +7,6 @@ TIMES = {FA2: (100.0, 110.0, 105.0), FA3: (300.0, 330.0, 318.0)}
 
 
 @pytest.fixture
-def replayed(monkeypatch):
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
-
-
-@pytest.fixture
 def demo(make_record, monkeypatch, replayed):
     """A study of Qwen3-0.6B: three rounds of fa2 and fa3 of one case, `TIMES`, with ceilings."""
     publish(monkeypatch, "demo", QWEN, backends=(FA2, FA3))

@@ -44,16 +44,6 @@ def test_the_line_that_measures_parses_to_the_same_call(monkeypatch):
     assert cli.main(shlex.split(line)[3:]) == 0 and seen == [(layer, lengths)]
 
 
-@pytest.mark.parametrize("gpu", ["sm90", "H100", "b200", "RTX 4090"])
-@pytest.mark.parametrize("engine", ["flashinfer==0.7.2", "sglang==0.5.23", "vllm==0.33.0"])
-def test_every_model_engine_and_gpu_has_advice(gpu, engine):
-    for model in MODELS:
-        advice = attnlib.advise(parse_layer(model=model), [4096] * 8, library=engine, gpu=gpu)
-        assert advice.choice.backend and repr(advice)
-        on_record = gpu in ("sm90", "H100")
-        assert ("No batch is on record of sm" in repr(advice)) == (not on_record)
-
-
 @pytest.mark.parametrize("engine", ["flashinfer==0.7.2", "sglang==0.5.23", "vllm==0.33.0"])
 def test_every_option_that_is_offered_has_advice_of_one_screen(engine):
     library = LIBRARIES[engine.partition("==")[0]]
@@ -76,6 +66,7 @@ def test_every_option_that_is_offered_has_advice_of_one_screen(engine):
 
 def test_what_the_records_do_not_have_is_said():
     words = {
+        "No batch is on record of sm100": {"gpu": "b200"},
         "No batch is on record of H100: these are of NVIDIA H200": {"gpu": "h100"},
         "is on record of head_dim 512: these are of": {"layer": AttnSpec(8, 1, 512, 16)},
         "No batch has a window or sinks": {"layer": AttnSpec(8, 1, 64, 16, sinks=True)},
@@ -131,10 +122,6 @@ def test_the_nearest_batches_choose_well_on_layers_left_out():
             ["--heads", "8/1", "--lens", "9", "--page-size", "0"],
             "page_size must be an integer >= 1",
         ),
-        (["--model", "Llama", "--lens", "9"], "model must be one of Llama-2-7B"),
-        (["--heads", "8/1", "--lens", "9", "--gpu", "b20"], "gpu must be one of sm75: T4"),
-        (["--heads", "8/1", "--lens", "9", "--backend", "fast"], "policy of flashinfer in mode"),
-        (["--heads", "8/1", "--lens", "9", "--engine", "vllm==9"], "release of vllm must be"),
     ],
 )
 def test_wrong_use_is_one_line_that_names_the_argument(fails, arguments, words):

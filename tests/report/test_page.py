@@ -16,10 +16,7 @@ from attnlib.studies import claims
 EVIL = "<b onclick='x'>\"&"
 ESCAPED = "&lt;b onclick=&#39;x&#39;&gt;&#34;&amp;"
 
-
-@pytest.fixture(autouse=True)
-def replay(monkeypatch):
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+pytestmark = pytest.mark.usefixtures("replayed")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from support import lab as support_lab
-from support.lab import GPU, SLUG
+from support.lab import SLUG
 from support.studies import hand_made
 
 from attnlib import cli
@@ -18,7 +18,6 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import releases, store
 from attnlib.run import study as studying
 from attnlib.run.bisect import ROUND_LIMIT, bisect, first_changed
-from attnlib.run.lock import hold_gpu
 from attnlib.run.pairs import SPARE_ROUNDS
 from attnlib.run.record import STATUSES
 from attnlib.run.study import Grid, Study
@@ -124,16 +123,6 @@ def test_an_ambiguous_step_takes_more_rounds_until_it_is_clear(lab):
     lab.us, lab.noise = {"0.6.0": 12.0}, {"0.6.0": (1.0, 1.1)}
     (step,) = run(bad="0.6.0", rounds=2).steps
     assert (step.verdict.verdict, step.verdict.rounds, len(lab.jobs)) == ("slower", 4, 2 * 4)
-
-
-@pytest.mark.parametrize("whole", [3, 4, 5])
-def test_rounds_between_two_looks_are_judged_at_the_next_one_alone(lab, whole):
-    """A search that was stopped after `whole` of the 4 rounds of its second look."""
-    lab.us, lab.noise = {"0.6.0": 12.0}, {"0.6.0": (1.0, 1.1)}
-    (step,) = run(bad="0.6.0", rounds=2).steps
-    lab.keep("bisect_demo", 2 * whole)
-    (again,) = run(bad="0.6.0", rounds=2).steps
-    assert again.verdict == step.verdict and again.verdict.rounds == 4
 
 
 @pytest.mark.parametrize(("rounds", "most"), [(1, ROUND_LIMIT), (3, ROUND_LIMIT), (20, 20)])
@@ -253,12 +242,6 @@ def test_releases_given_are_searched_and_no_index_is_asked(lab, monkeypatch, cap
     monkeypatch.setattr(releases, "index_releases", lambda package: pytest.fail("index asked"))
     assert cli.main(command(releases="0.6.3, 0.5.3,0.6.1")) == 0
     assert "first slower release: 0.6.1" in capsys.readouterr().out
-
-
-def test_a_search_does_not_measure_on_a_gpu_that_another_sweep_holds(lab, fails):
-    with hold_gpu(GPU["gpu_id"]):
-        assert "must be measured by one sweep at a time" in fails(*command())
-    assert lab.jobs == []
 
 
 def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatch, capsys):

@@ -53,12 +53,9 @@ asked_of = lambda spec: faults.get(spec.head_dim, lambda: None)()
 """
 
 
-def item_of(head_dim):
-    return Item("sdpa", "host", DecodeCase(AttnSpec(4, 2, head_dim, 4), batch_size=1, kv_len=8))
-
-
 def job_of(study, *head_dims):
-    return Job(study, 3, "cpu", "", tuple(item_of(head_dim) for head_dim in head_dims))
+    cases = (DecodeCase(AttnSpec(4, 2, n, 4), batch_size=1, kv_len=8) for n in head_dims)
+    return Job(study, 3, "cpu", "", tuple(Item("sdpa", "host", case) for case in cases))
 
 
 def records_of(study):

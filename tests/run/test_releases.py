@@ -95,6 +95,7 @@ def test_a_wheel_of_ones_own_is_installed_once_and_anew_if_its_bytes_change(whee
 def test_the_environments_release_is_used_as_it_is(root):
     assert overlay_for("pytest", metadata.version("pytest")) is None
     assert overlay_for("pytest", "") is None
+    assert releases.installed_version("no-such-distribution") == ""
     assert not root.exists()
 
 

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from support.subject_fakes import measure
 
 from attnlib.core.backends import TABLE
 from attnlib.core.backends.sdpa import Sdpa
@@ -22,21 +23,11 @@ from attnlib.run.worker import CONTEXT_LOST, Worker
 
 CASE = DecodeCase(AttnSpec(4, 2, 16, 4), batch_size=3, kv_len=20, lengths="ragged")
 ITEM = Item("sdpa", "host", CASE)
-JOB = {"study": "demo", "round": 2, "device": "cpu", "command": "repeat me"}
-
-
-def measure(item=ITEM):
-    return Worker(JOB).measure(item)
+JOB = {"study": "demo", "round": 0, "device": "cpu", "command": "repeat me"}
 
 
 def with_spec(**fields):
     return replace(ITEM, case=replace(CASE, spec=replace(CASE.spec, **fields)))
-
-
-def sdpa_gives(monkeypatch, factor):
-    """Make the backend return its output times `factor`."""
-    honest = Sdpa.run
-    monkeypatch.setattr(Sdpa, "run", lambda self, *inputs: honest(self, *inputs) * factor)
 
 
 def sdpa_raises(monkeypatch, error):
@@ -52,9 +43,9 @@ def run_job(folder, *items):
 
 
 def test_a_right_output_gets_times_an_oracle_and_a_pedigree():
-    record = measure()
+    record = measure(ITEM)
     assert (record.status, record.reason) == ("ok", "")
-    assert (record.study, record.round, record.item) == ("demo", 2, ITEM)
+    assert (record.study, record.round, record.item) == ("demo", 0, ITEM)
     assert len(record.run_us) == len(record.plan_us) == PLAN_SAMPLES
     assert 0 < record.oracle_error <= record.oracle_budget
     again = measure(replace(ITEM, release=torch.__version__))
@@ -69,8 +60,9 @@ def test_a_right_output_gets_times_an_oracle_and_a_pedigree():
 
 @pytest.mark.parametrize(("factor", "error"), [(1.1, pytest.approx(0.1, abs=0.02)), (nan, None)])
 def test_a_wrong_output_is_incorrect_and_has_no_times(monkeypatch, factor, error):
-    sdpa_gives(monkeypatch, factor)
-    record = measure()
+    honest = Sdpa.run
+    monkeypatch.setattr(Sdpa, "run", lambda self, *inputs: honest(self, *inputs) * factor)
+    record = measure(ITEM)
     assert (record.status, record.run_us, record.plan_us) == ("incorrect", (), ())
     assert record.oracle_error == error
     assert f"over budget {record.oracle_budget:.3g}" in record.reason
@@ -87,14 +79,14 @@ def test_a_wrong_output_is_incorrect_and_has_no_times(monkeypatch, factor, error
 )
 def test_an_exception_of_the_backend_has_its_type_and_words(monkeypatch, error, status, reason):
     sdpa_raises(monkeypatch, error)
-    record = measure()
+    record = measure(ITEM)
     assert (record.status, record.reason, record.run_us) == (status, reason, ())
 
 
 def test_a_compilers_complaint_is_told_however_long_its_command_line(monkeypatch):
     log = f"Ninja build failed: nvcc {'-DX ' * 400}\nprefill.cu(7): error: no such trait\nmore"
     sdpa_raises(monkeypatch, RuntimeError(log))
-    reason = measure().reason
+    reason = measure(ITEM).reason
     assert re.match(
         r"RuntimeError: Ninja build failed: nvcc .*\(7\): error: no such trait$", reason
     )
@@ -129,7 +121,7 @@ def test_what_cannot_be_measured_as_asked_is_never_replaced(
 
 def test_a_kernel_family_that_was_pinned_and_did_not_run_gets_no_time(monkeypatch):
     monkeypatch.setitem(TABLE, "sdpa", replace(TABLE["sdpa"], family="fa3"))
-    record = measure()
+    record = measure(ITEM)
     assert (record.status, record.run_us) == ("error", ())
     assert record.reason.endswith("asked for fa3, but none ran")
 

@@ -29,13 +29,7 @@ def write(tmp_path):
     return load
 
 
-@pytest.fixture
-def published(monkeypatch):
-    monkeypatch.delenv("ATTNLIB_DATA", raising=False)
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
-
-
-def test_every_claim_has_a_verdict_and_its_records_are_in_the_store(published):
+def test_every_claim_has_a_verdict_and_its_records_are_in_the_store(published_records):
     judged = claims.verdicts()
     assert len(judged) == 63 and len({row.claim.source for row in judged}) == 6
     for row in judged:
@@ -98,13 +92,12 @@ def test_a_pair_is_judged_by_what_is_expected(write, monkeypatch, expect, more, 
     assert (judged.verdict, judged.records) == (verdict, ("1", "2"))
 
 
-def test_missing_records_leave_a_claim_open(write, data, monkeypatch):
-    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+def test_missing_records_leave_a_claim_open(write, replayed):
     judged = claims.judge(pairs_claim(write, "slower"))
     assert judged.verdict == "open" and "are missing" in judged.reason
 
 
-def test_the_command_shows_all_claims_one_claim_and_json(published, capsys, fails):
+def test_the_command_shows_all_claims_one_claim_and_json(published_records, capsys, fails):
     assert cli.main(["claims"]) == 0
     assert "mini-sglang-99-fa3-5x-slower" in capsys.readouterr().out
     assert cli.main(["claims", "sglang-21104-215us", "--json"]) == 0

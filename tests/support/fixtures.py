@@ -21,27 +21,22 @@ if not torch.cuda.is_available():
 
 from support import library_fakes as fakes
 from support.metadata_cases import FEWER
-from support.schedule_words import words_of
 from support.studies import CPU, QUICK_START
-from support.workloads import query_rows
 from triton.language import core
 from triton.runtime import interpreter
 
 from attnlib import cli
 from attnlib.core import backends
 from attnlib.core.backends import flash_attn3, flashinfer, mla, xqa
-from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.fa2 import planner
 from attnlib.core.metadata import decode, device, kv_indices
 from attnlib.core.schedule import flash_attn3 as scheduler
-from attnlib.core.schedule import library, splits
+from attnlib.core.schedule import library
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.measure import attend
 from attnlib.kinds.item import Item
 from attnlib.run import store, study
 from attnlib.run.record import Record
-from attnlib.studies.fa3_decode_regression import STUDY
 
 # One thread per process, and per process that a test starts: two workers share few cores.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -55,7 +50,6 @@ for logger in logging.root.manager.loggerDict.values():
 
 SWITCHES = ("MODE", "MACHINE", "WHEELS", "PREFILL_BACKEND", "DECODE_BACKEND")
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
-SMS = 132
 NO_TIMES = {"run_us": (), "plan_us": (), "calls_per_sample": 0, "kernels": ()}
 folders = itertools.count()
 
@@ -133,16 +127,14 @@ def closed_figures():
 
 
 @pytest.fixture
-def published_records(monkeypatch):
-    """The committed records, replayed, in place of the test's own data folder."""
-    monkeypatch.delenv("ATTNLIB_DATA", raising=False)
+def replayed(monkeypatch):
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
 
 
 @pytest.fixture
-def frame(published_records):
-    """The published regression study, a row per record."""
-    return store.load(STUDY.name, STUDY.reference_machine)
+def published_records(monkeypatch, replayed):
+    """The committed records, replayed, in place of the test's own data folder."""
+    monkeypatch.delenv("ATTNLIB_DATA", raising=False)
 
 
 @pytest.fixture
@@ -225,43 +217,6 @@ def fails(capsys):
     return run
 
 
-class FakeFa3:
-    """Stands in for FlashAttention-3 on the CPU: the model's words, the oracle's output.
-
-    `scheduled` and `launched` are the arguments of its two calls.
-    """
-
-    def __init__(self):
-        self.scheduled, self.launched = [], []
-
-    def get_scheduler_metadata(self, *sizes, **options):
-        names = ("batch_size", "max_seqlen_q", "max_seqlen_k", "num_qo_heads", "num_kv_heads")
-        *sizes, seq_lens = sizes
-        given = dict(zip((*names, "head_dim"), sizes, strict=True))
-        self.scheduled.append({**given, **options, "seq_lens": seq_lens})
-        cu_seqlens_q = options.pop("cu_seqlens_q")
-        given |= {"num_sms": SMS, "dtype": str(options.pop("qkv_dtype")).removeprefix("torch.")}
-        given |= {"head_dim_v": options.pop("headdim_v"), "window": options.pop("window_size")}
-        facts = splits.SchedulerFacts(**given, varlen_q=cu_seqlens_q is not None, **options)
-        q_lens = None if cu_seqlens_q is None else cu_seqlens_q.diff().numpy()
-        plan = splits.plan_splits(facts, seq_lens.numpy(), q_lens)
-        return torch.from_numpy(words_of(plan))
-
-    def flash_attn_with_kvcache(self, q, k_cache, v_cache, **options):
-        self.launched.append(options)
-        dtype = str(q.dtype).removeprefix("torch.")
-        sizes, (left, right) = (q.shape[2], k_cache.shape[2], q.shape[3]), options["window_size"]
-        assert right == (0 if left >= 0 else -1)
-        sinks = options.get("sinks")
-        layer = {"window": left + 1, "sinks": sinks is not None}
-        spec = AttnSpec(*sizes, k_cache.shape[1], dtype, **layer)
-        lens, table = options["cache_seqlens"], options["page_table"]
-        batch = DecodeBatch.build(spec, lens, table, sinks)
-        rows_seen = query_rows(batch, q.shape[1])
-        out = attend(q.flatten(0, 1), PagedKV(k_cache, v_cache), rows_seen)
-        return out.to(getattr(torch, spec.out_dtype)).view(q.shape)
-
-
 @pytest.fixture
 def fake_fa2(monkeypatch):
     """FlashInfer's wrappers on the CPU, as they are made, on a GPU of 4 multiprocessors."""
@@ -289,11 +244,11 @@ def fake_fa2(monkeypatch):
 @pytest.fixture
 def fake_fa3(monkeypatch):
     """FlashAttention-3 of the model and the oracle, as on a GPU of 132 multiprocessors."""
-    fake = FakeFa3()
+    fake = fakes.FakeFlashAttention()
     monkeypatch.setattr(library, "load", lambda *_: fake)
     monkeypatch.setattr(library, "_build_flags", dict)
     for module in (flash_attn3, scheduler):
-        monkeypatch.setattr(module, "sm_count", lambda device: SMS)
+        monkeypatch.setattr(module, "sm_count", lambda device: fakes.SMS)
     flash_attn3._facts.cache_clear()
     yield fake
     flash_attn3._facts.cache_clear()

@@ -9,8 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from attnlib.core.schedule import splits
 from attnlib.kinds.decode.measure import attend_rows
 from attnlib.kinds.mla.format import dequantize
+
+from .schedule_words import words_of
+
+SMS = 132
 
 
 def attend(q, q_lens, tokens, sees, scale, sinks=None):
@@ -199,6 +204,36 @@ class FakeDecode(FakePaged):
         super().plan(rows, *arguments, **options)
 
 
+class PlannedWrapper(SimpleNamespace):
+    """What FlashInfer's decode wrapper holds: planned once, the private names of a planner."""
+
+    def __init__(self, workspace, kv_layout, backend, use_tensor_cores, **graph):
+        self._backend, self.plans, self._plan_info = backend, 0, None
+        self.is_cuda_graph_enabled = self._use_cuda_graph = graph.pop("use_cuda_graph", False)
+        for name, buffer in graph.items():
+            setattr(self, f"_{name.removesuffix('fer')}", buffer)
+        self._float_workspace_buffer = workspace
+        self._int_workspace_buffer = torch.zeros(2**20, dtype=torch.uint8)
+        self._num_qo_heads, self._num_kv_heads, self._window_left = 32, 8, -1
+        self._cached_q_data_type = self._cached_kv_data_type = torch.bfloat16
+        if graph:
+            self._fixed_batch_size = len(self._paged_kv_last_page_len_buf)
+            self._qo_indptr_buf = torch.zeros(self._fixed_batch_size + 1, dtype=torch.int32)
+
+    def begin_forward(self, *args, **kwargs):
+        self.plans += 1
+        self._plan_info = list(range(15))
+
+    @classmethod
+    def of_graph(cls, rows, pages):
+        """One of fa2 with a graph of so many requests and pages."""
+        sizes = {"indptr": rows + 1, "indices": pages, "last_page_len": rows}
+        arrays = {name: torch.zeros(size, dtype=torch.int32) for name, size in sizes.items()}
+        buffers = {f"paged_kv_{name}_buffer": array for name, array in arrays.items()}
+        floats = torch.zeros(2**24, dtype=torch.uint8)
+        return cls(floats, "HND", "fa2", True, use_cuda_graph=True, **buffers)
+
+
 class FakeRagged(FakePrefill):
     """BatchPrefillWithRaggedKVCacheWrapper."""
 
@@ -270,14 +305,41 @@ class FakeNewMla(FakeMla):
 
 
 class FakeFlashAttention:
-    """FlashAttention-3's two calls, as `FlashAttn3Extend` makes them."""
+    """FlashAttention-3 of the model and the oracle; `scheduled` and `launched` are the arguments of
+    its calls."""
+
+    def __init__(self):
+        self.scheduled, self.launched = [], []
+
+    def get_scheduler_metadata(self, *sizes, **options):
+        names = ("batch_size", "max_seqlen_q", "max_seqlen_k", "num_qo_heads", "num_kv_heads")
+        *sizes, seq_lens = sizes
+        given = dict(zip((*names, "head_dim"), sizes, strict=True))
+        self.scheduled.append({**given, **options, "seq_lens": seq_lens})
+        if options["headdim_v"] == 512:
+            return seq_lens.clone()
+        cu_seqlens_q = options.pop("cu_seqlens_q")
+        given |= {"num_sms": SMS, "dtype": str(options.pop("qkv_dtype")).removeprefix("torch.")}
+        given |= {"head_dim_v": options.pop("headdim_v"), "window": options.pop("window_size")}
+        facts = splits.SchedulerFacts(**given, varlen_q=cu_seqlens_q is not None, **options)
+        q_lens = None if cu_seqlens_q is None else cu_seqlens_q.diff().numpy()
+        plan = splits.plan_splits(facts, seq_lens.numpy(), q_lens)
+        return torch.from_numpy(words_of(plan))
 
     def flash_attn_with_kvcache(self, q, k_cache, v_cache, **given):
+        self.launched.append(given)
+        if "qv" in given:
+            return self._attend_latent(q, k_cache, v_cache, **given)
         lens = given["cache_seqlens"].tolist()
         tokens = gather(given["page_table"], lens, (k_cache, v_cache))
-        return self._attend(q, lens, tokens, given["cu_seqlens_q"], given["max_seqlen_q"], given)
+        if "cu_seqlens_q" in given:
+            q_sums, longest = given["cu_seqlens_q"], given["max_seqlen_q"]
+            return self._attend(q, lens, tokens, q_sums, longest, given)
+        q_sums = torch.arange(len(q) + 1) * q.shape[1]
+        out = self._attend(q.flatten(0, 1), lens, tokens, q_sums, q.shape[1], given)
+        return out.view(q.shape)
 
-    def flash_attn_latent(self, q, rope, latent, *, qv, causal, scheduler_metadata, **given):
+    def _attend_latent(self, q, rope, latent, *, qv, causal, scheduler_metadata, **given):
         assert q.shape[1:] == (1, qv.shape[2], 64) and qv.shape[3] == 512 and causal
         lens = given["cache_seqlens"]
         assert lens.dtype == given["page_table"].dtype == torch.int32
@@ -295,8 +357,11 @@ class FakeFlashAttention:
     def _attend(self, q, kv_lens, tokens, q_sums, longest, given):
         lens = q_sums.diff().tolist()
         assert max(lens) <= longest
-        sees = masks_of(lens, kv_lens, given["causal"])
-        return attend(q[: sum(lens)], lens, tokens, sees, given["softmax_scale"])
+        left, right = given.get("window_size", (-1, -1))
+        assert right == (0 if left >= 0 else -1)
+        sees = masks_of(lens, kv_lens, given["causal"], left)
+        scale, sinks = given["softmax_scale"], given.get("sinks")
+        return attend(q[: sum(lens)], lens, tokens, sees, scale, sinks)
 
 
 class FakeFlashMla:
@@ -315,7 +380,7 @@ class FakeFlashMla:
     def flash_mla_with_kvcache(self, q, k_cache, table, lens, head_dim_v, meta, **options):
         assert options.pop("use_legacy") and head_dim_v == 512 and q.shape[1] == 1
         assert k_cache.shape[2] == 1
-        self.calls.append(options)
+        self.calls.append(meta)
         self.heads.append(q.shape[2])
         attend = self._dense if "indices" not in options else self._sparse
         tokens = attend(k_cache[:, :, 0], table, lens, meta, options.get("indices"))

@@ -26,16 +26,6 @@ FLASH = {
 INFER = {"FlashInferAttnBackend", "FlashInferIndicesUpdaterDecode", "DecodeMetadata"}
 
 
-def arguments(path):
-    """Of a function of SGLang's files, by its hook point's path."""
-    module, _, name = path.partition(":")
-    file = Path(FOUND.submodule_search_locations[0], *module.split(".")[1:]).with_suffix(".py")
-    node = ast.parse(file.read_text())
-    for part in name.split("."):
-        (node,) = (inner for inner in node.body if getattr(inner, "name", "") == part)
-    return [argument.arg for argument in node.args.args]
-
-
 def parts():
     """As `sglang_fakes.parts`; the runner of a model stays a stand-in."""
     root = Path(FOUND.submodule_search_locations[0])

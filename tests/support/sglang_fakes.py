@@ -9,6 +9,11 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
+from attnlib.core.fa2 import planner
+from attnlib.engines import arms
+
+from .library_fakes import PlannedWrapper as Wrapper
+
 FLASH = "sglang.srt.layers.attention.flashattention_backend"
 INFER = "sglang.srt.layers.attention.flashinfer_backend"
 REGISTRY = "sglang.srt.plugins.hook_registry"
@@ -130,27 +135,6 @@ def normal_decode_set_metadata(
         page_table[row, : len(slots)] = slots // page_size
 
 
-class Wrapper(SimpleNamespace):
-    """What FlashInfer's decode wrapper holds: planned once, the private names of a planner."""
-
-    def __init__(self, workspace, kv_layout, backend, use_tensor_cores, **graph):
-        self._backend, self.plans, self._plan_info = backend, 0, None
-        self.is_cuda_graph_enabled = self._use_cuda_graph = graph.pop("use_cuda_graph", False)
-        for name, buffer in graph.items():
-            setattr(self, f"_{name.removesuffix('fer')}", buffer)
-        self._float_workspace_buffer = workspace
-        self._int_workspace_buffer = torch.zeros(2**20, dtype=torch.uint8)
-        self._num_qo_heads, self._num_kv_heads, self._window_left = 32, 8, -1
-        self._cached_q_data_type = self._cached_kv_data_type = torch.bfloat16
-        if graph:
-            self._fixed_batch_size = len(self._paged_kv_last_page_len_buf)
-            self._qo_indptr_buf = torch.zeros(self._fixed_batch_size + 1, dtype=torch.int32)
-
-    def begin_forward(self, *args, **kwargs):
-        self.plans += 1
-        self._plan_info = list(range(15))
-
-
 class FlashInferAttnBackend:
     def __init__(self, model_runner):
         self.decode_use_tensor_cores, self.num_wrappers, self.enable_deterministic = True, 1, False
@@ -228,19 +212,25 @@ def parts():
     return {
         REGISTRY: {"HookRegistry": HookRegistry(), "HookType": HookType},
         FLASH: {"normal_decode_set_metadata": normal_decode_set_metadata}
-        | _copies(FlashAttentionBackend),
-        INFER: _copies(FlashInferAttnBackend, FlashInferIndicesUpdaterDecode),
-        "sglang.srt.model_executor.model_runner": _copies(ModelRunner),
+        | copies(FlashAttentionBackend),
+        INFER: copies(FlashInferAttnBackend, FlashInferIndicesUpdaterDecode),
+        "sglang.srt.model_executor.model_runner": copies(ModelRunner),
         RANKS: ranks,
     }
 
 
-def _copies(*classes):
+def copies(*classes):
     return {real.__name__: type(real.__name__, (real,), {}) for real in classes}
 
 
 def installed(monkeypatch, parts):
-    """These parts where Python imports them from, and all their names at once."""
+    """These parts where Python imports them from, and all their names at once; this process's state
+    as a new one has it, on a small GPU."""
+    for name, value in vars(arms.State()).items():
+        monkeypatch.setattr(arms.STATE, name, value)
+    monkeypatch.setattr(planner, "installed_version", lambda name: "0.6.8.post1")
+    small = SimpleNamespace(multi_processor_count=4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: small)
     for path, content in parts.items():
         names = path.split(".")
         for end in range(1, len(names) + 1):

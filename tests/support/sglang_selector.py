@@ -8,20 +8,15 @@ decide, in its order: a model's overrides, deterministic inference, the default,
 """
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import json
-import lzma
 import random
 import re
-import subprocess
 import sys
-import types
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-from vllm_selector import StandIn
+from vllm_selector import Finder, ask_each, find_as_if_on, forget, top_of
 
 from attnlib.select.facts import GPUS, MODELS
 
@@ -83,45 +78,20 @@ def drawn_calls(folder, seed="third draw", count=LENGTH_OF_DRAW):
         }
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stand-ins for all that SGLang's files ask for and that is not `REAL`."""
-
-    def find_spec(self, name, path=None, target=None):
-        frame = sys._getframe(1)
-        while frame and "importlib" in frame.f_globals.get("__name__", ""):
-            frame = frame.f_back
-        ours = frame.f_globals.get("__name__", "").startswith("sglang")
-        real = name.partition(".")[0] in REAL and not name.startswith(KERNELS)
-        if not ours or real:
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec):
-        return StandIn(spec.name)
-
-    def exec_module(self, module):
-        """Nothing is run."""
+def stands_in(name, asker):
+    """Whether a stand-in is found: for all that SGLang's files ask for and that is not `REAL`."""
+    return asker == "sglang" and (top_of(name) not in REAL or name.startswith(KERNELS))
 
 
 def prepare(folder):
-    """Import a release's `ServerArgs`, as if on a GPU; returns it and the capability to set."""
+    """Import a release's `ServerArgs`, as if on a GPU; returns it, and what to set."""
     import torch
-    import torch._dynamo
-    import torch._inductor
 
-    capability, cuda = [9, 0], torch.cuda
-    sizes = {"multi_processor_count": 132, "total_memory": 80 * 2**30, "name": "x"}
-    cuda.get_device_capability = lambda *_: tuple(capability)
-    cuda.get_device_properties = lambda *_: SimpleNamespace(**sizes)
-    cuda.is_available, cuda.current_device, cuda.device_count = lambda: True, lambda: 0, lambda: 1
-    cuda.get_device_name, torch.version.cuda = lambda *_: "x", "13.0"
-    cuda.mem_get_info = lambda *_: (80 * 2**30, 80 * 2**30)
-    sys.path.insert(0, str(folder))
+    gpu, cuda = {"capability": (9, 0)}, torch.cuda
+    find_as_if_on(gpu, "sglang", folder)
+    cuda.get_device_name, cuda.mem_get_info = lambda *_: "x", lambda *_: (80 * 2**30, 80 * 2**30)
     sys.modules["dill"] = SimpleNamespace(dumps=lambda value: b"")
-    sys.meta_path.insert(0, Finder())
-    package = types.ModuleType("sglang")
-    package.__path__, package.__version__ = [str(folder / "sglang")], folder.name
-    sys.modules["sglang"] = package
+    sys.meta_path.insert(0, Finder(stands_in))
     args = importlib.import_module("sglang.srt.server_args").ServerArgs
     args.__post_init__ = lambda self: None
     block = MagicMock()
@@ -130,16 +100,7 @@ def prepare(folder):
     plain = MagicMock(required_attention_backend=None, supported_attention_backends=())
     diffusion = SimpleNamespace(get_algorithm_cls=lambda name: plain)
     sys.modules["sglang.srt.dllm.algorithm"] = diffusion
-    return args, capability
-
-
-def forget():
-    """Empty every cache of SGLang, where answers about another GPU may lie."""
-    for name, module in [*sys.modules.items()]:
-        if name.startswith("sglang.") and not isinstance(module, StandIn):
-            for value in [*vars(module).values()]:
-                if type(value).__name__ == "_lru_cache_wrapper":
-                    value.cache_clear()
+    return args, gpu
 
 
 def model_of(call):
@@ -220,22 +181,12 @@ def answer(server_args, call, steps):
 
 def answers(folder, calls):
     """A line for each call."""
-    server_args, capability = prepare(folder)
+    server_args, gpu = prepare(folder)
     steps = order_of(folder)
     for call in calls:
-        capability[:] = divmod(int(call["gpu"][2:]), 10)
-        forget()
+        gpu["capability"] = divmod(int(call["gpu"][2:]), 10)
+        forget("sglang")
         yield call | answer(server_args, call, steps)
-
-
-def main(folder, out):
-    """Ask each release in a process of its own; write all answers, a line each."""
-    lines = []
-    for release in sorted(Path(folder).iterdir()):
-        command = [sys.executable, __file__, str(release), "--one"]
-        text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-        lines += [line for line in text.splitlines() if line.startswith("{")]
-    Path(out).write_bytes(lzma.compress("\n".join([*lines, ""]).encode(), preset=9))
 
 
 if __name__ == "__main__":
@@ -244,4 +195,4 @@ if __name__ == "__main__":
         for line in answers(place, drawn_calls(place, *sys.argv[3:])):
             print(json.dumps(line))
     else:
-        main(*sys.argv[1:])
+        ask_each(__file__, *sys.argv[1:])

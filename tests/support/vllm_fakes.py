@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import torch
 
-from .sglang_fakes import Wrapper
+from .library_fakes import PlannedWrapper
+from .sglang_fakes import copies
 
 FLASHINFER = "vllm.v1.attention.backends.flashinfer"
 LENS, PAGE, ROWS = torch.tensor([33, 1, 60, 0], dtype=torch.int32), 16, 4
@@ -60,11 +61,8 @@ class FlashInferMetadataBuilder:
     def __init__(self, kv_cache_spec, vllm_config):
         self.kv_cache_spec, self.vllm_config = kv_cache_spec, vllm_config
         self.model_config = vllm_config.model_config
-        sizes = {"indptr": ROWS + 1, "indices": 64, "last_page_len": ROWS}
-        arrays = {name: torch.zeros(size, dtype=torch.int32) for name, size in sizes.items()}
-        buffers = {f"paged_kv_{name}_buffer": array for name, array in arrays.items()}
-        how = (torch.zeros(2**24, dtype=torch.uint8), "HND", "fa2", True)
-        self.graph, self.plain = Wrapper(*how, use_cuda_graph=True, **buffers), Wrapper(*how)
+        self.graph = PlannedWrapper.of_graph(ROWS, 64)
+        self.plain = PlannedWrapper(self.graph._float_workspace_buffer, "HND", "fa2", True)
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         for wrapper in (self.graph, self.plain):
@@ -114,14 +112,9 @@ class WorkerWrapperBase:
 def parts():
     """What is imported of vLLM, by module; classes are copies, which a hook may change."""
     heads = {"get_num_attention_heads_from_layers": lambda config, names: 32}
-    copies = {
-        real.__name__: type(real.__name__, (real,), {})
-        for real in (WorkerWrapperBase, AttentionGroup, FlashInferMetadataBuilder)
-    }
-    builder = {"FlashInferMetadataBuilder": copies.pop("FlashInferMetadataBuilder")}
     return {
-        "vllm.v1.worker.worker_base": copies,
-        "vllm.v1.worker.utils": copies,
-        FLASHINFER: {**builder, "fast_plan_decode": fast_plan_decode},
+        "vllm.v1.worker.worker_base": copies(WorkerWrapperBase),
+        "vllm.v1.worker.utils": copies(AttentionGroup),
+        FLASHINFER: copies(FlashInferMetadataBuilder) | {"fast_plan_decode": fast_plan_decode},
         "vllm.v1.attention.backends.utils": heads,
     }

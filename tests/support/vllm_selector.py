@@ -102,25 +102,24 @@ class StandIn(types.ModuleType):
         return value
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stand-ins for named packages (`first`), or for all that vLLM's files ask for in vain."""
+def top_of(name):
+    return name.partition(".")[0]
 
-    def __init__(self, first):
-        self.first = first
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stand-ins for the modules of which `stands_in(name, asker)` says so; the asker is the package
+    whose file asks for it."""
+
+    def __init__(self, stands_in):
+        self.stands_in = stands_in
 
     def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if self.first and top not in STAND_INS.split():
-            return None
-        if not self.first and (top in REAL or not self._asked_by_vllm()):
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def _asked_by_vllm(self):
-        frame = sys._getframe(2)
+        frame = sys._getframe(1)
         while frame and "importlib" in frame.f_globals.get("__name__", ""):
             frame = frame.f_back
-        return frame.f_globals.get("__name__", "").startswith("vllm")
+        if self.stands_in(name, top_of(frame.f_globals.get("__name__", ""))):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
 
     def create_module(self, spec):
         return StandIn(spec.name)
@@ -129,19 +128,49 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Nothing is run."""
 
 
-def prepare(folder):
-    """Make `vllm` importable from a release's files; returns its platform class and what to set."""
+def find_as_if_on(gpu, name, folder):
+    """Make package `name` importable from a release's files, on a GPU of `gpu["capability"]`."""
     import torch
     import torch._dynamo
     import torch._inductor
 
-    gpu = {}
     cuda = torch.cuda
     sizes = {"multi_processor_count": 132, "total_memory": 80 * 2**30, "name": "x"}
     cuda.get_device_properties = lambda *_: types.SimpleNamespace(**sizes)
     cuda.get_device_capability = lambda *_: tuple(gpu["capability"])
     cuda.is_available, cuda.current_device, cuda.device_count = lambda: True, lambda: 0, lambda: 1
     torch.version.cuda = "13.0"
+    sys.path.insert(0, str(folder))
+    package = types.ModuleType(name)
+    package.__path__, package.__version__ = [str(folder / name)], folder.name
+    sys.modules[name] = package
+
+
+def forget(name):
+    """Empty every cache of package `name`, where answers about another GPU may lie."""
+    for module_name, module in [*sys.modules.items()]:
+        if module_name.startswith(f"{name}.") and not isinstance(module, StandIn):
+            for value in [*vars(module).values()]:
+                if type(value).__name__ == "_lru_cache_wrapper":
+                    value.cache_clear()
+
+
+def ask_each(script, folder, out):
+    """Ask each release in a process of its own; write all answers, a line each."""
+    lines = []
+    for release in sorted(Path(folder).iterdir()):
+        command = [sys.executable, script, str(release), "--one"]
+        text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        lines += [line for line in text.splitlines() if line.startswith("{")]
+    Path(out).write_bytes(lzma.compress("\n".join([*lines, ""]).encode(), preset=9))
+
+
+def prepare(folder):
+    """Make `vllm` importable from a release's files; returns its platform class and what to set."""
+    import torch
+
+    gpu = {}
+    find_as_if_on(gpu, "vllm", folder)
     for name in ("zeros", "empty", "full", "arange", "tensor"):
         made = getattr(torch, name)
 
@@ -149,12 +178,10 @@ def prepare(folder):
             return made(*values, **named)
 
         setattr(torch, name, on_cpu)
-    sys.path.insert(0, str(folder))
-    sys.meta_path.insert(0, Finder(first=True))
-    sys.meta_path.append(Finder(first=False))
-    package = types.ModuleType("vllm")
-    package.__path__, package.__version__ = [str(folder / "vllm")], folder.name
-    sys.modules["vllm"] = package
+    named = STAND_INS.split()
+    sys.meta_path.insert(0, Finder(lambda name, _: top_of(name) in named))
+    asked = Finder(lambda name, asker: asker == "vllm" and top_of(name) not in REAL)
+    sys.meta_path.append(asked)
     third = importlib.import_module("vllm.third_party")
     third.pynvml = sys.modules["vllm.third_party.pynvml"] = StandIn("pynvml")
     third.pynvml.nvmlDeviceGetCount = lambda: 1
@@ -216,11 +243,7 @@ def patch_answers(call):
             setattr(flashinfer, name, lambda: True)
     for name in ("has_nvidia_artifactory", "has_flashinfer_cubin"):
         setattr(flashinfer, name, lambda: call["cubins"])
-    for name, module in [*sys.modules.items()]:
-        if name.startswith("vllm.") and not isinstance(module, StandIn):
-            for value in [*vars(module).values()]:
-                if type(value).__name__ == "_lru_cache_wrapper":
-                    value.cache_clear()
+    forget("vllm")
     settings = config_of(call)
     importlib.import_module("vllm.config.vllm")._current_vllm_config = settings
     return settings
@@ -252,7 +275,7 @@ def answers(folder, calls):
         }
         fields = {name: value for name, value in fields.items() if name in known}
         config = selector.AttentionSelectorConfig(**fields)
-        valid, why_not = platform.get_valid_backends(
+        valid, _ = platform.get_valid_backends(
             device_capability=gpu["capability"],
             attn_selector_config=config,
             num_heads=call["heads"],
@@ -260,29 +283,13 @@ def answers(folder, calls):
         names = [getattr(entry, "backend", entry[0]).name for entry in valid]
         if pinned := settings.attention_config.backend:
             names = [name for name in names if name == pinned.name]
-        reasons = {
-            backend.name: (entry[1] if isinstance(entry, tuple) else entry)
-            for backend, entry in why_not.items()
-        }
-        yield call | {"answer": names}, reasons
-
-
-def main(folder, out):
-    """Ask each release in a process of its own; write all answers, a line each."""
-    lines = []
-    for release in sorted(Path(folder).iterdir()):
-        command = [sys.executable, __file__, str(release), "--one"]
-        lines += subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(
-            "\n"
-        )
-    text = "\n".join(line for line in lines if line.startswith("{")) + "\n"
-    Path(out).write_bytes(lzma.compress(text.encode(), preset=9))
+        yield call | {"answer": names}
 
 
 if __name__ == "__main__":
     if sys.argv[2] == "--one":
         place = Path(sys.argv[1])
-        for answer, reasons in answers(place, drawn_calls(place.name)):
-            print(json.dumps(answer | ({"why_not": reasons} if "--why" in sys.argv else {})))
+        for answer in answers(place, drawn_calls(place.name)):
+            print(json.dumps(answer))
     else:
-        main(*sys.argv[1:])
+        ask_each(__file__, *sys.argv[1:])
