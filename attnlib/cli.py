@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
         print(f"attnlib {options.command}: {error}", file=sys.stderr)
-        return COMMANDS[options.command].status
+        is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
+        return USAGE if is_wrong_use else COMMANDS[options.command].status
 
 
 def _doctor(options: argparse.Namespace) -> None:
@@ -85,6 +86,8 @@ def _diagnose(options: argparse.Namespace) -> None:
 
     pairs = [part.partition("=")[::2] for part in options.shape.split(",") if part]
     shape = {name: int(value) if value.isdecimal() else value for name, value in pairs}
+    if len(shape) < len(pairs):
+        raise ValueError(f"--shape must name each fact once, got {options.shape!r}")
     answer = diagnose(options.trace, options.after, **shape)
     print(json.dumps(answer.to_dict(), indent=2) if options.json else answer)
 

@@ -60,7 +60,7 @@ def test_the_module_is_the_command_and_ends_in_silence_unread_or_at_ctrl_c(monke
     command, pipe = [sys.executable, "-m", "attnlib"], subprocess.PIPE
     how = {"cwd": ROOT, "stderr": pipe, "text": True}
     done = subprocess.run([*command, "measure", "nope"], stdout=pipe, **how)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run([*command, *EXPLAIN, "--gpu", "sm90"], stdout=write, **how)

@@ -36,6 +36,7 @@ RECORDED_GPU = "sm90"
 GROUP_WEIGHT = 3.0
 """Weight of a factor of two in query heads per KV head. It and `OTHER_KERNEL` were chosen among 24
 settings by `neighbour_loss`."""
+PRESENT_PLANNER = "2026-11-26"
 NAMES = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
 FEATURES = "tokens x KV heads, requests, longest / mean length, query heads per KV head"
 
@@ -95,14 +96,17 @@ class Advice(Shown):
         gpus = ", ".join(dict.fromkeys(self.nearest.gpu))
         ran = f", which runs {self.choice.kernel}" if self.choice.inner else ""
         near, far = self.nearest.distance.iloc[0], self.nearest.distance.iloc[-1]
+        days = " to ".join(dict.fromkeys((self.nearest.day.min(), self.nearest.day.max())))
         heads = f"{self.layer.heads} heads, head_dim {self.layer.head_dim}"
         notes = ["Times of recorded batches; nothing is predicted for this call."]
+        if self.nearest.day.min() < PRESENT_PLANNER:
+            notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
         if self.choice.problem:
             notes.append(f"The rule's pick cannot run: {self.choice.problem}.")
         if self.choice.gpu != RECORDED_GPU:
             notes.append(f"No batch is on record of {self.choice.gpu}: these are of {gpus}.")
         elif self.gpu != RECORDED_GPU and self.gpu.lower() not in gpus.lower():
-            notes.append(f"No batch is on record of {self.gpu.upper()}: these are of {gpus}.")
+            notes.append(f"No random batch is here of {self.gpu.upper()}: these are of {gpus}.")
         kv_bytes = ELEMENT_BYTES[self.layer.kv_dtype]
         for name, value in (("head_dim", self.layer.head_dim), ("kv_bytes", kv_bytes)):
             recorded = sorted({*self.nearest[name]})
@@ -135,10 +139,12 @@ class Advice(Shown):
                 (f"rule of {self.choice.library}", f"{self.choice.backend or 'none'}{ran}"),
                 ("decided by", f"{decided.why} ({decided.source})"),
                 ("nearest batches", f"{len(self.nearest)}, distance {near:.2f} to {far:.2f}"),
-                ("measured on", f"{gpus}, FlashInfer {first.release}, L2 cold"),
+                ("measured on", f"{gpus}, FlashInfer {first.release}, L2 cold, {days}"),
                 ("spread of rounds", f"{repeated.spread.median():.1%} (median)"),
             ],
-            table=table.assign(**{name: table[name].map("{:.3f}".format) for name in ratios}),
+            table=table.assign(
+                **{n: table[n].map("{:.3f}".format).where(table[n].notna(), "-") for n in ratios}
+            ),
             caption="backends among the nearest recorded batches",
             footer=f"distance: sum of differences of log2({FEATURES})",
             more=[("the nearest of them", rows)],
@@ -216,12 +222,13 @@ def recorded_batches() -> pd.DataFrame:
     table = wide.assign(rounds=rounds, spread=spread).reset_index()
     cases = table.case
     features = pd.DataFrame([_features(case.spec, sample_seq_lens(case)) for case in cases])
-    gpu = rows.drop_duplicates("machine").set_index("machine").gpu
+    machines = rows.drop_duplicates("machine").set_index("machine")
     return pd.concat([table, features], axis=1).assign(
         heads=[case.spec.heads for case in cases],
         head_dim=[case.spec.head_dim for case in cases],
         kv_bytes=[ELEMENT_BYTES[case.spec.kv_dtype] for case in cases],
-        gpu=table.machine.map(gpu),
+        gpu=table.machine.map(machines.gpu),
+        day=table.machine.map(machines.started_at.str[:10]),
         release="0.7.2",
     )
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ..core.backends.table import FAMILIES, family_of, role_of
-from ..core.spec import require_int, require_word
+from ..core.layer import parse_layer
+from ..core.spec import ELEMENT_BYTES, require_int, require_word
 from ..draw.cards import Card, Shown
 from ..measure.spans import Span, busy_us
 from ..measure.steps import DECODE, VERIFY, Step, find_steps
 from ..measure.trace_file import Trace, read_trace
-from .patterns import PATTERNS, SIZES, STATED, gained, kind_of, ran, tile_rows
+from .patterns import PATTERNS, SIZES, STATED, WAITING, gained, kind_of, ran, tile_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,10 +101,11 @@ class Diagnosis(Shown):
             if not shown or 2 * len(shown) < len(self.decodes):
                 continue
             us = median(evidence.us for evidence in shown)
+            usual = min(shown, key=lambda evidence: abs(evidence.us - us))
             rows.append(
                 {
                     "pattern": pattern.name,
-                    "evidence": f"{shown[0].text}; "
+                    "evidence": f"{usual.text}; "
                     f"in {len(shown)} of {len(self.decodes)} decode steps",
                     "us per step": round(us, 1),
                     "fix": pattern.fix,
@@ -117,6 +119,8 @@ class Diagnosis(Shown):
     def unseen(self) -> list[str]:
         """What the trace could not show."""
         trace, fa2 = self.trace, [s for step in self.decodes for s in ran(step, "fa2")]
+        waiting = [s for s in self.decodes if s.idle_ahead_us > WAITING * busy_us(s.work)]
+        idle = median(step.idle_ahead_us for step in waiting) if waiting else 0
         visible = {
             "The lengths of the requests are in no trace.": True,
             "No marks of steps: kernels tell decode from prefill, copies of lengths are unseen.": (
@@ -124,6 +128,9 @@ class Diagnosis(Shown):
             ),
             "No calls of the CUDA API: launches, graphs and waits of the host are unseen.": (
                 not trace.launched_us
+            ),
+            f"The GPU idles for {idle:,.0f} us before the first layer; a profiler adds to it.": (
+                2 * len(waiting) > len(self.decodes)
             ),
             "The GPU is not named.": not trace.gpu,
             f"Of {trace.gpus} GPUs only the one that ran most is looked at.": trace.gpus > 1,
@@ -169,6 +176,9 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Di
         require_word("shape", name, STATED)
         if name in SIZES:
             require_int(name, value)
+        if name.endswith("dtype"):
+            require_word(name, value, ELEMENT_BYTES)
+    parse_layer(shape.get("heads", "1/1"))
     trace = read_trace(path)
     diagnosis = Diagnosis(trace, find_steps(trace, kind_of), {})
     sizes = [step.batch_size for step in diagnosis.decodes if step.batch_size]

@@ -283,7 +283,6 @@ PATTERNS = (
         fix="capture decode as a whole (SGLang's default; FULL_DECODE_ONLY of vLLM)",
         since="any release: a setting",
         notebook="01_fa3_decode_regression",
-        gain="eager",
     ),
     Pattern(
         name="Triton's 2D kernel splits no request",

@@ -83,7 +83,7 @@ def releases_between(releases: Iterable[str], first: str, last: str) -> list[str
     low, high = parse_release("first", first), parse_release("last", last)
     for name, end in ((first, low), (last, high)):
         if end not in map(Version, known):
-            raise ValueError(f"release must be one of {', '.join(known) or 'none'}, got {name!r}")
+            raise ValueError(f"releases must hold {name}, got {', '.join(known) or 'none'}")
     return [release for release in known if low <= Version(release) <= high]
 
 

@@ -37,9 +37,6 @@ def tables() -> dict[str, Any]:
     """Key of a gain -> study, GPU, and rows with a shape and the ratio without / with the fix."""
     regression = _load("fa3_decode_regression")
     slow = decode_rows(regression, release="0.6.3")
-    eager = decode_rows(regression, release="0.6.3", timer="eager")
-    timers = pd.concat([eager.assign(backend="eager"), slow.assign(backend="graph")])
-    timers = timers[timers.index.isin(regression.index[regression.backend == FA2])]
     metadata = _load("decode_metadata")
     decode = good_rows(metadata[(metadata.builder == "decode") & ~metadata.swa.eq(True)])
     schedule = _load("scheduler_metadata")
@@ -50,7 +47,6 @@ def tables() -> dict[str, Any]:
     return {
         "fa3": _entry(slow, over(slow, FA3, FA2), "fa3_decode_regression"),
         "cuda cores": _entry(slow, over(slow, CUDA_CORES, FA2), "fa3_decode_regression"),
-        "eager": _entry(slow, _timer_ratio(timers), "fa3_decode_regression"),
         "metadata": _entry(
             decode, over(decode, "metadata-eager", "metadata-fused"), "decode_metadata"
         ),
@@ -66,13 +62,6 @@ def tables() -> dict[str, Any]:
 
 def _load(name: str) -> pd.DataFrame:
     return store.load(name, STUDIES[name].reference_machine)
-
-
-def _timer_ratio(rows: pd.DataFrame) -> pd.DataFrame:
-    """Eager over graph by medians, a row per case that has both."""
-    wide = rows.pivot_table("run_us", "case", "backend", "median", sort=False).dropna()
-    cases = rows.drop_duplicates("case").set_index("case")
-    return cases.loc[wide.index].assign(ratio=wide.eager / wide.graph).reset_index()
 
 
 def _prepares(frame: pd.DataFrame) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from ..core.backends.table import COMPARED
-from ..core.layer import lengths_of_case, name_of, parse_layer, parse_lengths, sizes_given
+from ..core.layer import lengths_of_case, parse_layer, parse_lengths, sizes_given
 from ..core.spec import MLA, MODELS, AttnSpec
 from ..draw import charts, style
 from ..draw.cards import Card, Shown
@@ -45,7 +45,6 @@ from ..select.facts import gpu_of_capability
 from . import STUDIES
 from .next_step import next_step
 from .usual_calls import (
-    BACKENDS,
     LIBRARY,
     Layer,
     backends_named,
@@ -59,7 +58,7 @@ NAME = f"compare_{LIBRARY}"
 LOOKS = (4, 8, 16, 24)
 """Rounds after which all rows are judged."""
 NOT_DECIDED = "not decided"
-PROVED = (NOT_SLOWER, FASTER, SAME)
+FAILING, PROVED = (SLOWER, "fails"), (NOT_SLOWER, FASTER, SAME)
 """Verdicts that prove a call not slower by more than the margin."""
 ROW_INCHES, LONGEST_KEY = 0.3, 60
 RATIO = ["ratio", "low", "high"]
@@ -89,7 +88,7 @@ class Upgrade(Shown):
     @property
     def slower(self) -> list[str]:
         """The cases that became slower, or that only the old release runs."""
-        return self.rows.case[self.rows.verdict.isin(("slower", "fails"))].tolist()
+        return self.rows.case[self.rows.verdict.isin(FAILING)].tolist()
 
     @property
     def outcome(self) -> str:
@@ -106,7 +105,8 @@ class Upgrade(Shown):
         if self.outcome == NOT_SLOWER:
             return f"not slower: proved of {calls}"
         if self.outcome == SLOWER:
-            return f"slower: {', '.join(self.slower)}"
+            calls_of = self.rows.groupby("verdict", sort=False).case.agg(", ".join)
+            return "; ".join(f"{word}: {calls_of[word]}" for word in FAILING if word in calls_of)
         counts = self.rows.verdict[~self.rows.verdict.isin(PROVED)].value_counts()
         tally = ", ".join(f"{count} {word}" for word, count in counts.items())
         return f"not decided: {tally}, of {calls}; {self.next_step}"
@@ -228,8 +228,9 @@ def compare_releases(
     elif builds:
         comparison.pairs = {item: [] for item in items}
     else:
-        _replay(comparison, items, [] if listed or page_size else layers)
-    return _upgrade(comparison, [] if listed else layers, builds)
+        _replay(comparison, items)
+    # What a caller pins, `auto` does not pick.
+    return _upgrade(comparison, [] if backend else [""] if cases else layers, builds)
 
 
 def _short(key: str) -> str:
@@ -290,7 +291,8 @@ def _upgrade(
     gpus = [gpu_of_capability(capability) for capability in sorted(known)]
     old, new = (f"{LIBRARY}=={Version(release).public}" for release in comparison.both)
     try:
-        picks = pd.concat([_picks(old, new, layer, gpus) for layer in layers or [""]])
+        tables = [_picks(old, new, layer, gpus) for layer in layers]
+        picks = pd.concat(tables) if tables else pd.DataFrame()
     except ValueError as error:
         picks = pd.DataFrame()
         notes.append(f"What auto picks is not known: {error}.")
@@ -339,29 +341,15 @@ def _measure(comparison: Comparison, items: list[Item], sweep: Sweep) -> None:
     )
 
 
-def _replay(comparison: Comparison, items: list[Item], layers: Sequence[Layer]) -> None:
-    """Take the rounds on record of `items`, or of other usual calls of `layers`."""
+def _replay(comparison: Comparison, items: list[Item]) -> None:
+    """Take the rounds on record of `items`."""
     names = [NAME]
     for study in STUDIES.values():
         if set(comparison.both) <= {release for grid in study.grids for release in grid.releases}:
             names.append(study.name)
     sources = [(name, machine) for name in names for machine in store.machines(name)]
     wish = os.environ.get("ATTNLIB_MACHINE", "")
-    sources = store.on_machine("ATTNLIB_MACHINE", wish, sources)
-    backends = {item.backend for item in items}
-    for name, machine in sources:
+    comparison.pairs = {item: [] for item in items}
+    for name, machine in store.on_machine("ATTNLIB_MACHINE", wish, sources):
         records = store.find(name, machine)
-        plain = {_plain(record) for record in records}
-        wanted = _calls_among(plain, layers, backends) if layers else plain & set(items)
-        comparison.take(record for record in records if _plain(record) in wanted)
-    if not comparison.pairs or not layers:
-        comparison.pairs = {item: comparison.pairs.get(item, []) for item in items}
-
-
-def _calls_among(items: set[Item], layers: Sequence[Layer], backends: set[str]) -> set[Item]:
-    """Those that are a call of one of `layers`, timed as `items_of` times it."""
-    calls = {item for item in items if item.case and item.case.kind in BACKENDS}
-    calls = {item for item in calls if item.backend in backends}
-    usual = {i for i in calls if i in items_of([i.case], {i.case.kind: (i.backend,)})}
-    wanted = {layer if isinstance(layer, str) else name_of(layer) for layer in layers}
-    return {item for item in usual if name_of(item.case.spec) in wanted}
+        comparison.take(record for record in records if _plain(record) in comparison.pairs)

@@ -67,7 +67,7 @@ def test_every_option_that_is_offered_has_advice_of_one_screen(engine):
 def test_what_the_records_do_not_have_is_said():
     words = {
         "No batch is on record of sm100": {"gpu": "b200"},
-        "No batch is on record of H100: these are of NVIDIA H200": {"gpu": "h100"},
+        "No random batch is here of H100: these are of NVIDIA H200": {"gpu": "h100"},
         "is on record of head_dim 512: these are of": {"layer": AttnSpec(8, 1, 512, 16)},
         "No batch has a window or sinks": {"layer": AttnSpec(8, 1, 64, 16, sinks=True)},
     }

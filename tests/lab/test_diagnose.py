@@ -171,8 +171,25 @@ def test_gains_are_of_the_nearest_shape(published_records, path, capsys, fails):
     assert "1 known pattern" in printed and "heads 32/8, batch_size 16, kv_len 8192" in printed
     unknown = gained(PATTERNS[0], {"heads": "7/7", "kv_len": 9}, 100.0)
     assert "nearest to it: no heads '7/7'," in unknown
-    for shape, why in (("head=1", "must be one of heads"), ("kv_len=8k", "kv_len must be an")):
+    for shape, why in {
+        "head=1": "must be one of heads",
+        "kv_len=8k": "kv_len must be an",
+        "heads=7/3": "num_qo_heads must be",
+        "heads": "heads or model must be given",
+        "dtype=foo": "dtype must be one of",
+        "heads=32/8,heads=8/1": "must name each fact once",
+    }.items():
         assert why in fails("diagnose", str(path), "--shape", shape)
+
+
+def test_a_gpu_that_waits_is_said_and_evidence_is_of_the_usual_step():
+    waits = attnlib.diagnose(ROOT / "data" / "traces" / "vllm_flash_attn.json.gz")
+    assert "The GPU idles for 3,125 us before the first layer" in repr(waits)
+    plans = attnlib.diagnose(ROOT / "data" / "traces" / "sglang_flashinfer.json.gz").patterns.iloc[
+        0
+    ]
+    idle = float(plans.evidence.partition(" us idle")[0].split()[-1].replace(",", ""))
+    assert abs(idle - plans["us per step"]) < 0.1 * idle
 
 
 def test_every_fix_that_was_measured_has_its_gain_on_record():

@@ -11,6 +11,7 @@ from support.studies import hand_made
 
 from attnlib import cli, compare_releases
 from attnlib.core.backends.table import BACKENDS
+from attnlib.core.layer import parse_layer
 from attnlib.core.spec import MLA
 from attnlib.kinds.cases import parse_cases
 from attnlib.kinds.decode.case import DecodeCase
@@ -189,9 +190,9 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     assert "releases on record of 32/8,d128,p16,b16,k8192: 0.5.3, 0.6.0," in other.conclusion
     assert "on a GPU this line measures it, in about 1 to 5 minutes" in other.conclusion
     assert "DeepSeek" not in repr(compare_releases("0.6.3", "0.6.4", models=[MODEL]))
-    broken = compare_releases("0.5.3", "0.6.3")
-    assert {*broken.rows.verdict} == {"slower", "fails", "ambiguous", "not run"}
-    assert [case for case in broken.slower if "bfloat16/float8_e4m3fn" in case]
+    fp8 = f"{KEYS[0]},bfloat16/float8_e4m3fn"
+    broken = compare_releases("0.5.3", "0.6.3", cases=[KEYS[0], fp8])
+    assert broken.conclusion == f"slower: {KEYS[0]}; fails: {fp8}"
     assert any("0.6.3 error: " in note for note in broken.notes)
     (axis,) = broken.figure().axes
     ratios = np.concatenate(
@@ -250,9 +251,17 @@ def test_every_model_and_backend_that_is_offered_can_be_compared(published_recor
     assert len(every.rows) == 52 and "in about 5 to 30 minutes" in every.conclusion
 
 
-def test_a_page_size_that_is_asked_for_is_the_one_replayed(published_records):
-    found = compare_releases("0.5.3", "0.6.3", models=MODEL, page_size=64)
-    assert {*found.rows.verdict} == {"not on record"} and found.outcome == "not decided"
+def test_every_call_that_is_asked_for_has_a_row_and_nothing_else_decides(published_records):
+    for options in ({"models": MODEL}, {"models": [MODEL, "Qwen3-32B"]}, {"heads": "8/1"}):
+        found = compare_releases("0.6.3", "0.6.4", **options)
+        layers = options.get("models", [parse_layer("8/1")])
+        layers = [layers] if isinstance(layers, str) else layers
+        asked = [case.key for layer in layers for case in calls_of(layer)]
+        assert found.rows.case.tolist() == asked and found.outcome == "not decided"
+        again = compare_releases("0.6.3", "0.6.4", **options, page_size=16)
+        assert again.rows.case.tolist() == asked, "a default that is said changes nothing"
+    pinned = compare_releases("0.6.3", "0.6.4", heads="8/1", lens="8192x64", backend="fa2")
+    assert pinned.picks.empty
 
 
 def test_captured_steps_are_cases_too(lab, capsys):

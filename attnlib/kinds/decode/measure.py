@@ -81,8 +81,8 @@ def decode_call(
 
     @cache
     def planned() -> Callable[[], torch.Tensor]:
-        work = build_workload(case, device=device)
         made = create(backend, case.spec, device=device, cuda_graph=cuda_graph)
+        work = build_workload(case, device=device)
         return partial(made.run, work.q, work.kv, made.plan(work.batch))
 
     def call() -> torch.Tensor:
