@@ -62,7 +62,8 @@ class Advice(Shown):
         """The column of `nearest` that is what the rule chose, or the empty string."""
         name = (self.choice.inner or self.choice).ours
         names = (name, f"{name}-precomputed")
-        return next((name for name in names if name in self.nearest), "")
+        times = self.nearest.dropna(axis=1, how="all")
+        return next((name for name in names if name in times), "")
 
     @property
     def command(self) -> str:
@@ -77,7 +78,8 @@ class Advice(Shown):
         """A row per backend, best first, over the nearest batches: in how many it is the fastest,
         its time over that of the rule's backend (geometric mean, least and most), and its worst
         time over the fastest."""
-        times = self.nearest[[name for name in random_batches.BACKENDS if name in self.nearest]]
+        times = self.nearest.dropna(axis=1, how="all")
+        times = times[[name for name in random_batches.BACKENDS if name in times]]
         over_best = times.div(times.min(axis=1), axis=0)
         table = {"fastest in": times.idxmin(axis=1).value_counts()}
         if self.ours:
@@ -116,7 +118,7 @@ class Advice(Shown):
         if self.layer.window or self.layer.sinks:
             notes.append("No batch has a window or sinks, and the last line measures without.")
         if not self.ours:
-            notes.append(f"No batch is on record of {self.choice.kernel or 'the pick'}.")
+            notes.append(f"No batch near it is on record of {self.choice.kernel or 'the pick'}.")
         table = self.table()
         ratios = table.select_dtypes("float")
         repeated = self.nearest[self.nearest.rounds > 1]
@@ -197,7 +199,8 @@ def distances(layer: AttnSpec, lengths: NDArray[np.int64], batches: pd.DataFrame
     apart = sum((batches[name] - value).abs() for name, value in point.items())
     other_dim = batches.head_dim != layer.head_dim
     other_bytes = batches.kv_bytes != ELEMENT_BYTES[layer.kv_dtype]
-    return apart + OTHER_KERNEL * (other_dim.astype(float) + other_bytes.astype(float))
+    other_query = batches.query_bytes != ELEMENT_BYTES[layer.dtype]
+    return apart + OTHER_KERNEL * (1.0 * other_dim + other_bytes + other_query)
 
 
 def _features(layer: AttnSpec, lengths: NDArray[np.int64]) -> dict[str, float]:
@@ -227,6 +230,7 @@ def recorded_batches() -> pd.DataFrame:
         heads=[case.spec.heads for case in cases],
         head_dim=[case.spec.head_dim for case in cases],
         kv_bytes=[ELEMENT_BYTES[case.spec.kv_dtype] for case in cases],
+        query_bytes=[ELEMENT_BYTES[case.spec.dtype] for case in cases],
         gpu=table.machine.map(machines.gpu),
         day=table.machine.map(machines.started_at.str[:10]),
         release="0.7.2",

@@ -69,6 +69,10 @@ def test_what_the_records_do_not_have_is_said():
         "No batch is on record of sm100": {"gpu": "b200"},
         "No random batch is here of H100: these are of NVIDIA H200": {"gpu": "h100"},
         "is on record of head_dim 512: these are of": {"layer": AttnSpec(8, 1, 512, 16)},
+        "No batch near it is on record of fa3.": {
+            "layer": AttnSpec(32, 8, 128, 16, kv_dtype="float8_e4m3fn"),
+            "library": "sglang==0.5.23",
+        },
         "No batch has a window or sinks": {"layer": AttnSpec(8, 1, 64, 16, sinks=True)},
     }
     for sentence, given in words.items():
