@@ -31,8 +31,9 @@ WAITING = 0.2
 COLUMNS_PER_BLOCK = {
     "_fused_metadata_kernel_ps1_no_swa": 256,
     "_fused_metadata_kernel_general": 128,
+    "_fused_decode_metadata_kernel": 128,
 }
-"""SGLang's metadata kernels -> page-table columns of a block; its grid is requests x blocks."""
+"""SGLang's metadata kernels -> the least columns of a block; the grid is requests x blocks."""
 WIDE_TABLE, LEAST_COPY_US = 32768, 5.0
 SIZES = "head_dim page_size batch_size kv_len".split()
 STATED = ["heads", *SIZES, "dtype", "kv_dtype"]
@@ -183,7 +184,7 @@ def whole_table_copied(trace: Trace, step: Step) -> Evidence | None:
             continue
         columns = span.grid[1] * COLUMNS_PER_BLOCK[span.name]
         if columns >= WIDE_TABLE and span.length_us >= LEAST_COPY_US:
-            return _kernels([span], f": {columns:,} page-table columns per request")
+            return _kernels([span], f": {columns:,} or more page-table columns per request")
     return None
 
 

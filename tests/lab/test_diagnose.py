@@ -356,7 +356,7 @@ REAL = {
     "fa2_host": 9,
     "eager": 7,
     "prefill_decode": None,
-    "sglang_0523": None,
+    "sglang_0523": 10,
     "sglang_fa3": None,
     "sglang_flashinfer": 9,
     "vllm_flash_attn": None,
