@@ -25,7 +25,7 @@ from ..kinds.lengths import sample_seq_lens
 from ..select import Call, Choice, explain
 from ..select.facts import gpu_named
 from ..select.libraries import AUTO
-from ..studies import random_batches
+from ..studies import plan_rivals, random_batches
 from ..studies.next_step import OTHER_KERNEL
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ GROUP_WEIGHT = 3.0
 """Weight of a factor of two in query heads per KV head. It and `OTHER_KERNEL` were chosen among 24
 settings by `neighbour_loss`."""
 PRESENT_PLANNER = "2026-11-26"
+DRAWS = {"": (random_batches.STUDY.name, "0.7.2"), "h100": (plan_rivals.STUDY.name, "0.6.13")}
+"""The GPU that a caller names -> the study with its random batches, and FlashInfer's release; of
+any other GPU those of H200s."""
+SHOWN = (*random_batches.BACKENDS, plan_rivals.BATCH_ATTENTION)
 NAMES = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
 FEATURES = "tokens x KV heads, requests, longest / mean length, query heads per KV head"
 
@@ -44,8 +48,6 @@ FEATURES = "tokens x KV heads, requests, longest / mean length, query heads per 
 @dataclass(frozen=True, eq=False, repr=False)
 class Advice(Shown):
     """The rule's `choice` for a call, and `nearest`, a row per recorded batch, nearest first.
-
-    `gpu` is what the caller calls it.
 
     Columns of `nearest`: case, distance, a column of median us per backend, rounds, spread (largest
     relative difference between rounds of one backend), gpu, machine, release.
@@ -55,7 +57,6 @@ class Advice(Shown):
     lengths: tuple[int, ...]
     choice: Choice
     nearest: pd.DataFrame
-    gpu: str = RECORDED_GPU
 
     @property
     def ours(self) -> str:
@@ -79,7 +80,7 @@ class Advice(Shown):
         its time over that of the rule's backend (geometric mean, least and most), and its worst
         time over the fastest."""
         times = self.nearest.dropna(axis=1, how="all")
-        times = times[[name for name in random_batches.BACKENDS if name in times]]
+        times = times[[name for name in SHOWN if name in times]]
         over_best = times.div(times.min(axis=1), axis=0)
         table = {"fastest in": times.idxmin(axis=1).value_counts()}
         if self.ours:
@@ -107,8 +108,6 @@ class Advice(Shown):
             notes.append(f"The rule's pick cannot run: {self.choice.problem}.")
         if self.choice.gpu != RECORDED_GPU:
             notes.append(f"No batch is on record of {self.choice.gpu}: these are of {gpus}.")
-        elif self.gpu != RECORDED_GPU and self.gpu.lower() not in gpus.lower():
-            notes.append(f"No random batch is here of {self.gpu.upper()}: these are of {gpus}.")
         kv_bytes = ELEMENT_BYTES[self.layer.kv_dtype]
         for name, value in (("head_dim", self.layer.head_dim), ("kv_bytes", kv_bytes)):
             recorded = sorted({*self.nearest[name]})
@@ -123,7 +122,7 @@ class Advice(Shown):
         ratios = table.select_dtypes("float")
         repeated = self.nearest[self.nearest.rounds > 1]
         batches = self.nearest.head(SHOWN_BATCHES)
-        best = [batches[name] for name in random_batches.BACKENDS if name in batches]
+        best = [batches[name] for name in SHOWN if name in batches]
         rows = pd.DataFrame(
             {
                 "batch": [case.key for case in batches.case],
@@ -187,10 +186,10 @@ def advise(
     stated = replace(stated, kv_lens=kv_lens, graph=True, sinks=layer.sinks)
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
     choice = explain(layer, mode="decode", call=stated, env={}, **how)
-    batches = recorded_batches()
+    batches = recorded_batches("h100" if gpu.lower() == "h100" else "")
     distance = distances(layer, tokens, batches)
     nearest = batches.assign(distance=distance.round(3)).nsmallest(count, "distance")
-    return Advice(layer, kv_lens, choice, nearest.reset_index(drop=True), gpu)
+    return Advice(layer, kv_lens, choice, nearest.reset_index(drop=True))
 
 
 def distances(layer: AttnSpec, lengths: NDArray[np.int64], batches: pd.DataFrame) -> pd.Series:
@@ -214,9 +213,13 @@ def _features(layer: AttnSpec, lengths: NDArray[np.int64]) -> dict[str, float]:
 
 
 @cache
-def recorded_batches() -> pd.DataFrame:
-    """A row per recorded random batch: case, features, median us per backend, where measured."""
-    rows = random_batches.load_all()
+def recorded_batches(gpu: str = "") -> pd.DataFrame:
+    """A row per recorded random batch: case, features, median us per backend, where measured.
+
+    `gpu` is one of `DRAWS`.
+    """
+    study, release = DRAWS[gpu]
+    rows = random_batches.load_all(study)
     keys = ["machine", "case"]
     wide = rows.pivot_table("run_us", keys, "backend", "median", sort=False)
     ends = rows.groupby([*keys, "backend"], sort=False).run_us.agg(["min", "max", "size"])
@@ -233,7 +236,7 @@ def recorded_batches() -> pd.DataFrame:
         query_bytes=[ELEMENT_BYTES[case.spec.dtype] for case in cases],
         gpu=table.machine.map(machines.gpu),
         day=table.machine.map(machines.started_at.str[:10]),
-        release="0.7.2",
+        release=release,
     )
 
 

@@ -67,7 +67,6 @@ def test_every_option_that_is_offered_has_advice_of_one_screen(engine):
 def test_what_the_records_do_not_have_is_said():
     words = {
         "No batch is on record of sm100": {"gpu": "b200"},
-        "No random batch is here of H100: these are of NVIDIA H200": {"gpu": "h100"},
         "is on record of head_dim 512: these are of": {"layer": AttnSpec(8, 1, 512, 16)},
         "No batch near it is on record of fa3.": {
             "layer": AttnSpec(32, 8, 128, 16, kv_dtype="float8_e4m3fn"),
@@ -79,6 +78,12 @@ def test_what_the_records_do_not_have_is_said():
         layer = given.pop("layer", AttnSpec(8, 1, 128, 16))
         assert sentence in repr(attnlib.advise(layer, [4096] * 4, **given))
         assert sentence not in repr(attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4))
+
+
+def test_an_h100_has_batches_of_its_own_with_the_present_planner():
+    told = repr(attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4, gpu="H100"))
+    assert "NVIDIA H100 80GB HBM3, FlashInfer 0.6.13" in told and "by the planner" not in told
+    assert "flashinfer-batch-attention" in told and "2026-11-26" in told
 
 
 def test_rules_of_the_model_and_of_what_the_user_fixed_count(capsys):
