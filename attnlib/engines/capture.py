@@ -9,6 +9,9 @@ import os
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ..core.spec import AttnSpec
 
@@ -75,6 +78,16 @@ class Capture:
             if written != len(line):
                 file.truncate(before)
                 raise OSError(f"{written} of {len(line)} bytes had room in {self.path}")
+
+
+def joined(lengths: Any) -> str:
+    """Lengths on the host (a tensor, an array, a list) as `Step.lengths`; empty for None."""
+    return "" if lengths is None else "+".join(map(str, np.asarray(lengths).tolist()))
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype of torch without its module, as `Step.dtype`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def read(path: str | Path) -> list[Step]:

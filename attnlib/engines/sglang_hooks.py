@@ -17,7 +17,7 @@ from ..core.metadata.step import build_step_metadata
 from ..core.schedule.facts import SchedulerFacts
 from ..core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
 from .arms import PREFIX, SGLANG, STATE
-from .capture import Step
+from .capture import Step, dtype_name, joined
 from .plans import OWN, guard_plan, take_over
 from .points import Point, defaults_of, ending_capture, named, require_met
 
@@ -119,7 +119,7 @@ def _scheduler(page_table: torch.Tensor, page_size: int) -> SchedulerMetadata:
         max_seqlen_k=columns * page_size,  # as the attention call, which caps splits by it
         num_sms=sm_count(words.device),
         page_size=page_size,
-        dtype=_name(backend.kv_cache_dtype),
+        dtype=dtype_name(backend.kv_cache_dtype),
         causal=True,
         has_softcap=backend.has_softcap,
         num_splits=backend.num_splits,
@@ -232,14 +232,14 @@ def _described(runner: Any, batch: Any, mode: str) -> Step | None:
     return Step(
         mode=mode,
         batch_size=batch.batch_size,
-        lengths=_joined(batch.seq_lens_cpu),
-        q_lengths=_joined(batch.extend_seq_lens_cpu),
+        lengths=joined(batch.seq_lens_cpu),
+        q_lengths=joined(batch.extend_seq_lens_cpu),
         num_qo_heads=config.num_attention_heads // ranks,
         num_kv_heads=config.get_num_kv_heads(ranks),
         head_dim=config.head_dim,
         page_size=runner.page_size,
-        dtype=_name(runner.dtype),
-        kv_dtype=_name(runner.kv_cache_dtype),
+        dtype=dtype_name(runner.dtype),
+        kv_dtype=dtype_name(runner.kv_cache_dtype),
         kind=config.attention_arch.name.lower(),
         backend=str(
             getattr(runner, "decode_attention_backend_str", runner.server_args.attention_backend)
@@ -268,15 +268,6 @@ def _ranks_of_a_context() -> int:
     except ImportError:  # before 0.5.14
         return 1
     return getattr(get_parallel(), "attn_dcp_size", 1)
-
-
-def _joined(lengths: Any) -> str:
-    """Lengths as cases write them, `33+1+60`; the empty string for None."""
-    return "" if lengths is None else "+".join(map(str, torch.as_tensor(lengths).tolist()))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 _FLASH = "sglang.srt.layers.attention.flashattention_backend"

@@ -31,7 +31,7 @@ import numpy as np
 from ..core.backends.table import installed_version
 from . import points
 from .arms import STATE, VLLM
-from .capture import Capture, Step
+from .capture import Capture, Step, dtype_name, joined
 from .points import Point
 
 OLDEST = NEWEST = "0.33.0"
@@ -112,19 +112,19 @@ def _write_if_due(capture: Capture, group: Any, batch: Any) -> None:
 
     builder = group.metadata_builders[0]
     config, spec = builder.vllm_config, builder.kv_cache_spec
-    kv_dtype = str(spec.dtype).removeprefix("torch.")
+    kv_dtype = dtype_name(spec.dtype)
     if spec.kv_quant_mode.name != "NONE":  # stored as bytes
         kv_dtype = FP8.get(config.cache_config.cache_dtype, config.cache_config.cache_dtype)
     step = Step(
         mode=mode,
         batch_size=requests,
-        lengths="+".join(map(str, lens.tolist())),
-        q_lengths="" if mode == "decode" else "+".join(map(str, q_lens.tolist())),
+        lengths=joined(lens),
+        q_lengths=joined(None if mode == "decode" else q_lens),
         num_qo_heads=get_num_attention_heads_from_layers(config, group.layer_names),
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_size,
         page_size=spec.block_size,
-        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        dtype=dtype_name(config.model_config.dtype),
         kv_dtype=kv_dtype,
         kind=FULL_ATTENTION[type(spec).__name__],
         backend=group.backend.get_name(),

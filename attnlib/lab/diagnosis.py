@@ -174,11 +174,12 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Di
     """The diagnosis of one trace; arguments and errors as of `lab.diagnose.diagnose`."""
     for name, value in shape.items():
         require_word("shape", name, STATED)
+        if name == "heads":
+            parse_layer(value)
         if name in SIZES:
             require_int(name, value)
         if name.endswith("dtype"):
             require_word(name, value, ELEMENT_BYTES)
-    parse_layer(shape.get("heads", "1/1"))
     trace = read_trace(path)
     diagnosis = Diagnosis(trace, find_steps(trace, kind_of), {})
     sizes = [step.batch_size for step in diagnosis.decodes if step.batch_size]

@@ -1,13 +1,13 @@
 """Planning of FlashInfer's fa2 on the GPU, without its attention.
 
 `fa2-plan-alone` is one launch that writes a plan's words and the page arrays, and that starts after
-its neighbour has ended: in a graph that repeats one call it would overlap its own copy.
+its neighbour has ended: in a graph that repeats one call it would overlap its own copy. The
+tensors are those that `build_kv_indices` takes; FlashInfer is not called.
 
 The chunk that a launch chooses must be within 1 % of the NumPy twin's in predicted time; for that
 chunk every word must be the twin's, and the page arrays the metadata oracle's.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ MOST_APART = 0.01
 class PlanSubject(Subject):
     """Checks, times and traces the planning of a case."""
 
+    @without_overlap()
     def measure(self, item: Item[PlanCase]) -> dict[str, Any]:
         """A record's fields; ValueError for another backend, or a timer that copies a cache."""
         require_word("backend of a plan", item.backend, (ALONE,))
@@ -42,11 +43,6 @@ class PlanSubject(Subject):
         if item.timer in ROTATING:
             raise ValueError(f"timer must not need copies of the cache, got {item.timer!r}")
         timer = run_timer(item.timer)
-        with without_overlap():
-            return self._planning(item, timer)
-
-    def _planning(self, item: Item[PlanCase], timer: Callable[..., Any]) -> dict[str, Any]:
-        """Over tensors of its own, without FlashInfer; `build_kv_indices` takes the same pool."""
         spec, decode, device = item.case.spec, item.case.decode, self.bench.device
         sizes = (decode.batch_size, spec.page_size, decode.kv_len, decode.lengths)
         pages = build_call(MetadataCase("kv_indices", *sizes, seed=decode.seed), device)
@@ -55,11 +51,9 @@ class PlanSubject(Subject):
         shape = PlanShape.of(spec, host, num_sms, item.case.q_len)
         words = torch.full((PlanLayout.of(shape).int_bytes // WORD,), POISON, dtype=torch.int32)
         chunk = chosen_chunk(lens, words.to(device), shape)
-        outputs = {"words": words.to(device)}
-        words = plan_words(shape, host, chunk).image(len(words), POISON)
-        call = replace(pages, outputs=outputs, wanted={"words": [words]})
-        outputs |= pages.outputs
-        call.wanted.update(pages.wanted)
+        outputs = {"words": words.to(device)} | pages.outputs
+        planned = plan_words(shape, host, chunk).image(len(words), POISON)
+        call = replace(pages, outputs=outputs, wanted={"words": [planned]} | pages.wanted)
         tensors = pages.inputs | outputs
         run = partial(build_fa2_plan, **tensors, shape=shape, page_size=spec.page_size)
         return call.measured(run, timer, float(sum(out.nbytes for out in outputs.values())))
