@@ -165,6 +165,17 @@ def require_between(name: str, values: Any, least: int, most: int, why: str = ""
         raise ValueError(f"{name} must lie in {least}..{most}{why}, got {low}..{high}")
 
 
+def require_all_read(what: str, read: Any, lens: Any, when: str) -> None:
+    """RuntimeError unless `what` reads all tokens `lens` [bs] of a call; it `read` [bs]."""
+    short = [request for request, is_short in enumerate(read < lens) if is_short]
+    if short:
+        first = short[0]
+        raise RuntimeError(
+            f"{what} must read all {lens[first]} tokens of request {first}, it reads {read[first]} "
+            f"({len(short)} of {len(lens)} requests are cut short): plan for these lengths {when}"
+        )
+
+
 def require_word(name: str, value: Any, words: Collection[str] | Collection[int]) -> None:
     """ValueError listing `words` unless `value` is one of them."""
     if value not in [*words]:  # a list: an unhashable value cannot be looked up in a dict
