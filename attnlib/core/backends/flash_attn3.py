@@ -51,23 +51,18 @@ class FlashAttn3(_FlashAttention[DecodeBatch]):
     takes_sinks = True
     precomputes: ClassVar[bool] = False
 
-    def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
-        """Copy lengths, page table and sinks, and precompute the metadata where the mode does.
-
-        `out` must have the same page-table shape: a graph holds its buffers.
-        """
-        if out is None:
-            held = batch.cloned()
-            metadata = None
-            if self.precomputes:
-                lens = batch.seq_lens_cpu
-                metadata = precompute(facts_of(held), held.seq_lens, seq_lens_cpu=lens)
-            return Plan(batch, reported(), (held, metadata))
-        held, metadata = out.state
-        held.overwrite(batch)
+    def prepare(self, batch: DecodeBatch, held: Any) -> tuple[DecodeBatch, Any]:
+        """Copy lengths, page table and sinks, and precompute the metadata where the mode does."""
+        lens = batch.seq_lens_cpu
+        if held is None:
+            own = batch.cloned()
+            facts = facts_of(own) if self.precomputes else None
+            return own, facts and precompute(facts, own.seq_lens, seq_lens_cpu=lens)
+        own, metadata = held
+        own.overwrite(batch)
         if metadata is not None:
-            metadata.renew(held.seq_lens, seq_lens_cpu=batch.seq_lens_cpu)
-        return Plan(batch, reported(), out.state)
+            metadata.renew(own.seq_lens, seq_lens_cpu=lens)
+        return own, metadata
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """`attend` with the plan's buffers."""
@@ -88,12 +83,12 @@ class FlashAttn3Precomputed(FlashAttn3):
 class FlashAttn3Extend(_FlashAttention[ExtendBatch]):
     """Several queries per request, any number for each; no custom mask."""
 
-    def plan(self, batch: ExtendBatch, out: Plan[ExtendBatch] | None = None) -> Plan[ExtendBatch]:
-        """Copy lengths, prefix sums and page table; with `out` into its buffers, if they fit."""
-        held = batch.cloned() if out is None else out.state
-        if out is not None:
-            held.overwrite(batch)
-        return Plan(batch, reported(), held)
+    def prepare(self, batch: ExtendBatch, held: Any) -> ExtendBatch:
+        """Copy lengths, prefix sums and page table; `held` must have as many queries a request."""
+        if held is None:
+            return batch.cloned()
+        held.overwrite(batch)
+        return held
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
         """The library's call: over pages, or over contiguous K and V."""

@@ -246,7 +246,7 @@ _ENTRIES = (
     Entry(
         "flashinfer-batch-attention",
         "decode",
-        "batch_attention:BatchAttentionDecode",
+        "batch_attention:BatchAttention",
         family="batch-attention",
         label="BatchAttention",
     ),
@@ -300,13 +300,6 @@ _ENTRIES = (
         since="0.7.2.post1",
     ),
     Entry("flashinfer-prefill-fa2-planned", "extend", "planned:PlannedPrefill", family="fa2"),
-    Entry(
-        "flashinfer-prefill-batch-attention",
-        "extend",
-        "batch_attention:BatchAttentionExtend",
-        family="batch-attention",
-        label="BatchAttention",
-    ),
     Entry("flash-attn-3-extend", "extend", "flash_attn3:FlashAttn3Extend", family="flash-attn-3"),
 )
 

@@ -1,10 +1,8 @@
-"""FlashMLA's schedule with guards against its silent reuse for another call.
+"""FlashMLA's schedule, and a guard against its silent reuse for other lengths.
 
 FlashMLA fills a `FlashMLASchedMeta` at the first call and reuses it at every other call, also where
-shapes or lengths have changed. `GuardedSchedMeta` serves one plan: it refuses other shapes, other
-options, and lengths of another tensor or written since (PyTorch counts writes; a kernel's own
-writes and those of a replayed graph are not seen). `require_schedule` looks at the words, so it
-sees those too.
+lengths have changed; a captured graph replays whatever words it holds. `require_schedule` reads the
+words.
 
 The words of dense decode on Hopper, as sgl-flash-mla 1.0.0 writes them (get_decoding_sched_meta.cu)
 and reads them (splitkv_mla.cuh): a row of 8 int32 for each part of the GPU.
@@ -20,64 +18,15 @@ and reads them (splitkv_mla.cuh): a row of 8 int32 for each part of the GPU.
 `num_splits` [batch_size + 1] int32 are the sums of the requests' splits.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
-
 import numpy as np
 import torch
 
 from ..spec import require_all_read
-from . import library
-from .flash_attn3 import writes
 
 BLOCK = 64
 """Tokens of a block: the dense kernel has no other page size."""
 REQUEST_BLOCKS = 5
 """What starting a request counts for, in blocks (fixed_overhead_num_blocks)."""
-
-
-@dataclass
-class GuardedSchedMeta:
-    """FlashMLA's schedule, and the call that it was made for."""
-
-    _meta: Any = field(default=None, repr=False)
-    _made_for: tuple[Any, ...] = ()
-
-    def attend(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        block_table: torch.Tensor | None,
-        cache_seqlens: torch.Tensor | None,
-        head_dim_v: int,
-        **options: Any,
-    ) -> torch.Tensor:
-        """The output of `flash_mla_with_kvcache`; ValueError, with nothing launched, if stale."""
-        flash_mla = library.load(library.FLASHMLA)
-        shapes = {name: tuple(x.shape) for name, x in options.items() if torch.is_tensor(x)}
-        words = {name: x for name, x in options.items() if not torch.is_tensor(x)}
-        sizes = (tuple(q.shape), tuple(k_cache.shape[1:]), head_dim_v, shapes, words)
-        call = (*sizes, *_lengths(cache_seqlens))
-        if self._meta is None:
-            self._meta, self._made_for = flash_mla.get_mla_metadata()[0], call
-        if call != self._made_for:
-            raise ValueError(f"FlashMLA's schedule must be for {self._made_for}, got {call}")
-        return flash_mla.flash_mla_with_kvcache(
-            q, k_cache, block_table, cache_seqlens, head_dim_v, self._meta, **options
-        )[0]
-
-    def refill(self, cache_seqlens: torch.Tensor) -> None:
-        """Write dense attention's schedule for new lengths [bs] int32 into the memory that a CUDA
-        graph reads. Before the first call there is nothing to write."""
-        if self._meta is None:
-            return
-        heads = self._made_for[0][2]
-        tiles, splits = library.load(library.FLASHMLA).get_mla_decoding_metadata(
-            cache_seqlens, heads, 1, heads, use_legacy=True
-        )
-        self._meta.tile_scheduler_metadata.copy_(tiles)
-        self._meta.num_splits.copy_(splits)
-        self._made_for = (*self._made_for[:5], *_lengths(cache_seqlens))
 
 
 def schedule_words(seq_lens: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
@@ -145,8 +94,3 @@ def require_schedule(
             f"{splits.tolist()} by tile_scheduler_metadata, got {np.diff(sums).tolist()}"
         )
     require_all_read("FlashMLA's schedule", tokens_read(tiles, lens), lens, "before the replay")
-
-
-def _lengths(tensor: torch.Tensor | None) -> tuple[int, int | None]:
-    """Address of the lengths and how often they were written."""
-    return (0, 0) if tensor is None else (tensor.data_ptr(), writes(tensor))
