@@ -150,6 +150,11 @@ class MlaSpec:
         return f"{self.num_qo_heads}/1"
 
 
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype of torch, without its module."""
+    return str(dtype).removeprefix("torch.")
+
+
 def require_int(name: str, value: Any, *, least: int = 1, most: int = INT32_MAX) -> None:
     """ValueError unless `value` is a Python int (no bool) in least..most."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:

@@ -16,8 +16,9 @@ from ..core.metadata.require import DecodeTensors
 from ..core.metadata.step import build_step_metadata
 from ..core.schedule.facts import SchedulerFacts
 from ..core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
+from ..core.spec import dtype_name
 from .arms import PREFIX, SGLANG, STATE
-from .capture import Step, dtype_name, joined
+from .capture import Step, joined
 from .plans import OWN, guard_plan, take_over
 from .points import Point, defaults_of, ending_capture, named, require_met
 

@@ -29,9 +29,10 @@ from typing import Any
 import numpy as np
 
 from ..core.backends.table import installed_version
+from ..core.spec import dtype_name
 from . import points
 from .arms import STATE, VLLM
-from .capture import Capture, Step, dtype_name, joined
+from .capture import Capture, Step, joined
 from .points import Point
 
 OLDEST = NEWEST = "0.33.0"

@@ -152,10 +152,6 @@ ROLE_OF = {
     "plan_kernel": "metadata",
     "step_metadata_kernel": "metadata",
     "verify_metadata_kernel": "metadata",
-}
-"""Kernel beside attention -> what it does: FlashAttention-3's schedule, the merge of a request's
-splits, page tables and lengths, or the choice of tokens for sparse attention (DSA)."""
-ROLES_OF_FAMILIES = {
     "kernel_cutlass_reduction_kernel_flashinfer": "merge",
     "sm90_fp8_paged_mqa_logits": "indexer",
     "sm90_fp8_mqa_logits": "indexer",
@@ -164,14 +160,15 @@ ROLES_OF_FAMILIES = {
     "sm100_fp4_paged_mqa_logits": "indexer",
     "sm100_fp4_mqa_logits": "indexer",
 }
-"""How the name of such a kernel begins, where it has more words behind it -> what it does."""
+"""How the name of a kernel beside attention begins -> what it does: FlashAttention-3's schedule,
+the merge of a request's splits, page tables and lengths, or the choice of tokens for sparse
+attention (DSA)."""
 
 
 @lru_cache
 def role_of(kernel: str) -> str:
     """What a kernel beside attention does, or the empty string."""
-    begins = (role for begin, role in ROLES_OF_FAMILIES.items() if kernel.startswith(begin))
-    return ROLE_OF.get(kernel) or next(begins, "")
+    return next((role for begin, role in ROLE_OF.items() if kernel.startswith(begin)), "")
 
 
 @lru_cache

@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..spec import require_word
+from ..spec import dtype_name, require_word
 from .facts import FULL, SchedulerFacts
 from .flash_attn3 import misfit, sm_count
 
@@ -263,7 +263,7 @@ def _attention_facts(arguments: dict[str, Any]) -> dict[str, Any]:
         "head_dim": k.shape[-1],
         "head_dim_v": v.shape[-1],
         "page_size": None if table is None else k.shape[1],
-        "dtype": str(q.dtype).removeprefix("torch."),
+        "dtype": dtype_name(q.dtype),
         "has_softcap": arguments["softcap"] > 0,
         "device": q.device,
     }
@@ -275,7 +275,7 @@ def _metadata_facts(arguments: dict[str, Any]) -> dict[str, Any]:
         **dict(zip(SIZES, arguments.values(), strict=False)),
         "head_dim_v": arguments["headdim_v"] or 0,
         "page_size": arguments["page_size"],
-        "dtype": str(arguments["qkv_dtype"]).removeprefix("torch."),
+        "dtype": dtype_name(arguments["qkv_dtype"]),
         "has_softcap": arguments["has_softcap"],
         "device": arguments["cache_seqlens"].device,
     }
