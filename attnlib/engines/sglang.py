@@ -76,14 +76,9 @@ def _hook(release: str) -> None:
     """Hook what STATE needs and nothing else; a hook imports the module that it hooks."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for point in points.needed(points_of(release)):
+    from .sglang_hooks import POINTS
+
+    for point in points.needed(points.known_in(release, POINTS)):
         target = point.path.replace(":", ".")
         points.require_hookable(point, "SGLang" if target in HookRegistry._patched else "")
         HookRegistry.register(target, point.hook, HookType(point.how))
-
-
-def points_of(release: str) -> list[points.Point]:
-    """The hook points of a release."""
-    from .sglang_hooks import POINTS
-
-    return points.known_in(release, POINTS)
