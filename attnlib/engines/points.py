@@ -50,6 +50,7 @@ def load(engine: Engine, oldest: str, newest: str, hook: Callable[[str], None]) 
         variables = " and ".join(name for name in os.environ if name.startswith(engine.prefix))
         release = require_release(engine, oldest, f"unset {variables}")
         STATE.arms, STATE.capture = arms, _capture(engine, path)
+        hook(release)
         if order(release) > order(newest):
             logger.warning(
                 "attnlib: %s %s is newer than %s, the last release that was read; its functions "
@@ -58,7 +59,6 @@ def load(engine: Engine, oldest: str, newest: str, hook: Callable[[str], None]) 
                 release,
                 newest,
             )
-        hook(release)
         if "guard" in arms:
             from ..core.schedule.guard import guard
 
