@@ -27,6 +27,7 @@ MEMBERS = {
     "server_args is_draft_worker",
 }
 """What the hooks read off SGLang's objects, by file."""
+NEWEST_POINTS = known_in(sglang.NEWEST, sglang_hooks.POINTS)
 
 
 @pytest.fixture(scope="module", params=[sglang.OLDEST, sglang.NEWEST])
@@ -76,9 +77,7 @@ def test_every_hook_point_has_the_parameters_that_are_read(wheel):
     assert [words for p in points if (words := unfit(p, {*parameters(archive, p.path)}))] == []
 
 
-@pytest.mark.parametrize(
-    "point", known_in(sglang.NEWEST, sglang_hooks.POINTS), ids=lambda p: p.path
-)
+@pytest.mark.parametrize("point", NEWEST_POINTS, ids=lambda point: point.path)
 def test_a_renamed_argument_is_noticed(point):
     names = {*point.reads.split()}
     assert not unfit(point, names)
