@@ -62,7 +62,7 @@ def load(engine: Engine, oldest: str, newest: str, hook: Callable[[str], None]) 
         if "guard" in arms:
             from ..core.schedule.guard import guard
 
-            guard(engine.package, mode=arms["guard"])
+            STATE.guard = guard(engine.package, mode=arms["guard"])
     except Exception as error:
         raise SystemExit(f"attnlib: {error}") from error
     # SGLang sets its log level later: anything below a warning would not be shown.

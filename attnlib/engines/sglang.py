@@ -14,7 +14,7 @@
 | | `fa3` | FlashInfer's fa3 |
 | | `planned` | fa2; plan and page arrays by `core.Fa2Planner`, one launch on the GPU |
 | `ATTNLIB_SGLANG_GUARD` | `raise`, `log` | each schedule is checked against its call |
-| | | (`attnlib.guard`); of FlashInfer one plan in 100 against its lengths |
+| | | (`attnlib.guard`); of FlashInfer one plan and one replay in 100 against the lengths |
 | `ATTNLIB_SGLANG_CAPTURE` | a file | sampled steps are appended to it, see `capture` |
 
 Metadata and schedule need `--attention-backend fa3` (SGLang's word for the FlashAttention-3

@@ -177,8 +177,8 @@ def _decodes_in_graphs(server_args: Any) -> bool:
 def begin_forward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     """Around page arrays and plan of one wrapper: SGLang's once, then ours if it has a graph.
 
-    With the guard on, one plan in `plans.GUARD_EVERY` of each wrapper with a graph, not of drafts,
-    is held to the lengths on the GPU as it is made: a replay without a new plan is not seen here.
+    With the guard on, plans of wrappers with a graph, not of drafts, are held to the lengths on the
+    GPU: `plans.guard_plan`.
     """
     call = named(original, args, kwargs)
     updater, wrapper = call["self"], call["wrapper"]

@@ -230,7 +230,8 @@ class FlashMlaSparseBf16(FlashMlaSparse):
     def _attend(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         attend = library.load(library.FLASHMLA).flash_mla_sparse_fwd
         tokens, scale = cache.view(-1, 1, MLA_HEAD_DIM), plan.batch.spec.softmax_scale
-        return attend(q, tokens, plan.state[0], scale, use_legacy=True)[0]
+        indices, *_ = plan.state
+        return attend(q, tokens, indices, scale, use_legacy=True)[0]
 
 
 class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
