@@ -13,7 +13,7 @@ from zipfile import ZipFile
 import pytest
 
 from attnlib.engines import sglang, sglang_hooks
-from attnlib.engines.points import unfit
+from attnlib.engines.points import known_in, unfit
 
 FOLDER = Path(__file__).parents[2] / "build" / "wheels"
 FLASH = "sglang/srt/layers/attention/flashattention_backend.py"
@@ -27,6 +27,7 @@ MEMBERS = {
     "server_args is_draft_worker",
 }
 """What the hooks read off SGLang's objects, by file."""
+NEWEST_POINTS = known_in(sglang.NEWEST, sglang_hooks.POINTS)
 
 
 @pytest.fixture(scope="module", params=[sglang.OLDEST, sglang.NEWEST])
@@ -71,12 +72,12 @@ def parameters(archive, path):
 
 def test_every_hook_point_has_the_parameters_that_are_read(wheel):
     release, archive = wheel
-    points = sglang.points_of(release)
+    points = known_in(release, sglang_hooks.POINTS)
     assert {point.arms[0] for point in points} == {"metadata", "decode", "capture"}
     assert [words for p in points if (words := unfit(p, {*parameters(archive, p.path)}))] == []
 
 
-@pytest.mark.parametrize("point", sglang.points_of(sglang.NEWEST), ids=lambda p: p.path)
+@pytest.mark.parametrize("point", NEWEST_POINTS, ids=lambda point: point.path)
 def test_a_renamed_argument_is_noticed(point):
     names = {*point.reads.split()}
     assert not unfit(point, names)
@@ -104,4 +105,4 @@ def test_ranks_and_graphs_are_asked_where_a_release_has_them(wheel):
         assert "def get_parallel(" in ranks and {"attn_tp_rank", "attn_tp_size"} <= names_of(ranks)
     assert "def is_dp_attention_enabled(" in source(archive, "sglang.srt.layers.dp_attention")
     plain = {*sglang_hooks.PLAIN}
-    assert not plain & {*sglang.points_of(release)[1].reads.split()}
+    assert not plain & {*known_in(release, sglang_hooks.POINTS)[1].reads.split()}
