@@ -12,7 +12,8 @@ What the host decides is in `facts`; here is what `prepare_varlen_num_blocks_ker
 | semaphore [1] | always, 0 | |
 
 The order is by KV blocks of a split, largest first; under a causal mask by tokens of a split less
-query rows. vLLM's build sorts causal calls by another key, and writes query tokens for m_blocks.
+query rows. vLLM's build (0.33.0) has no order: packed query rows, then splits where the cap is
+above 1, then heads in L2 by a rule of its own, all by request.
 
 B4 is the batch size rounded up to 4. A block of 992 requests is scheduled by one CTA; with more
 than one CTA (batch over 992) every request gets one split and each CTA sorts its own requests.
