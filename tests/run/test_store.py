@@ -99,7 +99,7 @@ def test_a_loaded_row_holds_case_medians_kernels_and_oracle(make_record):
         **record.item.case.to_dict(),
         **{"id": record.id, "study": "demo", "round": 0, "status": "ok", "schema": SCHEMA},
         **{"backend": "flashinfer-fa2", "release": "0.6.3", "timer": "graph", "heads": "8/2"},
-        **{"reported_backend": "fa2", "kernel_family": "fa2", "kernel_us": 9.75},
+        **{"reported_backend": "fa2", "kernel_family": "fa2"},
         "kernels": (Kernel("AttendKernel", 1.0, 8.25), Kernel("MergeKernel", 2.0, 1.5)),
         **{"run_us": 11.0, "plan_us": 45.0, "samples": 3},
         "oracle_error": 0.002,
