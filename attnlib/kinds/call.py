@@ -1,6 +1,6 @@
 """Measure one attention call: check it by the oracle, time it and its plan, trace it. Or a ceiling.
 
-The last case's tensors are kept for its neighbours. `plan_us` is a replan in place.
+`plan_us` is a replan in place.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from ..measure.ceilings import CEILINGS
 from ..measure.timer import ROTATING, Timing, cold_copies, run_timer, time_host
 from ..measure.trace import kernel_family, trace_kernels
 from .base import Subject, oracle_fields, timed_fields
-from .check import Judge
+from .check import Judge, OracleCheck
 from .inputs import Case, Workload
 from .item import Item
 
@@ -36,9 +36,6 @@ class CallSubject(Subject, Generic[Case]):
     memory_share: ClassVar[float] = 0.75
     """Share of the GPU's memory for K and V; the oracle and workspaces need the rest."""
 
-    _work: Workload[Case] | None = None
-    _judge: Judge | None = None
-
     def measure(self, item: Item) -> dict[str, Any]:
         """Check one call by the oracle, time it and its plan, then trace it."""
         case, mask = item.case, getattr(item.case, "mask", "causal")
@@ -49,18 +46,21 @@ class CallSubject(Subject, Generic[Case]):
         if reason := reason or self._too_large(case, 1):
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
-        work, judge = self.workload(case)
+        work, judge = self.prepared(case)
         graph, device = item.timer.startswith("graph"), self.bench.device
         backend = backends.create(entry.name, case.spec, mask=mask, device=device, cuda_graph=graph)
         plan = backend.plan(work.batch)
         run = call_of(backend, work.q, work.kv, plan)
         fields = timed_call(
-            *(run, judge, plan.reported_backend),
+            run,
+            judge.check,
             timer=lambda: timer(
                 self._rotation(backend, plan, work) if item.timer in ROTATING else run
             ),
-            replan=lambda: backend.plan(work.batch, out=plan),
             work_per_call=float(case.cost.io_bytes),
+            gpu=device == "cuda",
+            reported=plan.reported_backend,
+            replan=lambda: backend.plan(work.batch, out=plan),
         )
         family = fields.get("kernel_family", entry.family)
         if entry.family not in ("", family):
@@ -77,13 +77,10 @@ class CallSubject(Subject, Generic[Case]):
             raise ValueError(f"a cold L2 needs {copies} copies: {reason}")
         return [call_of(backend, work.q, kv, plan) for kv in cache_copies(work.kv, copies)]
 
-    def workload(self, case: Case) -> tuple[Workload[Case], Judge]:
-        """The case's tensors and their judge, kept until the next case."""
-        if self._work is None or self._judge is None or self._work.case != case:
-            self._work = self._judge = None
-            self._work = work = self.build(case, device=self.bench.device)
-            self._judge = Judge(self.attend, work.q, work.kv, work.batch)
-        return self._work, self._judge
+    def prepare(self, case: Case) -> tuple[Workload[Case], Judge]:
+        """The case's tensors and their judge."""
+        work = self.build(case, device=self.bench.device)
+        return work, Judge(self.attend, work.q, work.kv, work.batch)
 
     def _too_large(self, case: Case, copies: int) -> str:
         limit = self.bench.machine.get("memory_gib", MEMORY_GIB_UNKNOWN) * self.memory_share
@@ -105,18 +102,18 @@ class CeilingSubject(Subject):
 
 
 def timed_call(
-    run: Callable[[], torch.Tensor],
-    judge: Judge,
-    reported: str,
+    run: Callable[[], Any],
+    check: Callable[[Any], OracleCheck],
     *,
     timer: Callable[[], Timing],
-    replan: Callable[[], object] | None = None,
     work_per_call: float,
+    gpu: bool,
+    reported: str = "",
+    replan: Callable[[], object] | None = None,
 ) -> dict[str, Any]:
     """A record's fields: check the output of `run`, time calls with `timer` and the plan on the
-    host, if there is one, then trace `run`."""
-    out = run()
-    verdict = judge.check(out)
+    host, if there is one, then (on a GPU) trace `run`."""
+    verdict = check(run())
     seen = {"reported_backend": reported, **oracle_fields(verdict)}
     if not verdict.passed:
         return seen
@@ -124,7 +121,7 @@ def timed_call(
     timing = timer()
     if replan is not None:
         seen["plan_us"] = time_host(replan).samples_us
-    kernels = trace_kernels(run) if out.is_cuda else ()
+    kernels = trace_kernels(run) if gpu else ()
     seen["kernel_family"] = kernel_family((kernel.name for kernel in kernels), family_of)
     return timed_fields(timing, kernels=kernels, work_per_call=work_per_call) | seen
 
