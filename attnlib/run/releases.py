@@ -124,8 +124,7 @@ def build_version(path: Path, distribution: str) -> str:
     Nothing is installed. Raises ValueError for what is none and for another platform's.
     """
     if path.is_dir():
-        have = dict(map(_name_and_version, metadata.distributions(path=[str(path)])))
-        release = have.get(distribution, "of any release")
+        release = _installed(path).get(distribution, "of any release")
         _checked(path, distribution, release)
         return release
     if path.suffix != ".whl" or not path.is_file():
@@ -179,21 +178,16 @@ def _release_of(requirement: str, distribution: str) -> str:
 
 
 def _checked(folder: Path, distribution: str, release: str) -> Path:
-    installed = {_name_and_version(dist) for dist in metadata.distributions(path=[str(folder)])}
-    if (distribution, release) not in installed:
-        raise ValueError(
-            f"overlay {folder} must hold {distribution} {release}, it has {installed or {}}"
-        )
+    installed = _installed(folder)
+    if installed.get(canonicalize_name(distribution)) != release:
+        raise ValueError(f"overlay {folder} must hold {distribution} {release}, it has {installed}")
     return folder
 
 
-def _name_and_version(dist: metadata.Distribution) -> tuple[str, str]:
-    # Without metadata the standard library has None; the backport that Dask loads may raise.
-    try:
-        fields = dist.metadata or {"Name": "", "Version": ""}
-    except FileNotFoundError:
-        return "", ""
-    return str(fields["Name"]).replace("_", "-"), str(fields["Version"])
+def _installed(folder: Path) -> dict[str, str]:
+    """Distribution -> release in a folder; one without metadata has no name."""
+    installed = metadata.distributions(path=[str(folder)])
+    return {canonicalize_name(dist.name or ""): dist.version for dist in installed}
 
 
 def _install(requirement: str, target: Path) -> Path:
