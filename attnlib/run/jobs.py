@@ -2,6 +2,7 @@
 
 The `worker` appends each record itself. If it dies, the item it had started gets a record that says
 how, and the rest of the job goes on in a new process. If we die, it dies too: its stdin is ours.
+Its process group, such as a compiler that it runs, dies with it.
 """
 
 import datetime
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from typing import Any
 from ..kinds.item import Item
 from . import store
 from .record import Record, machine_slug, record_id, strip_folders
+from .worker import CANNOT_WRITE
 
 ITEM_TIMEOUT_S = 600.0
 """Long enough for FlashInfer to compile a kernel module first: fa3 took 54 s on 16 cores."""
@@ -67,7 +70,7 @@ def run_job(job: Job, machine: dict[str, Any], overlay: Path | None, watch: Watc
     while left:
         try:
             done, died_measuring, words = _run_process(replace(job, items=left), overlay, watch)
-        except StoppedError:
+        except (StoppedError, KeyboardInterrupt):
             store.repair(job.study, machine_slug(machine))
             raise
         if died_measuring:
@@ -98,10 +101,18 @@ def _run_process(job: Job, overlay: Path | None, watch: Watch) -> tuple[int, boo
                 stderr=subprocess.STDOUT,
                 env=worker_environment(overlay),
                 pass_fds=watch.held,
+                start_new_session=True,
             ) as process,
         ):
-            how = _wait(process, progress, watch)
-        words = f"{how}; {log.read_text(errors='replace').strip()[-500:]}"
+            try:
+                how = _wait(process, progress, watch)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        last_words = log.read_text(errors="replace").strip()[-500:]
+        if process.returncode == CANNOT_WRITE:
+            raise RuntimeError(f"a record could not be written, the sweep ends: {last_words}")
+        words = f"{how}; {last_words}"
         return _count_done(progress), progress.read_text().endswith("start\n"), words
 
 
@@ -110,16 +121,13 @@ def _wait(process: subprocess.Popen[bytes], progress: Path, watch: Watch) -> str
     seen, last = 0, time.monotonic()
     while process.poll() is None:
         time.sleep(POLL_S)
-        stopped = watch.stop and watch.stop()
+        if watch.stop and watch.stop():
+            raise StoppedError
         count = _count_done(progress)
-        if count > seen and not stopped:
+        if count > seen:
             watch.on_done(count - seen)
             seen, last = count, time.monotonic()
-        if stopped or time.monotonic() - last > ITEM_TIMEOUT_S:
-            process.kill()
-            process.wait()
-            if stopped:
-                raise StoppedError
+        if time.monotonic() - last > ITEM_TIMEOUT_S:
             return f"timeout after {ITEM_TIMEOUT_S:.0f} s"
     watch.on_done(_count_done(progress) - seen)
     code = process.returncode

@@ -121,8 +121,8 @@ class Comparison:
 
 
 def next_round(study: str, machine: str) -> int:
-    """The number of the next round of a study on a machine."""
-    return 1 + max((record.round for record in store.find(study, machine)), default=-1)
+    """The number of the next round of a study on a machine, which is about to be measured."""
+    return 1 + max((record.round for record in store.recover(study, machine)), default=-1)
 
 
 def times_of(records: Iterable[Record]) -> list[float]:

@@ -6,7 +6,7 @@ is useful without this package; data/README.md lists the columns. What is a dict
 a column per member, such as `case.kv_len`; a member that a record lacks is null. Nothing is lost:
 `decode(encode(records)) == records`, and `encode` looks whether that is so. The same records give
 the same bytes from the same release of pyarrow. A new field of `Record` needs nothing here, unless
-its annotation is new (`_arrow_types`).
+its annotation is new (`arrow_types`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ..kinds.item import Item
-from .record import Record
+from .record import KNOWN, REQUIRED, Record, require_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,7 +50,7 @@ def table_of(records: Sequence[Record]) -> pa.Table:
         for group in MEMBERS:
             members = row.pop(group) or {}
             row |= {f"{group}.{member}": value for member, value in members.items()}
-    types = _arrow_types()
+    types = arrow_types()
     others = sorted({name for row in rows for name in row} - set(types))
     columns = {name: [row.get(name) for row in rows] for name in (*types, *others)}
     try:
@@ -83,12 +83,24 @@ def read_table(data: bytes) -> pa.Table:
         raise ValueError(f"must be a Parquet file: {error}") from error
 
 
-def decode(data: bytes) -> list[Record]:
-    """The records of a file that `encode` made.
+def require_columns(table: pa.Table) -> None:
+    """ValueError unless the columns are those of records, at least one, of a schema known here."""
+    names = {name.partition(".")[0] for name in table.column_names}
+    wrong = sorted((names - KNOWN) | (REQUIRED - {*MEMBERS} - names))
+    if wrong:
+        raise ValueError(f"must have the columns of data/README.md; differs in {wrong}")
+    if not table.num_rows:
+        raise ValueError("must hold a record, it has none")
+    require_schema(max(table["schema"].to_pylist()))
 
-    Raises ValueError for bytes that are no such file, and for the row of a record not right.
-    """
-    table = read_table(data).combine_chunks()
+
+def decode(data: bytes) -> list[Record]:
+    """The records of a file that `encode` made; ValueError as of `read_table`, `records_of`."""
+    return records_of(read_table(data))
+
+
+def records_of(table: pa.Table) -> list[Record]:
+    """The records of a table; ValueError for the row of one that is not right."""
     records = []
     for row, form in enumerate(_forms(table)):
         try:
@@ -98,7 +110,7 @@ def decode(data: bytes) -> list[Record]:
     return records
 
 
-def _arrow_types() -> dict[str, pa.DataType]:
+def arrow_types() -> dict[str, pa.DataType]:
     """Column -> type, of the fields that are no dict; these columns are in every file."""
     import pyarrow as pa
 

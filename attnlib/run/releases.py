@@ -7,12 +7,13 @@ torch and all else stay the environment's. Wheels come from the package index, o
 that `ATTNLIB_WHEELS` names and then from nowhere else.
 """
 
+import fcntl
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -191,22 +192,35 @@ def _installed(folder: Path) -> dict[str, str]:
 
 
 def _install(requirement: str, target: Path) -> Path:
+    """Install into `target`, which appears when it is whole; one process at a time.
+
+    What an install leaves that was killed, the next one removes.
+    """
     distribution = re.split("==| @ ", requirement)[0]
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        # Not a resolver's job: --no-deps, or an old release would bring its own torch.
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-        command += ["--target", f"{scratch}/site", requirement, *COMPANIONS.get(distribution, ())]
-        folder = wheel_folder()
-        sources = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)} if folder else {}
-        environment = {**os.environ, **sources}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"pip could not install {requirement}: {done.stderr.strip()[-800:]}")
-        try:
-            Path(scratch, "site").rename(target)
-        except OSError:
-            # Another process installed the same release meanwhile; a folder is whole or not there.
-            if not target.is_dir():
-                raise
+    unfinished = target.parent / "unfinished"
+    # Not a resolver's job: --no-deps, or an old release would bring its own torch.
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+    command += ["--target", str(unfinished), requirement, *COMPANIONS.get(distribution, ())]
+    folder = wheel_folder()
+    sources = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)} if folder else {}
+    lock = os.open(target.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # pip holds it too, should it outlive us
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if not target.is_dir():
+            done = subprocess.run(
+                command,
+                env={**os.environ, **sources},
+                capture_output=True,
+                text=True,
+                pass_fds=(lock,),
+            )
+            if done.returncode:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                words = done.stderr.strip()[-800:]
+                raise RuntimeError(f"pip could not install {requirement}: {words}")
+            unfinished.rename(target)
+    finally:
+        os.close(lock)
     return target

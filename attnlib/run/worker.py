@@ -6,8 +6,8 @@
 A job is `{"study", "round", "device", "command", "items": [item, ...], "progress": PATH}`.
 For each item, in order, the worker writes `start` to the progress file, measures, appends the
 record to the store, writes `done`. Whatever kills the process, the parent knows which item did it
-and goes on with the rest. With `--end-with-stdin` it exits when its parent closes stdin, so that an
-orphan cannot go on using the GPU without the lock.
+and goes on with the rest. With `--end-with-stdin` it ends with its process group, whose leader it
+is, when its parent closes stdin, so that an orphan cannot go on using the GPU without the lock.
 """
 
 import argparse
@@ -29,8 +29,9 @@ from ..measure.machine import describe_machine, describe_state, describe_version
 from . import store
 from .record import Record, strip_folders
 
-CONTEXT_LOST = 75
-"""Exit status after a CUDA error that poisons the process (EX_TEMPFAIL: start a new one)."""
+CONTEXT_LOST, CANNOT_WRITE = 75, 74
+"""Exit status after a CUDA error that poisons the process (EX_TEMPFAIL: start a new one), and where
+a record could not be written, as on a full disk (EX_IOERR)."""
 REASON_LENGTH = 300
 
 
@@ -79,7 +80,11 @@ def run_job(path: Path) -> int:
         for form in job["items"]:
             progress.write("start\n")
             record = worker.measure(item_from_dict(form))
-            store.append(record)
+            try:
+                store.append(record)
+            except OSError as error:
+                print(error, file=sys.stderr)
+                return CANNOT_WRITE
             progress.write("done\n")
             if record.status == "crashed":
                 return CONTEXT_LOST
@@ -115,7 +120,7 @@ def _end_with_stdin() -> None:
     # Blocks without the GIL: it costs the measurement nothing.
     while os.read(0, 1):
         pass
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

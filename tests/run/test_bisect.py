@@ -113,6 +113,8 @@ def test_rounds_run_a_b_b_a_numbered_on_through_the_steps_and_none_is_measured_a
 def test_rounds_cut_short_or_of_another_search_do_not_count_for_a_pair(lab):
     run(bad="0.6.0", rounds=2)
     lab.keep("bisect_demo", 3)
+    with store.journal_path("bisect_demo", SLUG).open("ab") as journal:
+        journal.write(b'{"half a rec')  # killed as it wrote the fourth
     assert run(bad="0.6.0", rounds=2).steps[0].verdict.rounds == 2
     assert lab.order() == [(2, "0.5.3"), (2, "0.6.0")]
     assert run(good="0.6.4", bad="0.6.3").changed == "0.6.4"

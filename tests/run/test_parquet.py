@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ from unittest.mock import Mock
 import pandas as pd
 import pyarrow.parquet
 import pytest
-from support.records import MACHINE, OTHER, append, demo_path, tear
+from support.records import MACHINE, OTHER, append, demo_path, full_disk, tear
 
 from attnlib import cli
 from attnlib.core.backends.table import TABLE
@@ -85,26 +86,38 @@ def test_what_the_columns_cannot_hold_is_refused(make_record, machines, words):
         parquet.encode(records)
 
 
+def assert_refused(words):
+    for read in (store.read, store.load):
+        with pytest.raises(ValueError, match=words):
+            read("demo", MACHINE)
+
+
 def test_a_row_that_is_no_record_and_a_file_that_is_none_are_named(make_record, tmp_path):
     table = pd.read_parquet(published(make_record()))
     path = store.published_path("demo", MACHINE)
+    table.assign(round=9).to_parquet(path)
+    words = f"{path} row 0 must be a record: id must be the content key"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        store.read("demo", MACHINE)
     for words, changed in {
-        "must be a record: id must be the content key": table.assign(round=9),
-        "must be a record: .*differs in .'status'": table.drop(columns="status"),
+        "must have the columns .*; differs in .'status'": table.drop(columns="status"),
+        "must have the columns .*; differs in .'news'": table.assign(news=1),
+        "must hold a record, it has none": table.iloc[:0],
+        "schema must be an integer <= 1, got 2: update attnlib": table.assign(schema=2),
         f"must be of '{MACHINE}', it is of 'a-0badcafe'": table.assign(**{"machine.gpu": "A"}),
+        ".*kind of a case must be one of .*, got 'new'": table.assign(**{"case.kind": "new"}),
     }.items():
         changed.to_parquet(path)
-        with pytest.raises(ValueError, match=rf"{re.escape(str(path))} row 0 {words}"):
-            store.read("demo", MACHINE)
+        assert_refused(rf"{re.escape(str(path))} {words}")
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} must be a Parquet file"):
-        store.read("demo", MACHINE)
+    assert_refused(rf"{re.escape(str(path))} must be a Parquet file")
 
 
 def test_a_file_older_than_a_column_with_a_default_loads(make_record):
     path = published(record := make_record(work_per_call=0.0, calls_per_sample=0))
     pd.read_parquet(path).drop(columns=["work_per_call", "calls_per_sample"]).to_parquet(path)
     assert store.read("demo", MACHINE) == [record]
+    assert store.load("demo", MACHINE).work_per_call.tolist() == [0.0]
 
 
 def test_a_record_without_a_window_says_nothing_of_it_and_reads_as_before(make_record):
@@ -154,6 +167,33 @@ def test_publishing_cut_short_loses_nothing_and_can_be_repeated(make_record, mon
     store.publish("demo")
     assert store.read("demo", MACHINE) == records
     assert not demo_path().exists()
+
+
+KILLED_PUBLISH = """
+import os, signal
+from attnlib.run import store
+os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+store.publish("demo")
+"""
+
+
+def test_a_publish_that_was_killed_leaves_nothing_that_the_next_one_does_not_remove(make_record):
+    records = append(*some_records(make_record))
+    assert run_code(KILLED_PUBLISH).returncode == -signal.SIGKILL
+    assert len(list(demo_path().parent.iterdir())) == 2
+    assert store.read("demo", MACHINE) == records
+    store.publish("demo")
+    assert [path.name for path in demo_path().parent.iterdir()] == ["demo.parquet"]
+    assert store.read("demo", MACHINE) == records
+
+
+def test_a_full_disk_leaves_the_journal_and_no_half_of_a_published_file(make_record, fails):
+    records = append(*some_records(make_record))
+    with full_disk(5000):
+        words = fails("publish", "demo")
+    assert words.endswith(f"[Errno 27] File too large: '{store.published_path('demo', MACHINE)}'")
+    assert [path.name for path in demo_path().parent.iterdir()] == ["demo.jsonl"]
+    assert store.read("demo", MACHINE) == records
 
 
 WRITER = """
@@ -207,8 +247,8 @@ def test_the_command_publishes_what_is_whole_and_says_where(make_record, capsys,
 
 def test_a_published_file_is_parsed_once_and_a_new_one_again(make_record, monkeypatch):
     path = published(make_record())
-    decode = Mock(side_effect=parquet.decode)
-    monkeypatch.setattr(parquet, "decode", decode)
+    decode = Mock(side_effect=parquet.records_of)
+    monkeypatch.setattr(parquet, "records_of", decode)
     store._decoded.cache_clear()
     for _ in range(3):
         assert len(store.read("demo", MACHINE)) == len(store.load("demo", MACHINE)) == 1

@@ -130,6 +130,7 @@ def test_a_wheel_is_installed_once_with_its_companion_and_without_it_nothing_is_
         overlay_for("attnlib-probe", "1.0")
     assert list(root.iterdir()) == []
     build_wheel(wheels, "attnlib-mate", "1.5")
+    (root / "unfinished" / "of an install that was killed").mkdir(parents=True)
     folder = overlay_for("attnlib-probe", "1.0")
     assert folder == root / "attnlib-probe-1.0"
     assert (folder / "attnlib_probe.py").read_text() == "VERSION = '1.0'\n"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.records import MACHINE, OTHER, append, demo_path, tear
+from support.records import MACHINE, OTHER, append, demo_path, full_disk, tear
 
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.item import Item
@@ -47,6 +47,19 @@ def test_wherever_a_line_is_cut_reading_refuses_it_and_the_next_writer_goes_on(m
         store.append(late)
         assert store.read("demo", MACHINE) == [*records, late]
         assert torn_path.read_bytes() == last[:cut] + b"\n"
+
+
+@pytest.mark.parametrize("room", [0, 1, 500])
+def test_a_full_disk_leaves_the_journal_as_it_was_and_is_told_with_its_name(make_record, room):
+    records = append_rounds(make_record, 2)
+    whole = demo_path().read_bytes()
+    with full_disk(len(whole) + room):
+        with pytest.raises(OSError, match=rf"^\[Errno 27\] .*: '{demo_path()}'$"):
+            store.append(make_record(round=2))
+    assert demo_path().read_bytes() == whole
+    assert store.read("demo", MACHINE) == records
+    store.append(make_record(round=2))
+    assert len(store.read("demo", MACHINE)) == 3
 
 
 def test_repair_moves_torn_lines_and_nothing_else_to_those_set_aside_before(make_record):
