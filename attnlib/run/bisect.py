@@ -140,8 +140,7 @@ def bisect(
     published = study.bisect_machine or study.reference_machine
     machine = machine_shown(PREFIX + study.name, study.device, published)
     if not releases and (live or overlays):
-        early = any(Version(end).is_prerelease for end in (first, last))
-        releases = available_releases(package, sweep.overlays, early=early)
+        releases = available_releases(package, sweep.overlays)
     asked = Bisection(package, study.name, case, backend, first, last, (), machine, rounds)
     inside = tuple(releases_between(releases or recorded_releases(asked), first, last))
     ends = (inside[0], inside[-1]) if good == first else (inside[-1], inside[0])

@@ -73,14 +73,14 @@ def write_table(table: pa.Table) -> bytes:
 
 
 def read_table(data: bytes) -> pa.Table:
-    """The columns of a published file; ValueError for bytes that are no Parquet file."""
+    """The columns of a published file; ValueError for bytes that are no whole Parquet file."""
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
         return parquet.ParquetFile(pa.BufferReader(data)).read()
-    except pa.ArrowException as error:
-        raise ValueError(f"must be a Parquet file: {error}") from error
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"must be a whole Parquet file: {error}") from error
 
 
 def require_columns(table: pa.Table) -> None:

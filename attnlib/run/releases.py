@@ -29,21 +29,19 @@ COMPANIONS = {"flashinfer-python": ("apache-tvm-ffi<0.2",)}
 """What a release needs at import beyond this project's own requirements (its Requires-Dist)."""
 
 
-def available_releases(
-    distribution: str, overlays: Iterable[str] = (), *, early: bool = False
-) -> list[str]:
+def available_releases(distribution: str, overlays: Iterable[str] = ()) -> list[str]:
     """The releases that can be had here; `overlays` are requirements `NAME==VERSION` given.
 
-    Beside them the environment's, those in `ATTNLIB_WHEELS`, and the index's if neither is given.
-    Pre-releases that nobody gave count only if `early`. Raises ValueError for an overlay of another
-    distribution, and what the sources raise.
+    Beside them the environment's, those in `ATTNLIB_WHEELS`, and the index's if neither is given;
+    of those two no pre-releases. Raises ValueError for an overlay of another distribution, and what
+    the sources raise.
     """
     given = [_release_of(requirement, distribution) for requirement in overlays]
     folder = wheel_folder()
     releases = wheel_releases(folder, distribution) if folder else []
     if not folder and not given:
         releases = index_releases(distribution)
-    releases = [release for release in releases if early or not Version(release).is_prerelease]
+    releases = [release for release in releases if not Version(release).is_prerelease]
     return ordered([*given, *releases, *filter(None, [installed_version(distribution)])])
 
 
@@ -68,8 +66,8 @@ def wheel_releases(folder: Path, distribution: str) -> list[str]:
 
 
 def index_releases(distribution: str) -> list[str]:
-    """Releases on the package index, pre-releases too; RuntimeError with pip's words."""
-    command = [sys.executable, "-m", "pip", "index", "versions", "--pre", distribution]
+    """Releases on the package index; RuntimeError with pip's words."""
+    command = [sys.executable, "-m", "pip", "index", "versions", distribution]
     done = subprocess.run(command, capture_output=True, text=True)
     listed = re.search(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
     if done.returncode or listed is None:

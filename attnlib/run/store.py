@@ -273,13 +273,17 @@ def _table(study: str, machine: str) -> pa.Table:
 
 def _published_table(path: Path, machine: str) -> pa.Table:
     """The columns of a published file; ValueError, naming it, for one of another machine too."""
+    data = path.read_bytes()
     try:
-        table = parquet.read_table(path.read_bytes())
+        table = parquet.read_table(data)
         parquet.require_columns(table)
+        who = [
+            n for n in ("machine.gpu", "machine.gpu_id", "machine.cpu") if n in table.schema.names
+        ]
+        measured_on = table.group_by(who).aggregate([]).to_pylist()
     except ValueError as error:
         raise ValueError(f"{path} {error}") from error
-    names = [n for n in ("machine.gpu", "machine.gpu_id", "machine.cpu") if n in table.column_names]
-    for form in table.group_by(names).aggregate([]).to_pylist():
+    for form in measured_on:
         _require_machine(machine_slug(_members(form, "machine")), machine, str(path))
     return table
 

@@ -109,8 +109,10 @@ def test_a_row_that_is_no_record_and_a_file_that_is_none_are_named(make_record, 
     }.items():
         changed.to_parquet(path)
         assert_refused(rf"{re.escape(str(path))} {words}")
-    path.write_bytes(path.read_bytes()[:-9])
-    assert_refused(rf"{re.escape(str(path))} must be a Parquet file")
+    whole = path.read_bytes()
+    for broken in (whole[:-9], b"", whole[:200] + bytes(200) + whole[400:]):
+        path.write_bytes(broken)
+        assert_refused(rf"{re.escape(str(path))} must be a whole Parquet file")
 
 
 def test_a_file_older_than_a_column_with_a_default_loads(make_record):
