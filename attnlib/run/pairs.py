@@ -58,7 +58,7 @@ class Comparison:
         for item, sides in tried.items():
             rounds = sorted(sides[base].keys() & sides[new].keys())
             pairs = [(sides[base][number], sides[new][number]) for number in rounds]
-            good = [pair for pair in pairs if all(map(_is_good, pair))]
+            good = [p for p in pairs if all(r.status == "ok" and not r.throttled for r in p)]
             if sides[base] and sides[new] and len(good) >= len(self.pairs.get(item, ())):
                 self.pairs[item] = good
             failures = [r for side in (new, base) for r in sides[side].values() if r.status != "ok"]
@@ -133,7 +133,3 @@ def times_of(records: Iterable[Record]) -> list[float]:
 def families_of(records: Iterable[Record]) -> str:
     """The kernel families that ran."""
     return ", ".join(sorted({record.kernel_family for record in records} - {""})) or "unknown"
-
-
-def _is_good(record: Record) -> bool:
-    return record.status == "ok" and not record.throttled

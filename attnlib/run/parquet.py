@@ -4,9 +4,9 @@
 
 is useful without this package; data/README.md lists the columns. What is a dict in a record becomes
 a column per member, such as `case.kv_len`; a member that a record lacks is null. Nothing is lost:
-`decode(encode(records)) == records`, and `encode` looks whether that is so. The same records give
-the same bytes from the same release of pyarrow. A new field of `Record` needs nothing here, unless
-its annotation is new (`arrow_types`).
+`encode` looks whether the records come back as they were. The same records give the same bytes from
+the same release of pyarrow. A new field of `Record` needs nothing here, unless its annotation is
+new (`arrow_types`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,16 @@ def encode(records: Sequence[Record]) -> bytes:
     """
     if not records:
         raise ValueError("records must be at least one to be published, got none")
-    data = write_table(table_of(records))
-    for wrote, decoded in zip(records, decode(data), strict=True):
+    from pyarrow import parquet
+
+    table, file = table_of(records), io.BytesIO()
+    # Samples hardly repeat: a dictionary of them makes the file larger.
+    repeated = [name for name in table.column_names if name not in SAMPLES]
+    parquet.write_table(
+        table, file, compression="zstd", compression_level=ZSTD_LEVEL, use_dictionary=repeated
+    )
+    data = file.getvalue()
+    for wrote, decoded in zip(records, records_of(read_table(data)), strict=True):
         if wrote != decoded:
             raise ValueError(f"record {wrote.id} must survive its columns, a member is None or new")
     return data
@@ -59,32 +67,19 @@ def table_of(records: Sequence[Record]) -> pa.Table:
         raise ValueError(f"a published column must be of one type: {error}") from error
 
 
-def write_table(table: pa.Table) -> bytes:
-    """The bytes of a published file."""
-    from pyarrow import parquet
-
-    file = io.BytesIO()
-    # Samples hardly repeat: a dictionary of them makes the file larger.
-    repeated = [name for name in table.column_names if name not in SAMPLES]
-    parquet.write_table(
-        table, file, compression="zstd", compression_level=ZSTD_LEVEL, use_dictionary=repeated
-    )
-    return file.getvalue()
-
-
 def read_table(data: bytes) -> pa.Table:
-    """The columns of a published file; ValueError for bytes that are no whole Parquet file."""
+    """The columns of a published file.
+
+    Raises ValueError for bytes that are no whole Parquet file, for no record, and for columns that
+    are not those of records of a schema known here.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(pa.BufferReader(data)).read()
+        table = parquet.ParquetFile(pa.BufferReader(data)).read()
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"must be a whole Parquet file: {error}") from error
-
-
-def require_columns(table: pa.Table) -> None:
-    """ValueError unless the columns are those of records, at least one, of a schema known here."""
     names = {name.partition(".")[0] for name in table.column_names}
     wrong = sorted((names - KNOWN) | (REQUIRED - {*MEMBERS} - names))
     if wrong:
@@ -92,11 +87,7 @@ def require_columns(table: pa.Table) -> None:
     if not table.num_rows:
         raise ValueError("must hold a record, it has none")
     require_schema(max(table["schema"].to_pylist()))
-
-
-def decode(data: bytes) -> list[Record]:
-    """The records of a file that `encode` made; ValueError as of `read_table`, `records_of`."""
-    return records_of(read_table(data))
+    return table
 
 
 def records_of(table: pa.Table) -> list[Record]:

@@ -276,11 +276,8 @@ def _published_table(path: Path, machine: str) -> pa.Table:
     data = path.read_bytes()
     try:
         table = parquet.read_table(data)
-        parquet.require_columns(table)
-        who = [
-            n for n in ("machine.gpu", "machine.gpu_id", "machine.cpu") if n in table.schema.names
-        ]
-        measured_on = table.group_by(who).aggregate([]).to_pylist()
+        named = {"machine.gpu", "machine.gpu_id", "machine.cpu"} & {*table.column_names}
+        measured_on = table.group_by(sorted(named)).aggregate([]).to_pylist()
     except ValueError as error:
         raise ValueError(f"{path} {error}") from error
     for form in measured_on:

@@ -47,7 +47,7 @@ def test_records_survive_their_columns_exactly_and_in_order(make_record):
     none = {"versions": {}, "state_before": {}, "state_after": {}}
     bare = [make_record(item=Item("copy", "graph"), **none)]
     for records in (some_records(make_record), bare):
-        found = parquet.decode(parquet.encode(records))
+        found = parquet.records_of(parquet.read_table(parquet.encode(records)))
         assert [record.to_json() for record in found] == [record.to_json() for record in records]
 
 
@@ -275,8 +275,8 @@ def test_what_is_published_reads_and_survives_being_published_again(path, monkey
     monkeypatch.delenv("ATTNLIB_DATA")
     records = store.read(path.stem, path.parent.name)
     assert len({record.id for record in records}) == len(records)
-    # `encode` compares all; the largest files would take seconds.
-    assert len(records) > 300 or parquet.decode(parquet.encode(records)) == records
+    # `encode` compares them; all of the largest files would take seconds.
+    parquet.encode(records[:300])
 
 
 def test_the_data_stay_small():
