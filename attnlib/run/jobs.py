@@ -71,7 +71,7 @@ def run_job(job: Job, machine: dict[str, Any], overlay: Path | None, watch: Watc
         try:
             done, died_measuring, words = _run_process(replace(job, items=left), overlay, watch)
         except (StoppedError, KeyboardInterrupt):
-            store.repair(job.study, machine_slug(machine))
+            store.recover(job.study, machine_slug(machine))
             raise
         if died_measuring:
             _record_death(job, machine, left[done], words)

@@ -104,15 +104,6 @@ def append(record: Record) -> Path:
     return path
 
 
-def repair(study: str, machine: str) -> int:
-    """Set a killed writer's torn last line aside, so that the file reads; its length in bytes."""
-    path = journal_path(study, machine)
-    if not path.exists():
-        return 0
-    with _locked(path) as file:
-        return _set_torn_line_aside(file, torn_path(study, machine))
-
-
 def read(study: str, machine: str) -> list[Record]:
     """Records of a study on a machine, oldest first; of one id the newest stands.
 
@@ -141,7 +132,10 @@ def find(study: str, machine: str) -> list[Record]:
 
 def recover(study: str, machine: str) -> list[Record]:
     """As `find`, after a killed writer's torn line was set aside: what a new sweep starts from."""
-    repair(study, machine)
+    path = journal_path(study, machine)
+    if path.exists():
+        with _locked(path) as file:
+            _set_torn_line_aside(file, torn_path(study, machine))
     return find(study, machine)
 
 
@@ -319,11 +313,10 @@ def _locked(path: Path) -> Iterator[FileIO]:
                 return
 
 
-def _set_torn_line_aside(file: FileIO, aside: Path) -> int:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - 1))
+def _set_torn_line_aside(file: FileIO, aside: Path) -> None:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
     if file.read() in (b"", b"\n"):
-        return 0
+        return
     file.seek(0)
     data = file.read()
     whole = data.rfind(b"\n") + 1
@@ -333,7 +326,6 @@ def _set_torn_line_aside(file: FileIO, aside: Path) -> int:
         os.fsync(kept.fileno())
     file.truncate(whole)
     os.fsync(file.fileno())
-    return size - whole
 
 
 # Kept, since a sweep reads its journal after every job.

@@ -62,15 +62,14 @@ def test_a_full_disk_leaves_the_journal_as_it_was_and_is_told_with_its_name(make
     assert len(store.read("demo", MACHINE)) == 3
 
 
-def test_repair_moves_torn_lines_and_nothing_else_to_those_set_aside_before(make_record):
-    assert store.repair("demo", MACHINE) == 0
+def test_a_new_sweep_moves_torn_lines_and_nothing_else_to_those_set_aside_before(make_record):
+    assert store.recover("demo", MACHINE) == []
     records = append_rounds(make_record, 2)
-    assert store.repair("demo", MACHINE) == 0
+    assert store.recover("demo", MACHINE) == records
     assert not store.torn_path("demo", MACHINE).exists()
     for words in (b'{"half', b"two"):
         tear(words)
-        assert store.repair("demo", MACHINE) == len(words)
-    assert store.read("demo", MACHINE) == records
+        assert store.recover("demo", MACHINE) == records
     assert store.torn_path("demo", MACHINE).read_bytes() == b'{"half\ntwo\n'
 
 
