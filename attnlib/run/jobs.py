@@ -12,13 +12,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from ..kinds.item import Item
 from . import store
@@ -84,39 +84,36 @@ def run_job(job: Job, machine: dict[str, Any], overlay: Path | None, watch: Watc
 
 def _run_process(job: Job, overlay: Path | None, watch: Watch) -> tuple[int, bool, str]:
     """How many items a process did, whether it died measuring the next one, and how it ended."""
-    with tempfile.TemporaryDirectory() as scratch:
-        progress, log, path = (Path(scratch, name) for name in ("progress", "log", "job.json"))
-        progress.touch()
+    # Files without a name: if we are killed, nothing of them stays.
+    with TemporaryFile() as asked, TemporaryFile() as progress, TemporaryFile() as log:
+        asked_path, progress_path = (f"/dev/fd/{file.fileno()}" for file in (asked, progress))
         form = {name: getattr(job, name) for name in ("study", "round", "device")}
-        form |= {"command": repeat_command(job), "progress": str(progress)}
+        form |= {"command": repeat_command(job), "progress": progress_path}
         form |= {"items": [item.to_dict() for item in job.items]}
-        path.write_text(json.dumps(form))
-        command = [sys.executable, "-m", "attnlib.run.worker", "--end-with-stdin", str(path)]
-        with (
-            log.open("wb") as out,
-            subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=worker_environment(overlay),
-                pass_fds=watch.held,
-                start_new_session=True,
-            ) as process,
-        ):
+        asked.write(json.dumps(form).encode())
+        asked.flush()
+        with subprocess.Popen(
+            [sys.executable, "-m", "attnlib.run.worker", "--end-with-stdin", asked_path],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=worker_environment(overlay),
+            pass_fds=(asked.fileno(), progress.fileno(), *watch.held),
+            start_new_session=True,
+        ) as process:
             try:
                 how = _wait(process, progress, watch)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-        last_words = log.read_text(errors="replace").strip()[-500:]
+        last_words = _text_of(log).strip()[-500:]
         if process.returncode == CANNOT_WRITE:
             raise RuntimeError(f"a record could not be written, the sweep ends: {last_words}")
         words = f"{how}; {last_words}"
-        return _count_done(progress), progress.read_text().endswith("start\n"), words
+        return _count_done(progress), _text_of(progress).endswith("start\n"), words
 
 
-def _wait(process: subprocess.Popen[bytes], progress: Path, watch: Watch) -> str:
+def _wait(process: subprocess.Popen[bytes], progress: IO[bytes], watch: Watch) -> str:
     """Wait for a worker, telling what is done; how it ended. Raises StoppedError."""
     seen, last = 0, time.monotonic()
     while process.poll() is None:
@@ -134,8 +131,13 @@ def _wait(process: subprocess.Popen[bytes], progress: Path, watch: Watch) -> str
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-def _count_done(progress: Path) -> int:
-    return progress.read_text().count("done\n")
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _count_done(progress: IO[bytes]) -> int:
+    return _text_of(progress).count("done\n")
 
 
 def repeat_command(job: Job) -> str:

@@ -149,11 +149,18 @@ run_job(job, machine, faults, Watch(held=(held,)))
 """
 
 
-def test_neither_worker_nor_its_children_outlive_the_sweep_that_started_them(faults, data, pipe):
+def test_neither_worker_nor_its_children_nor_a_file_outlive_the_sweep_that_started_them(
+    faults, data, pipe, tmp_path
+):
     # The second item waits for a child for a minute; both would still hold the pipe's end.
     alive, held = pipe
     command = [sys.executable, "-c", SWEEP]
-    sweep = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, pass_fds=(held,))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    sweep = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, pass_fds=(held,), env=environment
+    )
     pickle.dump((job_of("orphan", 16, WAITS), CPU, faults, held), sweep.stdin)
     sweep.stdin.close()
     os.close(held)
@@ -163,6 +170,7 @@ def test_neither_worker_nor_its_children_outlive_the_sweep_that_started_them(fau
     sweep.kill()
     sweep.wait()
     assert_no_writer_left(alive)
+    assert list(scratch.iterdir()) == []
     assert statuses_of("orphan") == {16: "ok"}
 
 
