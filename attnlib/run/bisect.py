@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,7 @@ def bisect(
     rounds: int = 3,
     releases: Sequence[str] = (),
     overlays: dict[str, Path] | None = None,
-    on_round: Callable[[str], object] | None = None,
+    on_round: Callable[[str], object] = lambda words: None,
 ) -> Bisection:
     """Find the first release of `package` between `good` and `bad` at which `case` changed speed.
 
@@ -155,7 +154,7 @@ class _Search:
     question: Bisection
     device: str
     sweep: Sweep | None
-    on_round: Callable[[str], object] | None
+    on_round: Callable[[str], object]
 
     def run(self) -> Bisection:
         question, steps = self.question, list[Step]()
@@ -187,7 +186,7 @@ class _Search:
                 device=self.device,
                 command=question.command,
                 number=start,
-                on_round=partial(self.tell, f"{release} against {both[0]}"),
+                on_round=lambda n: self.on_round(f"round {n}: {release} against {both[0]}"),
             )
         else:
             comparison.take(record for record in question.records() if record.status == "ok")
@@ -199,10 +198,6 @@ class _Search:
             raise self.undecided(release, verdict, len(comparison.pairs[item]))
         references, candidates = zip(*comparison.pairs[item], strict=True)
         return Step(release, verdict, families_of(candidates), families_of(references))
-
-    def tell(self, words: str, number: int) -> None:
-        if self.on_round:
-            self.on_round(f"round {number}: {words}")
 
     def undecided(self, release: str, verdict: Ratio | None, count: int) -> Exception:
         """Why a release has no verdict after `count` good rounds."""

@@ -15,12 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..kinds.cases import Case, case_from_dict
-from ..kinds.decode.case import DecodeCase
 from ..kinds.engine.case import EngineCase
-from ..kinds.extend.case import ExtendCase
-from ..kinds.mla.case import MlaCase
-from ..kinds.plan.case import PlanCase
-from ..kinds.step.case import StepCase
 from ..measure.spans import Kernel
 from .record import THROTTLED, present_name
 
@@ -110,8 +105,8 @@ def _case_columns(table: pa.Table) -> pd.DataFrame:
 
 def heads_of(case: Case | None) -> str | None:
     """Query and KV heads of a case of attention, such as `32/8`."""
-    call = case.decode if isinstance(case, StepCase | PlanCase) else case
-    return call.spec.heads if isinstance(call, DecodeCase | MlaCase | ExtendCase) else None
+    spec = getattr(getattr(case, "decode", case), "spec", None)
+    return spec.heads if spec else None
 
 
 def _median(samples: Sequence[float]) -> float:

@@ -93,7 +93,7 @@ class Comparison:
         device: str,
         command: str,
         number: int,
-        on_round: Callable[[int], object] | None = None,
+        on_round: Callable[[int], object] = lambda number: None,
     ) -> None:
         """Measure rounds of the items of `pairs`, look by look, until none is undecided.
 
@@ -113,8 +113,7 @@ class Comparison:
                 for release in self.both[::step]:
                     items = tuple(replace(item, release=release) for item in short[::step])
                     sweep.run([Job(self.study, number, device, release, items, command)])
-                if on_round:
-                    on_round(number)
+                on_round(number)
                 number += 1
                 self.take(records())
             given_up |= {item for item in wanted if len(self.pairs[item]) < look}

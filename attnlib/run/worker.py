@@ -10,7 +10,6 @@ and goes on with the rest. With `--end-with-stdin` it ends with its process grou
 is, when its parent closes stdin, so that an orphan cannot go on using the GPU without the lock.
 """
 
-import argparse
 import datetime
 import json
 import os
@@ -101,19 +100,15 @@ def _reason(error: Exception) -> str:
     return f"{reason} ... {complaint[0].strip()[:REASON_LENGTH]}"
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Entry point of the worker process."""
-    parser = argparse.ArgumentParser(prog="attnlib.run.worker", description=__doc__)
-    parser.add_argument("job", nargs="?", type=Path)
-    parser.add_argument("--describe", metavar="DEVICE")
-    parser.add_argument("--end-with-stdin", action="store_true")
-    options = parser.parse_args(arguments)
-    if options.describe:
-        print(json.dumps(describe_machine(options.describe)))
+    option, *last = arguments
+    if option == "--describe":
+        print(json.dumps(describe_machine(*last)))
         return 0
-    if options.end_with_stdin:
+    if option == "--end-with-stdin":
         threading.Thread(target=_end_with_stdin, daemon=True).start()
-    return run_job(options.job)
+    return run_job(Path(arguments[-1]))
 
 
 def _end_with_stdin() -> None:
@@ -124,4 +119,4 @@ def _end_with_stdin() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
