@@ -8,7 +8,6 @@ Its process group, such as a compiler that it runs, dies with it.
 import datetime
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -36,14 +35,14 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """Items of one round and release of a study, which `command` measures if `measure` does not."""
+    """Items of one round and release of a study; `command` measures them again."""
 
     study: str
     round: int
     device: str
     release: str
     items: tuple[Item, ...]
-    command: str = ""
+    command: str
 
     def id_of(self, item: Item, machine: dict[str, Any]) -> str:
         """The id of the item's record on a machine."""
@@ -87,9 +86,8 @@ def _run_process(job: Job, overlay: Path | None, watch: Watch) -> tuple[int, boo
     # Files without a name: if we are killed, nothing of them stays.
     with TemporaryFile() as asked, TemporaryFile() as progress, TemporaryFile() as log:
         asked_path, progress_path = (f"/dev/fd/{file.fileno()}" for file in (asked, progress))
-        form = {name: getattr(job, name) for name in ("study", "round", "device")}
-        form |= {"command": repeat_command(job), "progress": progress_path}
-        form |= {"items": [item.to_dict() for item in job.items]}
+        form = {name: getattr(job, name) for name in ("study", "round", "device", "command")}
+        form |= {"progress": progress_path, "items": [item.to_dict() for item in job.items]}
         asked.write(json.dumps(form).encode())
         asked.flush()
         with subprocess.Popen(
@@ -140,11 +138,6 @@ def _count_done(progress: IO[bytes]) -> int:
     return _text_of(progress).count("done\n")
 
 
-def repeat_command(job: Job) -> str:
-    """The command that measures this job's study again."""
-    return job.command or f"python -m attnlib measure {shlex.quote(job.study)}"
-
-
 def worker_environment(overlay: Path | None = None) -> dict[str, str]:
     """Environment of a worker process: the overlay first, then this very package, then ours."""
     package, others = Path(__file__).resolve().parents[2], os.environ.get("PYTHONPATH")
@@ -167,7 +160,7 @@ def _record_death(job: Job, machine: dict[str, Any], item: Item, words: str) -> 
             reason=strip_folders(words),
             machine=machine,
             versions={},
-            command=repeat_command(job),
+            command=job.command,
             started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
     )

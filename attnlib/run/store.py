@@ -144,19 +144,17 @@ def publish(study: str, machine: str = "") -> Path:
 
     `machine` may be left out where only one has a journal of the study. Killed at any instant,
     every record is in the published file or in the journal. Raises FileNotFoundError without a
-    journal, ValueError for several machines and for what `read` and `parquet.encode` refuse.
+    journal, ValueError for another machine and for what `read` and `parquet.encode` refuse.
     """
-    with_journal = [machine] if machine else machines(study, [".jsonl"])
-    if len(with_journal) > 1:
-        raise ValueError(
-            f"machine must be named, one of {', '.join(with_journal)} for study {study!r}"
-        )
+    with_journal = machines(study, [".jsonl"])
     if not with_journal:
         raise FileNotFoundError(f"study {study!r} has no journal to be published")
-    (machine,) = with_journal
+    if len(with_journal) == 1 and not machine:
+        (machine,) = with_journal
+    if machine not in with_journal:
+        known = ", ".join(with_journal)
+        raise ValueError(f"machine must be one of {known} for study {study!r}, got {machine!r}")
     journal, path = journal_path(study, machine), published_path(study, machine)
-    if not journal.exists():
-        raise FileNotFoundError(f"study {study!r} must have a journal on {machine!r}: no {journal}")
     with _locked(journal) as file:
         _set_torn_line_aside(file, torn_path(study, machine))
         file.seek(0)

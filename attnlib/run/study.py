@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 import warnings
@@ -117,10 +118,9 @@ class Study:
         for item in dict.fromkeys(items):
             groups.setdefault(item if item in alone else item.release, []).append(item)
         step = -1 if round_ % 2 else 1
+        command = self.command or f"python -m attnlib measure {shlex.quote(self.name)}"
         return [
-            Job(
-                self.name, round_, self.device, items[0].release, tuple(items[::step]), self.command
-            )
+            Job(self.name, round_, self.device, items[0].release, tuple(items[::step]), command)
             for items in list(groups.values())[::step]
         ]
 

@@ -102,11 +102,10 @@ def _reason(error: Exception) -> str:
 
 def main(arguments: list[str]) -> int:
     """Entry point of the worker process."""
-    option, *last = arguments
-    if option == "--describe":
-        print(json.dumps(describe_machine(*last)))
+    if arguments[0] == "--describe":
+        print(json.dumps(describe_machine(arguments[1])))
         return 0
-    if option == "--end-with-stdin":
+    if arguments[0] == "--end-with-stdin":
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     return run_job(Path(arguments[-1]))
 

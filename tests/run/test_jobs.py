@@ -10,7 +10,6 @@ import select
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -22,7 +21,7 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.measure.machine import describe_machine
 from attnlib.run import jobs, store
-from attnlib.run.jobs import Job, StoppedError, Watch, repeat_command, run_job
+from attnlib.run.jobs import Job, StoppedError, Watch, run_job
 from attnlib.run.record import machine_slug
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +59,8 @@ asked_of = lambda spec: faults.get(spec.head_dim, lambda: None)()
 
 def job_of(study, *head_dims):
     cases = (DecodeCase(AttnSpec(4, 2, n, 4), batch_size=1, kv_len=8) for n in head_dims)
-    return Job(study, 3, "cpu", "", tuple(Item("sdpa", "host", case) for case in cases))
+    items = tuple(Item("sdpa", "host", case) for case in cases)
+    return Job(study, 3, "cpu", "", items, "repeat me")
 
 
 def records_of(study):
@@ -104,7 +104,7 @@ def test_whatever_kills_a_worker_costs_one_item_and_the_record_says_how(faults, 
     killed = records[KILLED]
     assert (killed.reason, killed.run_us) == ("signal SIGKILL; last words of kernel.so", ())
     assert (killed.round, killed.machine) == (3, machine)
-    assert killed.command == "python -m attnlib measure demo"
+    assert killed.command == "repeat me"
     assert killed.started_at.endswith("+00:00")
     torn = store.torn_path("demo", machine_slug(machine)).read_bytes()
     assert torn == b'{"backend":"sdpa","calls_per_sam\n'
@@ -184,8 +184,3 @@ def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path):
 def test_a_job_without_items_starts_no_process(monkeypatch):
     monkeypatch.setattr(jobs.subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
     run_job(job_of("demo"), CPU, None, Watch())
-
-
-def test_the_command_of_a_record_is_the_jobs_own_or_quotes_the_studys_name():
-    assert repeat_command(job_of("a b")) == "python -m attnlib measure 'a b'"
-    assert repeat_command(replace(job_of("a"), command="make a")) == "make a"
