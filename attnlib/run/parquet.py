@@ -80,8 +80,9 @@ def read_table(data: bytes) -> pa.Table:
         table = parquet.ParquetFile(pa.BufferReader(data)).read()
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"must be a whole Parquet file: {error}") from error
-    names = {name.partition(".")[0] for name in table.column_names}
-    wrong = sorted((names - KNOWN) | (REQUIRED - {*MEMBERS} - names))
+    unknown = {name for name in table.column_names if name.partition(".")[0] not in KNOWN}
+    needed = (REQUIRED - {*MEMBERS}) | {"machine.gpu", "machine.gpu_id"}
+    wrong = sorted(unknown | (needed - {*table.column_names}))
     if wrong:
         raise ValueError(f"must have the columns of data/README.md; differs in {wrong}")
     if not table.num_rows:
