@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar
 
 import torch
 
@@ -17,13 +17,13 @@ from ..measure.timer import ROTATING, Timing, cold_copies, run_timer, time_host
 from ..measure.trace import kernel_family, trace_kernels
 from .base import Subject, oracle_fields, timed_fields
 from .check import Judge, OracleCheck
-from .inputs import Case, Workload
+from .inputs import Workload
 from .item import Item
 
 MEMORY_GIB_UNKNOWN = 4.0
 
 
-class CallSubject(Subject, Generic[Case]):
+class CallSubject(Subject):
     """Measures one call of a backend.
 
     A kind names what its backends plan (one of `table.PLANS`), what builds a case's tensors, and
@@ -31,7 +31,7 @@ class CallSubject(Subject, Generic[Case]):
     """
 
     plans: ClassVar[str]
-    build: ClassVar["staticmethod[..., Workload[Any]]"]
+    build: ClassVar["staticmethod[..., Workload]"]
     attend: ClassVar["staticmethod[..., torch.Tensor]"]
     memory_share: ClassVar[float] = 0.75
     """Share of the GPU's memory for K and V; the oracle and workspaces need the rest."""
@@ -68,7 +68,7 @@ class CallSubject(Subject, Generic[Case]):
         return fields
 
     def _rotation(
-        self, backend: Backend, plan: Plan, work: Workload[Case]
+        self, backend: Backend, plan: Plan, work: Workload
     ) -> list[Callable[[], torch.Tensor]]:
         """Calls over as many copies of the cache as a cold L2 needs; ValueError if too large."""
         read = work.case.cost.kv_bytes
@@ -77,12 +77,12 @@ class CallSubject(Subject, Generic[Case]):
             raise ValueError(f"a cold L2 needs {copies} copies: {reason}")
         return [call_of(backend, work.q, kv, plan) for kv in cache_copies(work.kv, copies)]
 
-    def prepare(self, case: Case) -> tuple[Workload[Case], Judge]:
+    def prepare(self, case: Any) -> tuple[Workload, Judge]:
         """The case's tensors and their judge."""
         work = self.build(case, device=self.bench.device)
         return work, Judge(self.attend, work.q, work.kv, work.batch)
 
-    def _too_large(self, case: Case, copies: int) -> str:
+    def _too_large(self, case: Any, copies: int) -> str:
         limit = self.bench.machine.get("memory_gib", MEMORY_GIB_UNKNOWN) * self.memory_share
         needed = copies * case.cost.cache_bytes / 2**30
         return "" if needed <= limit else f"KV needs {needed:.1f} GiB, limit {limit:.1f} GiB"

@@ -18,7 +18,6 @@ from ...measure.timer import cold_copies, run_timer
 from ..base import Subject
 from ..call import cache_copies, timed_call
 from ..check import Judge
-from ..decode.case import DecodeCase
 from ..decode.measure import Oracle, build_workload
 from ..inputs import Workload
 from ..item import Item
@@ -49,7 +48,7 @@ class StepSubject(Subject):
             reported=reported(),
         )
 
-    def prepare(self, case: StepCase) -> tuple[Workload[DecodeCase], list[PagedKV], Judge]:
+    def prepare(self, case: StepCase) -> tuple[Workload, list[PagedKV], Judge]:
         """The tensors of a layer, the copies of its cache, and their judge."""
         work = build_workload(case.decode, device=self.bench.device)
         l2_bytes = int(self.bench.machine["l2_mib"] * 2**20)
@@ -58,7 +57,7 @@ class StepSubject(Subject):
 
 
 def run_layers(
-    backend: str, work: Workload[DecodeCase], caches: Sequence[PagedKV], layers: int
+    backend: str, work: Workload, caches: Sequence[PagedKV], layers: int
 ) -> torch.Tensor:
     """The output of the last of `layers` layers, over the caches in turn."""
     batch, metadata = work.batch, None
