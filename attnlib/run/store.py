@@ -253,8 +253,8 @@ def _frame_of(study: str, machine: str, stamp: tuple[object, ...]) -> pd.DataFra
 
 
 def _table(study: str, machine: str) -> pa.Table:
-    """The columns of all records; as they are on disk where nothing was measured since and none is
-    newer than the file."""
+    """The columns of all records: as they are on disk, unless some were measured since or a field
+    of records is newer than the file."""
     path = published_path(study, machine)
     if path.exists() and not journal_path(study, machine).exists():
         table = _published_table(path, machine)
