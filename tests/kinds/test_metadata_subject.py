@@ -57,7 +57,7 @@ def test_one_wrong_word_is_incorrect_and_has_no_times(output, monkeypatch):
 
     monkeypatch.setitem(BUILDERS["metadata-eager"], "decode", wrong)
     record = measure(replace(EAGER, case=WINDOWED))
-    assert (record.status, record.reason) == ("incorrect", "1 words differ")
+    assert (record.status, record.reason) == ("incorrect", "wrong words 1 over budget 0")
     assert (record.oracle_error, record.run_us) == (1.0, ())
 
 
@@ -115,12 +115,13 @@ def test_sglang_gets_the_windows_map_as_its_release_takes_it(argument, monkeypat
     assert got["page_size"] == WINDOWED.page_size
 
 
-def test_neighbours_of_one_case_share_its_pool_and_find_its_outputs_poisoned():
+def test_outputs_are_poisoned_before_each_call(monkeypatch):
     subject = MetadataSubject(Bench("cpu", {}, {}))
-    call = subject._prepared(CASE)
-    call.outputs["page_table"].zero_()
-    assert subject._prepared(replace(CASE)) is call
-    assert bool((call.outputs["page_table"] == POISON).all())
+    monkeypatch.setitem(BUILDERS["metadata-eager"], "decode", lambda **call: None)
+    for _ in range(2):
+        subject.prepared(CASE).outputs["page_table"].zero_()
+        assert subject.measure(EAGER)["status"] == "incorrect"
+        assert bool((subject.prepared(CASE).outputs["page_table"] == POISON).all())
 
 
 @pytest.mark.gpu
