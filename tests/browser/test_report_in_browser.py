@@ -7,7 +7,7 @@ import re
 
 import nbformat
 import pytest
-from driving import NOTEBOOKS, hold_picture, severe_violations
+from driving import NOTEBOOKS, severe_violations
 
 from attnlib.report import build as html
 
@@ -20,9 +20,6 @@ DEAD_LINKS = """[...document.querySelectorAll('a[href^="#"]')]
 KEEP_TWO_NOTEBOOKS = """[...document.querySelectorAll('section.notebook')].slice(2)
     .forEach(each => each.remove())"""
 """Notebooks share their colours."""
-IN_VIEW = """[...document.querySelectorAll('h1, .leads h3, ol.findings li')]
-    .filter(e => e.getBoundingClientRect().bottom <= innerHeight)
-    .map(e => e.innerText).join('\\n')"""
 REPEATED_IDS = """[...document.querySelectorAll('[id]')].map(each => each.id)
     .filter((name, place, all) => all.indexOf(name) !== place)"""
 
@@ -65,11 +62,6 @@ def test_every_link_has_its_end_no_id_stands_twice_and_a_finding_leads_to_its_no
     links.last.click()
     top = shown.locator(f"[id='{STEMS[-1]}']").evaluate("e => e.getBoundingClientRect().top")
     assert 0 <= top < 200
-
-
-def test_readmes_picture_of_the_report_says_what_its_first_screen_says(shown):
-    shown.set_viewport_size({"width": 840, "height": 690})
-    hold_picture("report.png", shown.screenshot(), shown.evaluate(IN_VIEW))
 
 
 def test_code_of_a_table_is_folded_and_opens_by_key(shown):
