@@ -46,7 +46,7 @@ test: lint ## lint, run the tests, then re-run every notebook in replay mode
 	ATTNLIB_MODE=replay $(PYTEST) --dist loadscope --nbval --nbval-current-env \
 	    --nbval-sanitize-with tests/nbval_sanitize.cfg notebooks
 
-gpu: $(STAMP) ## on a GPU: its tests, and every notebook live; LIMIT=540 stops, the same goes on
+gpu: $(STAMP) ## on a GPU: its tests, and every notebook live; stopped and started again, it goes on
 	$(BIN)/python tests/support/live_run.py
 
 notebooks: $(STAMP) ## re-execute the notebooks in place from the records (before a commit)

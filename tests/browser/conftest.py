@@ -29,14 +29,7 @@ def asked(page):
 
 
 @pytest.fixture(scope="module")
-def server(browser, tmp_path_factory):
+def lab(browser, tmp_path_factory):
     """JupyterLab on a folder of its own; `browser` first, so that it is not started for a skip."""
     with running_lab(tmp_path_factory.mktemp("lab")) as found:
         yield found
-
-
-@pytest.fixture
-def lab(server):
-    """The same; afterwards its kernels end, so that one test's memory is not the next one's."""
-    yield server
-    server.stop_kernels()

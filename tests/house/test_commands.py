@@ -1,10 +1,13 @@
-"""Every command of the documents is accepted by its program, and names files that exist."""
+"""Every command of the documents is accepted by its program and names files that exist; README's
+are run, and its findings have the numbers of their notebooks."""
 
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from attnlib import cli
@@ -18,9 +21,8 @@ README = TEXTS[0].read_text()
 def commands(text):
     """Commands of fenced blocks without a language, and code spans; two blanks begin a comment."""
     blocks = "".join(re.findall(r"^```\n(.*?)^```$", text, re.M | re.S))
-    lines = re.sub(r"\\\n +", "", blocks).splitlines()
-    lines += [" ".join(span.split()) for span in re.findall(r"`([^`\n]+)`", text)]
-    return [re.sub(r"^([A-Z_]+=\S+ )+| {2,}.*|\[|\]|\.{3}", "", line).strip() for line in lines]
+    lines = [*blocks.splitlines(), *re.findall(r"`([^`\n]+)`", text)]
+    return [re.sub(r"^([A-Z_]+=\S+ )+| {2,}.*", "", line).strip() for line in lines]
 
 
 COMMANDS = sorted({line for path in TEXTS for line in commands(path.read_text())})
@@ -29,14 +31,10 @@ MAKE = [line for line in COMMANDS if re.match(r"make [a-z]", line)]
 FILES = {file for line in COMMANDS for file in re.findall(r"(?:tests|attnlib|data)/[\w./]+", line)}
 
 
-def test_commands_are_found():
-    assert len(OURS) >= 10 and len(MAKE) >= 4
-
-
 @pytest.mark.parametrize("line", OURS)
 def test_the_parser_accepts_a_command(line):
     words = shlex.split(line.removeprefix("python -m attnlib "))
-    if len(words) > 1:
+    if words != ["--help"]:
         options = cli.build_parser().parse_args(words)
         study = getattr(options, "study", "NAME")
         assert study == "NAME" or study in STUDIES or study.endswith(".jsonl")
@@ -51,6 +49,60 @@ def test_make_has_the_target(line):
 def test_named_files_exist():
     missing = [file for file in FILES if "NAME" not in file and not (ROOT / file).exists()]
     assert missing == []
+
+
+RUN_ELSEWHERE = {
+    "make setup": "Makefile",
+    "make lab": "tests/browser/driving.py",
+    "make report": ".github/workflows/report.yml",
+    "make test": ".ci/run",
+}
+"""README's command -> what runs it. A GPU's and an engine's are run where there is one."""
+NEEDS_A_GPU = {"make gpu"}
+INSTALLS = {line for line in commands(README) if line.startswith("pip ")}
+
+
+def test_every_command_of_readme_is_run_by_something():
+    for line, file in RUN_ELSEWHERE.items():
+        assert line.removeprefix("make ") in (ROOT / file).read_text()
+    named = {line for line in commands(README) if re.match(r"make [a-z]|python ", line)}
+    assert named == {*RUN_ELSEWHERE, *NEEDS_A_GPU, "python -m attnlib --help"}
+
+
+@pytest.mark.parametrize("line", INSTALLS)
+def test_pip_can_install_what_readme_names(line):
+    command = [sys.executable, "-m", *shlex.split(line), "--dry-run", "--no-deps"]
+    command += ["--no-build-isolation", "--disable-pip-version-check", "--quiet"]
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+def test_help_lists_the_commands_that_readme_names(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    (line,) = [line for line in README.splitlines() if "--help` lists" in line]
+    named = set(re.findall(r"`(\w+)`", line))
+    assert len(named) == 4 and named <= set(capsys.readouterr().out.split())
+
+
+def text_of(notebook):
+    """What a notebook says: its prose and its outputs as text."""
+    cells = nbformat.read(ROOT / notebook, as_version=4).cells
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    words = [output.get("data", {}).get("text/plain", "") for output in outputs]
+    return "\n".join([cell.source for cell in cells if cell.cell_type == "markdown"] + words)
+
+
+FINDINGS = re.findall(r"^- \*\*.*?(?=^- |\n\n)", README.partition("## Links")[0], re.M | re.S)
+
+
+@pytest.mark.parametrize("finding", FINDINGS, ids=["regressions", "plan", "guard"])
+def test_the_numbers_of_a_finding_are_those_of_its_notebooks(finding):
+    notebooks = re.findall(r"\]\((notebooks/\S+)\)", finding)
+    assert notebooks and all(f"*{word}" in finding for word in ("Rival", "Limits"))
+    known = "".join(map(text_of, notebooks))
+    numbers = re.findall(r"\d+(?:[.,]\d+)*", re.sub(r"\]\(.*?\)", "", finding))
+    lacking = [n for n in numbers if not re.search(rf"(?<![\d.]){re.escape(n)}(?!\.?\d)", known)]
+    assert len(numbers) > 2 and lacking == []
 
 
 @pytest.mark.parametrize("block", re.findall(r"^```console\n(.*?)^```$", README, re.M | re.S))

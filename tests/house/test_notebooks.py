@@ -9,12 +9,6 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MOST_NOTEBOOKS, MOST_WORDS, MOST_WORDS_OF_ALL = 11, 1300, 14_000
-LEAST_CALLS = 20
-CALLS = re.compile(
-    r"attn_profile|\b(?:profile|compare|guard|decode_call|bisect|compare_releases|diagnose|Fa2Planner"
-    r"|build_\w+|precompute|plan_splits|plan_words|reserve)\("
-)
-"""A cell that runs a kernel, a profile, a comparison, a guard, a planner or a schedule."""
 
 
 def cells_of(path, kind):
@@ -41,21 +35,9 @@ def test_a_notebook_is_short(path):
     assert words_of(path) <= MOST_WORDS
 
 
-def test_cells_use_the_package():
-    cells = [cell.source for path in NOTEBOOKS for cell in cells_of(path, "code")]
-    assert sum(bool(CALLS.search(source)) for source in cells) >= LEAST_CALLS
-
-
-@pytest.mark.parametrize("text", [FOLDER.parent / "README.md", NOTEBOOKS[0]], ids=["README", "00"])
-def test_every_notebook_is_linked(text):
-    links = re.findall(r"\((?:notebooks/)?(\d\d_\w+\.ipynb)\)", text.read_text())
+def test_every_notebook_is_linked_in_the_first():
+    links = re.findall(r"\((\d\d_\w+\.ipynb)\)", NOTEBOOKS[0].read_text())
     assert {path.name for path in NOTEBOOKS[1:]} <= set(links)
-
-
-def test_links_between_notebooks_lead_somewhere(path):
-    text = "\n".join(cell.source for cell in cells_of(path, "markdown"))
-    links = set(re.findall(r"\((\d\d_\w+\.ipynb)", text))
-    assert links <= {path.name for path in NOTEBOOKS}
 
 
 def test_every_code_cell_was_executed_in_order_without_warnings(path):

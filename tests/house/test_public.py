@@ -1,7 +1,6 @@
-"""The public names: listed once, all there, and the only ones that README and notebooks import."""
+"""The public names: listed once, all there, and the only ones that notebooks import."""
 
 import ast
-import re
 from pathlib import Path
 
 import nbformat
@@ -21,11 +20,9 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def code_of(path):
-    """The Python of a notebook, of README's blocks, or of a template's."""
-    if path.suffix == ".ipynb":
-        cells = nbformat.read(path, as_version=4).cells
-        return "\n".join(cell.source for cell in cells if cell.cell_type == "code")
-    return "\n".join(re.findall(r"```python\n(.*?)```", path.read_text(), re.S))
+    """The Python of a notebook."""
+    cells = nbformat.read(path, as_version=4).cells
+    return "\n".join(cell.source for cell in cells if cell.cell_type == "code")
 
 
 def imported(code):
@@ -48,11 +45,7 @@ def test_a_name_that_is_not_public_lists_those_that_are():
         core.nothing  # noqa: B018 - the attribute is asked for
 
 
-@pytest.mark.parametrize(
-    "path",
-    [ROOT / "README.md", *NOTEBOOKS],
-    ids=lambda path: path.name,
-)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_what_readers_see_imports_public_names_alone(path):
     found = set(imported(code_of(path)))
     assert found
