@@ -13,7 +13,7 @@ from itertools import takewhile
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
-from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, facts_of, stated_facts
+from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, decided, facts_of, stated
 from .libraries import AUTO, MAIN, Library, find
 from .rules import Reason, first_match
 
@@ -27,9 +27,10 @@ class Choice:
 
     `order` is every candidate by the library's names, best first, `reasons` every row that was
     considered. `problem` says why the chosen backend cannot run the call. `inner` is the choice of
-    the library that the backend calls. `unused` are the fields of the call that were stated and
-    that no rule on the way tests. `pages` are the tokens of a page that the library takes where the
-    user gives none; 0 if it was given, or the library's is not known.
+    the library that the backend calls. `tested` are the facts that a rule on the way tests,
+    `unused` the fields of the call that were stated and decide none of them. `pages` are the tokens
+    of a page that the library takes where the user gives none; 0 if it was given, or the library's
+    is not known.
     """
 
     library: str
@@ -40,6 +41,7 @@ class Choice:
     reasons: tuple[Reason, ...] = ()
     problem: str = ""
     inner: "Choice | None" = None
+    tested: frozenset[str] = frozenset()
     unused: tuple[str, ...] = ()
     pages: int = 0
 
@@ -92,11 +94,11 @@ def explain(
     require_word("gpu", gpu, GPUS)
     require_word(f"policy of {rules.name} in mode {mode}", policy, rules.policies_for(mode))
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
-    tested = rules.tests(mode, policy)
-    unused = [name for name, decided in stated_facts(call).items() if not decided & tested]
+    tested = rules.tests(mode, policy, release)
+    unused = [name for name in stated(call) if not decided(name, call) & tested]
     name = rules.name if release is None else f"{rules.name}=={release}"
     facts, settled = _settled(rules, facts)
-    choice = Choice(name, mode, gpu, policy, unused=tuple(unused))
+    choice = Choice(name, mode, gpu, policy, tested=tested, unused=tuple(unused))
     if pin := _pin(rules, mode, policy, os.environ if env is None else env):
         choice = _pinned(choice, rules, pin, facts)
     else:
@@ -115,6 +117,7 @@ def explain(
         inner=inner,
         reasons=choice.reasons + inner.reasons,
         problem=choice.problem or inner.problem,
+        tested=tested | inner.tested,
         unused=tuple(name for name in unused if name in inner.unused),
     )
 

@@ -28,7 +28,8 @@ def chosen(call):
     latent = call["mode"] in ("mla", "sparse_mla")
     sizes = (128, 1, 576) if latent else (32, 8, 128)
     spec = AttnSpec(*sizes, call["page_size"] or 16, "bfloat16", CACHES[call["kv_dtype"]])
-    facts = {name: call[name] for name in ("model", "eagle_topk", "sinks", "batch_invariant")}
+    facts = {name: call[name] for name in ("model", "sinks", "batch_invariant")}
+    facts |= {"eagle_topk": call["eagle_topk"] or 0, "speculative": call["eagle_topk"] != 0}
     facts |= {"pinned_page": bool(call["page_size"]), "pinned_kv_dtype": call["kv_dtype"] != "auto"}
     facts |= {"topk": 2048 * (call["mode"] == "sparse_mla"), "kv_lens": (4096,) * 8}
     facts |= {"head_dim_vo": 64 * call["wide_k"]}
@@ -66,7 +67,7 @@ def test_every_drawn_call_is_answered_as_by_sglangs_own_steps():
         (f"{PLAIN} --call fixed_split --gpu sm75", "cannot run: fa3: needs 8.x or 9.x"),
         (f"{LATENT} --gpu sm100 --heads 96/1 --call model=deepseek", "64 and 128"),
         (f"{PLAIN} --library sglang==0.5.12 --call model=qwen3-next --call eagle_topk=1", "Mamba"),
-        (f"{VERIFY} --head-dim 512", "head_dim 512"),
+        (f"{VERIFY} --head-dim 512 --call eagle_topk=1", "head_dim 512"),
         # Models whose prefill and decode differ are a table.
         (f"{PLAIN} --call model=qwen3-vl", "prefill_paged (head_dim 128): fa3"),
         (f"{PLAIN} --gpu sm100 --call model=mimo", "auto: fa4"),
