@@ -106,7 +106,8 @@ def explain(
     problem = choice.problem or rules.problem_of(choice.backend, facts)
     choice = replace(choice, reasons=settled + choice.reasons, problem=problem)
     if rules.pages and not call.pinned_page and choice.backend:
-        pages = rules.pages.get(choice.backend, rules.pages["default"])
+        usual = rules.pages.get(mode, rules.pages["default"])
+        pages = rules.pages.get(choice.backend, usual)
         spec, choice = replace(spec, page_size=pages), replace(choice, pages=pages)
     target, policy = rules.calls.get((choice.backend, str(release or MAIN)), ("", ""))
     if not target or mode not in find(target)[0].modes:

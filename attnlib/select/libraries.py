@@ -35,7 +35,7 @@ class Library:
     `resolves` are rows of what the library settles first, `limits` of what a backend cannot run,
     `problems` of what the library takes all the same and cannot run.
     `calls` maps a backend and release to the library and policy that it calls in turn; `pages` a
-    backend, or `default`, to the tokens of a page where the user gives none.
+    backend, a mode or `default` to the tokens of a page where the user gives none.
     """
 
     name: str

@@ -1,41 +1,44 @@
-"""The tables of FlashInfer against the installed FlashInfer: its own wrappers are planned.
+"""The tables of FlashInfer against its own wrappers.
 
-`flashinfer_wrappers` plans them on a CPU as if on another GPU; whatever they resolve to must be
-what `explain` says. To check another release, give it a folder and put that first:
+data/vectors has what the wrappers of 28 releases took for drawn calls
+(tests/support/flashinfer_selector.py). Besides, the installed FlashInfer is asked for calls that
+nobody drew before; to ask another release, give it a folder and put that first:
 
     pip install --no-deps --target DIR flashinfer-python==0.6.3
     PYTHONPATH=DIR pytest tests/select/test_flashinfer.py
-
-Checked so, in agreement: all releases that `explain` knows but 0.2.6, 0.2.7.post1, 0.2.11.post1,
-0.2.11.post3, 0.2.13, 0.2.14.post1, 0.3.0.post1, 0.3.1.post1, 0.6.7.post1, 0.6.7.post2, 0.6.16.post2
-and 0.6.16.post3, which are taken for their neighbours.
 """
 
+import json
+import lzma
 import random
-from itertools import product
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
-from support.flashinfer_wrappers import as_if_on, installed, mla_order, resolve
+from support.flashinfer_selector import answer, drawn_calls, layer_and_call
+from support.flashinfer_wrappers import as_if_on, installed, mla_order
 
 from attnlib.core.spec import AttnSpec
-from attnlib.select import GPUS, Call, explain
+from attnlib.select import Call, explain
 
-FP8 = "float8_e4m3fn"
-DTYPES = [("bfloat16", ""), ("float16", ""), (FP8, FP8), ("bfloat16", FP8), (FP8, "bfloat16")]
-HEAD_DIMS = (64, 96, 128, 256)
-STEP = {"kv_lens": (8192,) * 16, "causal": False}
-MLA_CALLS = (
-    Call(kv_lens=(100,) * 4, causal=False),
-    Call(**STEP),
-    Call(**STEP | {"q_lens": (4,) * 16, "causal": True}),
-    Call(**STEP, q_lens=(4,) * 16),
-    Call(kv_lens=(2048,) * 8, q_lens=(2, 3) * 4),
-    Call(**STEP, packed=False),
-    Call(**STEP, base2_lse=True),
-    Call(**STEP, graph=True),
-    Call(**STEP, graph=True, block_tables=True),
-)
+VECTORS = Path(__file__).parents[2] / "data" / "vectors" / "flashinfer_selectors.jsonl.xz"
+
+
+def agrees(line):
+    """Whether the backend is FlashInfer's, or its plan refuses and a problem is named."""
+    spec, call = layer_and_call(line)
+    where = {"library": f"flashinfer=={line['release']}", "mode": line["mode"], "gpu": line["gpu"]}
+    choice = explain(spec, call=call, env={}, **where)
+    return bool(choice.problem) if "refused" in line else choice.backend == line["answer"]
+
+
+def test_every_drawn_call_is_answered_as_by_flashinfers_own_wrappers():
+    lines = [json.loads(line) for line in lzma.decompress(VECTORS.read_bytes()).splitlines()]
+    assert len({line["release"] for line in lines}) == 28 and len(lines) == 4200
+    assert sum("refused" in line for line in lines) > 100
+    wrong = [line for line in lines if not agrees(line)]
+    assert not wrong, (len(wrong), Counter(line["release"] for line in wrong), wrong[:3])
 
 
 @pytest.fixture(scope="session")
@@ -44,80 +47,13 @@ def release():
     version = installed()
     if not version:
         pytest.skip("needs FlashInfer: pip install flashinfer-python")
-    return Version(version)
+    return version
 
 
-def since(first, release, why):
-    """Skip a test of what came with a later release."""
-    if release < Version(first):
-        pytest.skip(why)
-
-
-def agree(release, mode, gpu, cases):
-    """The library resolves as `explain` says; a call that it refuses must have a `problem`."""
-    where = {"library": f"flashinfer=={release}", "mode": mode, "gpu": gpu, "env": {}}
-    with as_if_on(gpu):
-        for spec, call in cases:
-            choice = explain(spec, call=call, **where)
-            try:
-                taken = resolve(spec, call, mode=mode)
-            except (ValueError, NotImplementedError) as error:
-                taken = choice.backend if choice.problem else f"refused: {error}"
-            assert taken == choice.backend, (spec, call)
-
-
-def flags(*names):
-    return [{name: True} for name in names]
-
-
-LONG, SHORT = {"kv_lens": (300, 300)}, {"kv_lens": (200, 200)}
-CALLS = {
-    "decode": (Call(), Call(tensor_cores=False), Call(positions=True)),
-    "prefill_paged": (Call(), *(Call(**f) for f in flags("custom_mask", "positions", "fp16_qk"))),
-    "prefill_ragged": (
-        *(Call(**LONG), Call(**LONG, q_lens=(1, 1)), Call(**SHORT, fp16_qk=True)),
-        *(Call(**LONG, **f) for f in flags("fp16_qk", "graph", "window", "custom_mask", "sinks")),
-    ),
-}
-
-
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("mode", CALLS)
-def test_decode_and_prefill_resolve_as_the_table_says(mode, gpu, release):
-    layers = product(((32, 8), (8, 8)), HEAD_DIMS, DTYPES)
-    specs = [AttnSpec(*heads, head_dim, 16, *dtypes) for heads, head_dim, dtypes in layers]
-    agree(release, mode, gpu, product(specs, CALLS[mode]))
-
-
-@pytest.mark.parametrize("gpu", ["sm90", "sm100", "sm103"])
-def test_decode_of_several_tokens_resolves_as_the_table_says(gpu, release):
-    since("0.7.2", release, "auto does not look at the query tokens until 0.7.2")
-    more = [{}, {"tensor_cores": False}, {"graph": True, "block_tables": True}]
-    more += flags("graph", "window", "softcap", "fixed_split")
-    shapes = product(((64, 4), (64, 8), (96, 8)), (64, 128, 256), (1, 16), DTYPES[:3])
-    cases = (
-        (AttnSpec(*heads, head_dim, page, *dtypes), Call(kv_lens=(40,) * n, q_lens=(q,) * n, **how))
-        for heads, head_dim, page, dtypes in shapes
-        for n, q, how in product((2, 16), (2, 4, 8), more)
-        if not how or (page == 16 and head_dim == 128 and q == 4)
-    )
-    agree(release, "decode", gpu, cases)
-
-
-@pytest.mark.parametrize("gpu", GPUS)
-def test_ragged_prefill_of_mla_resolves_as_the_table_says(gpu, release):
-    since("0.2.2", release, "K and V have one head_dim until 0.2.2")
-    call = Call(kv_lens=(300,), head_dim_vo=128)
-    agree(release, "prefill_ragged", gpu, [(AttnSpec(32, 32, 192, 16, *d), call) for d in DTYPES])
-
-
-@pytest.mark.parametrize("gpu", GPUS)
-def test_mla_resolves_as_the_table_says(gpu, release):
-    since("0.2.2", release, "MLA has no auto until 0.2.2")
-    calls = MLA_CALLS if release >= Version("0.7.1") else MLA_CALLS[:2]
-    sizes = product((16, 96, 128), (1, 64, 128), DTYPES[:4])
-    specs = (AttnSpec(heads, 1, 576, page, *dtypes) for heads, page, dtypes in sizes)
-    agree(release, "mla", gpu, product(specs, calls))
+def test_the_installed_flashinfer_answers_new_calls_as_the_tables_do(release):
+    for line in drawn_calls(Path(release), "installed", 100):
+        with as_if_on(line["gpu"]):
+            assert agrees(line | answer(line)), line
 
 
 def random_steps(count):
@@ -136,7 +72,8 @@ def random_steps(count):
 
 @pytest.mark.parametrize("gpu", ["sm80", "sm90", "sm100", "sm103", "sm120"])
 def test_the_order_of_mla_backends_is_the_policys(gpu, release):
-    since("0.7.1" if gpu == "sm100" else "0.7.2", release, "no policy by work yet")
+    if Version(release) < Version("0.7.1" if gpu == "sm100" else "0.7.2"):
+        pytest.skip("no policy by work yet")
     library = f"flashinfer=={release}"
     for heads, call in random_steps(3000 if gpu == "sm100" else 100):
         spec = AttnSpec(heads, 1, 576, 64)

@@ -107,7 +107,7 @@ def answers(folder, lines):
     """Each call with its answer; the release that answers is that of the folder."""
     sys.path.insert(0, str(folder))
     installed()
-    assert folder in Path(sys.modules["flashinfer"].__file__).parents
+    assert folder.resolve() in Path(sys.modules["flashinfer"].__file__).parents
     for line in lines:
         with as_if_on(line["gpu"]):
             yield line | answer(line)
