@@ -110,7 +110,7 @@ def explain(
         pages = rules.pages.get(choice.backend, usual)
         spec, choice = replace(spec, page_size=pages), replace(choice, pages=pages)
     target, policy = rules.calls.get((choice.backend, str(release or MAIN)), ("", ""))
-    if not target or mode not in find(target)[0].modes:
+    if not target or policy not in find(target)[0].policies_for(mode):
         return choice
     inner = explain(spec, mode=mode, gpu=gpu, library=target, policy=policy, call=call, env={})
     return replace(

@@ -123,6 +123,8 @@ def _describe(library: Library, document: Mapping[str, Any]) -> None:
     library.releases += tuple(r for r in called["releases"] if r != MAIN)
     for release, (target, policy) in called["releases"].items():
         library.calls[called["backend"], release] = (target, policy)
+        for backend, other in called.get("also", {}).items():
+            library.calls[backend, release] = (target, other)
 
 
 def _fill(library: Library, document: Mapping[str, Any], place: str) -> None:

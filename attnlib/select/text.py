@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "default: the library's own, or 16"
     parser.add_argument("--page-size", type=int, metavar="N", help=words)
     parser.add_argument("--dtype", help="the query's; default: bfloat16")
-    parser.add_argument("--kv-dtype", help="the cache's; default: as the engine resolves auto")
+    parser.add_argument("--kv-dtype", help="the cache's; default: auto, as the engine resolves it")
     words = "a fact of the call, such as graph or kv_lens=8192x16; repeatable; topk is 2048 in "
     words += "sparse_mla unless it is given; fields: "
     words += ", ".join(_FIELDS)
@@ -64,6 +64,8 @@ def answer(options: argparse.Namespace) -> str:
     as_json = given.pop("json", False)
     facts = parse_call(given.pop("call", []))
     layer = {name: given.pop(name) for name in LAYER if name in given}
+    if layer.get("kv_dtype") == AUTO:
+        del layer["kv_dtype"]
     stated = {*facts, *(name for name in FIELDS if name in layer)}
     for option, fact in PINS.items():
         if option in layer:

@@ -97,7 +97,7 @@ KERNELS = [
             ("0.5.19", "decode", "Qwen3VLMoeForConditionalGeneration", "fa3"),
             ("0.5.20", "decode", "Qwen3VLMoeForConditionalGeneration", "flashinfer fa2"),
             ("0.5.20", "target_verify", "qwen3-vl", "fa3"),
-            ("0.5.23", "decode", "beam", "trtllm_mha"),
+            ("0.5.23", "decode", "beam", "trtllm_mha xqa"),
             ("0.5.22", "decode", "InklingForConditionalGeneration", "fa4"),
         )
     ),

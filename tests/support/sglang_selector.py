@@ -46,7 +46,7 @@ def models_of(folder):
     """Family -> those of its architectures that the release has a model of."""
     text = "".join(path.read_text() for path in (folder / "sglang/srt/models").glob("*.py"))
     known = {*re.findall(r"^class (\w+)", text, re.MULTILINE)}
-    names = {family: sorted(known & {*words.split()}) for family, words in MODELS.items()}
+    names = {family: sorted(known & {*words}) for family, words in MODELS.items()}
     return {family: words for family, words in names.items() if words}
 
 
