@@ -151,39 +151,6 @@ class Call:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
 
-_LENGTHS = {"total_q", "max_q", "min_q", "work", "output_work", "q_tile", "q_tiles", "same_lens"}
-_LENGTHS |= {"near_prefill"}
-_KV_DTYPE = {"pinned_kv_dtype", "kv_auto", "fp8_kv", "kv_dtype", "one_dtype", "dtypes"}
-_PAGE = {"pinned_page", "block_size", "page_size"}
-DECIDES = {
-    "kv_lens": _LENGTHS | {"batch_size", "total_kv", "min_kv", "max_kv", "kv_units"},
-    "q_lens": _LENGTHS | {"one_q_len", "q_rows"},
-    "head_dim_vo": {"head_dims", "one_head_dim"},
-    "eagle_topk": {"eagle_topk", "speculative"},
-    "pinned_page": _PAGE,
-    "pinned_kv_dtype": _KV_DTYPE,
-    "page_size": _PAGE,
-    "kv_dtype": _KV_DTYPE,
-    "dtype": {"dtype", "fp8_query", "one_dtype", "dtypes"},
-    "head_dim": {"head_dim", "head_dims"},
-}
-"""Field of a call, or of a layer -> the facts that it decides; others decide that of their name."""
-
-
-def decided(name: str, call: Call) -> set[str]:
-    """The facts that a field of a call, or of a layer, decides, by the names of `tests`."""
-    if name == "model":
-        names = {"model": FAMILIES[call.model], "architecture": ARCHITECTURES[call.model]}
-        return {f"{fact} {value}" for fact, value in names.items()}
-    return DECIDES.get(name, {name})
-
-
-def stated(call: Call) -> list[str]:
-    """The fields that a call states otherwise than a plain one."""
-    plain = vars(Call())
-    return [name for name, value in vars(call).items() if value != plain[name]]
-
-
 FLAGS: dict[str, str] = {
     **{flag.name: flag.metadata["words"] for flag in fields(Call) if flag.metadata},
     "kv_auto": "a cache dtype left to the engine",
@@ -263,3 +230,33 @@ def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
 _EVERY = facts_of(AttnSpec(1, 1, 1, 1), Call((1,)), mode="decode", gpu="", release=None)
 NUMBERS = tuple(name for name, value in _EVERY.items() if type(value) is int)
 """Facts that are numbers. `release` and `head_dims` (K and V, such as 192/128) are neither."""
+_LENGTHS = {*_lengths(AttnSpec(1, 1, 1, 1), Call((1,)), "decode")}
+_KV_DTYPE = {"pinned_kv_dtype", "kv_auto", "fp8_kv", "kv_dtype", "one_dtype", "dtypes"}
+_PAGE = {"pinned_page", "block_size", "page_size"}
+DECIDES = {
+    "kv_lens": _LENGTHS,
+    "q_lens": _LENGTHS,
+    "head_dim_vo": {"head_dims", "one_head_dim"},
+    "eagle_topk": {"eagle_topk", "speculative"},
+    "pinned_page": _PAGE,
+    "pinned_kv_dtype": _KV_DTYPE,
+    "page_size": _PAGE,
+    "kv_dtype": _KV_DTYPE,
+    "dtype": {"dtype", "fp8_query", "one_dtype", "dtypes"},
+    "head_dim": {"head_dim", "head_dims"},
+}
+"""Field of a call, or of a layer -> the facts that it decides; others decide that of their name."""
+
+
+def decided(name: str, call: Call) -> set[str]:
+    """The facts that a field of a call, or of a layer, decides, by the names of `tests`."""
+    if name == "model":
+        names = {"model": FAMILIES[call.model], "architecture": ARCHITECTURES[call.model]}
+        return {f"{fact} {value}" for fact, value in names.items()}
+    return DECIDES.get(name, {name})
+
+
+def stated(call: Call) -> list[str]:
+    """The fields that a call states otherwise than a plain one."""
+    plain = vars(Call())
+    return [name for name, value in vars(call).items() if value != plain[name]]
