@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,9 +11,10 @@ from ..core.layer import WHOLE_MODELS, parse_layer, parse_lengths
 from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec
 from .changes import LATENT_PAGE, TOPK, changes, markdown
 from .explain import Choice, explain
-from .facts import FAMILIES, GPUS, MODES, OTHER, Call, facts_of_model, gpu_named
-from .facts import MODELS as RULED
-from .libraries import AUTO, LIBRARIES, find
+from .facts import GPUS, MODES, Call, decided, facts_of_model, gpu_named
+from .libraries import AUTO, LIBRARIES
+from .models import FAMILIES, LAYERS, OTHER
+from .models import MODELS as RULED
 
 COLUMNS = ("", "chosen", "why, or why not", "source")
 REQUIRED: Mapping[str, str] = {
@@ -22,23 +23,12 @@ REQUIRED: Mapping[str, str] = {
     "mode": ", ".join(MODES),
     "heads": "query and KV heads, such as 32/8",
 }
-LAYER = ("heads", "model", "tp", "head_dim", "page_size", "dtype", "kv_dtype")
+FIELDS = ("head_dim", "page_size", "dtype", "kv_dtype")
+LAYER = ("heads", "model", "tp", *FIELDS)
 """The arguments of `parse_layer`."""
 PINS = {"page_size": "pinned_page", "kv_dtype": "pinned_kv_dtype"}
 """Option -> the fact of a call that it states."""
 BESIDE = {"decode": "prefill_paged", "prefill_paged": "decode"}
-LAYERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "gemma3": {"sliding window": {"window": True}, "full": {"window": False}},
-    "gemma4": {
-        "sliding window": {"head_dim": 256, "window": True},
-        "full": {"head_dim": 512, "window": False},
-    },
-    "gpt-oss": {
-        "sliding window": {"window": True, "sinks": True},
-        "full": {"window": False, "sinks": True},
-    },
-}
-"""Model -> its kinds of layers, and what each is otherwise than the layer that is asked for."""
 _FIELDS = {field.name: field.type for field in fields(Call)}
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 
@@ -60,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "default: the library's own, or 16"
     parser.add_argument("--page-size", type=int, metavar="N", help=words)
     parser.add_argument("--dtype", help="the query's; default: bfloat16")
-    parser.add_argument("--kv-dtype", help="the cache's; default: as the engine resolves auto")
+    parser.add_argument("--kv-dtype", help="the cache's; default: auto, as the engine resolves it")
     words = "a fact of the call, such as graph or kv_lens=8192x16; repeatable; topk is 2048 in "
     words += "sparse_mla unless it is given; fields: "
     words += ", ".join(_FIELDS)
@@ -73,11 +63,13 @@ def answer(options: argparse.Namespace) -> str:
     given = {name: value for name, value in vars(options).items() if name != "command"}
     as_json = given.pop("json", False)
     facts = parse_call(given.pop("call", []))
-    stated = {name: name for name in facts}
-    for option, fact in PINS.items():
-        if option in given:
-            facts.setdefault(fact, True)
     layer = {name: given.pop(name) for name in LAYER if name in given}
+    if layer.get("kv_dtype") == AUTO:
+        del layer["kv_dtype"]
+    stated = {*facts, *(name for name in FIELDS if name in layer)}
+    for option, fact in PINS.items():
+        if option in layer:
+            facts.setdefault(fact, True)
     facts = facts_of_model(layer.get("model", "")) | facts
     if given.get("mode") in LATENT_MODES:
         layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
@@ -86,7 +78,7 @@ def answer(options: argparse.Namespace) -> str:
     if "gpu" in given:
         given["gpu"] = [gpu_named(text) for text in given["gpu"].split(",")]
     if "diff" in given:
-        return _answer_diff(given, layer, facts, as_json)
+        return _answer_diff(given, layer, facts, stated, as_json)
     needed = {name: name in given for name in ("library", "gpu", "mode")}
     needed["heads"] = bool({"heads", "model"} & {*layer})
     if missing := [f"--{name}" for name, there in needed.items() if not there]:
@@ -96,9 +88,8 @@ def answer(options: argparse.Namespace) -> str:
     given["gpu"] = given["gpu"][0]
     spec, call = parse_layer(**layer), Call(**facts)
     choice = explain(spec, call=call, **given)
-    stated |= {fact: option for option, fact in PINS.items() if option in options}
-    unused = tuple(stated[name] for name in choice.unused if name in stated)
-    choice = replace(choice, unused=unused)
+    unused = sorted(name for name in stated if not decided(name, call) & choice.tested)
+    choice = replace(choice, unused=tuple(unused))
     layers = layers_of(spec, call, **given)
     if as_json:
         return json.dumps(to_dict(choice) | {"layers": layers}, indent=2)
@@ -133,7 +124,11 @@ def _picked(choice: Choice) -> str:
 
 
 def _answer_diff(
-    given: dict[str, Any], layer: dict[str, Any], facts: dict[str, Any], as_json: bool
+    given: dict[str, Any],
+    layer: dict[str, Any],
+    facts: dict[str, Any],
+    stated: Collection[str],
+    as_json: bool,
 ) -> str:
     old, new = given["diff"]
     how: dict[str, Any] = {"gpus": given.get("gpu", tuple(GPUS))}
@@ -150,7 +145,7 @@ def _answer_diff(
         if "tp" in layer:
             raise ValueError(f"--tp must go with a model that is split, got {layer['tp']}")
         how["fields"] = layer
-    table = changes(old, new, facts=facts, quiet=[*PINS.values()], **how)
+    table = changes(old, new, facts=facts, stated=stated, **how)
     return str(table.to_json(orient="records", indent=2)) if as_json else markdown(table, old, new)
 
 
@@ -172,8 +167,7 @@ def render(choice: Choice, layers: Sequence[Mapping[str, str]] = ()) -> str:
     if choice.unused:
         head.append(f"not used by its rules: {', '.join(choice.unused)}")
     if any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons):
-        tested = find(choice.library)[0].tests(choice.mode, choice.policy)
-        names = [name for name in RULED if f"model {name}" in tested]
+        names = [name for name in RULED if f"model {name}" in choice.tested]
         head.append(f"rules for one model did not apply: --call model={'|'.join(names)}")
     head += [f"{row['layer']} (head_dim {row['head_dim']}): {row['chosen']}" for row in layers]
     return "\n".join([*head, "", *lines])
