@@ -211,7 +211,10 @@ def _kept(
         )
     device = max(work, key=lambda gpu_number: len(work[gpu_number]))
     # Older profilers tell a graph's kernels by their launch alone.
-    ran = [replace(s, in_graph=s.in_graph or s.launch in graphs) for s in work[device]]
+    ran = [
+        span if span.in_graph or span.launch not in graphs else replace(span, in_graph=True)
+        for span in work[device]
+    ]
     for spans in (ran, waits, marks):
         spans.sort(key=lambda span: span.start_us)
     gpu, sms = gpus.get(device, (None, None))
@@ -223,18 +226,15 @@ def _kept(
 
 def _number(owner: Mapping[str, Any], name: str) -> float:
     """A time of an event or row; TypeError unless it is a number from 0 on."""
-    value = owner.get(name)
-    if isinstance(value, int | float) and 0 <= value < MOST:
-        return value
-    raise TypeError(f"{name} of an event must be a number from 0 on, got {value!r:.60}")
+    value: Any = owner.get(name)
+    if type(value) not in (int, float) or not 0 <= value < MOST:
+        raise TypeError(f"{name} of an event must be a number from 0 on, got {value!r:.60}")
+    return value
 
 
 def _require_counts(name: str, args: Mapping[str, Any]) -> None:
     """TypeError unless ids, bytes and sizes are whole numbers, where they are given."""
-    sizes = args.get("grid") or [], args.get("block") or []
-    if any(not isinstance(size, list | tuple) for size in sizes):
-        raise TypeError(f"grid and block of {name!r:.60} must be lists, got {sizes!r:.60}")
-    for count in (*(args.get(key) for key in COUNTS), *sizes[0], *sizes[1]):
-        if count is not None and (type(count) is not int or not abs(count) < MOST):
-            words = f"{', '.join(COUNTS)}, grid and block of {name!r:.60} must be whole numbers"
-            raise TypeError(f"{words}, got {count!r:.60}")
+    counts = [*map(args.get, COUNTS), *(args.get("grid") or ()), *(args.get("block") or ())]
+    if not {*map(type, counts)} <= {int, type(None)}:
+        words = f"{', '.join(COUNTS)}, grid and block of {name!r:.60} must be whole numbers"
+        raise TypeError(f"{words}, got {counts!r:.60}")

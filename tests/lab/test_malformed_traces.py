@@ -14,7 +14,7 @@ SEEDS = range(20)
 PER_SEED = 10
 MISSING = object()
 NO_TIMES = (None, True, "10", "nan", [], {}, -1, -0.5, 1e300, 10**400, float("nan"), float("inf"))
-NO_COUNTS = ("7", 1.5, [], {}, True, 10**30, float("inf"))
+NO_COUNTS = ("7", 1.5, [], {}, True, float("inf"))
 SPOILS = [
     *((("ts",), value) for value in (*NO_TIMES, MISSING)),
     *((("dur",), value) for value in (*NO_TIMES, MISSING)),
