@@ -3,17 +3,17 @@
 import os
 from typing import Any
 
-from .core.backends import available
-from .core.backends.table import RECORDED
-from .measure.machine import describe_machine, describe_versions
-from .run.store import machines
-from .run.study import mode
-from .studies import STUDIES
-
 
 def diagnose() -> dict[str, Any]:
     """Machine, versions, mode, each backend's reason (empty: it can run), records."""
     import torch
+
+    from .core.backends import available
+    from .core.backends.table import RECORDED
+    from .measure.machine import describe_machine, describe_versions
+    from .run.store import machines
+    from .run.study import mode
+    from .studies import STUDIES
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
