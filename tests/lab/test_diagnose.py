@@ -122,6 +122,7 @@ def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
         ("step[DECODE bs=4]", f"void {HPC}_kernel<int>(P)", "decode", "hpc-ops"),
         ("step[DECODE bs=4]", "fmhaSm120fKernel_QkvBfloat16", "decode", "trtllm-gen"),
         ("step[DECODE bs=4]", "kernel_unified_attention_3d", "decode", "triton-unified"),
+        ("step[EXTEND bs=4]", "_fwd_kernel_unified", "prefill", "triton-extend"),
         ("step[DECODE bs=4]", PAGED, "decode", "paged-attention"),
     ],
 )
@@ -131,6 +132,33 @@ def test_a_mark_tells_the_kind_of_a_step_and_a_name_the_kernels_family(
     diagnosis = attnlib.diagnose(served(runs(kernel), mark=mark).save(path))
     assert {step.kind for step in diagnosis.steps} == {kind}
     assert diagnosis.table()["is"].tolist() == [f"attention ({family})"]
+
+
+UNIFIED = "kernel_unified_attention"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "grid", "after", "shown"),
+    [
+        (UNIFIED, (10, 8, 1), (), True),
+        (UNIFIED, (10, 8, 16), (runs("reduce_segments"),), False),
+        (f"{UNIFIED}_3d", (10, 8, 1), (runs("reduce_segments"),), False),
+        (f"{UNIFIED}_2d", (80, 8, 1), (), False),
+        ("kernel_paged_attention_2d", (10, 8, 1), (), True),
+    ],
+)
+def test_triton_splits_no_request_where_it_has_no_segments(kernel, grid, after, shown, path):
+    found = attnlib.diagnose(served(runs(kernel, grid=grid), *after, **DECODE).save(path))
+    assert bool(len(found.patterns)) == shown
+
+
+@pytest.mark.parametrize(
+    "kernel", [traces.CUDA_CORES, "void flashinfer::PersistentKernelTemplate<X>(P)"]
+)
+def test_the_host_plans_for_every_kernel_of_flashinfers_wrappers(kernel, path):
+    ahead = [lambda writer: writer.copy("HtoD"), lambda writer: writer.idle(90.0)]
+    found = attnlib.diagnose(served(runs(kernel), ahead=ahead, **DECODE).save(path))
+    assert found.patterns.pattern.tolist() == [PATTERNS[9].name]
 
 
 def test_a_marked_step_without_known_attention_is_no_part_of_the_next_one(path):
