@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from . import doctor
 from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
@@ -45,9 +45,15 @@ class Command(NamedTuple):
     known: Callable[[], str] = str
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """The usage, and what is wrong in one last line, whatever it quotes."""
+        super().error(" ".join(message.split()))
+
+
 def build_parser(only: str = "") -> argparse.ArgumentParser:
     """The argument parser; `--help` explains each command. `only` one command has its arguments."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m attnlib",
         description="Reproduce, explain and prove fixes of attention-backend regressions.",
     )
