@@ -48,7 +48,7 @@ class Command(NamedTuple):
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """The usage, and what is wrong in one last line, whatever it quotes."""
-        super().error(" ".join(message.split()))
+        super().error(" ".join(message.splitlines()))
 
 
 def build_parser(only: str = "") -> argparse.ArgumentParser:
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"attnlib {name}:", *str(error).split(), file=sys.stderr)
+        print(f"attnlib {name}:", *str(error).splitlines(), file=sys.stderr)
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
 
