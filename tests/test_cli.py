@@ -160,6 +160,13 @@ def test_measure_does_what_its_options_say_and_names_the_file_it_wrote(
     assert capsys.readouterr().out == f"{count} items measured; records in {path}\n"
 
 
+def test_a_data_folder_that_is_missing_is_an_error_and_no_empty_one(fails, monkeypatch, tmp_path):
+    monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path / "none"))
+    for line in ("doctor", "claims", "advise --heads 8/1 --lens 9", "publish tiny"):
+        assert "ATTNLIB_DATA must name a folder, got" in fails(*line.split())
+    assert not (tmp_path / "none").exists()
+
+
 DIFF = ("--diff", "flashinfer==0.6.3", "flashinfer==0.6.4")
 EXPLAIN = ("explain", "--library", "flashinfer==0.6.3", "--mode", "decode", "--heads", "32/8")
 
@@ -199,8 +206,9 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
         (("--gpu", ""), "gpu must not be empty"),
         (
             ("--library", "flashinfer==0.6.5.post9", "--gpu", "sm90"),
-            "nearest to it: 0.6.5 and 0.6.6",
+            "that was read, got '0.6.5.post9'; nearest to it: 0.6.5 and 0.6.6",
         ),
+        (("--library", "sglang", "--gpu", "sm90"), "got ''; nearest to it: 0.5.23"),
     ],
 )
 def test_explain_of_what_nobody_knows_fails_in_one_line(fails, options, reason):
