@@ -276,7 +276,7 @@ def _refresh() -> None:
 def _explain(as_json: bool = False, **given: Any) -> None:
     from .select.text import answer
 
-    print(answer(argparse.Namespace(json=as_json, **given)))
+    print(answer(given, as_json))
 
 
 def _known_facts() -> str:

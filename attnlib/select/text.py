@@ -1,27 +1,20 @@
-"""A choice as text, and the arguments and answer of the command `explain`."""
+"""A choice as text, and the answer of the command `explain`."""
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from ..core.backends.limits import LATENT_MODES
-from ..core.layer import WHOLE_MODELS, parse_layer, parse_lengths
+from ..core.layer import parse_layer, parse_lengths
 from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec
 from .changes import LATENT_PAGE, TOPK, changes, markdown
 from .explain import Choice, explain
-from .facts import FAMILIES, GPUS, MODES, OTHER, Call, facts_of_model, gpu_named
+from .facts import FAMILIES, GPUS, OTHER, Call, facts_of_model, gpu_named
 from .facts import MODELS as RULED
-from .libraries import AUTO, LIBRARIES, find
+from .libraries import find
 
 COLUMNS = ("", "chosen", "why, or why not", "source")
-REQUIRED: Mapping[str, str] = {
-    "library": f"{', '.join(LIBRARIES)}, with ==RELEASE where it has releases",
-    "gpu": ", ".join(GPUS),
-    "mode": ", ".join(MODES),
-    "heads": "query and KV heads, such as 32/8",
-}
 LAYER = ("heads", "model", "tp", "head_dim", "page_size", "dtype", "kv_dtype")
 """The arguments of `parse_layer`."""
 PINS = {"page_size": "pinned_page", "kv_dtype": "pinned_kv_dtype"}
@@ -43,35 +36,12 @@ _FIELDS = {field.name: field.type for field in fields(Call)}
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` the arguments of `explain`; what is not given is not in its namespace."""
-    parser.argument_default = argparse.SUPPRESS
-    for name, meaning in REQUIRED.items():
-        parser.add_argument(f"--{name}", metavar=name.upper(), help=meaning)
-    words = "what changes from OLD to NEW, such as flashinfer==0.6.13, for --gpu, --mode, "
-    words += "--policy, --call and a layer, as far as they are given"
-    parser.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help=words)
-    words = f"in place of --heads: {', '.join(WHOLE_MODELS)}; with --diff also {MLA}"
-    parser.add_argument("--model", metavar="NAME", help=words)
-    parser.add_argument("--tp", type=int, metavar="N", help="GPUs that share its heads; default: 1")
-    words = f"an engine's rule, or a backend's name; default: {AUTO}"
-    parser.add_argument("--policy", help=words)
-    parser.add_argument("--head-dim", type=int, metavar="N", help="default: 128, MLA: 576")
-    words = "default: the library's own, or 16"
-    parser.add_argument("--page-size", type=int, metavar="N", help=words)
-    parser.add_argument("--dtype", help="the query's; default: bfloat16")
-    parser.add_argument("--kv-dtype", help="the cache's; default: as the engine resolves auto")
-    words = "a fact of the call, such as graph or kv_lens=8192x16; repeatable; topk is 2048 in "
-    words += "sparse_mla unless it is given; fields: "
-    words += ", ".join(_FIELDS)
-    parser.add_argument("--call", action="append", metavar="FIELD[=VALUE]", help=words)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
+    """One choice, or what changes, as text or JSON; raises what `explain` and the parsers raise.
 
-
-def answer(options: argparse.Namespace) -> str:
-    """One choice, or what changes, as text or JSON; raises what `explain` and the parsers raise."""
-    given = {name: value for name, value in vars(options).items() if name != "command"}
-    as_json = given.pop("json", False)
+    `options` are those of the command that were given.
+    """
+    given = dict(options)
     facts = parse_call(given.pop("call", []))
     stated = {name: name for name in facts}
     for option, fact in PINS.items():
