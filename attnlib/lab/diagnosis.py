@@ -175,7 +175,7 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Di
     for name, value in shape.items():
         require_word("shape", name, STATED)
         if name == "heads":
-            parse_layer(value)
+            parse_layer(str(value))
         if name in SIZES:
             require_int(name, value)
         if name.endswith("dtype"):

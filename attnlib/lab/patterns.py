@@ -26,6 +26,8 @@ TILE = re.compile(r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned in
 OPERATORS = re.compile(r"elementwise|DeviceScan|scan_innermost|^Memcpy DtoD|gather_kernel|^Memset")
 SCAN, INDEX = re.compile("DeviceScanKernel|scan_innermost"), re.compile("index|gather")
 LARGE_GROUP, WIDE_TILE = 4, 128
+PLANNED = ("fa2", "fa3", "cuda-cores", "batch-attention", "mla-fa2", "mla-fa3")
+"""Families whose plan FlashInfer makes on the host."""
 WAITING = 0.2
 """Idle time before a step over its busy time, from which the GPU is said to wait."""
 COLUMNS_PER_BLOCK = {
@@ -135,9 +137,14 @@ def fa2_unsplit(trace: Trace, step: Step) -> Evidence | None:
 
 
 def triton_unsplit(trace: Trace, step: Step) -> Evidence | None:
-    """vLLM's 2D Triton kernel decodes: a block reads all tokens of its request, on few SMs."""
-    calls = [span for span in ran(step, "triton-unified") if span.name.endswith("_2d")]
-    if step.kind != DECODE or not calls or not 0 < math.prod(calls[0].grid) < trace.num_sms:
+    """vLLM's Triton kernel has no segments: a block reads all tokens of its request, on few SMs.
+
+    With segments (3D) the grid has a third axis, and a kernel reduces them.
+    """
+    calls = [*ran(step, "triton-unified"), *ran(step, "triton-paged")]
+    if not calls or not calls[0].grid or ran(step, "merge"):
+        return None
+    if math.prod(calls[0].grid[2:]) > 1 or math.prod(calls[0].grid) >= trace.num_sms:
         return None
     return _kernels(calls, f", fewer blocks than the {trace.num_sms} SMs")
 
@@ -166,7 +173,7 @@ def lengths_copied(trace: Trace, step: Step) -> Evidence | None:
 
 def host_plans(trace: Trace, step: Step) -> Evidence | None:
     """FlashInfer's plan is copied to the GPU before the first layer, which waits for it."""
-    planned = [*ran(step, "fa2"), *ran(step, "fa3"), *ran(step, "mla-fa2"), *ran(step, "mla-fa3")]
+    planned = [span for span in step.attention if family_of(span.name) in PLANNED]
     copies = [span for span in step.ahead if span.name == "Memcpy HtoD"]
     idle = step.idle_ahead_us
     if not planned or not copies or idle < WAITING * busy_us(step.work):
@@ -174,7 +181,7 @@ def host_plans(trace: Trace, step: Step) -> Evidence | None:
     if lengths_copied(trace, step):  # which says why the host is late
         return None
     times = f"{idle:,.0f} us idle before the first layer, {busy_us(step.work):,.0f} us of work"
-    return Evidence(f"{len(copies)} copies of a plan to the GPU, {times}", idle)
+    return Evidence(f"copies of a plan to the GPU: {len(copies)}, {times}", idle)
 
 
 def whole_table_copied(trace: Trace, step: Step) -> Evidence | None:

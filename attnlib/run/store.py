@@ -40,8 +40,10 @@ COMPARABLE = ("gpu_id", "power_limit_w", "timer", "schema")
 
 
 def data_root() -> Path:
-    """The data folder: `ATTNLIB_DATA`, or `data` beside the package."""
+    """The data folder: `ATTNLIB_DATA`, which must be one (ValueError), or `data` beside us."""
     named = os.environ.get("ATTNLIB_DATA")
+    if named and not Path(named).is_dir():
+        raise ValueError(f"ATTNLIB_DATA must name a folder, got {named!r}")
     return Path(named) if named else Path(__file__).resolve().parents[2] / "data"
 
 

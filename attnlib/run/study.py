@@ -28,6 +28,7 @@ from tqdm import tqdm
 from ..core.backends.table import COMPARED
 from ..kinds.cases import Case
 from ..kinds.item import Item
+from ..measure.machine import has_driver
 from . import store
 from .jobs import Job, Watch, run_job, worker_environment
 from .lock import hold_gpu
@@ -271,7 +272,7 @@ def _overlay(job: Job, given: dict[str, Path]) -> Path | None:
 
 
 def _has_cuda() -> bool:
-    if importlib.util.find_spec("torch") is None:
+    if importlib.util.find_spec("torch") is None or not has_driver():
         return False
     import torch
 

@@ -212,6 +212,7 @@ def find(text: str) -> tuple[Library, Version | None]:
         near = library.versions[max(0, place - 1) : place + 1]
         if near[0] == Version(release):
             return library, near[0]
-    read, nearest = ", ".join(library.releases), " and ".join(map(str, near))
-    words = f"; nearest to it: {nearest}" if near else ""
-    raise ValueError(f"release of {name} must be one of {read}, got {release!r}{words}")
+    first, *_, last = library.releases
+    nearest = " and ".join(map(str, near)) or last
+    words = f"release of {name} must be one of {first} to {last} that was read"
+    raise ValueError(f"{words}, got {release!r}; nearest to it: {nearest}")

@@ -1,28 +1,21 @@
-"""A choice as text, and the arguments and answer of the command `explain`."""
+"""A choice as text, and the answer of the command `explain`."""
 
-import argparse
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from ..core.backends.limits import LATENT_MODES
-from ..core.layer import WHOLE_MODELS, parse_layer, parse_lengths
+from ..core.layer import parse_layer, parse_lengths
 from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec
 from .changes import LATENT_PAGE, TOPK, changes, markdown
 from .explain import Choice, explain
-from .facts import GPUS, MODES, Call, decided, facts_of_model, gpu_named
-from .libraries import AUTO, LIBRARIES
+from .facts import GPUS, Call, decided, facts_of_model, gpu_named
+from .libraries import AUTO
 from .models import FAMILIES, LAYERS, OTHER
 from .models import MODELS as RULED
 
 COLUMNS = ("", "chosen", "why, or why not", "source")
-REQUIRED: Mapping[str, str] = {
-    "library": f"{', '.join(LIBRARIES)}, with ==RELEASE where it has releases",
-    "gpu": ", ".join(GPUS),
-    "mode": ", ".join(MODES),
-    "heads": "query and KV heads, such as 32/8",
-}
 FIELDS = ("head_dim", "page_size", "dtype", "kv_dtype")
 LAYER = ("heads", "model", "tp", *FIELDS)
 """The arguments of `parse_layer`."""
@@ -33,35 +26,12 @@ _FIELDS = {field.name: field.type for field in fields(Call)}
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` the arguments of `explain`; what is not given is not in its namespace."""
-    parser.argument_default = argparse.SUPPRESS
-    for name, meaning in REQUIRED.items():
-        parser.add_argument(f"--{name}", metavar=name.upper(), help=meaning)
-    words = "what changes from OLD to NEW, such as flashinfer==0.6.13, for --gpu, --mode, "
-    words += "--policy, --call and a layer, as far as they are given"
-    parser.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help=words)
-    words = f"in place of --heads: {', '.join(WHOLE_MODELS)}; with --diff also {MLA}"
-    parser.add_argument("--model", metavar="NAME", help=words)
-    parser.add_argument("--tp", type=int, metavar="N", help="GPUs that share its heads; default: 1")
-    words = f"an engine's rule, or a backend's name; default: {AUTO}"
-    parser.add_argument("--policy", help=words)
-    parser.add_argument("--head-dim", type=int, metavar="N", help="default: 128, MLA: 576")
-    words = "default: the library's own, or 16"
-    parser.add_argument("--page-size", type=int, metavar="N", help=words)
-    parser.add_argument("--dtype", help="the query's; default: bfloat16")
-    parser.add_argument("--kv-dtype", help="the cache's; default: auto, as the engine resolves it")
-    words = "a fact of the call, such as graph or kv_lens=8192x16; repeatable; topk is 2048 in "
-    words += "sparse_mla unless it is given; fields: "
-    words += ", ".join(_FIELDS)
-    parser.add_argument("--call", action="append", metavar="FIELD[=VALUE]", help=words)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
+    """One choice, or what changes, as text or JSON; raises what `explain` and the parsers raise.
 
-
-def answer(options: argparse.Namespace) -> str:
-    """One choice, or what changes, as text or JSON; raises what `explain` and the parsers raise."""
-    given = {name: value for name, value in vars(options).items() if name != "command"}
-    as_json = given.pop("json", False)
+    `options` are those of the command that were given.
+    """
+    given = dict(options)
     facts = parse_call(given.pop("call", []))
     layer = {name: given.pop(name) for name in LAYER if name in given}
     if layer.get("kv_dtype") == AUTO:

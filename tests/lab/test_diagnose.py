@@ -17,6 +17,7 @@ from attnlib import cli
 from attnlib.core.spec import AttnSpec
 from attnlib.lab.diagnose import TraceChange
 from attnlib.lab.patterns import PATTERNS, gained
+from attnlib.measure.spans import short_name
 from attnlib.select.explain import explain
 from attnlib.select.libraries import LIBRARIES
 
@@ -114,6 +115,12 @@ def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
     [
         ("step[VERIFY bs=4]", traces.FLASH_ATTN_3, "verify", "flash-attn-3"),
         ("step[DRAFT bs=4]", traces.FLASH_ATTN_3, "decode", "flash-attn-3"),
+        ("step[DRAFT_LOOP raw_bs=3 bs=4 topk=1]", traces.FLASH_ATTN_3, "decode", "flash-attn-3"),
+        ("step[DRAFT_EXTEND_V2 bs=4]", traces.FLASH_ATTN_3, "draft_extend_v2", "flash-attn-3"),
+        (
+            "execute_40_context_0(sq0sk0sqsq0sqsk0)_generation_8(sq40sk9sqsq9sqsk9)",
+            *(traces.FLASH_ATTN_3, "verify", "flash-attn-3"),
+        ),
         ("execute_context_0(0)_generation_8(32)", traces.VLLM_FA4, "verify", "flash-attn-4"),
         ("execute_context_0(0)_generation_8(8)", traces.SGLANG_FA4, "decode", "flash-attn-4"),
         ("execute_context_1(512)_generation_0(0)", traces.TRTLLM_103, "prefill", "trtllm-gen"),
@@ -122,6 +129,8 @@ def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
         ("step[DECODE bs=4]", f"void {HPC}_kernel<int>(P)", "decode", "hpc-ops"),
         ("step[DECODE bs=4]", "fmhaSm120fKernel_QkvBfloat16", "decode", "trtllm-gen"),
         ("step[DECODE bs=4]", "kernel_unified_attention_3d", "decode", "triton-unified"),
+        ("step[DECODE bs=4]", "attention_decode_bf16_smallm_splitk_kernel", "decode", "hpc-ops"),
+        ("step[EXTEND bs=4]", "_fwd_kernel_unified", "prefill", "triton-extend"),
         ("step[DECODE bs=4]", PAGED, "decode", "paged-attention"),
     ],
 )
@@ -131,6 +140,51 @@ def test_a_mark_tells_the_kind_of_a_step_and_a_name_the_kernels_family(
     diagnosis = attnlib.diagnose(served(runs(kernel), mark=mark).save(path))
     assert {step.kind for step in diagnosis.steps} == {kind}
     assert diagnosis.table()["is"].tolist() == [f"attention ({family})"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "role"),
+    [
+        ("kernel_cutlass_kernel_flash_attncuteflash_fwd_combineFlashAttentionForward_0", "merge"),
+        ("attention_decode_smallm_splitk_combine_kernel", "merge"),
+        ("void deep_gemm::sm120_fp8_paged_mqa_logits<1u>(int)", "indexer"),
+        ("topk_transform_prefill_ragged_kernel", "indexer"),
+        ("void deep_gemm::smxx_clean_logits<1u>(int)", "indexer"),
+        ("_fwd_kernel_ep_scatter_1", ""),
+    ],
+)
+def test_a_kernel_beside_attention_is_none_and_has_its_role(kernel, role, path):
+    found = attnlib.diagnose(served(runs(traces.FLASH_ATTN_3), runs(kernel), **DECODE).save(path))
+    rows = found.kernels().set_index("kernel")["is"]
+    assert rows[short_name(kernel)] == role
+    assert len(found.steps[0].attention) == 4
+
+
+UNIFIED = "kernel_unified_attention"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "grid", "after", "shown"),
+    [
+        (UNIFIED, (10, 8, 1), (), True),
+        (UNIFIED, (10, 8, 16), (runs("reduce_segments"),), False),
+        (f"{UNIFIED}_3d", (10, 8, 1), (runs("reduce_segments"),), False),
+        (f"{UNIFIED}_2d", (80, 8, 1), (), False),
+        ("kernel_paged_attention_2d", (10, 8, 1), (), True),
+    ],
+)
+def test_triton_splits_no_request_where_it_has_no_segments(kernel, grid, after, shown, path):
+    found = attnlib.diagnose(served(runs(kernel, grid=grid), *after, **DECODE).save(path))
+    assert bool(len(found.patterns)) == shown
+
+
+@pytest.mark.parametrize(
+    "kernel", [traces.CUDA_CORES, "void flashinfer::PersistentKernelTemplate<X>(P)"]
+)
+def test_the_host_plans_for_every_kernel_of_flashinfers_wrappers(kernel, path):
+    ahead = [lambda writer: writer.copy("HtoD"), lambda writer: writer.idle(90.0)]
+    found = attnlib.diagnose(served(runs(kernel), ahead=ahead, **DECODE).save(path))
+    assert found.patterns.pattern.tolist() == [PATTERNS[9].name]
 
 
 def test_a_marked_step_without_known_attention_is_no_part_of_the_next_one(path):

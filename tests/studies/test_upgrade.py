@@ -297,7 +297,7 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(
     monkeypatch.setattr(upgrade, "overlay_for", refuse)
     assert cli.COMMANDS["compare"].status == cli.USAGE
     assert said in fails(*COMMAND, *options)
-    assert lab.jobs == [] and not data.exists()
+    assert lab.jobs == [] and not [*data.iterdir()]
 
 
 def test_without_a_gpu_and_records_it_is_not_decided(capsys, monkeypatch, without_gpu):

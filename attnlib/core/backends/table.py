@@ -97,7 +97,12 @@ FAMILIES = {
         ),
     ),
     "hpc-ops": Family(
-        ("smallm_attention_decode_", "attention_prefill_", "attention_with_kvcache_"),
+        (
+            "smallm_attention_decode_",
+            "attention_decode_",
+            "attention_prefill_",
+            "attention_with_kvcache_",
+        ),
         library="HPC-Ops",
     ),
     "paged-attention": Family(
@@ -130,14 +135,12 @@ ROLE_OF = {
     "lean_reduction_kernel": "merge",
     "reduce_segments": "merge",
     "paged_attention_v2_reduce_kernel": "merge",
-    "attention_decode_dynamic_splitk_combine_kernel": "merge",
     "assign_attention_decode_task_kernel": "metadata",
     "get_num_kv_splits_triton": "metadata",
     "indexer_k_quant_and_cache_kernel": "indexer",
     "smxx_paged_mqa_logits_metadata": "indexer",
+    "smxx_clean_logits": "indexer",
     "fp8_index_kernel": "indexer",
-    "topk_transform_decode_kernel": "indexer",
-    "topk_transform_prefill_kernel": "indexer",
     "topKPerRowDecode": "indexer",
     "topKPerRowPrefill": "indexer",
     "_fused_decode_metadata_kernel": "metadata",
@@ -145,6 +148,10 @@ ROLE_OF = {
     "_fused_metadata_kernel_ps1_no_swa": "metadata",
     "create_flashinfer_kv_indices_triton": "metadata",
     "create_flashmla_kv_indices_triton": "metadata",
+    "create_trtllm_mha_kv_indices_triton": "metadata",
+    "update_trtllm_mha_graph_metadata_kernel": "metadata",
+    "generate_draft_decode_kv_indices": "metadata",
+    "_draft_extend_metadata_kernel": "metadata",
     "decode_metadata_kernel": "metadata",
     "draft_metadata_kernel": "metadata",
     "get_mla_metadata_kernel": "metadata",
@@ -153,28 +160,34 @@ ROLE_OF = {
     "step_metadata_kernel": "metadata",
     "verify_metadata_kernel": "metadata",
     "kernel_cutlass_reduction_kernel_flashinfer": "merge",
-    "sm90_fp8_paged_mqa_logits": "indexer",
-    "sm90_fp8_mqa_logits": "indexer",
-    "sm100_fp8_paged_mqa_logits": "indexer",
-    "sm100_fp8_mqa_logits": "indexer",
-    "sm100_fp4_paged_mqa_logits": "indexer",
-    "sm100_fp4_mqa_logits": "indexer",
+    "kernel_cutlass_kernel_*flash_attncuteflash_fwd_combine": "merge",
+    "attention_decode_*combine_kernel": "merge",
+    "topk_transform_": "indexer",
+    "transform_index_page_table_": "indexer",
+    "sm*_fp?_*mqa_logits": "indexer",
 }
-"""How the name of a kernel beside attention begins -> what it does: FlashAttention-3's schedule,
-the merge of a request's splits, page tables and lengths, or the choice of tokens for sparse
-attention (DSA)."""
+"""How the name of a kernel beside attention begins (`*` is any text) -> what it does:
+FlashAttention-3's schedule, the merge of a request's splits, page tables and lengths, or the choice
+of tokens for sparse attention (DSA)."""
+OF_EXPERTS = (
+    "_fwd_kernel_ep_",
+    "_fwd_kernel_expand_to_masked_slab",
+    "_fwd_kernel_fill_m_indices",
+    "_fwd_kernel_masked_slab",
+)
+"""How the names of SGLang's kernels of experts begin, which begin as that of its extend kernel."""
 
 
 @lru_cache
 def role_of(kernel: str) -> str:
     """What a kernel beside attention does, or the empty string."""
-    return next((role for begin, role in ROLE_OF.items() if kernel.startswith(begin)), "")
+    return next((role for begin, role in ROLE_OF.items() if fnmatchcase(kernel, f"{begin}*")), "")
 
 
 @lru_cache
 def family_of(kernel: str) -> str:
     """The family of a kernel's function name, or the empty string."""
-    if role_of(kernel):
+    if role_of(kernel) or kernel.startswith(OF_EXPERTS):
         return ""
     return next((name for begin, name in FAMILY_OF.items() if fnmatchcase(kernel, f"{begin}*")), "")
 
