@@ -69,7 +69,7 @@ def test_every_command_of_readme_is_run_by_something():
     assert named == {*RUN_ELSEWHERE, *NEEDS_A_GPU, "python -m attnlib --help"}
 
 
-@pytest.mark.parametrize("line", INSTALLS)
+@pytest.mark.parametrize("line", sorted(INSTALLS))
 def test_pip_can_install_what_readme_names(line):
     command = [sys.executable, "-m", *shlex.split(line), "--dry-run", "--no-deps"]
     command += ["--no-build-isolation", "--disable-pip-version-check", "--quiet"]
