@@ -2,7 +2,9 @@
 
 import sys
 from dataclasses import replace
+from inspect import Parameter, Signature
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 from support.subject_fakes import measure
@@ -85,7 +87,8 @@ def test_sglang_copies_the_longest_requests_pages_or_from_0_5_15_on_the_whole_wi
 
     monkeypatch.setattr(sglang, "unavailable", lambda: "")
     monkeypatch.setattr(sglang, "installed_version", lambda name: release)
-    monkeypatch.setattr(sglang, "_function", lambda: (original, ()))
+    module = SimpleNamespace(normal_decode_set_metadata=original)
+    monkeypatch.setattr(sglang, "_module", lambda name: module)
     case = replace(CASE, context=300, max_ctx=longest, lengths=f"41+9+60+1+{longest}")
     record = measure(Item("sglang-metadata", "host", replace(case, seq_len_delta=1)))
     assert (record.status, record.reason) == ("ok", "")
@@ -104,7 +107,9 @@ def test_sglang_gets_the_windows_map_as_its_release_takes_it(argument, monkeypat
 
             assert isinstance(got[argument], SWAKVPool)
 
-    monkeypatch.setattr(sglang, "_function", lambda: (original, {argument}))
+    original.__signature__ = Signature([Parameter(argument, Parameter.POSITIONAL_ONLY)])
+    module = SimpleNamespace(normal_decode_set_metadata=original)
+    monkeypatch.setattr(sglang, "_module", lambda name: module)
     monkeypatch.delitem(sys.modules, sglang.POOLS, raising=False)
     call = build_call(WINDOWED, "cpu")
     sglang.build_decode_metadata(**call.inputs, **call.outputs, **call.numbers)

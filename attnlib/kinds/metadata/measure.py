@@ -30,7 +30,10 @@ BUILDERS: dict[str, dict[str, Callable[..., None]]] = {
     "metadata-eager": {"decode": eager.build_decode_metadata},
     "metadata-fused": FUSED,
     "metadata-fused-alone": FUSED,
-    "sglang-metadata": {"decode": sglang.build_decode_metadata},
+    "sglang-metadata": {
+        "decode": sglang.build_decode_metadata,
+        "kv_indices": sglang.build_kv_indices,
+    },
 }
 """Backend -> builder of the case -> function; `alone` starts after the previous kernel ended."""
 OUTPUTS = {
@@ -80,9 +83,11 @@ class MetadataSubject(Subject):
         for output in call.outputs.values():
             output.fill_(POISON)
         build, numbers = BUILDERS[backend][builder], call.numbers
-        if backend == "sglang-metadata":
+        if backend == "sglang-metadata" and builder == "decode":
             longest = max(map(len, call.wanted["page_table"]))
             numbers = numbers | {"max_pages": sglang.pages_passed(longest, item.case.max_pages)}
+        elif backend == "sglang-metadata":
+            sglang.write_kept(call.outputs)
         run = partial(build, **call.inputs, **call.outputs, **numbers)
         with without_overlap() if backend == "metadata-fused-alone" else nullcontext():
             return timed_call(
