@@ -31,16 +31,15 @@ SIZES = ("tp", "head_dim", "page_size")
 
 
 class Command(NamedTuple):
-    """What a command does, its help, and its arguments: name -> keywords of `add_argument`.
+    """What a command does, by its function and its docstring, and its arguments: name -> keywords
+    of `add_argument`.
 
     `status` is its exit status where it fails as expected. `known` makes the last lines of its
     help, of what takes a while to load.
     """
 
     run: Callable[..., int | None]
-    help: str
     arguments: Mapping[str, Mapping[str, Any]] = {}
-    description: str | None = None
     status: int = FAILED
     known: Callable[[], str] = str
 
@@ -59,10 +58,11 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, command in COMMANDS.items():
+        words = command.run.__doc__ or ""
         subparser = commands.add_parser(
             name,
-            help=command.help,
-            description=command.description or command.help,
+            help=words.partition("\n")[0].removesuffix("."),
+            description=words,
             argument_default=argparse.SUPPRESS,
         )
         if only in ("", name):
@@ -96,11 +96,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _doctor(as_json: bool = False) -> None:
+    """Machine, versions, which backends can run here, and why not."""
     diagnosis = doctor.diagnose()
     print(json.dumps(diagnosis, indent=2) if as_json else doctor.render(diagnosis))
 
 
 def _diagnose(trace: str, after: str = "", shape: str = "", as_json: bool = False) -> None:
+    """Attention and kernels of a server's trace, known patterns, or what two differ in."""
     from .lab.diagnose import diagnose
 
     pairs = [part.partition("=")[::2] for part in shape.split(",") if part]
@@ -137,6 +139,7 @@ def _overlays(texts: Sequence[str]) -> dict[str, Path]:
 
 
 def _measure(study: str, overlay: Sequence[str] = (), **how: Any) -> None:
+    """Measure on this GPU what a study lacks, into data/records/."""
     from tqdm.auto import tqdm
 
     from .run import store
@@ -153,6 +156,7 @@ def _measure(study: str, overlay: Sequence[str] = (), **how: Any) -> None:
 
 
 def _publish(study: str, machine: str = "") -> None:
+    """Turn a study's journal into its published Parquet file."""
     from .run import store
 
     path = store.publish(study, machine)
@@ -168,6 +172,11 @@ def _bisect(
     as_json: bool = False,
     **how: Any,
 ) -> None:
+    """Find the first release at which a case became slower, or fast again.
+
+    That is the first one slower than --good; with --good after --bad, the first one faster than
+    --bad. Records go to data/records/, and are replayed without a GPU.
+    """
     from .run.bisect import bisect
 
     chosen = _study_named(study)
@@ -199,6 +208,12 @@ repeat with: {search.command}{given}"""
 def _compare(
     base: str, new: str, cases: Path | None = None, as_json: bool = False, **how: Any
 ) -> int:
+    """Whether a new release runs a call slower.
+
+    Measures two releases until each case has a verdict; without a GPU replays the records. Exit
+    status: 0 if every call is proved not slower, 1 if one is slower or fails, 2 for wrong use, 3 if
+    that is not decided.
+    """
     from tqdm.auto import tqdm
 
     from .studies.upgrade import compare_releases
@@ -222,6 +237,7 @@ def _percent(text: str) -> float:
 
 
 def _claims(ids: Sequence[str] = (), as_json: bool = False) -> None:
+    """Published claims, and what the published records say."""
     from .studies import claims
 
     judged = claims.verdicts(ids)
@@ -234,6 +250,7 @@ def _claims(ids: Sequence[str] = (), as_json: bool = False) -> None:
 
 
 def _report(out: Path = DEFAULT_REPORT, only: Sequence[str] = ()) -> None:
+    """Execute the notebooks, write one self-contained HTML file."""
     from .report.build import build_report
 
     if out == DEFAULT_REPORT:
@@ -250,6 +267,7 @@ def _advise(
     model: str = "",
     **options: Any,
 ) -> None:
+    """For a decode call: the rule, the nearest recorded batches, and how to measure it."""
     from .lab.advise import advise
     from .lab.view import measure_call
     from .select.facts import Call, facts_of_model
@@ -266,6 +284,7 @@ def _advise(
 
 
 def _refresh() -> None:
+    """Execute the notebooks again, redraw README's figure (replay)."""
     from .report.build import refresh
     from .studies import gains
 
@@ -274,6 +293,7 @@ def _refresh() -> None:
 
 
 def _explain(as_json: bool = False, **given: Any) -> None:
+    """Which backend a library picks, and why, or what changes between releases; needs no GPU."""
     from .select.text import answer
 
     print(answer(given, as_json))
@@ -412,50 +432,15 @@ DIAGNOSE = {
     **JSON,
 }
 COMMANDS = {
-    "doctor": Command(_doctor, "machine, versions, which backends can run here, and why not", JSON),
-    "diagnose": Command(
-        _diagnose,
-        "attention and kernels of a server's trace, known patterns, or what two differ in",
-        DIAGNOSE,
-        status=USAGE,
-    ),
-    "measure": Command(
-        _measure,
-        "measure on this GPU what a study lacks, into data/records/",
-        MEASURE,
-        known=_known_studies,
-    ),
-    "publish": Command(_publish, "turn a study's journal into its published Parquet file", PUBLISH),
-    "bisect": Command(
-        _bisect,
-        "find the first release at which a case became slower, or fast again",
-        BISECT,
-        "Find the first release slower than --good; with --good after --bad, the first one faster "
-        "than --bad. Records go to data/records/, and are replayed without a GPU.",
-    ),
-    "compare": Command(
-        _compare,
-        "whether a new release runs a call slower",
-        COMPARE,
-        "Measure two releases until each case has a verdict; without a GPU replay the records. "
-        "Exit status: 0 if every call is proved not slower, 1 if one is slower or fails, 2 for "
-        "wrong use, 3 if that is not decided.",
-        status=USAGE,
-    ),
-    "claims": Command(_claims, "published claims, and what the published records say", CLAIMS),
-    "report": Command(_report, "execute the notebooks, write one self-contained HTML file", REPORT),
-    "advise": Command(
-        _advise,
-        "for a decode call: the rule, the nearest recorded batches, and how to measure it",
-        ADVISE,
-        status=USAGE,
-    ),
-    "refresh": Command(_refresh, "re-execute the notebooks, redraw README's figure (replay)"),
-    "explain": Command(
-        _explain,
-        "which backend a library picks, and why, or what changes between releases; needs no GPU",
-        EXPLAIN,
-        status=USAGE,
-        known=_known_facts,
-    ),
+    "doctor": Command(_doctor, JSON),
+    "diagnose": Command(_diagnose, DIAGNOSE, status=USAGE),
+    "measure": Command(_measure, MEASURE, known=_known_studies),
+    "publish": Command(_publish, PUBLISH),
+    "bisect": Command(_bisect, BISECT),
+    "compare": Command(_compare, COMPARE, status=USAGE),
+    "claims": Command(_claims, CLAIMS),
+    "report": Command(_report, REPORT),
+    "advise": Command(_advise, ADVISE, status=USAGE),
+    "refresh": Command(_refresh),
+    "explain": Command(_explain, EXPLAIN, status=USAGE, known=_known_facts),
 }

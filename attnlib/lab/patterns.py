@@ -28,6 +28,8 @@ SCAN, INDEX = re.compile("DeviceScanKernel|scan_innermost"), re.compile("index|g
 LARGE_GROUP, WIDE_TILE = 4, 128
 PLANNED = ("fa2", "fa3", "cuda-cores", "batch-attention", "mla-fa2", "mla-fa3")
 """Families whose plan FlashInfer makes on the host."""
+PLANS = {"Memcpy HtoD", "plan_kernel"}
+"""What brings a plan to the GPU."""
 WAITING = 0.2
 """Idle time before a step over its busy time, from which the GPU is said to wait."""
 COLUMNS_PER_BLOCK = {
@@ -210,15 +212,9 @@ def old_plan(trace: Trace, step: Step) -> Evidence | None:
     Only where a plan was seen in another step: a trace may lack copies.
     """
     calls = ran(step, "fa2") if step.in_graph else []
-    if not calls or any(_is_plan(span) for span in step.ahead):
-        return None
-    if not any(map(_is_plan, trace.work)):
+    if not calls or not PLANS & trace.names or any(span.name in PLANS for span in step.ahead):
         return None
     return _kernels(calls, ", no copy of a plan and no planning kernel before it in this step")
-
-
-def _is_plan(span: Span) -> bool:
-    return span.name in ("Memcpy HtoD", "plan_kernel")
 
 
 def outside_graph(trace: Trace, step: Step) -> Evidence | None:

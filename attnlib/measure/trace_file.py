@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -65,6 +66,11 @@ class Trace:
     waits: Sequence[Span]
     marks: Sequence[Span]
     launched_us: Mapping[int, float]
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all work."""
+        return frozenset(span.name for span in self.work)
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:

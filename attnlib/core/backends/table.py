@@ -178,13 +178,13 @@ OF_EXPERTS = (
 """How the names of SGLang's kernels of experts begin, which begin as that of its extend kernel."""
 
 
-@lru_cache
+@lru_cache(maxsize=4096)
 def role_of(kernel: str) -> str:
     """What a kernel beside attention does, or the empty string."""
     return next((role for begin, role in ROLE_OF.items() if fnmatchcase(kernel, f"{begin}*")), "")
 
 
-@lru_cache
+@lru_cache(maxsize=4096)
 def family_of(kernel: str) -> str:
     """The family of a kernel's function name, or the empty string."""
     if role_of(kernel) or kernel.startswith(OF_EXPERTS):
