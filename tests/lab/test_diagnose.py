@@ -169,6 +169,7 @@ UNIFIED = "kernel_unified_attention"
         (UNIFIED, (10, 8, 1), (), True),
         (UNIFIED, (10, 8, 16), (runs("reduce_segments"),), False),
         (f"{UNIFIED}_3d", (10, 8, 1), (runs("reduce_segments"),), False),
+        (f"{UNIFIED}_2d", (60, 8, 1), (), True),
         (f"{UNIFIED}_2d", (80, 8, 1), (), False),
         ("kernel_paged_attention_2d", (10, 8, 1), (), True),
     ],
@@ -394,35 +395,37 @@ def test_a_long_trace_is_read_as_a_stream(tmp_path):
     assert kernels == 5 * (32 * 3 + 2) * count and kib <= 2**20
 
 
-# A trace of a GPU (data/traces) -> the pattern that it was captured for, by its number.
+# A trace of a GPU (data/traces) -> the patterns that it was captured for, by their numbers.
 REAL = {
-    "fa3_decode": 0,
-    "fa3_each": 1,
-    "fa3_once": None,
-    "metadata_ops": 2,
-    "metadata_fused": None,
-    "fa2_unsplit": 3,
-    "verify_128": 4,
-    "verify_16": None,
-    "cuda_cores": 5,
-    "xqa": None,
-    "lengths_copied": 6,
-    "fa2_host": 9,
-    "eager": 7,
-    "prefill_decode": None,
-    "sglang_0523": 10,
-    "sglang_fa3": None,
-    "sglang_flashinfer": 9,
-    "vllm_flash_attn": None,
-    "vllm_triton_attn": None,
+    "fa3_decode": [0],
+    "fa3_each": [1],
+    "fa3_once": [],
+    "metadata_ops": [2],
+    "metadata_fused": [],
+    "fa2_unsplit": [3],
+    "verify_128": [4],
+    "verify_16": [],
+    "cuda_cores": [5],
+    "xqa": [],
+    "lengths_copied": [6],
+    "fa2_host": [9],
+    "eager": [7],
+    "prefill_decode": [],
+    "sglang_0523": [10],
+    "sglang_fa3": [],
+    "sglang_flashinfer": [9],
+    "vllm_flash_attn": [],
+    "vllm_triton_attn": [],
+    "vllm_triton_2d": [8],
+    "vllm_flashinfer": [3, 9],
+    "vllm_flashinfer_planned": [],
 }
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_a_real_trace_shows_the_pattern_that_it_was_captured_for(name):
+def test_a_real_trace_shows_the_patterns_that_it_was_captured_for(name):
     found = attnlib.diagnose(ROOT / "data" / "traces" / f"{name}.json.gz")
-    number = REAL[name]
-    wanted = [] if number is None else [PATTERNS[number].name]
+    wanted = [PATTERNS[number].name for number in REAL[name]]
     assert [row["pattern"] for row in found.patterns.to_dict("records")] == wanted
     later = name == "sglang_0523" or name.startswith("vllm")  # three steps on an H100
     assert found.trace.gpu == ("NVIDIA H100 80GB HBM3" if later else "NVIDIA H200")
