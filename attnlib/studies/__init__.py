@@ -11,7 +11,15 @@ from ..run.study import Study
 
 FIRST = ("fa3_decode_regression", "auto_resolution", "measurement_trust")
 """Listed before the others: a view shows the regression first."""
-NOT_STUDIES = {"captured", "claims", "gains", "next_step", "upgrade", "usual_calls"}
+NOT_STUDIES = {
+    "captured",
+    "claims",
+    "gains",
+    "next_step",
+    "upgrade",
+    "usual_calls",
+    "vllm_steps",
+}
 
 
 def discover() -> dict[str, Study]:

@@ -1,0 +1,54 @@
+"""Decode steps of vLLM 0.33.0, backend against backend.
+
+Each backend has a process of its own on one GPU; they take turns round by round, A B B A. A step is
+the time of 49 output tokens less that of one, over 48. A round in which a kernel was compiled for
+the first token has a step below zero, and is left out.
+"""
+
+from pathlib import Path
+
+import pandas as pd
+
+from ..measure.stats import judge_ratios
+
+ROUNDS = Path(__file__).resolve().parents[2] / "data" / "captures" / "vllm_0330_rounds.jsonl"
+PLANNED, FLASHINFER, DEFAULT = "flashinfer-planned", "flashinfer", "flash"
+"""FlashInfer's fa2 planned on the GPU, by FlashInfer's own plan, and FlashAttention-3, which vLLM
+takes by default."""
+COMPARED = (
+    (PLANNED, FLASHINFER),
+    (PLANNED, DEFAULT),
+    ("triton", DEFAULT),
+    ("flashinfer-again", FLASHINFER),
+    ("flash-again", DEFAULT),
+    ("flash-guard", DEFAULT),
+    ("flash-capture", DEFAULT),
+)
+"""Arm and base; `again` is the same backend in a second process."""
+
+
+def results(part: str) -> pd.DataFrame:
+    """A row per line of the file of this `part`: time, agreement, calls, captured or control."""
+    lines = pd.read_json(ROUNDS, lines=True)
+    return lines[lines.part == part].dropna(axis="columns", how="all")
+
+
+def step_ratios(layers: int) -> pd.DataFrame:
+    """Step of `arm` / step of `base` for a model of `layers` layers, a row per batch and pair.
+
+    Columns: batch, arm, base, base_us (median), ratio, low, high (95 % CI), rounds and verdict. All
+    rows are judged as one table.
+    """
+    steps = results("time")
+    steps = steps[(steps.layers == layers) & (steps.step_us > 0)]
+    rows, pairs = [], []
+    for batch, part in steps.groupby("batch", sort=False):
+        rounds = part.pivot(index="round", columns="arm", values="step_us")
+        for arm, base in COMPARED:
+            if {arm, base} <= {*rounds}:
+                both = rounds[[arm, base]].dropna()
+                rows.append(
+                    {"batch": batch, "arm": arm, "base": base, "base_us": both[base].median()}
+                )
+                pairs.append((both[arm], both[base]))
+    return pd.DataFrame(rows).join(pd.DataFrame(judge_ratios(pairs)).drop(columns="margin"))
