@@ -58,14 +58,12 @@ def changes(
     require_word("model", model or MLA, (*MODELS, MLA))
     for mode in modes:
         require_word(f"mode of {library.name}", mode, library.modes)
-    compared_modes = list(modes or library.modes)
-    if layer is not None and not modes:
-        compared_modes = [mode for mode in compared_modes if mode not in LATENT_MODES]
-    able = [mode for mode in compared_modes if policy in library.policies_for(mode)]
-    if not able:
-        names = dict.fromkeys(
-            name for mode in compared_modes for name in library.policies_for(mode)
-        )
+        require_word(f"policy of {library.name} in {mode}", policy, library.policies_for(mode))
+    dense = [mode for mode in library.modes if mode not in LATENT_MODES]
+    known = {mode: library.policies_for(mode) for mode in (dense if layer else library.modes)}
+    tried = modes or [mode for mode in known if policy in known[mode]]
+    if not tried:
+        names = dict.fromkeys(name for mode in known for name in known[mode])
         require_word(f"policy of {library.name}", policy, tuple(names))
     dtypes = {name: pair for name, pair in DTYPES.items() if name != "FP8" or not library.calls}
     if layer is not None or {"dtype", "kv_dtype"} & {*fields}:
@@ -74,7 +72,7 @@ def changes(
     sizes = {name: value for name, value in fields.items() if name in ("head_dim", "page_size")}
     dropped = {*facts, *fields} if stated is None else {*stated}
     rows = []
-    for mode, dtype, gpu in product(able, dtypes, gpus):
+    for mode, dtype, gpu in product(tried, dtypes, gpus):
         call = replace(usual_call(mode), **facts)
         for name, usual in _layers(mode, model, dtypes[dtype], layer):
             spec = replace(usual, **sizes)

@@ -100,7 +100,10 @@ def explain(
     facts, settled = _settled(rules, facts)
     choice = Choice(name, mode, gpu, policy, tested=tested, unused=tuple(unused))
     if pin := _pin(rules, mode, policy, os.environ if env is None else env):
-        choice = _pinned(choice, rules, pin, facts)
+        if limits := rules.limits_of(pin.subject, facts):
+            words = "; ".join(f"{limit.why} ({limit.source})" for limit in limits)
+            raise RuntimeError(f"{pin.why}: {pin.subject} cannot run {mode} on {gpu}: {words}")
+        choice = replace(choice, order=(pin.subject,), reasons=(pin,))
     else:
         choice = _walked(choice, rules, facts)
     problem = choice.problem or rules.problem_of(choice.backend, facts)
@@ -146,15 +149,6 @@ def _pin(library: Library, mode: str, policy: str, env: Mapping[str, str]) -> Re
     if policy in library.backends[mode] and policy not in library.policies:
         return Reason("policy", policy, True, f"policy {policy}: asked for by name", "policy")
     return None
-
-
-def _pinned(choice: Choice, library: Library, pin: Reason, facts: Facts) -> Choice:
-    if limits := library.limits_of(pin.subject, facts):
-        reasons = "; ".join(f"{limit.why} ({limit.source})" for limit in limits)
-        raise RuntimeError(
-            f"{pin.why}: {pin.subject} cannot run {choice.mode} on {choice.gpu}: {reasons}"
-        )
-    return replace(choice, order=(pin.subject,), reasons=(pin,))
 
 
 def _walked(choice: Choice, library: Library, facts: Facts) -> Choice:

@@ -131,8 +131,9 @@ def test_every_option_counts_with_diff(capsys):
         ("--heads 32/8 --gpu sm90 --mode decode --dtype float16 --call topk=4", "tests topk"),
         ("--gpu sm90 --mode mla --page-size 64 --call softcap", "tests softcap"),
         ("--heads 32/8 --library vllm==0.33.0", "--library must be left out"),
+        ("--mode decode,mla --policy FLASHINFER", "policy of vllm in mla must be one of auto"),
     ],
 )
-def test_what_no_rule_tests_is_refused_with_diff(options, word, capsys):
+def test_what_does_not_count_is_refused_with_diff(options, word, capsys):
     assert cli.main(["explain", "--diff", "vllm==0.24.0", "vllm==0.33.0", *options.split()]) == 2
     assert word in capsys.readouterr().err

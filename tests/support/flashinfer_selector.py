@@ -32,12 +32,18 @@ RARE = {  # share of the calls of a mode that have a fact
 LONGEST = (16, 40, 200, 256, 300, 512, 1024, 2048, 4096, 4097, 8192, 32768, 131072)
 
 
-def drawn_calls(folder, seed="second draw", count=LENGTH_OF_DRAW):
-    """Layers and calls of a release, by our names; what is usual goes unsaid."""
+def drawn_calls(folder, seed="third draw", count=LENGTH_OF_DRAW):
+    """Layers and calls of a release, by our names; what is usual goes unsaid.
+
+    From 0.7.1 on MLA goes by work on Blackwell: four times as many calls, most of them so.
+    """
     release = folder.name
     draw, newest = random.Random(f"flashinfer {release}, {seed}"), Version(release)
-    for _ in range(count):
+    by_work = newest >= Version("0.7.1")
+    for _ in range(count * (4 if by_work else 1)):
         mode, gpu = draw.choice(MODES), draw.choice(tuple(GPUS))
+        if by_work and draw.random() < 0.6:
+            mode, gpu = "mla", draw.choice(("sm100", "sm103"))
         if mode == "mla" and newest < Version("0.2.2"):
             mode = "decode"
         call = {name: True for name, share in RARE[mode].items() if draw.random() < share}
@@ -45,7 +51,7 @@ def drawn_calls(folder, seed="second draw", count=LENGTH_OF_DRAW):
             call.pop("graph", None)
         if newest < Version("0.4.0"):
             call.pop("fixed_split", None)
-        batch = draw.choice((1, 2, 7, 16, 32, 100))
+        batch = draw.choice((1, 2, 7, 16, 31, 32, 100))
         longest = draw.choice(LONGEST if mode in ("decode", "mla") else LONGEST[:7])
         short = draw.randrange(batch)
         kv_lens = [longest] * (batch - short) + [max(1, longest // 2)] * short
@@ -55,11 +61,11 @@ def drawn_calls(folder, seed="second draw", count=LENGTH_OF_DRAW):
             16,
         )
         if mode == "mla":
-            heads, head_dim = (draw.choice((8, 16, 20, 32, 64, 96, 128)), 1), 576
+            heads, head_dim = (draw.choice((4, 8, 16, 20, 32, 64, 96, 128)), 1), 576
             page = draw.choice((1, 32, 64, 64, 128))
             call = {"causal": False} | call
             call |= {"packed": False} if draw.random() < 0.2 else {}
-            if newest >= Version("0.7.1"):
+            if by_work:
                 longest_q = draw.choice((1, 1, 1, 2, 4, 8, 16, 128))
                 few = draw.choice((0, 0, batch // 2))
                 call["q_lens"] = [longest_q] * (batch - few) + [max(1, longest_q - 1)] * few

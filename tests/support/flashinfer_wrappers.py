@@ -75,23 +75,6 @@ def resolve(spec, call, *, mode):
     return wrapper._backend
 
 
-def mla_order(spec, call, *, gpu):
-    """The order in which 0.7.1 and newer try the MLA backends on that GPU."""
-    from flashinfer.mla._batch_mla import _auto_policy
-
-    names = {"sm103": "sm100", "sm120": "sm12x", "sm121": "sm12x"}
-    q_lens = call.q_lens or (1,) * len(call.kv_lens)
-    csr = SimpleNamespace(qo_indptr=_sums(q_lens), kv_len_arr=_words(call.kv_lens))
-    args = SimpleNamespace(
-        csr=lambda: csr,
-        num_heads=spec.num_qo_heads,
-        causal=call.causal,
-        lse_mode="base2" if call.base2_lse else "none",
-        _use_cuda_graph=call.graph,
-    )
-    return getattr(_auto_policy, f"ordered_{names.get(gpu, gpu)}_backends")(args)
-
-
 @contextmanager
 def as_if_on(gpu):
     """Within, FlashInfer takes this machine for one with that GPU."""
@@ -164,8 +147,14 @@ def _sums(lengths):
     return _words([0, *lengths]).cumsum(0, dtype=torch.int32)
 
 
+def _table(rows):
+    """A block table of whole 128 columns, as cute-dsl asks of a graph's."""
+    table = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return torch.nn.functional.pad(table, (0, -table.shape[1] % 128))
+
+
 def _lengths(spec, call, *, decode):
-    kv = call.kv_lens or (300, 300)
+    kv = call.kv_lens
     q = call.q_lens or ((1,) * len(kv) if decode else kv)
     pages = tuple(-(-n // spec.page_size) for n in kv)
     last = [n - (p - 1) * spec.page_size for n, p in zip(kv, pages, strict=True)]
@@ -179,7 +168,7 @@ def _lengths(spec, call, *, decode):
         page_indptr=_sums(pages),
         indices=indices,
         last=_words(last),
-        table=torch.nn.utils.rnn.pad_sequence(indices.split(pages), batch_first=True),
+        table=_table(indices.split(pages)),
         masks={"packed_custom_mask": mask} if call.custom_mask else {},
         heads=(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim),
     )

@@ -82,8 +82,10 @@ def limits_of(kernel: str, facts: Facts) -> Iterator[Limit]:
 
 
 def tested(mode: str) -> set[str]:
-    """The facts of `PLAIN` that these rules test in a mode."""
-    return {"sinks"} if mode in LATENT_MODES else {*PLAIN} - {"sinks"}
+    """The facts of `PLAIN` and of a layer that these rules test in a mode."""
+    of_call = {"sinks"} if mode in LATENT_MODES else {*PLAIN} - {"sinks"}
+    of_layer = {"dtype", "dtypes", "fp8_query", "fp8_kv", "one_dtype", "head_dim", "head_dims"}
+    return of_call | of_layer | {"group_size"}
 
 
 def _before(call: Facts, release: str) -> bool:
