@@ -132,11 +132,11 @@ def _settled(library: Library, facts: Facts) -> tuple[Facts, tuple[Reason, ...]]
     for row in library.resolves:
         if row.failing(facts) is None:
             facts = Facts({**facts, **row.sets})
-            words = ", ".join(
+            settled = [
                 f"{name.replace('_', ' ')}: {'yes' if value else 'no'}"
                 for name, value in row.sets.items()
-            )
-            reasons += (Reason("settled", words, True, row.why, row.source),)
+            ]
+            reasons += (Reason("settled", ", ".join(settled), True, row.why, row.source),)
     return facts, reasons
 
 
