@@ -269,9 +269,3 @@ def decided(name: str, call: Call) -> set[str]:
         names = {"model": FAMILIES[call.model], "architecture": ARCHITECTURES[call.model]}
         return {f"{fact} {value}" for fact, value in names.items()}
     return DECIDES.get(name, {name})
-
-
-def stated(call: Call) -> list[str]:
-    """The fields that a call states otherwise than a plain one."""
-    plain = vars(Call())
-    return [name for name, value in vars(call).items() if value != plain[name]]
