@@ -13,7 +13,7 @@ from itertools import takewhile
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
-from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, decided, facts_of, stated
+from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, decided, facts_of
 from .libraries import AUTO, MAIN, Library, find
 from .rules import Reason, first_match
 
@@ -95,7 +95,8 @@ def explain(
     require_word(f"policy of {rules.name} in mode {mode}", policy, rules.policies_for(mode))
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
     tested = rules.tests(mode, policy, release)
-    unused = [name for name in stated(call) if not decided(name, call) & tested]
+    stated = [name for name, value in vars(call).items() if value != vars(NO_CALL)[name]]
+    unused = [name for name in stated if not decided(name, call) & tested]
     name = rules.name if release is None else f"{rules.name}=={release}"
     facts, settled = _settled(rules, facts)
     choice = Choice(name, mode, gpu, policy, tested=tested, unused=tuple(unused))
@@ -132,11 +133,11 @@ def _settled(library: Library, facts: Facts) -> tuple[Facts, tuple[Reason, ...]]
     for row in library.resolves:
         if row.failing(facts) is None:
             facts = Facts({**facts, **row.sets})
-            words = ", ".join(
+            settled = [
                 f"{name.replace('_', ' ')}: {'yes' if value else 'no'}"
                 for name, value in row.sets.items()
-            )
-            reasons += (Reason("settled", words, True, row.why, row.source),)
+            ]
+            reasons += (Reason("settled", ", ".join(settled), True, row.why, row.source),)
     return facts, reasons
 
 

@@ -4,6 +4,7 @@ data/rules/README.md explains the modes. GPUs are compute capabilities, with CUD
 """
 
 from dataclasses import dataclass, field, fields
+from math import gcd
 from typing import Any
 
 from packaging.version import Version
@@ -196,6 +197,19 @@ def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Versio
     )
 
 
+def _cut_key(heads: int, q: tuple[int, ...], kv: tuple[int, ...]) -> int:
+    """Where a causal tile of fa2's MLA ends amid the heads of a query: the largest power of two up
+    to 64 that divides the last key that this query sees; of all requests the largest, or 0."""
+    rows = 128 if sum(q) * heads // len(q) > 64 else 64
+    keys = [
+        tokens - length + end // heads
+        for length, tokens in zip(q, kv, strict=True)
+        for end in range(rows, length * heads, rows)
+        if end % heads
+    ]
+    return max((gcd(key, 64) for key in keys if key >= 0), default=0)
+
+
 def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
     decode = mode in DECODE_MODES
     kv = call.kv_lens or (1,)
@@ -217,6 +231,7 @@ def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
         "q_tiles": sum(-(-n // 256) for n in q) * heads,
         "kv_units": len(kv) * spec.num_kv_heads,
         "q_rows": max(q) * spec.group_size,
+        "cut_key": _cut_key(heads, q, kv) if mode in LATENT_MODES else 0,
         "near_prefill": (4 if heads <= 8 else 2) * total_q + 32 * len(kv) >= total_kv,
     }
     if call.kv_lens:
@@ -224,7 +239,7 @@ def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
     if not decode:
         return {}
     # Without lengths a decode step still has one query token for each request.
-    return {name: lengths[name] for name in ("max_q", "min_q", "one_q_len", "q_rows")}
+    return {name: lengths[name] for name in ("max_q", "min_q", "one_q_len", "q_rows", "cut_key")}
 
 
 _EVERY = facts_of(AttnSpec(1, 1, 1, 1), Call((1,)), mode="decode", gpu="", release=None)
@@ -254,9 +269,3 @@ def decided(name: str, call: Call) -> set[str]:
         names = {"model": FAMILIES[call.model], "architecture": ARCHITECTURES[call.model]}
         return {f"{fact} {value}" for fact, value in names.items()}
     return DECIDES.get(name, {name})
-
-
-def stated(call: Call) -> list[str]:
-    """The fields that a call states otherwise than a plain one."""
-    plain = vars(Call())
-    return [name for name, value in vars(call).items() if value != plain[name]]

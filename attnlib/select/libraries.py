@@ -138,11 +138,9 @@ def _fill(library: Library, document: Mapping[str, Any], place: str) -> None:
             if table[-1].when:
                 raise ValueError(f"{where}: the last row must have no condition")
             library.policies.setdefault(policy, {}).update(dict.fromkeys(modes.split(), table))
-    resolves = document.get("resolves", [])
-    library.resolves += tuple(_rows(resolves, RESOLVES, known, f"{place}, {RESOLVES}"))
-    library.limits += tuple(_rows(document.get("limits", []), "cannot", known, f"{place}, limits"))
-    problems = document.get("problems", [])
-    library.problems += tuple(_rows(problems, "cannot", known, f"{place}, problems"))
+    for part, verb in (("resolves", RESOLVES), ("limits", "cannot"), ("problems", "cannot")):
+        rows = tuple(_rows(document.get(part, []), verb, known, f"{place}, {part}"))
+        setattr(library, part, getattr(library, part) + rows)
 
 
 def _rows(

@@ -14,12 +14,8 @@ def yaml_loader() -> Any:
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """The models by name; none in an installation without data."""
-    return dict(yaml.load(path.read_text(), yaml_loader())) if path.exists() else {}
-
-
-TABLE = _read(DATA / "models.yaml")
+PATH = DATA / "models.yaml"  # not there in an installation without data
+TABLE = yaml.load(PATH.read_text(), yaml_loader()) if PATH.exists() else {}
 OTHER = "other"
 MODELS: Mapping[str, tuple[str, ...]] = {
     name: tuple(row["architectures"].split()) for name, row in TABLE.items()

@@ -81,11 +81,12 @@ def layers_of(spec: AttnSpec, call: Call, **how: Any) -> list[dict[str, str]]:
 
 
 def _backend(spec: AttnSpec, **how: Any) -> str:
-    """The backend and the kernel that it calls, or why there is no answer."""
+    """The backend, the kernel that it calls, and whether it cannot run; or why there is none."""
     try:
-        return _picked(explain(spec, **how))
+        choice = explain(spec, **how)
     except (ValueError, RuntimeError) as error:
         return f"no answer: {error}"
+    return f"{_picked(choice)} (cannot run)" if choice.problem else _picked(choice)
 
 
 def _picked(choice: Choice) -> str:

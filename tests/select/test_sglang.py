@@ -40,6 +40,10 @@ UNUSED = "not used by its rules: "
             f"{PLAIN} --gpu sm100 --library sglang==0.5.15 --head-dim 96",
             "64, 128, 256 or 512",
         ),
+        (
+            f"{PLAIN} --gpu sm100 --library sglang==0.5.15 --head-dim 96 --call model=gemma3",
+            "full (head_dim 96): trtllm_mha, which runs trtllm-gen (cannot run)",
+        ),
         # Branches: none, left to SGLang, one, several.
         (f"{PLAIN} --gpu sm100", "auto: trtllm_mha"),
         (f"{PLAIN} --gpu sm100 --call speculative", "auto: flashinfer"),

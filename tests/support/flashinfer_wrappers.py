@@ -147,8 +147,14 @@ def _sums(lengths):
     return _words([0, *lengths]).cumsum(0, dtype=torch.int32)
 
 
+def _table(rows):
+    """A block table of whole 128 columns, as cute-dsl asks of a graph's."""
+    table = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return torch.nn.functional.pad(table, (0, -table.shape[1] % 128))
+
+
 def _lengths(spec, call, *, decode):
-    kv = call.kv_lens or (300, 300)
+    kv = call.kv_lens
     q = call.q_lens or ((1,) * len(kv) if decode else kv)
     pages = tuple(-(-n // spec.page_size) for n in kv)
     last = [n - (p - 1) * spec.page_size for n, p in zip(kv, pages, strict=True)]
@@ -162,7 +168,7 @@ def _lengths(spec, call, *, decode):
         page_indptr=_sums(pages),
         indices=indices,
         last=_words(last),
-        table=torch.nn.utils.rnn.pad_sequence(indices.split(pages), batch_first=True),
+        table=_table(indices.split(pages)),
         masks={"packed_custom_mask": mask} if call.custom_mask else {},
         heads=(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim),
     )
