@@ -100,11 +100,6 @@ class Page:
         """Those of its studies that have records."""
         return [study for study in self.shown if study.on_record]
 
-    @property
-    def commands(self) -> list[str]:
-        """The commands that measure again what it shows, without repeats."""
-        return list(dict.fromkeys(line for study in self.on_record for line in study.commands))
-
 
 def published() -> list[Shown]:
     """Every study with a published machine, and its bisect if there are records of one."""
