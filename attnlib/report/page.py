@@ -37,11 +37,10 @@ MODES = {
 
 @dataclass(frozen=True)
 class Shown:
-    """A study whose records are shown: its name, the machine of the records, its question."""
+    """A study whose records are shown: its name and the machine of the records."""
 
     study: str
     machine: str
-    question: str
 
     @property
     def on_record(self) -> bool:
@@ -64,7 +63,6 @@ class Shown:
         source = self.provenance
         versions = {name: ", ".join(seen) for name, seen in source["versions"].items()}
         facts = {
-            "question": self.question,
             "records": f"{source['records']} in {source['file']}",
             "sha256": source["sha256"],
             "measured": source["measured"],
@@ -106,10 +104,9 @@ def published() -> list[Shown]:
     shown = []
     for study in STUDIES.values():
         if study.reference_machine:
-            shown.append(Shown(study.name, record_machine(study), study.question))
+            shown.append(Shown(study.name, record_machine(study)))
         if study.bisect_machine:
-            question = "Which release changed the speed?"
-            shown.append(Shown(PREFIX + study.name, study.bisect_machine, question))
+            shown.append(Shown(PREFIX + study.name, study.bisect_machine))
     return shown
 
 
