@@ -30,16 +30,7 @@ RULE: dict[str, Any] = {"color": "0.3", "linewidth": 1}
 """A line to compare with: at 1, at 0, at a bound."""
 SMALL: dict[str, Any] = {"fontsize": 6.5, "bbox": {"color": "white", "pad": 0.3}}
 """Words inside a panel, which hide the lines behind them."""
-SETTINGS: dict[str, Any] = {
-    "figure.dpi": 110,
-    "savefig.dpi": 200,
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "svg.hashsalt": "attnlib",
-    "svg.fonttype": "path",
-}
+LOOK = Path(__file__).with_name("look.mplstyle")
 UNDATED: dict[str, dict[str, None]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
@@ -87,7 +78,7 @@ def apply() -> None:
     """Set matplotlib's defaults to `look.mplstyle`; figures call it before they draw."""
     from matplotlib import style
 
-    style.use([Path(__file__).with_name("look.mplstyle"), SETTINGS])
+    style.use(LOOK)
 
 
 def log_axes(axis: Axes, *which: str) -> None:
@@ -141,6 +132,6 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     if path.suffix not in UNDATED:
         raise ValueError(f"path must end in {' or '.join(UNDATED)}, got {path.name!r}")
     image = io.BytesIO()
-    with mpl.rc_context(SETTINGS):
+    with mpl.rc_context(fname=LOOK):
         figure.savefig(image, format=path.suffix[1:], metadata=UNDATED[path.suffix])
     return write_whole(path, image.getvalue()).resolve()

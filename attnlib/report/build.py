@@ -16,6 +16,7 @@ from ..measure.files import require_writable, write_whole
 from ..run.study import load_or_measure, mode
 from ..studies import STUDIES, claims
 from .fragment import notebook_fragment
+from .kernels import ForkedKernel
 from .page import Page, published, render_page, studies_in
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ def build_report(
     require_writable(out)
     names = [path.stem for path in paths]
     with ThreadPoolExecutor(SIDE_BY_SIDE if mode() == "replay" else 1) as pool:
-        running = [pool.submit(render_notebook, path, names) for path in paths]
+        running = [pool.submit(execute, path) for path in paths]
         pages = []
         try:
-            for job in running:
-                pages.append(job.result())
+            for path, job in zip(paths, running, strict=True):
+                pages.append(render_notebook(path, job.result(), names))
                 if on_notebook:
                     on_notebook(pages[-1].anchor)
         finally:
@@ -69,9 +70,8 @@ def build_report(
     return out.resolve()
 
 
-def render_notebook(path: Path, names: Sequence[str]) -> Page:
-    """Execute a notebook and convert it to a part of the page; `names` are all its notebooks."""
-    notebook = execute(path)
+def render_notebook(path: Path, notebook: NotebookNode, names: Sequence[str]) -> Page:
+    """Convert an executed notebook to a part of the page; `names` are all its notebooks."""
     if mode() == "replay":
         _leave_out_machine(notebook)
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
@@ -132,7 +132,7 @@ def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
 
 
 def execute(path: Path) -> NotebookNode:
-    """The notebook at `path`, executed in a fresh kernel of this Python.
+    """The notebook at `path`, executed in a kernel of its own (`ForkedKernel`) of this Python.
 
     The result has no timestamps and no widgets, only what a widget shows without a kernel.
     Raises RuntimeError with the notebook's name and the error of the cell that failed.
@@ -145,6 +145,7 @@ def execute(path: Path) -> NotebookNode:
     client = NotebookClient(
         notebook,
         timeout=CELL_TIMEOUT_S,
+        kernel_manager_class=ForkedKernel,
         kernel_name="python3",
         record_timing=False,
         store_widget_state=False,

@@ -37,11 +37,10 @@ MODES = {
 
 @dataclass(frozen=True)
 class Shown:
-    """A study whose records are shown: its name, the machine of the records, its question."""
+    """A study whose records are shown: its name and the machine of the records."""
 
     study: str
     machine: str
-    question: str
 
     @property
     def on_record(self) -> bool:
@@ -64,7 +63,6 @@ class Shown:
         source = self.provenance
         versions = {name: ", ".join(seen) for name, seen in source["versions"].items()}
         facts = {
-            "question": self.question,
             "records": f"{source['records']} in {source['file']}",
             "sha256": source["sha256"],
             "measured": source["measured"],
@@ -100,21 +98,15 @@ class Page:
         """Those of its studies that have records."""
         return [study for study in self.shown if study.on_record]
 
-    @property
-    def commands(self) -> list[str]:
-        """The commands that measure again what it shows, without repeats."""
-        return list(dict.fromkeys(line for study in self.on_record for line in study.commands))
-
 
 def published() -> list[Shown]:
     """Every study with a published machine, and its bisect if there are records of one."""
     shown = []
     for study in STUDIES.values():
         if study.reference_machine:
-            shown.append(Shown(study.name, record_machine(study), study.question))
+            shown.append(Shown(study.name, record_machine(study)))
         if study.bisect_machine:
-            question = "Which release changed the speed?"
-            shown.append(Shown(PREFIX + study.name, study.bisect_machine, question))
+            shown.append(Shown(PREFIX + study.name, study.bisect_machine))
     return shown
 
 

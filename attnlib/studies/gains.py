@@ -11,14 +11,7 @@ import pandas as pd
 
 from ..measure.files import write_whole
 from ..run import store
-from ..run.frame import (
-    CUDA_CORES,
-    FA2,
-    FA3,
-    decode_rows,
-    good_rows,
-    over,
-)
+from ..run.frame import CUDA_CORES, FA2, FA3, decode_rows, good_rows, over
 from . import STUDIES
 
 PATH = Path(__file__).resolve().parents[2] / "data" / "gains.json"

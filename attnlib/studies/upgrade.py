@@ -41,13 +41,7 @@ from ..run.releases import InvalidVersion, Version, build_version, overlay_for, 
 from ..run.study import Sweep, machine_shown, mode
 from . import STUDIES
 from .next_step import next_step
-from .usual_calls import (
-    LIBRARY,
-    backends_named,
-    calls_of,
-    items_of,
-    layers_named,
-)
+from .usual_calls import LIBRARY, backends_named, calls_of, items_of, layers_named
 
 PACKAGE = COMPARED[LIBRARY]
 NAME = f"compare_{LIBRARY}"

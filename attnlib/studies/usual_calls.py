@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from ..core.backends.table import TABLE
@@ -76,9 +75,7 @@ def layers_named(models: Sequence[str], heads: str, sizes: Mapping[str, Any]) ->
     return [MLA if name == MLA else parse_layer(model=name, **sizes) for name in models]
 
 
-def items_of(
-    cases: Sequence[Case], backends: Mapping[str, Sequence[str]] = MappingProxyType(BACKENDS)
-) -> list[Item]:
+def items_of(cases: Sequence[Case], backends: Mapping[str, Sequence[str]]) -> list[Item]:
     """What is run of each case, as engines call it: prefill eagerly, all else in a CUDA graph."""
     items = []
     for case in cases:

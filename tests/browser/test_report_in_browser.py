@@ -13,6 +13,8 @@ from attnlib.report import build as html
 
 pytestmark = pytest.mark.browser
 STEMS = [path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb"))]
+MOST_BYTES, MOST_WORDS = 2_500_000, 25_000
+"""Words that are shown: folded code is not."""
 OPEN_ALL = "document.querySelectorAll('details').forEach(each => each.open = true)"
 DEAD_LINKS = """[...document.querySelectorAll('a[href^="#"]')]
     .map(link => decodeURIComponent(link.getAttribute('href').slice(1)))
@@ -47,6 +49,11 @@ def test_the_file_opens_without_a_request_to_anywhere_else(page, report, asked):
     page.evaluate("Promise.all([...document.images].map(image => image.decode()))")
     assert [url for url in asked if not url.startswith("data:")] == [report.as_uri()]
     assert page.title().startswith("Attention backends")
+
+
+def test_the_page_is_small_enough_to_send_and_to_read(shown, report):
+    assert report.stat().st_size <= MOST_BYTES
+    assert len(shown.locator("body").inner_text().split()) <= MOST_WORDS
 
 
 def test_every_link_has_its_end_no_id_stands_twice_and_a_finding_leads_to_its_notebook(shown):
