@@ -52,7 +52,6 @@ def test_named_files_exist():
 
 
 RUN_ELSEWHERE = {
-    "make setup": "Makefile",
     "make lab": "tests/browser/driving.py",
     "make report": ".github/workflows/report.yml",
     "make test": ".ci/run",
