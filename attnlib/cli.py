@@ -1,4 +1,8 @@
-"""The commands, `python -m attnlib COMMAND`. The exit status is 0 only on success."""
+"""The commands, `python -m attnlib COMMAND`. The exit status is 0 only on success.
+
+A command is a function of the options that were given; those that were not have its defaults. It
+imports what it needs: `explain` loads no pandas, `diagnose` no study.
+"""
 
 import argparse
 import json
@@ -9,60 +13,75 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from . import doctor
 from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
 from .core.spec import LENGTHS
-from .run import store, study
-from .run.bisect import Bisection, bisect
-from .run.record import machine_slug
-from .run.releases import parse_overlay
-from .select import text as explain
-from .select.facts import facts_of_model
-from .studies import STUDIES
+
+if TYPE_CHECKING:
+    from .run.bisect import Bisection
+    from .run.study import Study
 
 FAILED, USAGE = 1, 2
 OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
 """Of `compare` -> its exit status."""
 DEFAULT_REPORT = Path("build/report/index.html")
+SIZES = ("tp", "head_dim", "page_size")
 
 
 class Command(NamedTuple):
-    """What a command does, its help, and its arguments: name -> keywords of `add_argument`.
+    """What a command does, by its function and its docstring, and its arguments: name -> keywords
+    of `add_argument`.
 
-    `status` is its exit status where it fails as expected.
+    `status` is its exit status where it fails as expected. `known` makes the last lines of its
+    help, of what takes a while to load.
     """
 
-    run: Callable[[argparse.Namespace], int | None]
-    help: str
+    run: Callable[..., int | None]
     arguments: Mapping[str, Mapping[str, Any]] = {}
-    description: str | None = None
     status: int = FAILED
+    known: Callable[[], str] = str
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The argument parser; `--help` explains each command."""
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """The usage, and what is wrong in one last line, whatever it quotes."""
+        super().error(" ".join(message.splitlines()))
+
+
+def build_parser(only: str = "") -> argparse.ArgumentParser:
+    """The argument parser; `--help` explains each command. `only` one command has its arguments."""
+    parser = _Parser(
         prog="python -m attnlib",
         description="Reproduce, explain and prove fixes of attention-backend regressions.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, command in COMMANDS.items():
-        description = command.description or command.help
-        subparser = commands.add_parser(name, help=command.help, description=description)
-        for argument, options in command.arguments.items():
-            subparser.add_argument(argument, **options)
-        if name == "explain":
-            explain.add_arguments(subparser)
+        words = command.run.__doc__ or ""
+        subparser = commands.add_parser(
+            name,
+            help=words.partition("\n")[0].removesuffix("."),
+            description=words,
+            argument_default=argparse.SUPPRESS,
+        )
+        if only in ("", name):
+            subparser.epilog = command.known()
+            for argument, options in command.arguments.items():
+                subparser.add_argument(argument, **options)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an expected failure is one line on stderr and a non-zero status."""
-    options = build_parser().parse_args(arguments)
+    words = [*(sys.argv[1:] if arguments is None else arguments)]
+    given = vars(build_parser(*words[:1]).parse_args(words))
+    name = given.pop("command")
     try:
-        status = COMMANDS[options.command].run(options) or 0
+        if empty := [argument for argument, value in given.items() if value == ""]:
+            raise ValueError(f"{empty[0]} must not be empty")
+        sizes_given(**{size: given[size] for size in SIZES if size in given})
+        status = COMMANDS[name].run(**given) or 0
         print(end="", flush=True)
         return status
     except BrokenPipeError:  # `| head` has read enough; what is left is flushed at the end.
@@ -71,31 +90,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"attnlib {options.command}: {error}", file=sys.stderr)
+        print(f"attnlib {name}:", *str(error).splitlines(), file=sys.stderr)
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
-        return USAGE if is_wrong_use else COMMANDS[options.command].status
+        return USAGE if is_wrong_use else COMMANDS[name].status
 
 
-def _doctor(options: argparse.Namespace) -> None:
+def _doctor(as_json: bool = False) -> None:
+    """Machine, versions, which backends can run here, and why not."""
     diagnosis = doctor.diagnose()
-    print(json.dumps(diagnosis, indent=2) if options.json else doctor.render(diagnosis))
+    print(json.dumps(diagnosis, indent=2) if as_json else doctor.render(diagnosis))
 
 
-def _diagnose(options: argparse.Namespace) -> None:
+def _diagnose(trace: str, after: str = "", shape: str = "", as_json: bool = False) -> None:
+    """Attention and kernels of a server's trace, known patterns, or what two differ in."""
     from .lab.diagnose import diagnose
 
-    pairs = [part.partition("=")[::2] for part in options.shape.split(",") if part]
-    shape = {name: int(value) if value.isdecimal() else value for name, value in pairs}
-    if len(shape) < len(pairs):
-        raise ValueError(f"--shape must name each fact once, got {options.shape!r}")
-    answer = diagnose(options.trace, options.after, **shape)
-    print(json.dumps(answer.to_dict(), indent=2) if options.json else answer)
+    pairs = [part.partition("=")[::2] for part in shape.split(",") if part]
+    facts = {name: int(value) if value.isdecimal() else value for name, value in pairs}
+    if len(facts) < len(pairs):
+        raise ValueError(f"--shape must name each fact once, got {shape!r}")
+    answer = diagnose(trace, after, **facts)
+    print(json.dumps(answer.to_dict(), indent=2) if as_json else answer)
 
 
-def _study_named(name: str) -> study.Study:
+def _study_named(name: str) -> "Study":
+    from .studies import STUDIES, captured
+
     if name.endswith(".jsonl"):
-        from .studies import captured
-
         chosen, left_out = captured.study_of(Path(name))
         if left_out:
             print(f"left out: {left_out}", file=sys.stderr)
@@ -105,49 +126,73 @@ def _study_named(name: str) -> study.Study:
     return STUDIES[name]
 
 
-def _measure(options: argparse.Namespace) -> None:
+def _known_studies() -> str:
+    from .studies import STUDIES
+
+    return f"studies: {', '.join(STUDIES)}"
+
+
+def _overlays(texts: Sequence[str]) -> dict[str, Path]:
+    from .run.releases import parse_overlay
+
+    return dict(map(parse_overlay, texts))
+
+
+def _measure(study: str, overlay: Sequence[str] = (), **how: Any) -> None:
+    """Measure on this GPU what a study lacks, into data/records/."""
     from tqdm.auto import tqdm
 
-    chosen = _study_named(options.study)
-    how = {name: getattr(options, name) for name in ("rounds", "retry")}
-    sweep = study.Sweep(overlays=dict(map(parse_overlay, options.overlay)), progress=tqdm, **how)
-    count = sweep.measure(chosen)
-    machine = machine_slug(study.describe(chosen.device))
+    from .run import store
+    from .run.record import machine_slug
+    from .run.study import Sweep, describe
+
+    chosen = _study_named(study)
+    count = Sweep(overlays=_overlays(overlay), progress=tqdm, **how).measure(chosen)
+    machine = machine_slug(describe(chosen.device))
     print(f"{count} items measured; records in {store.journal_path(chosen.name, machine)}")
     torn = store.torn_path(chosen.name, machine)
     if torn.exists():
         print(f"lines that killed writers left cut short are in {torn}", file=sys.stderr)
 
 
-def _publish(options: argparse.Namespace) -> None:
-    path = store.publish(options.study, options.machine)
+def _publish(study: str, machine: str = "") -> None:
+    """Turn a study's journal into its published Parquet file."""
+    from .run import store
+
+    path = store.publish(study, machine)
     count = len(store.read(path.stem, path.parent.name))
     print(f"{count} records published in {path}; the journal is in it, and removed")
 
 
-def _bisect(options: argparse.Namespace) -> None:
-    chosen = _study_named(options.study)
-    bisection = bisect(
+def _bisect(
+    study: str,
+    case: str,
+    releases: str = "",
+    overlay: Sequence[str] = (),
+    as_json: bool = False,
+    **how: Any,
+) -> None:
+    """Find the first release at which a case became slower, or fast again.
+
+    That is the first one slower than --good; with --good after --bad, the first one faster than
+    --bad. Records go to data/records/, and are replayed without a GPU.
+    """
+    from .run.bisect import bisect
+
+    chosen = _study_named(study)
+    search = bisect(
         chosen,
-        chosen.case_named(options.case),
-        package=options.package,
-        good=options.good,
-        bad=options.bad,
-        backend=options.backend,
-        rounds=options.rounds,
-        releases=[part.strip() for part in options.releases.split(",") if part.strip()],
-        overlays=dict(map(parse_overlay, options.overlay)),
+        chosen.case_named(case),
+        releases=[part.strip() for part in releases.split(",") if part.strip()],
+        overlays=_overlays(overlay),
         on_round=lambda words: print(words, file=sys.stderr, flush=True),
+        **how,
     )
-    given = "".join(f" --overlay {shlex.quote(argument)}" for argument in options.overlay)
-    print(
-        json.dumps(bisection.to_dict(), indent=2)
-        if options.json
-        else _bisect_text(bisection, given)
-    )
+    given = "".join(f" --overlay {shlex.quote(argument)}" for argument in overlay)
+    print(json.dumps(search.to_dict(), indent=2) if as_json else _bisect_text(search, given))
 
 
-def _bisect_text(search: Bisection, given: str) -> str:
+def _bisect_text(search: "Bisection", given: str) -> str:
     from .studies.fa3_decode_regression import bisection
 
     reference = f"{search.releases[0]} ({search.steps[0].reference_family})"
@@ -160,22 +205,28 @@ first {search.word} release: {search.changed}
 repeat with: {search.command}{given}"""
 
 
-def _compare(options: argparse.Namespace) -> int:
+def _compare(
+    base: str, new: str, cases: Path | None = None, as_json: bool = False, **how: Any
+) -> int:
+    """Whether a new release runs a call slower.
+
+    Measures two releases until each case has a verdict; without a GPU replays the records. Exit
+    status: 0 if every call is proved not slower, 1 if one is slower or fails, 2 for wrong use, 3 if
+    that is not decided.
+    """
     from tqdm.auto import tqdm
 
     from .studies.upgrade import compare_releases
 
-    if not options.cases:
-        cases = ""
-    elif options.cases.suffix == ".jsonl":
-        cases = "\n".join(case.key for case in _study_named(str(options.cases)).cases)
+    if cases is None:
+        keys = ""
+    elif cases.suffix == ".jsonl":
+        keys = "\n".join(case.key for case in _study_named(str(cases)).cases)
     else:  # An empty file is no wish for the usual calls.
-        cases = options.cases.read_text("utf-8-sig", "replace") or "\n"
-    names = (*LAYER, "models", "lens", "backend", "not_slower")
-    how = {name: getattr(options, name) for name in names}
-    upgrade = compare_releases(options.base, options.new, cases=cases, progress=tqdm, **how)
-    print(json.dumps(upgrade.to_dict(), indent=2) if options.json else upgrade)
-    print(upgrade.conclusion, file=sys.stderr if options.json else sys.stdout)
+        keys = cases.read_text("utf-8-sig", "replace") or "\n"
+    upgrade = compare_releases(base, new, cases=keys, progress=tqdm, **how)
+    print(json.dumps(upgrade.to_dict(), indent=2) if as_json else upgrade)
+    print(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
     return OUTCOMES[upgrade.outcome]
 
 
@@ -185,47 +236,55 @@ def _percent(text: str) -> float:
     return float(text[:-1]) / 100
 
 
-def _claims(options: argparse.Namespace) -> None:
+def _claims(ids: Sequence[str] = (), as_json: bool = False) -> None:
+    """Published claims, and what the published records say."""
     from .studies import claims
 
-    judged = claims.verdicts(options.ids)
-    if options.json:
+    judged = claims.verdicts(ids)
+    if as_json:
         print(json.dumps([row.to_dict() for row in judged], indent=2))
-    elif options.ids:
+    elif ids:
         print("\n\n".join(map(claims.details, judged)))
     else:
         print(claims.as_frame(judged).to_string(index=False))
 
 
-def _report(options: argparse.Namespace) -> None:
+def _report(out: Path = DEFAULT_REPORT, only: Sequence[str] = ()) -> None:
+    """Execute the notebooks, write one self-contained HTML file."""
     from .report.build import build_report
 
-    if options.out == DEFAULT_REPORT:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-    path = build_report(options.out, only=options.only or (), on_notebook=print)
+    if out == DEFAULT_REPORT:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    path = build_report(out, only=only, on_notebook=print)
     print(f"report written to {path}")
 
 
-def _advise(options: argparse.Namespace) -> None:
+def _advise(
+    lens: str,
+    batch: int | None = None,
+    measure: bool = False,
+    heads: str = "",
+    model: str = "",
+    **options: Any,
+) -> None:
+    """For a decode call: the rule, the nearest recorded batches, and how to measure it."""
     from .lab.advise import advise
     from .lab.view import measure_call
+    from .select.facts import Call, facts_of_model
+    from .select.text import PINS
 
-    sizes = sizes_given(**{name: getattr(options, name) for name in SIZES})
-    words = {name: getattr(options, name) for name in ("heads", "model", "dtype", "kv_dtype")}
-    layer = parse_layer(**words, **sizes)
-    lengths = parse_lengths("lens", options.lens, options.batch)
-    if options.measure:
+    pinned: dict[str, Any] = {fact: True for option, fact in PINS.items() if option in options}
+    how = {name: options.pop(name) for name in ("library", "backend", "gpu") if name in options}
+    layer = parse_layer(heads, model=model, **options)
+    lengths = parse_lengths("lens", lens, batch)
+    if measure:
         print(measure_call(layer, lengths))
-        return
-    pins: dict[str, Any] = {
-        fact: True for option, fact in explain.PINS.items() if getattr(options, option)
-    }
-    facts = explain.Call(**pins, **facts_of_model(options.model))
-    how = {name: getattr(options, name) for name in ("library", "backend", "gpu")}
-    print(advise(layer, lengths, facts=facts, **how))
+    else:
+        print(advise(layer, lengths, facts=Call(**pinned, **facts_of_model(model)), **how))
 
 
-def _refresh(_: argparse.Namespace) -> None:
+def _refresh() -> None:
+    """Execute the notebooks again, redraw README's figure (replay)."""
     from .report.build import refresh
     from .studies import gains
 
@@ -233,33 +292,50 @@ def _refresh(_: argparse.Namespace) -> None:
     print("written", "\nwritten ".join(map(str, refresh())))
 
 
+def _explain(as_json: bool = False, **given: Any) -> None:
+    """Which backend a library picks, and why, or what changes between releases; needs no GPU."""
+    from .select.text import answer
+
+    print(answer(given, as_json))
+
+
+def _known_facts() -> str:
+    from dataclasses import fields
+
+    from .select import GPUS, LIBRARIES, MODES, Call
+
+    names = ", ".join(field.name for field in fields(Call))
+    lists = f"libraries: {', '.join(LIBRARIES)}; GPUs: {', '.join(GPUS)}"
+    return f"{lists}; modes: {', '.join(MODES)}; fields of --call: {names}"
+
+
 def _of(help: str, **options: Any) -> dict[str, Any]:
     return {"help": help, **options}
 
 
-JSON = {"--json": _of("print JSON instead of text", action="store_true")}
+JSON = {"--json": _of("print JSON instead of text", action="store_true", dest="as_json")}
 OVERLAY = {
     "--overlay": _of(
         "folder that holds this release; otherwise it is installed from the package index "
         "or from the folder of wheels that ATTNLIB_WHEELS names; repeatable",
         action="append",
-        default=[],
         metavar="NAME==VERSION=DIR",
     )
 }
-SIZES = ("tp", "head_dim", "page_size")
-LAYER = (*SIZES, "heads", "batch")
-LAYER_ARGUMENTS = {
-    "--tp": _of("GPUs that share the heads of a model", type=int, metavar="N"),
-    "--heads": _of("query and KV heads of one GPU, such as 8/1", default="", metavar="Q/KV"),
-    "--head-dim": _of("default: the model's, or 128", type=int, metavar="N"),
-    "--page-size": _of("default: 16", type=int, metavar="N"),
-    "--batch": _of("requests, if --lens is one length or range", type=int, metavar="N"),
+LAYER = {
+    "--model": _of(f"a layer of: {', '.join(WHOLE_MODELS)}", metavar="NAME"),
+    "--tp": _of("GPUs that share the heads of a model; default: 1", type=int, metavar="N"),
+    "--heads": _of("in place of --model: query and KV heads, such as 8/1", metavar="Q/KV"),
+    "--head-dim": _of("default: the model's, 128, or 576 of MLA", type=int, metavar="N"),
+    "--page-size": _of("default: 16; explain: the library's own", type=int, metavar="N"),
 }
+DTYPES = {
+    "--dtype": _of("the query's; default: bfloat16"),
+    "--kv-dtype": _of("the cache's; default: the query's, or as an engine resolves auto"),
+}
+BATCH = {"--batch": _of("requests, if --lens is one length or range", type=int, metavar="N")}
 MEASURE = {
-    "study": _of(
-        f"one of: {', '.join(STUDIES)}; or a file of captured steps, .jsonl", metavar="STUDY"
-    ),
+    "study": _of("a study, or a file of captured steps, .jsonl", metavar="STUDY"),
     "--rounds": _of("rounds of every grid", type=int, metavar="N"),
     "--retry": _of("measure again what is on record as failed", action="store_true"),
     **OVERLAY,
@@ -271,117 +347,100 @@ ASKED = {
     "study": "the study that has the case",
     "case": "a case by its key, such as 32/8,d128,p16,b16,k8192, or by its label",
 }
-DEFAULT = "default: %(default)s"
 BISECT = {
     **{f"--{n}": _of(help, required=True, metavar=n.upper()) for n, help in ASKED.items()},
-    "--backend": _of(DEFAULT, default="flashinfer-auto"),
-    "--rounds": _of(f"at each step; {DEFAULT}", type=int, default=3, metavar="N"),
-    "--releases": _of("search these instead of all there are", default="", metavar="V,V,..."),
+    "--backend": _of("default: flashinfer-auto"),
+    "--rounds": _of("at each step; default: 3", type=int, metavar="N"),
+    "--releases": _of("search these instead of all there are", metavar="V,V,..."),
     **OVERLAY,
     **JSON,
 }
 COMPARE = {
     "--base": _of("the release to compare with, or a wheel or folder", required=True),
     "--new": _of("the release in question, or a wheel or folder", required=True),
+    **LAYER,
     "--model": _of(
         f"only the usual calls of these: {', '.join(WHOLE_MODELS)} (with --tp, or as "
         '"Llama-3.1-70B at TP 8"), DeepSeek MLA',
         nargs="+",
-        default=(),
         dest="models",
         metavar="NAME",
     ),
-    **LAYER_ARGUMENTS,
-    "--lens": _of(f"one decode call of that layer: {LENGTHS_HELP}", default="", metavar="N,..."),
-    "--backend": _of("what an engine pins, such as fa2, xqa, prefill-fa2", default=""),
+    **BATCH,
+    "--lens": _of(f"one decode call of that layer: {LENGTHS_HELP}", metavar="N,..."),
+    "--backend": _of("what an engine pins, such as fa2, xqa, prefill-fa2"),
     "--cases": _of(
         "a file of keys of cases, such as 32/8,d128,p16,b16,k8192,chat (lengths: "
         f"{', '.join(LENGTHS)}, or 33+1+60), or steps.jsonl",
         type=Path,
         metavar="FILE",
     ),
-    "--not-slower": _of(
-        "how much slower a call may be, default: 2%%", type=_percent, default=0.02, metavar="P"
-    ),
+    "--not-slower": _of("how much slower a call may be, default: 2%%", type=_percent, metavar="P"),
     **JSON,
 }
 PUBLISH = {
     "study": _of("a study that was measured", metavar="STUDY"),
-    "--machine": _of("a folder of data/records, if several have it", default="", metavar="M"),
+    "--machine": _of("a folder of data/records, if several have it", metavar="M"),
 }
 REPORT = {
-    "--out": _of(DEFAULT, type=Path, default=DEFAULT_REPORT, metavar="FILE"),
+    "--out": _of(f"default: {DEFAULT_REPORT}", type=Path, metavar="FILE"),
     "--only": _of(
         "only these notebooks, such as 02,05", type=lambda n: n.split(","), metavar="N,N,..."
     ),
 }
 CLAIMS = {"ids": _of("show all there is on these claims", nargs="*", metavar="ID"), **JSON}
 ADVISE = {
-    "--model": _of(f"or --heads: {', '.join(WHOLE_MODELS)}", default="", metavar="NAME"),
-    **LAYER_ARGUMENTS,
-    "--dtype": _of("the query's; default: bfloat16", default="bfloat16"),
-    "--kv-dtype": _of("the cache's; default: the query's", default=""),
+    **LAYER,
+    **BATCH,
+    **DTYPES,
     "--lens": _of(LENGTHS_HELP, required=True, metavar="N,..."),
     "--engine": _of(
-        f"sglang==0.5.23, vllm==0.33.0, or the library; {DEFAULT}",
-        default="flashinfer==0.7.2",
+        "sglang==0.5.23, vllm==0.33.0, or the library; default: flashinfer==0.7.2",
         dest="library",
     ),
-    "--backend": _of("the backend of it that is pinned, such as flashinfer", default="auto"),
-    "--gpu": _of(f"such as h100, b200 or sm90; {DEFAULT}", default="sm90"),
+    "--backend": _of("the backend of it that is pinned, such as flashinfer"),
+    "--gpu": _of("such as h100, b200 or sm90; default: sm90"),
     "--measure": _of("on a GPU: measure all backends at this call", action="store_true"),
+}
+EXPLAIN = {
+    "--library": _of("with ==RELEASE where it has releases"),
+    "--gpu": _of("such as sm90 or h100; several with --diff: sm90,sm100"),
+    "--mode": _of("such as decode; several with --diff"),
+    **LAYER,
+    **DTYPES,
+    "--diff": _of(
+        "what changes from OLD to NEW, such as flashinfer==0.6.13, for --gpu, --mode, --policy, "
+        "--call and a layer (also DeepSeek MLA), as far as they are given",
+        nargs=2,
+        metavar=("OLD", "NEW"),
+    ),
+    "--policy": _of("an engine's rule, or a backend's name; default: auto"),
+    "--call": _of(
+        "a fact of the call, such as graph or kv_lens=8192x16; repeatable; topk is 2048 in "
+        "sparse_mla unless it is given",
+        action="append",
+        metavar="FIELD[=VALUE]",
+    ),
+    **JSON,
 }
 DIAGNOSE = {
     "trace": _of("of torch.profiler (json, json.gz) or Nsight Systems (sqlite)", metavar="TRACE"),
     "after": _of(
-        "a second trace: what got slower from the first to it",
-        nargs="?",
-        default="",
-        metavar="AFTER",
+        "a second trace: what got slower from the first to it", nargs="?", metavar="AFTER"
     ),
-    "--shape": _of("what it does not tell: heads=32/8,kv_len=8192", default="", metavar="N=V,..."),
+    "--shape": _of("what it does not tell: heads=32/8,kv_len=8192", metavar="N=V,..."),
     **JSON,
 }
 COMMANDS = {
-    "doctor": Command(_doctor, "machine, versions, which backends can run here, and why not", JSON),
-    "diagnose": Command(
-        _diagnose,
-        "attention and kernels of a server's trace, known patterns, or what two differ in",
-        DIAGNOSE,
-        status=USAGE,
-    ),
-    "measure": Command(
-        _measure, "measure on this GPU what a study lacks, into data/records/", MEASURE
-    ),
-    "publish": Command(_publish, "turn a study's journal into its published Parquet file", PUBLISH),
-    "bisect": Command(
-        _bisect,
-        "find the first release at which a case became slower, or fast again",
-        BISECT,
-        "Find the first release slower than --good; with --good after --bad, the first one faster "
-        "than --bad. Records go to data/records/, and are replayed without a GPU.",
-    ),
-    "compare": Command(
-        _compare,
-        "whether a new release runs a call slower",
-        COMPARE,
-        "Measure two releases until each case has a verdict; without a GPU replay the records. "
-        "Exit status: 0 if every call is proved not slower, 1 if one is slower or fails, 2 for "
-        "wrong use, 3 if that is not decided.",
-        status=USAGE,
-    ),
-    "claims": Command(_claims, "published claims, and what the published records say", CLAIMS),
-    "report": Command(_report, "execute the notebooks, write one self-contained HTML file", REPORT),
-    "advise": Command(
-        _advise,
-        "for a decode call: the rule, the nearest recorded batches, and how to measure it",
-        ADVISE,
-        status=USAGE,
-    ),
-    "refresh": Command(_refresh, "re-execute the notebooks, redraw README's figure (replay)"),
-    "explain": Command(
-        lambda options: print(explain.answer(options)),
-        "which backend a library picks, and why, or what changes between releases; needs no GPU",
-        status=USAGE,
-    ),
+    "doctor": Command(_doctor, JSON),
+    "diagnose": Command(_diagnose, DIAGNOSE, status=USAGE),
+    "measure": Command(_measure, MEASURE, known=_known_studies),
+    "publish": Command(_publish, PUBLISH),
+    "bisect": Command(_bisect, BISECT),
+    "compare": Command(_compare, COMPARE, status=USAGE),
+    "claims": Command(_claims, CLAIMS),
+    "report": Command(_report, REPORT),
+    "advise": Command(_advise, ADVISE, status=USAGE),
+    "refresh": Command(_refresh),
+    "explain": Command(_explain, EXPLAIN, status=USAGE, known=_known_facts),
 }

@@ -3,19 +3,27 @@
 import os
 from typing import Any
 
-from .core.backends import available
-from .core.backends.table import RECORDED
-from .measure.machine import describe_machine, describe_versions
-from .run.store import machines
-from .run.study import mode
-from .studies import STUDIES
+NO_DRIVER = "needs a CUDA GPU (no driver is here: libcuda.so.1)"
 
 
 def diagnose() -> dict[str, Any]:
-    """Machine, versions, mode, each backend's reason (empty: it can run), records."""
-    import torch
+    """Machine, versions, mode, each backend's reason (empty: it can run), records.
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    Without a driver of NVIDIA's torch is not loaded, and only SDPA can run.
+    """
+    from .core.backends import available
+    from .core.backends.table import RECORDED, TABLE
+    from .measure.machine import describe_machine, describe_versions, has_driver
+    from .run.store import machines
+    from .run.study import mode
+    from .studies import STUDIES
+
+    device, backends = "cpu", dict.fromkeys(TABLE, NO_DRIVER) | {"sdpa": ""}
+    if has_driver():
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        backends = available()
     try:
         current = mode()
     except RuntimeError as error:
@@ -25,7 +33,7 @@ def diagnose() -> dict[str, Any]:
         "mode_asked": os.environ.get("ATTNLIB_MODE", "auto"),
         "machine": describe_machine(device),
         "versions": describe_versions(RECORDED),
-        "backends": available(),
+        "backends": backends,
         "studies": {name: machines(name) for name in STUDIES},
     }
 

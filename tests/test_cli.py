@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +20,31 @@ from attnlib.studies import STUDIES
 ROOT = Path(__file__).resolve().parents[1]
 CASES = tuple(DecodeCase(SPEC, 1, kv_len) for kv_len in (8, 9))
 TINY = study_of(grid_of(*CASES), name="tiny")
+TRACE = ROOT / "data" / "traces" / "fa3_decode.json.gz"
+RIGHT = f"""
+doctor --json
+diagnose {TRACE} --shape heads=32/8,page_size=16,batch_size=16,kv_len=8192
+diagnose {TRACE} {TRACE} --json
+measure tiny --rounds 1 --overlay flashinfer-python==0.6.3=folder
+publish tiny --machine h100
+bisect --package flashinfer-python --good 0.5.3 --bad 0.6.3 --study tiny --case k8 --rounds 3
+compare --base 0.6.3 --new 0.6.4 --model Llama-3.1-8B --tp 1 --lens 8192x16 --not-slower 2%
+compare --base 0.6.4 --new 0.7.2.post1 --heads 8/1 --lens 9..99 --batch 64 --backend fa2
+compare --base 0.6.4 --new 0.7.2.post1 --cases cases.txt
+claims claim --json
+report --only 02,05 --out report.html
+advise --model Llama-3.1-70B --tp 8 --lens 9..99x64 --engine sglang==0.5.23 --gpu h100
+advise --heads 8/1 --head-dim 128 --page-size 16 --batch 4 --lens 8192 --kv-dtype float8_e4m3fn
+explain --library flashinfer==0.6.3 --mode decode --heads 32/8 --gpu sm90 --call graph
+explain --diff flashinfer==0.6.13 flashinfer==0.7.2 --model Llama-3.1-8B --policy auto
+""".split("\n")[1:-1]
+"""Command lines, to be spoiled."""
+WRONG = (
+    *("", " ", "-1", "-", "--", "x" * 3000, "\u00e9", "\n", "a\nb", "\0", "/", "."),
+    *("../..", "folder/none", "nan", "1e9", "0x3", "3..1", "1..", "1,,2", "=", "a=b=c"),
+    *("==", "flashinfer==", "vllm==9.9", "sglang==0.5.55", "8/0", "8/3", "x/y", "-2%", "\u0663"),
+    *("heads=", "heads=1", "kv_len=nan", "Llama-3.1-8B at TP 3", "sm90,sm1", "--bogus", "[]"),
+)
 
 
 @pytest.fixture
@@ -71,6 +98,29 @@ def test_the_module_is_the_command_and_ends_in_silence_unread_or_at_ctrl_c(monke
     assert (cli.main(["doctor"]), *capsys.readouterr()) == (128 + signal.SIGINT, "", "")
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_malformed_argument_is_refused_at_the_end_of_stderr_and_nothing_is_written(
+    seed, tiny, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("attnlib.report.build.execute", lambda path: int("a notebook's number"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path))
+    pick = random.Random(seed)
+    for _ in range(10):
+        words = shlex.split(pick.choice(RIGHT))
+        words[pick.randrange(1, len(words))] = pick.choice(WRONG)
+        try:
+            status = cli.main(words)
+        except SystemExit as ended:  # of argparse
+            status = ended.code
+        out, err = capsys.readouterr()
+        last = err.splitlines()[-1]
+        assert status in (cli.USAGE, cli.COMMANDS[words[0]].status) and out == "", words
+        assert last.startswith((f"attnlib {words[0]}: ", "python -m attnlib")), words
+        assert err == f"{last}\n" or err.startswith("usage: "), words
+        assert [*tmp_path.iterdir()] == [], words
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -110,6 +160,13 @@ def test_measure_does_what_its_options_say_and_names_the_file_it_wrote(
     assert capsys.readouterr().out == f"{count} items measured; records in {path}\n"
 
 
+def test_a_data_folder_that_is_missing_is_an_error_and_no_empty_one(fails, monkeypatch, tmp_path):
+    monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path / "none"))
+    for line in ("doctor", "claims", "advise --heads 8/1 --lens 9", "publish tiny"):
+        assert "ATTNLIB_DATA must name a folder, got" in fails(*line.split())
+    assert not (tmp_path / "none").exists()
+
+
 DIFF = ("--diff", "flashinfer==0.6.3", "flashinfer==0.6.4")
 EXPLAIN = ("explain", "--library", "flashinfer==0.6.3", "--mode", "decode", "--heads", "32/8")
 
@@ -145,10 +202,13 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
         ((*DIFF, "--library", "vllm==0.33.0"), "--library must be left out with --diff"),
         ((*DIFF, "--call", "mm_prefix"), "no rule of flashinfer tests mm_prefix"),
         ((*DIFF, "--gpu", "sm90,sm70"), "gpu must be one of sm75: T4"),
+        (("--gpu", "sm90", "--head-dim", "0"), "head_dim must be an integer >= 1, got 0"),
+        (("--gpu", ""), "gpu must not be empty"),
         (
             ("--library", "flashinfer==0.6.5.post9", "--gpu", "sm90"),
-            "nearest to it: 0.6.5 and 0.6.6",
+            "that was read, got '0.6.5.post9'; nearest to it: 0.6.5 and 0.6.6",
         ),
+        (("--library", "sglang", "--gpu", "sm90"), "got ''; nearest to it: 0.5.23"),
     ],
 )
 def test_explain_of_what_nobody_knows_fails_in_one_line(fails, options, reason):

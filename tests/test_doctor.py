@@ -1,13 +1,17 @@
 """The doctor: what is here, what cannot run and why, in a dict and in lines."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from attnlib import cli
-from attnlib.core.backends import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS
+from attnlib.core.backends import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS, available
 from attnlib.doctor import diagnose, render
+from attnlib.measure.machine import has_driver
 from attnlib.run import store
 from attnlib.studies import STUDIES
 
@@ -42,3 +46,18 @@ def test_the_mode_is_as_asked_or_why_it_cannot_be_had(without_gpu, monkeypatch, 
     facts = diagnose()
     assert facts["mode"].startswith({"replay": "replay", "live": "none: "}[mode])
     assert render(facts).startswith(f"mode      {facts['mode']} (ATTNLIB_MODE={mode})")
+
+
+def test_with_a_driver_each_backend_says_what_it_lacks(without_gpu, monkeypatch):
+    monkeypatch.setattr("attnlib.measure.machine.has_driver", lambda: True)
+    assert diagnose()["backends"] == available()
+
+
+@pytest.mark.skipif(has_driver(), reason="with a driver torch is asked for the GPU")
+def test_explain_loads_no_pandas_and_a_doctor_without_a_driver_no_torch():
+    explain = "explain --library flashinfer==0.6.3 --mode decode --heads 32/8 --gpu sm90".split()
+    code = f"import sys; from attnlib import cli; cli.main({explain}); "
+    code += "assert not {'pandas', 'torch'} & {*sys.modules}; cli.main(['doctor']); "
+    code += "assert 'torch' not in sys.modules"
+    root = Path(__file__).resolve().parents[1]
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True)

@@ -28,6 +28,7 @@ HOME = {
     "plan_words": "core.fa2.words",
     "precompute": "core.schedule.flash_attn3",
     "require_plan": "core.fa2.coverage",
+    "require_schedule": "core.schedule.flashmla",
     "reserve": "core.schedule.flash_attn3",
     "without_overlap": "core.metadata.launch",
 }

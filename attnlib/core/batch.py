@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .spec import AttnSpec, require_between
+from .spec import AttnSpec, dtype_name, require_between
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +135,7 @@ def require_tensor(
     tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    sizes, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    sizes, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
     fits = len(sizes) == len(shape) and all(
         want in (None, have) for want, have in zip(shape, sizes, strict=True)
     )

@@ -28,11 +28,12 @@ class MlaBatch:
     """One MLA decode step, made by `MlaBatch.build`.
 
     `chosen` [bs, top_k] int32 are tokens by their place in the request, on the page table's device;
-    None where `top_k` is 0.
+    None where `top_k` is 0. `highest_page` is the last page of the cache that a request has.
     """
 
     spec: MlaSpec
     paged: DecodeBatch
+    highest_page: int
     chosen: torch.Tensor | None = None
 
     @property
@@ -55,7 +56,7 @@ class MlaBatch:
         attention = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size)
         paged = DecodeBatch.build(attention, seq_lens, page_table)
         _require_chosen(spec, page_table, chosen)
-        return cls(spec, paged, chosen)
+        return cls(spec, paged, int(paged.kv_indices.max()), chosen)
 
     def require_alike(self, given: "MlaBatch") -> None:
         """ValueError unless `given` has this batch's layer and its page table's shape."""

@@ -150,6 +150,11 @@ class MlaSpec:
         return f"{self.num_qo_heads}/1"
 
 
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype of torch, without its module."""
+    return str(dtype).removeprefix("torch.")
+
+
 def require_int(name: str, value: Any, *, least: int = 1, most: int = INT32_MAX) -> None:
     """ValueError unless `value` is a Python int (no bool) in least..most."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -163,6 +168,17 @@ def require_between(name: str, values: Any, least: int, most: int, why: str = ""
     low, high = int(values.min()), int(values.max())
     if low < least or high > most:
         raise ValueError(f"{name} must lie in {least}..{most}{why}, got {low}..{high}")
+
+
+def require_all_read(what: str, read: Any, lens: Any, when: str) -> None:
+    """RuntimeError unless `what` reads all tokens `lens` [bs] of a call; it `read` [bs]."""
+    short = [request for request, is_short in enumerate(read < lens) if is_short]
+    if short:
+        first = short[0]
+        raise RuntimeError(
+            f"{what} must read all {lens[first]} tokens of request {first}, it reads {read[first]} "
+            f"({len(short)} of {len(lens)} requests are cut short): plan for these lengths {when}"
+        )
 
 
 def require_word(name: str, value: Any, words: Collection[str] | Collection[int]) -> None:

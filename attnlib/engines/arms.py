@@ -35,13 +35,15 @@ VLLM = Engine("vllm", "vLLM", "ATTNLIB_VLLM_", {"decode": ("planned",), "guard":
 class State:
     """The arms that are set, by name, and how often each one ran in this process.
 
-    `capture` is None while nothing is captured. `backend` is the attention backend whose step is
-    being prepared, `scheduled` whether the schedule of that step is already written. Of vLLM's,
-    `worker` is one whose step is not yet written down, `step` the batch that is being planned for.
+    `guard` is FlashAttention-3's, where that arm is set; `capture` is None while nothing is
+    captured. `backend` is the attention backend whose step is being prepared, `scheduled` whether
+    the schedule of that step is already written. Of vLLM's, `worker` is one whose step is not yet
+    written down, `step` the batch that is being planned for.
     """
 
     arms: dict[str, str] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
+    guard: Any = None
     capture: Capture | None = None
     backend: Any = None
     scheduled: bool = False

@@ -85,11 +85,6 @@ def joined(lengths: Any) -> str:
     return "" if lengths is None else "+".join(map(str, np.asarray(lengths).tolist()))
 
 
-def dtype_name(dtype: Any) -> str:
-    """The name of a dtype of torch without its module, as `Step.dtype`."""
-    return str(dtype).removeprefix("torch.")
-
-
 def read(path: str | Path) -> list[Step]:
     """The steps of a file; blank lines are skipped, ValueError names the first invalid line."""
     steps = []

@@ -1,6 +1,7 @@
 """Plans of FlashInfer's wrappers in an engine: ours in their place, or a guard of the engine's."""
 
 import logging
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +24,18 @@ def take_over(wrapper: Any, *, head_dim: int, max_seq_len: int, page_size: int) 
 
 
 def guard_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
-    """Hold one plan in `GUARD_EVERY` of this wrapper to `seq_lens` [bs] on the GPU.
+    """Hold plans of this wrapper to `seq_lens` [bs], the engine's buffer on the GPU: the one made
+    now, and what lies there before a replay of the graph that is captured next. Of both one in
+    `GUARD_EVERY`.
 
     With the guard's arm at `raise`, raises as `require_plan` does; else that goes to the log.
     """
-    name = f"guard, plans of wrapper {id(wrapper)}"
+    _hold(wrapper, seq_lens, "plans")
+    STATE.guard.next_graph[id(wrapper)] = partial(_hold, wrapper, seq_lens, "replays")
+
+
+def _hold(wrapper: Any, seq_lens: torch.Tensor, of_what: str) -> None:
+    name = f"guard, {of_what} of wrapper {id(wrapper)}"
     STATE.calls[name] += 1
     if (STATE.calls[name] - 1) % GUARD_EVERY:
         return

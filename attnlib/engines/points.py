@@ -50,6 +50,7 @@ def load(engine: Engine, oldest: str, newest: str, hook: Callable[[str], None]) 
         variables = " and ".join(name for name in os.environ if name.startswith(engine.prefix))
         release = require_release(engine, oldest, f"unset {variables}")
         STATE.arms, STATE.capture = arms, _capture(engine, path)
+        hook(release)
         if order(release) > order(newest):
             logger.warning(
                 "attnlib: %s %s is newer than %s, the last release that was read; its functions "
@@ -58,11 +59,10 @@ def load(engine: Engine, oldest: str, newest: str, hook: Callable[[str], None]) 
                 release,
                 newest,
             )
-        hook(release)
         if "guard" in arms:
             from ..core.schedule.guard import guard
 
-            guard(engine.package, mode=arms["guard"])
+            STATE.guard = guard(engine.package, mode=arms["guard"])
     except Exception as error:
         raise SystemExit(f"attnlib: {error}") from error
     # SGLang sets its log level later: anything below a warning would not be shown.

@@ -14,7 +14,7 @@
 | | `fa3` | FlashInfer's fa3 |
 | | `planned` | fa2; plan and page arrays by `core.Fa2Planner`, one launch on the GPU |
 | `ATTNLIB_SGLANG_GUARD` | `raise`, `log` | each schedule is checked against its call |
-| | | (`attnlib.guard`); of FlashInfer one plan in 100 against its lengths |
+| | | (`attnlib.guard`); of FlashInfer one plan and one replay in 100 against the lengths |
 | `ATTNLIB_SGLANG_CAPTURE` | a file | sampled steps are appended to it, see `capture` |
 
 Metadata and schedule need `--attention-backend fa3` (SGLang's word for the FlashAttention-3
@@ -76,14 +76,9 @@ def _hook(release: str) -> None:
     """Hook what STATE needs and nothing else; a hook imports the module that it hooks."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for point in points.needed(points_of(release)):
+    from .sglang_hooks import POINTS
+
+    for point in points.needed(points.known_in(release, POINTS)):
         target = point.path.replace(":", ".")
         points.require_hookable(point, "SGLang" if target in HookRegistry._patched else "")
         HookRegistry.register(target, point.hook, HookType(point.how))
-
-
-def points_of(release: str) -> list[points.Point]:
-    """The hook points of a release."""
-    from .sglang_hooks import POINTS
-
-    return points.known_in(release, POINTS)

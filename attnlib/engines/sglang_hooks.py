@@ -16,8 +16,9 @@ from ..core.metadata.require import DecodeTensors
 from ..core.metadata.step import build_step_metadata
 from ..core.schedule.facts import SchedulerFacts
 from ..core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
+from ..core.spec import dtype_name
 from .arms import PREFIX, SGLANG, STATE
-from .capture import Step, dtype_name, joined
+from .capture import Step, joined
 from .plans import OWN, guard_plan, take_over
 from .points import Point, defaults_of, ending_capture, named, require_met
 
@@ -153,13 +154,14 @@ def pin_decode(_: None, backend: Any, model_runner: Any, *args: Any, **kwargs: A
         ]
         return
     server = model_runner.server_args
+    _rank, _number, ranks_of_a_context = _ranks()
     not_met = {
         "full self-attention alone": backend.num_wrappers != 1,
         "splits (no --enable-deterministic-inference)": backend.enable_deterministic,
         "CUDA graphs": not _decodes_in_graphs(server),
         "no draft tokens": server.speculative_algorithm,
         "no --enable-unified-memory": getattr(server, "enable_unified_memory", False),
-        "no decode context parallelism": _ranks_of_a_context() > 1,
+        "no decode context parallelism": ranks_of_a_context > 1,
     }
     require_met(f"{PREFIX}DECODE=planned", not_met)
 
@@ -175,8 +177,8 @@ def _decodes_in_graphs(server_args: Any) -> bool:
 def begin_forward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     """Around page arrays and plan of one wrapper: SGLang's once, then ours if it has a graph.
 
-    With the guard on, one plan in `plans.GUARD_EVERY` of each wrapper with a graph, not of drafts,
-    is held to the lengths on the GPU as it is made: a replay without a new plan is not seen here.
+    With the guard on, plans of wrappers with a graph, not of drafts, are held to the lengths on the
+    GPU: `plans.guard_plan`.
     """
     call = named(original, args, kwargs)
     updater, wrapper = call["self"], call["wrapper"]
@@ -223,10 +225,10 @@ def capture_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
 
 def _described(runner: Any, batch: Any, mode: str) -> Step | None:
     """The step from what the host knows; None on ranks that share their batch with another."""
-    rank, ranks = _rank_and_ranks()
+    rank, ranks, ranks_of_a_context = _ranks()
     if rank:
         return None
-    if _ranks_of_a_context() > 1:
+    if ranks_of_a_context > 1:
         raise ValueError("a step must have its whole context here, got decode context parallelism")
     config = runner.model_config
     return Step(
@@ -249,25 +251,17 @@ def _described(runner: Any, batch: Any, mode: str) -> Step | None:
     )
 
 
-def _rank_and_ranks() -> tuple[int, int]:
-    """This rank among those that share an attention layer, and their number."""
+def _ranks() -> tuple[int, int, int]:
+    """This rank among those that share an attention layer, and their number; how many hold parts of
+    one request's tokens (decode context parallelism)."""
     try:
         from sglang.srt.runtime_context import get_parallel
     except ImportError:  # before 0.5.14
         from sglang.srt.layers.dp_attention import get_attention_tp_rank, get_attention_tp_size
 
-        return get_attention_tp_rank(), get_attention_tp_size()
+        return get_attention_tp_rank(), get_attention_tp_size(), 1
     parallel = get_parallel()
-    return parallel.attn_tp_rank, parallel.attn_tp_size
-
-
-def _ranks_of_a_context() -> int:
-    """Ranks that hold parts of one request's tokens: decode context parallelism."""
-    try:
-        from sglang.srt.runtime_context import get_parallel
-    except ImportError:  # before 0.5.14
-        return 1
-    return getattr(get_parallel(), "attn_dcp_size", 1)
+    return parallel.attn_tp_rank, parallel.attn_tp_size, getattr(parallel, "attn_dcp_size", 1)
 
 
 _FLASH = "sglang.srt.layers.attention.flashattention_backend"

@@ -6,7 +6,8 @@
 |---|---|---|
 | `ATTNLIB_VLLM_CAPTURE` | a file | sampled steps are appended to it, see `capture` |
 | `ATTNLIB_VLLM_GUARD` | `raise`, `log` | FlashAttention-3's schedule against its call |
-| | | (`attnlib.guard`); of FlashInfer one plan of a graph in 100 against its lengths |
+| | | (`attnlib.guard`); of FlashInfer's graphs one plan and one replay in 100 against the |
+| | | lengths |
 | `ATTNLIB_VLLM_DECODE` | `planned` | FlashInfer's fa2 in graphs of decode: plan and page arrays |
 | | | by `core.Fa2Planner`, from lengths and block table on the GPU |
 
@@ -29,9 +30,10 @@ from typing import Any
 import numpy as np
 
 from ..core.backends.table import installed_version
+from ..core.spec import dtype_name
 from . import points
 from .arms import STATE, VLLM
-from .capture import Capture, Step, dtype_name, joined
+from .capture import Capture, Step, joined
 from .points import Point
 
 OLDEST = NEWEST = "0.33.0"

@@ -30,8 +30,23 @@ class Bench:
 class Subject:
     """Measures items of one kind."""
 
+    _case: object = None
+    _inputs: Any = None
+
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
+
+    def prepare(self, case: Any) -> Any:
+        """The tensors of a case on the bench's device, and what judges its output."""
+        raise NotImplementedError
+
+    def prepared(self, case: Any) -> Any:
+        """What `prepare` made of the case, kept until the next one; first the last one's go."""
+        if self._case != case:
+            self._case = self._inputs = None
+            self._inputs = self.prepare(case)
+            self._case = case
+        return self._inputs
 
     def measure(self, item: Item) -> dict[str, Any]:
         """The record's fields that a measurement of `item` gives; may raise."""
@@ -47,7 +62,7 @@ def oracle_fields(verdict: OracleCheck) -> dict[str, Any]:
     }
     if verdict.passed:
         return fields
-    reason = f"row error {verdict.error:.3g} over budget {verdict.budget:.3g}"
+    reason = f"{verdict.counts} {verdict.error:.3g} over budget {verdict.budget:.3g}"
     return {"status": "incorrect", "reason": reason, **fields}
 
 

@@ -1,11 +1,11 @@
 """Measure one attention call: check it by the oracle, time it and its plan, trace it. Or a ceiling.
 
-The last case's tensors are kept for its neighbours. `plan_us` is a replan in place.
+`plan_us` is a replan in place.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar
 
 import torch
 
@@ -16,14 +16,14 @@ from ..measure.ceilings import CEILINGS
 from ..measure.timer import ROTATING, Timing, cold_copies, run_timer, time_host
 from ..measure.trace import kernel_family, trace_kernels
 from .base import Subject, oracle_fields, timed_fields
-from .check import Judge
-from .inputs import Case, Workload
+from .check import Judge, OracleCheck
+from .inputs import Workload
 from .item import Item
 
 MEMORY_GIB_UNKNOWN = 4.0
 
 
-class CallSubject(Subject, Generic[Case]):
+class CallSubject(Subject):
     """Measures one call of a backend.
 
     A kind names what its backends plan (one of `table.PLANS`), what builds a case's tensors, and
@@ -31,13 +31,10 @@ class CallSubject(Subject, Generic[Case]):
     """
 
     plans: ClassVar[str]
-    build: ClassVar["staticmethod[..., Workload[Any]]"]
+    build: ClassVar["staticmethod[..., Workload]"]
     attend: ClassVar["staticmethod[..., torch.Tensor]"]
     memory_share: ClassVar[float] = 0.75
     """Share of the GPU's memory for K and V; the oracle and workspaces need the rest."""
-
-    _work: Workload[Case] | None = None
-    _judge: Judge | None = None
 
     def measure(self, item: Item) -> dict[str, Any]:
         """Check one call by the oracle, time it and its plan, then trace it."""
@@ -49,18 +46,21 @@ class CallSubject(Subject, Generic[Case]):
         if reason := reason or self._too_large(case, 1):
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
-        work, judge = self.workload(case)
+        work, judge = self.prepared(case)
         graph, device = item.timer.startswith("graph"), self.bench.device
         backend = backends.create(entry.name, case.spec, mask=mask, device=device, cuda_graph=graph)
         plan = backend.plan(work.batch)
         run = call_of(backend, work.q, work.kv, plan)
         fields = timed_call(
-            *(run, judge, plan.reported_backend),
+            run,
+            judge.check,
             timer=lambda: timer(
                 self._rotation(backend, plan, work) if item.timer in ROTATING else run
             ),
-            replan=lambda: backend.plan(work.batch, out=plan),
             work_per_call=float(case.cost.io_bytes),
+            gpu=device == "cuda",
+            reported=plan.reported_backend,
+            replan=lambda: backend.plan(work.batch, out=plan),
         )
         family = fields.get("kernel_family", entry.family)
         if entry.family not in ("", family):
@@ -68,7 +68,7 @@ class CallSubject(Subject, Generic[Case]):
         return fields
 
     def _rotation(
-        self, backend: Backend, plan: Plan, work: Workload[Case]
+        self, backend: Backend, plan: Plan, work: Workload
     ) -> list[Callable[[], torch.Tensor]]:
         """Calls over as many copies of the cache as a cold L2 needs; ValueError if too large."""
         read = work.case.cost.kv_bytes
@@ -77,15 +77,12 @@ class CallSubject(Subject, Generic[Case]):
             raise ValueError(f"a cold L2 needs {copies} copies: {reason}")
         return [call_of(backend, work.q, kv, plan) for kv in cache_copies(work.kv, copies)]
 
-    def workload(self, case: Case) -> tuple[Workload[Case], Judge]:
-        """The case's tensors and their judge, kept until the next case."""
-        if self._work is None or self._judge is None or self._work.case != case:
-            self._work = self._judge = None
-            self._work = work = self.build(case, device=self.bench.device)
-            self._judge = Judge(self.attend, work.q, work.kv, work.batch)
-        return self._work, self._judge
+    def prepare(self, case: Any) -> tuple[Workload, Judge]:
+        """The case's tensors and their judge."""
+        work = self.build(case, device=self.bench.device)
+        return work, Judge(self.attend, work.q, work.kv, work.batch)
 
-    def _too_large(self, case: Case, copies: int) -> str:
+    def _too_large(self, case: Any, copies: int) -> str:
         limit = self.bench.machine.get("memory_gib", MEMORY_GIB_UNKNOWN) * self.memory_share
         needed = copies * case.cost.cache_bytes / 2**30
         return "" if needed <= limit else f"KV needs {needed:.1f} GiB, limit {limit:.1f} GiB"
@@ -105,18 +102,18 @@ class CeilingSubject(Subject):
 
 
 def timed_call(
-    run: Callable[[], torch.Tensor],
-    judge: Judge,
-    reported: str,
+    run: Callable[[], Any],
+    check: Callable[[Any], OracleCheck],
     *,
     timer: Callable[[], Timing],
-    replan: Callable[[], object] | None = None,
     work_per_call: float,
+    gpu: bool,
+    reported: str = "",
+    replan: Callable[[], object] | None = None,
 ) -> dict[str, Any]:
     """A record's fields: check the output of `run`, time calls with `timer` and the plan on the
-    host, if there is one, then trace `run`."""
-    out = run()
-    verdict = judge.check(out)
+    host, if there is one, then (on a GPU) trace `run`."""
+    verdict = check(run())
     seen = {"reported_backend": reported, **oracle_fields(verdict)}
     if not verdict.passed:
         return seen
@@ -124,7 +121,7 @@ def timed_call(
     timing = timer()
     if replan is not None:
         seen["plan_us"] = time_host(replan).samples_us
-    kernels = trace_kernels(run) if out.is_cuda else ()
+    kernels = trace_kernels(run) if gpu else ()
     seen["kernel_family"] = kernel_family((kernel.name for kernel in kernels), family_of)
     return timed_fields(timing, kernels=kernels, work_per_call=work_per_call) | seen
 

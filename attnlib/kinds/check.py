@@ -26,11 +26,12 @@ BUDGET_FACTOR = 3.0
 
 @dataclass(frozen=True)
 class OracleCheck:
-    """The verdict of the oracle: worst row error, its budget, rows compared."""
+    """The verdict of the oracle: what `counts` names, its budget, rows compared."""
 
     error: float
     budget: float
     rows: int
+    counts: str = "row error"
 
     @property
     def passed(self) -> bool:

@@ -2,7 +2,7 @@
 their device; they are standard normal, so that the softmax has real spread."""
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,14 +11,12 @@ from ..core.batch import DecodeBatch, PagedKV, require_tensor
 from ..core.spec import AttnSpec
 from .lengths import shuffled_pages
 
-Case = TypeVar("Case", bound=Any)
-
 
 @dataclass(frozen=True)
-class Workload(Generic[Case]):
+class Workload:
     """The inputs of one attention call: `batch`, query `q` and cache `kv` (latent for MLA)."""
 
-    case: Case
+    case: Any
     batch: Any
     q: torch.Tensor
     kv: Any

@@ -11,27 +11,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from ..core.layer import words_of_lengths
-from ..core.spec import ELEMENT_BYTES, AttnSpec, require_int
+from ..core.layer import lengths_of_case, words_of_lengths
+from ..core.spec import ELEMENT_BYTES, AttnSpec, require_int, require_word
 from ..draw.cards import Card, Shown
 from ..kinds.decode.case import DecodeCase
 from ..kinds.lengths import sample_seq_lens
+from ..run import store
+from ..run.releases import Version
 from ..select import Call, Choice, explain
 from ..select.facts import gpu_named
-from ..select.libraries import AUTO
-from ..studies import plan_rivals, random_batches
+from ..select.libraries import AUTO, find
+from ..studies import STUDIES, plan_rivals, random_batches
 from ..studies.next_step import OTHER_KERNEL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-NEAREST, SHOWN_BATCHES = 16, 3
+NEAREST, SHOWN_BATCHES, SHOWN_CALLS = 16, 3, 2
 RECORDED_GPU = "sm90"
 GROUP_WEIGHT = 3.0
 """Weight of a factor of two in query heads per KV head. It and `OTHER_KERNEL` were chosen among 24
@@ -50,13 +52,15 @@ class Advice(Shown):
     """The rule's `choice` for a call, and `nearest`, a row per recorded batch, nearest first.
 
     Columns of `nearest`: case, distance, a column of median us per backend, rounds, spread (largest
-    relative difference between rounds of one backend), gpu, machine, release.
+    relative difference between rounds of one backend), gpu, machine, release. `same` are records of
+    this very call (`recorded_calls`).
     """
 
     layer: AttnSpec
     lengths: tuple[int, ...]
     choice: Choice
     nearest: pd.DataFrame
+    same: pd.DataFrame
 
     @property
     def ours(self) -> str:
@@ -93,6 +97,15 @@ class Advice(Shown):
         rows = rows.astype({"fastest in": int}).sort_values("mean of time / best")
         return rows.rename_axis("backend").reset_index()
 
+    def _this_call(self) -> list[tuple[str, str]]:
+        """The records of this very call: a line per study, GPU and timer, most backends first."""
+        groups = [*self.same.groupby(["study", "gpu", "timer"], sort=False)]
+        lines = []
+        for (study, gpu, timer), rows in sorted(groups, key=lambda group: -len(group[1])):
+            times = ", ".join(f"{row.backend} {row.us:.1f}" for row in rows.itertuples())
+            lines.append((f"in {study}", f"this call, {gpu}, {timer}, us: {times}"))
+        return lines[:SHOWN_CALLS]
+
     def card(self) -> Card:
         """The rule, what other backends would change, the nearest batches, how to measure."""
         decided, first = self.choice.decided_by, self.nearest.iloc[0]
@@ -104,6 +117,8 @@ class Advice(Shown):
         notes = ["Times of recorded batches; nothing is predicted for this call."]
         if self.nearest.day.min() < PRESENT_PLANNER:
             notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
+        if near > OTHER_KERNEL:
+            notes.append(f"Nothing near is on record: the nearest batch is at distance {near:.1f}.")
         if self.choice.problem:
             notes.append(f"The rule's pick cannot run: {self.choice.problem}.")
         if self.choice.gpu != RECORDED_GPU:
@@ -142,6 +157,7 @@ class Advice(Shown):
                 ("nearest batches", f"{len(self.nearest)}, distance {near:.2f} to {far:.2f}"),
                 ("measured on", f"{gpus}, FlashInfer {first.release}, L2 cold, {days}"),
                 ("spread of rounds", f"{repeated.spread.median():.1%} (median)"),
+                *self._this_call(),
             ],
             table=table.assign(
                 **{n: table[n].map("{:.3f}".format).where(table[n].notna(), "-") for n in ratios}
@@ -184,12 +200,47 @@ def advise(
     layer = call.spec if isinstance(call, DecodeCase) else call
     layer = replace(layer, sinks=layer.sinks or stated.sinks)
     stated = replace(stated, kv_lens=kv_lens, graph=True, sinks=layer.sinks)
+    require_word("backend", backend, find(library)[0].policies_for("decode"))
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
     choice = explain(layer, mode="decode", call=stated, env={}, **how)
     batches = recorded_batches("h100" if gpu.lower() == "h100" else "")
     distance = distances(layer, tokens, batches)
     nearest = batches.assign(distance=distance.round(3)).nsmallest(count, "distance")
-    return Advice(layer, kv_lens, choice, nearest.reset_index(drop=True))
+    case = call if isinstance(call, DecodeCase) else DecodeCase(layer, **lengths_of_case(kv_lens))
+    same = recorded_calls(case)
+    of_gpu = same[same.gpu.str.contains(gpu.upper(), regex=False)]
+    same = of_gpu if len(of_gpu) else same
+    return Advice(layer, kv_lens, choice, nearest.reset_index(drop=True), same)
+
+
+def recorded_calls(case: DecodeCase) -> pd.DataFrame:
+    """The records of a call in all studies: a row per study, GPU, timer and backend, fastest first
+    of each; the median time (us) and the rounds of the newest release."""
+    pairs = [(study, machine) for study in STUDIES for machine in store.machines(study)]
+    calls = _decode_calls(tuple((*pair, store.stamp(*pair)) for pair in pairs))
+    return calls[calls.key == case.key].drop(columns="key").reset_index(drop=True)
+
+
+@lru_cache(maxsize=1)
+def _decode_calls(sources: tuple[tuple[str, str, object], ...]) -> pd.DataFrame:
+    """The table of `recorded_calls` of all calls, by their `key`; files that change make a new one.
+
+    Records of a library that was installed have no release, and are the oldest.
+    """
+    tables = []
+    for study, machine, _ in sources:
+        rows = store.load(study, machine)
+        is_decode = rows.case.map(lambda case: isinstance(case, DecodeCase)).astype(bool)
+        tables.append(rows[is_decode & (rows.status == "ok") & ~rows.throttled.astype(bool)])
+    rows = pd.concat(tables, ignore_index=True)
+    rows = rows.assign(key=[case.key for case in rows.case])
+    by = ["key", "study", "gpu", "timer", "backend"]
+    rows = rows.assign(age=rows.release.map(lambda release: Version(release or "0")))
+    rows = rows.sort_values("age", kind="stable")
+    newest = rows.groupby(by).release.transform("last")
+    times = rows[rows.release == newest].groupby([*by, "release"]).run_us
+    table = times.agg(us="median", rounds="size").reset_index()
+    return table.sort_values([*by[:-1], "us"], ignore_index=True)
 
 
 def distances(layer: AttnSpec, lengths: NDArray[np.int64], batches: pd.DataFrame) -> pd.Series:

@@ -39,12 +39,8 @@ class Difference(Shown):
         """A row per name: its word, launches and us per call in a and b, b - a; largest first."""
         return self.changes.round(3)
 
-    def totals(self) -> pd.DataFrame:
-        """A row per quantity of the whole call: in a, in b, the difference and the ratio."""
-        table = pd.DataFrame(self._totals(), columns=["a call", "a", "b"])
-        return table.assign(**{"b - a": table.b - table.a, "b / a": table.b / table.a}).round(3)
-
-    def _totals(self) -> list[tuple[str, float, float]]:
+    def totals(self) -> list[tuple[str, float, float]]:
+        """Each quantity of the whole call, in a and in b."""
         a, b = self.a, self.b
         gpu = a.device == "cuda"
         totals = [
@@ -65,7 +61,7 @@ class Difference(Shown):
         tally = table.change.value_counts()
         changes = ", ".join(f"{count} {word}" for word, count in tally.items()) or "nothing ran"
         facts = []
-        for name, a, b in self._totals():
+        for name, a, b in self.totals():
             facts.append((name, f"{a:,.6g} to {b:,.6g}" + (f" ({b / a:.2f} x)" if a else "")))
         return Card(
             title=f"{self.a.name} (a) to {self.b.name} (b): {self.a.row_word}s {changes}",

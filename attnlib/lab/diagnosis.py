@@ -5,7 +5,7 @@ A trace is slower than the server was; shares and counts are the trace's, gains 
 
 import json
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,13 +64,15 @@ class Diagnosis(Shown):
 
         Without steps it is the whole trace.
         """
+        return pd.DataFrame(self._kernel_rows)
+
+    @cached_property
+    def _kernel_rows(self) -> list[dict[str, Any]]:
         rows = []
         for kind in dict.fromkeys(step.kind for step in self.steps):
             rows += kernel_rows(kind, [step for step in self.steps if step.kind == kind])
-        if not self.steps:
-            whole = Step("all", 0, (), self.trace.work, (), (), ())
-            rows = kernel_rows("whole trace", [whole])
-        return pd.DataFrame(rows)
+        whole = Step("all", 0, (), self.trace.work, (), (), ())
+        return rows if self.steps else kernel_rows("whole trace", [whole])
 
     def around(self) -> pd.DataFrame:
         """A row per kind of step: how many, medians of what it has, and of what is before it."""
@@ -175,7 +177,7 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Di
     for name, value in shape.items():
         require_word("shape", name, STATED)
         if name == "heads":
-            parse_layer(value)
+            parse_layer(str(value))
         if name in SIZES:
             require_int(name, value)
         if name.endswith("dtype"):
@@ -190,10 +192,11 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Di
 def kernel_rows(kind: str, steps: Sequence[Step]) -> list[dict[str, Any]]:
     """A row per kernel of these steps of one kind, most time first: medians over the steps."""
     busy = [busy_us(step.work) or 1.0 for step in steps]
+    attention = [_calls(step) for step in steps]
     rows = []
     for name, us in times_by(steps, lambda span: span.name).items():
         family, sums = family_of(name), [sum(times) for times in us]
-        calls = [len(times) / _calls(step) for times, step in zip(us, steps, strict=True)]
+        calls = [len(times) / count for times, count in zip(us, attention, strict=True)]
         rows.append(
             {
                 "step": kind,
@@ -211,10 +214,10 @@ def kernel_rows(kind: str, steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 def times_by(steps: Sequence[Step], key: Callable[[Span], str]) -> dict[str, list[list[float]]]:
     """Key -> the lengths of its spans, us, a list per step."""
-    times: dict[str, list[list[float]]] = {}
+    times: defaultdict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in steps])
     for place, step in enumerate(steps):
         for span in step.work:
-            times.setdefault(key(span), [[] for _ in steps])[place].append(span.length_us)
+            times[key(span)][place].append(span.length_us)
     return times
 
 

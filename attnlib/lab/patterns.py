@@ -26,6 +26,11 @@ TILE = re.compile(r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned in
 OPERATORS = re.compile(r"elementwise|DeviceScan|scan_innermost|^Memcpy DtoD|gather_kernel|^Memset")
 SCAN, INDEX = re.compile("DeviceScanKernel|scan_innermost"), re.compile("index|gather")
 LARGE_GROUP, WIDE_TILE = 4, 128
+PLANNED = ("fa2", "fa3", "cuda-cores", "batch-attention", "mla-fa2", "mla-fa3")
+"""Families whose plan FlashInfer makes on the host."""
+OUR_PLAN = "plan_kernel"
+PLANS = {"Memcpy HtoD", OUR_PLAN}
+"""What brings a plan to the GPU."""
 WAITING = 0.2
 """Idle time before a step over its busy time, from which the GPU is said to wait."""
 COLUMNS_PER_BLOCK = {
@@ -35,6 +40,8 @@ COLUMNS_PER_BLOCK = {
 }
 """SGLang's metadata kernels -> the least columns of a block; the grid is requests x blocks."""
 WIDE_TABLE, LEAST_COPY_US = 32768, 5.0
+TRITON_BLOCKS = 4
+"""Blocks of vLLM's Triton kernel that an SM of Hopper runs at once, by their registers."""
 SIZES = "head_dim page_size batch_size kv_len".split()
 STATED = ["heads", *SIZES, "dtype", "kv_dtype"]
 """The facts of a layer that a caller can state."""
@@ -123,7 +130,7 @@ def fa2_unsplit(trace: Trace, step: Step) -> Evidence | None:
     merges, and its grid is padded.
     """
     calls = ran(step, "fa2") if step.kind == DECODE else []
-    if not calls or not calls[0].grid:
+    if not calls or not calls[0].grid or planned_on_gpu(step):
         return None
     tiles, *heads = calls[0].grid
     room, blocks = 2 * trace.num_sms, (step.batch_size or tiles) * math.prod(heads)
@@ -135,11 +142,20 @@ def fa2_unsplit(trace: Trace, step: Step) -> Evidence | None:
 
 
 def triton_unsplit(trace: Trace, step: Step) -> Evidence | None:
-    """vLLM's 2D Triton kernel decodes: a block reads all tokens of its request, on few SMs."""
-    calls = [span for span in ran(step, "triton-unified") if span.name.endswith("_2d")]
-    if step.kind != DECODE or not calls or not 0 < math.prod(calls[0].grid) < trace.num_sms:
+    """vLLM's Triton kernel has no segments: a block reads all tokens of its request.
+
+    With segments (3D) the grid has a third axis, and a kernel reduces them. Where there are more
+    blocks than run at once, other requests fill the time of the longest one.
+    """
+    calls = [*ran(step, "triton-unified"), *ran(step, "triton-paged")]
+    if not calls or not calls[0].grid or ran(step, "merge"):
         return None
-    return _kernels(calls, f", fewer blocks than the {trace.num_sms} SMs")
+    blocks = math.prod(calls[0].grid)
+    if math.prod(calls[0].grid[2:]) > 1 or blocks >= TRITON_BLOCKS * trace.num_sms:
+        return None
+    if blocks < trace.num_sms:
+        return _kernels(calls, f", fewer blocks than the {trace.num_sms} SMs")
+    return _kernels(calls, f", on {trace.num_sms} SMs; it costs time if lengths differ")
 
 
 def wide_tiles(trace: Trace, step: Step) -> Evidence | None:
@@ -166,15 +182,22 @@ def lengths_copied(trace: Trace, step: Step) -> Evidence | None:
 
 def host_plans(trace: Trace, step: Step) -> Evidence | None:
     """FlashInfer's plan is copied to the GPU before the first layer, which waits for it."""
-    planned = [*ran(step, "fa2"), *ran(step, "fa3"), *ran(step, "mla-fa2"), *ran(step, "mla-fa3")]
+    planned = [span for span in step.attention if family_of(span.name) in PLANNED]
     copies = [span for span in step.ahead if span.name == "Memcpy HtoD"]
     idle = step.idle_ahead_us
-    if not planned or not copies or idle < WAITING * busy_us(step.work):
+    if not planned or not copies or planned_on_gpu(step):
+        return None
+    if idle < WAITING * busy_us(step.work):
         return None
     if lengths_copied(trace, step):  # which says why the host is late
         return None
     times = f"{idle:,.0f} us idle before the first layer, {busy_us(step.work):,.0f} us of work"
-    return Evidence(f"{len(copies)} copies of a plan to the GPU, {times}", idle)
+    return Evidence(f"copies to the GPU, a plan among them: {len(copies)}; {times}", idle)
+
+
+def planned_on_gpu(step: Step) -> bool:
+    """Whether `core.fa2` planned this step: by length, without the host."""
+    return any(span.name == OUR_PLAN for span in step.work)
 
 
 def whole_table_copied(trace: Trace, step: Step) -> Evidence | None:
@@ -203,15 +226,9 @@ def old_plan(trace: Trace, step: Step) -> Evidence | None:
     Only where a plan was seen in another step: a trace may lack copies.
     """
     calls = ran(step, "fa2") if step.in_graph else []
-    if not calls or any(_is_plan(span) for span in step.ahead):
-        return None
-    if not any(map(_is_plan, trace.work)):
+    if not calls or not PLANS & trace.names or any(span.name in PLANS for span in step.ahead):
         return None
     return _kernels(calls, ", no copy of a plan and no planning kernel before it in this step")
-
-
-def _is_plan(span: Span) -> bool:
-    return span.name in ("Memcpy HtoD", "plan_kernel")
 
 
 def outside_graph(trace: Trace, step: Step) -> Evidence | None:

@@ -24,6 +24,7 @@ from ..core.layer import lengths_of_case, name_of
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 from ..draw.cards import Card, Shown
 from ..kinds.cost import Ceilings
+from ..run import store
 from ..run.frame import ceilings, intervals, over
 from ..select import Call, explain
 from ..select.facts import gpu_of_capability
@@ -132,8 +133,7 @@ class View(Shown):
     def rules(self) -> pd.DataFrame:
         """A row per library: the backend that its rule picks, that backend's time (us), and why."""
         gpu = gpu_of_capability(self.machine.get("compute_capability", ""))
-        version = self.choice.arguments["release"] or installed_version(LIBRARY)
-        libraries = [f"flashinfer=={version}"] if version else []
+        libraries = [f"flashinfer=={self.version}"] if self.version else []
         good, table = _good(self.choice.rows), []
         for library in [*libraries, *ENGINES] if gpu != "sm" else []:
             backend, why = _rule(self.choice.case.spec, library, gpu)
@@ -170,13 +170,20 @@ class View(Shown):
         frame = self.source.frame
         return frame.iloc[-1].to_dict() if len(frame) else {}
 
+    @cached_property
+    def version(self) -> str:
+        """The FlashInfer that ran, or the empty string."""
+        if named := self.choice.arguments["release"]:
+            return named
+        if self.source.is_live:
+            return installed_version(LIBRARY)
+        seen = store.provenance(self.source.records, self.source.machine)["versions"]
+        return " or ".join(seen.get(LIBRARY, ()))
+
     @property
     def release(self) -> str:
-        """The FlashInfer that ran, in words; empty where no record says."""
-        version = self.choice.arguments["release"]
-        if self.source.is_live:
-            version = version or installed_version(LIBRARY)
-        return f", FlashInfer {version}" if version else ""
+        """The same in words."""
+        return f", FlashInfer {self.version}" if self.version else ""
 
     @property
     def gpu(self) -> str:

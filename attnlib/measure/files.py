@@ -4,20 +4,25 @@ import os
 from pathlib import Path
 from tempfile import TemporaryFile
 
+UNFINISHED = ".unfinished"
+
 
 def write_whole(path: Path, data: bytes) -> Path:
     """Put `data` in place of the file `path`, synced; returns `path`.
 
-    Killed at any instant, the file is the old one or the new one, never half of either. If writing
-    fails, what was there stays and nothing is left beside it; raises OSError.
+    Killed at any instant, the file is the old one or the new one, never half of either; beside it
+    may lie one that ends in `UNFINISHED`. If writing fails, as on a full disk, what was there stays
+    and nothing is left beside it; raises OSError that names the file.
     """
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         with unfinished.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         unfinished.unlink(missing_ok=True)
     return path

@@ -1,12 +1,26 @@
 """The machine and its state: what a number was measured on. NVML for the GPU, never guessed."""
 
+import ctypes
 import hashlib
+import importlib.util
 import os
 import platform
+import runpy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
 from typing import Any
+
+
+def has_driver() -> bool:
+    """Whether NVIDIA's driver is here. Without it there is no CUDA GPU, and torch, which takes a
+    second to load, need not be asked."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def describe_machine(device: str = "cuda") -> dict[str, Any]:
@@ -64,18 +78,17 @@ def load_reader() -> Iterator[Callable[[], tuple[int, int]]]:
 
 
 def describe_versions(distributions: Iterable[str]) -> dict[str, str]:
-    """Versions of Python, CUDA and of the `distributions` that are installed."""
+    """Versions of Python, CUDA and of the `distributions` that are installed; loads none."""
     versions = {"python": platform.python_version()}
     for name in distributions:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    if "torch" in versions:
-        import torch
-
-        versions["torch"] = torch.__version__
-        versions["cuda"] = torch.version.cuda or "none"
+    spec = importlib.util.find_spec("torch")
+    if "torch" in versions and spec and spec.origin:
+        torch = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+        versions["torch"], versions["cuda"] = torch["__version__"], torch["cuda"] or "none"
     return versions
 
 

@@ -97,13 +97,12 @@ def judge_ratios(pairs: Sequence[Pair], *, not_slower: float = 0.0, looks: int =
     margins = np.array([not_slower or margin_of(min(map(np.median, pair))) for pair in sides])
     means = _moderated([np.log(a / b) for a, b in sides])
 
-    def words(rows: Sequence[int], low: Floats, high: Floats) -> list[str]:
-        edges = np.log1p(margins)
-        return [
-            _word_of_ratio(means.mean[i], low[i], high[i], edges[i], not_slower > 0) for i in rows
-        ]
+    edges = np.log1p(margins)
 
-    verdicts = _by_holm(means, words, looks)
+    def word(row: int, low: float, high: float) -> str:
+        return _word_of_ratio(means.mean[row], low, high, edges[row], not_slower > 0)
+
+    verdicts = _by_holm(means, word, looks)
     low, high = means.interval(CONFIDENCE)
     return [
         Ratio(
@@ -130,10 +129,10 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
     relative = _moderated([(before - after) / before.mean() for before, after in sides])
     means = _Means(relative.mean * units, relative.error * units, relative.freedom)
 
-    def words(rows: Sequence[int], low: Floats, high: Floats) -> list[str]:
-        return [FASTER if low[i] > 0 else SLOWER if high[i] < 0 else AMBIGUOUS for i in rows]
+    def word(row: int, low: float, high: float) -> str:
+        return FASTER if low > 0 else SLOWER if high < 0 else AMBIGUOUS
 
-    verdicts = _by_holm(means, words)
+    verdicts = _by_holm(means, word)
     low, high = means.interval(CONFIDENCE)
     return [
         Saving(float(means.mean[i]), float(low[i]), float(high[i]), len(sides[i][0]), verdicts[i])
@@ -162,9 +161,7 @@ def _word_of_ratio(mean: float, low: float, high: float, edge: float, not_slower
     return SAME if -edge <= low and high <= edge else AMBIGUOUS
 
 
-def _by_holm(
-    means: _Means, words: Callable[[Sequence[int], Floats, Floats], list[str]], looks: int = 1
-) -> list[str]:
+def _by_holm(means: _Means, word: Callable[[int, float, float], str], looks: int = 1) -> list[str]:
     """The verdict of each row by Holm's steps.
 
     With n undecided rows each is judged at confidence 1 - 5 % / n / looks, until a step decides no
@@ -174,8 +171,8 @@ def _by_holm(
     undecided = list(range(len(verdicts)))
     while undecided:
         low, high = means.interval(1 - (1 - CONFIDENCE) / len(undecided) / looks)
-        for row, word in zip(undecided, words(undecided, low, high), strict=True):
-            verdicts[row] = word
+        for row in undecided:
+            verdicts[row] = word(row, low[row], high[row])
         still = [row for row in undecided if verdicts[row] == AMBIGUOUS]
         if len(still) == len(undecided):
             break

@@ -22,17 +22,18 @@ from .trace_file import Trace
 
 DECODE, VERIFY, PREFILL, MIXED, UNKNOWN = "decode", "verify", "prefill", "mixed", "unknown"
 SGLANG = re.compile(r"step\[\s*(\w+).*?bs=(\d+)")
-VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)\(.*?\)_generation_(\d+)(?:\((\d+)\))?")
+VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)\(.*?\)_generation_(\d+)(?:\((?:sq)?(\d+))?")
 SGLANG_KINDS = {
     "DECODE": DECODE,
     "DRAFT": DECODE,
+    "DRAFT_LOOP": DECODE,
     "TARGET_VERIFY": VERIFY,
     "VERIFY": VERIFY,
     "EXTEND": PREFILL,
     "SPLIT_PREFILL": PREFILL,
     "MIXED": MIXED,
 }
-"""VERIFY and DRAFT are its words from 0.5.20 on."""
+"""VERIFY and DRAFT are its words from 0.5.20 on; any other word of a mark is its own kind."""
 HOST_COPIES = ("Memcpy HtoD", "Memcpy DtoH")
 Key = tuple[str, int]
 """What the GPU work of one step shares: its mark, its graph launch, or the copies before it."""
@@ -113,7 +114,7 @@ def _key(trace: Trace, span: Span, copied: int) -> Key:
 def _kind_and_size(mark: str) -> tuple[str, int]:
     """Kind and batch size that a mark tells; nothing and 0 if it tells none."""
     if match := SGLANG.match(mark):
-        return SGLANG_KINDS.get(match[1], UNKNOWN), int(match[2])
+        return SGLANG_KINDS.get(match[1], match[1].lower()), int(match[2])
     if match := VLLM.match(mark):
         context, generation = int(match[1]), int(match[2])
         several = int(match[3] or 0) > generation

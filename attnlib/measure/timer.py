@@ -106,13 +106,13 @@ def cold_copies(bytes_read: int, l2_bytes: int) -> int:
     return max(2, -(-COLD_L2_MULTIPLE * l2_bytes // bytes_read) + 1)
 
 
-def time_eager(call: Call, sample_us: float = SAMPLE_US) -> Timing:
+def time_eager(call: Call) -> Timing:
     """Time `call` launched from Python, events around K calls in a row, L2 warm.
 
-    The first of the K finds an idle GPU: a longer sample makes that count for less.
+    The first of the K finds an idle GPU.
     """
     warm_up(call)
-    calls = _calls_per_sample(_eager_us(call, 4) / 4, sample_us)
+    calls = _calls_per_sample(_eager_us(call, 4) / 4)
     return _settled_samples(partial(repeat, call, calls), calls)
 
 
@@ -195,8 +195,8 @@ def _time_replay(rotation: Sequence[Call]) -> Timing:
     return _settled_samples(graph.replay, turns * len(rotation), _queue_us(graph.replay))
 
 
-def _calls_per_sample(call_us: float, sample_us: float = SAMPLE_US) -> int:
-    return max(1, min(MAX_CALLS_PER_SAMPLE, round(sample_us / max(call_us, 1.0))))
+def _calls_per_sample(call_us: float) -> int:
+    return max(1, min(MAX_CALLS_PER_SAMPLE, round(SAMPLE_US / max(call_us, 1.0))))
 
 
 def _eager_us(call: Call, calls: int) -> float:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,7 +32,12 @@ BETWEEN = re.compile(r"[\s,]*")
 DECODER = json.JSONDecoder(strict=False)
 COPIES = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD"}
 """CUPTI's kinds of copies."""
-TORN = EOFError, zlib.error, gzip.BadGzipFile, sqlite3.Error
+TORN = EOFError, zlib.error, gzip.BadGzipFile, sqlite3.Error, UnicodeError, json.JSONDecodeError
+BROKEN = *TORN, RecursionError, KeyError, TypeError, AttributeError
+"""What reading a file raises that is cut short, damaged or of another form."""
+MOST = 2**63
+"""Above every time and count of a trace."""
+COUNTS = "device", "correlation", "graph id", "bytes"
 CUPTI = "CUPTI_ACTIVITY_KIND_"
 TABLES = {
     f"{CUPTI}KERNEL": "kernel",
@@ -61,6 +67,11 @@ class Trace:
     marks: Sequence[Span]
     launched_us: Mapping[int, float]
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all work."""
+        return frozenset(span.name for span in self.work)
+
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a trace; ValueError in one line for a file that is none, is cut short or has no kernels.
@@ -77,7 +88,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         opened = gzip.open if begins.startswith(b"\x1f\x8b") else open
         with opened(path, "rt", encoding="utf-8", errors="replace") as text:
             return _read_chrome(path, text)
-    except (*TORN, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except BROKEN as error:
         raise ValueError(f"{path} must be a whole trace: {error}") from error
 
 
@@ -126,31 +137,42 @@ def _read_nsys(path: Path, base: sqlite3.Connection) -> Trace:
         raise ValueError(
             f"{path} has no kernels: capture with --trace cuda,nvtx --cuda-graph-trace=node"
         )
-    names = {row["id"]: row["value"] for row in base.execute("SELECT id, value FROM StringIds")}
+    strings = [*base.execute("SELECT id, value FROM StringIds")]
+    names = {row["id"]: row["value"] for row in strings}
+    if len(names) < len(strings):
+        raise TypeError("StringIds must have each id once")
     cards = base.execute("SELECT * FROM TARGET_INFO_GPU") if "TARGET_INFO_GPU" in tables else ()
     gpus = {row.get("id"): (row.get("name"), row.get("smCount")) for row in cards}
     events = (
         _event(row, category, names)
         for table, category in TABLES.items()
         if table in tables
-        for row in base.execute(f"SELECT * FROM {table} WHERE end")  # noqa: S608 - our own name
+        for row in base.execute(f"SELECT * FROM {table}")  # noqa: S608 - our own name
+        # A mark of a moment, and a range that never ended, have no end.
+        if category != "user_annotation" or row["end"] is not None
     )
     return _kept(path, "Nsight Systems", gpus, events)
 
 
-def _event(row: Mapping[str, Any], category: str, names: Mapping[int, str]) -> dict[str, Any]:
+def _event(row: Mapping[str, Any], category: str, names: Mapping[Any, str]) -> dict[str, Any]:
     """A row of an export as torch.profiler would write it; Nsight Systems counts nanoseconds."""
     known = (row.get(key) for key in ("demangledName", "nameId", "textId"))
-    name = row.get("text") or next((names[n] for n in known if n is not None), "")
+    number = next((n for n in known if n is not None), None)
+    if number is not None and number not in names:
+        raise TypeError(f"StringIds must have id {number!r}, the name of a {category}")
+    name = row.get("text") or names.get(number, "")
     args = {
         "device": row.get("deviceId"),
         "stream": row.get("streamId"),
         "correlation": row.get("correlationId"),
         "graph id": row.get("graphNodeId"),
         "bytes": row.get("bytes"),
-        **{s: [row.get(f"{s}{axis}") for axis in "XYZ"] for s in ("grid", "block")},
     }
-    us = {"ts": row["start"] / 1e3, "dur": (row["end"] - row["start"]) / 1e3}
+    for size in ("grid", "block"):
+        counts = [row.get(f"{size}{axis}") for axis in "XYZ"]
+        args[size] = counts if None not in counts else ()
+    start = _number(row, "start")
+    us = {"ts": start / 1e3, "dur": (_number(row, "end") - start) / 1e3}
     named = {"gpu_memcpy": COPIES.get(row.get("copyKind", 0), "Memcpy"), "gpu_memset": "Memset"}
     return {"ph": "X", "cat": category, "name": named.get(category, name), "args": args, **us}
 
@@ -165,11 +187,18 @@ def _kept(
     work: dict[Any, list[Span]] = defaultdict(list)
     waits, marks, launched, graphs, begin = [], [], {}, set(), None
     for event in events:
-        if event.get("ph") != "X" or "dur" not in event:
+        if event.get("ph") != "X":
             continue
-        category, name, args = event.get("cat"), sys.intern(event["name"]), event.get("args") or {}
-        begin = float(event["ts"]) if begin is None else begin
-        start, length = round(float(event["ts"]) - begin, 3), float(event["dur"])
+        category, name, args = event.get("cat"), event.get("name"), event.get("args") or {}
+        if not isinstance(name, str) or not isinstance(args, dict):
+            raise TypeError(
+                f"an event must have a name and args, got {name!r:.60} and {args!r:.60}"
+            )
+        begin = _number(event, "ts") if begin is None else begin
+        if category not in (*GPU_WORK, *LAUNCHES, "user_annotation"):
+            continue
+        start, length = round(_number(event, "ts") - begin, 3), _number(event, "dur")
+        _require_counts(name, args)
         launch = args.get("correlation")
         if category in GPU_WORK:
             lane = sys.intern(f"stream {args.get('stream', '?')}")
@@ -181,16 +210,37 @@ def _kept(
             graphs |= {launch} if "GraphLaunch" in name else set()
         elif category == "user_annotation" and name.startswith(MARKS):
             marks.append(Span("mark", name, "", start, length, length))
-    if not work:
+    if not any(span.kind == "kernel" for spans in work.values() for span in spans):
         raise ValueError(
             f"{path} has no kernel of a GPU: profile with ProfilerActivity.CUDA, or nsys with "
             "--trace cuda, on the process that holds the GPU"
         )
     device = max(work, key=lambda gpu_number: len(work[gpu_number]))
     # Older profilers tell a graph's kernels by their launch alone.
-    ran = [replace(s, in_graph=s.in_graph or s.launch in graphs) for s in work[device]]
+    ran = [
+        span if span.in_graph or span.launch not in graphs else replace(span, in_graph=True)
+        for span in work[device]
+    ]
     for spans in (ran, waits, marks):
         spans.sort(key=lambda span: span.start_us)
     gpu, sms = gpus.get(device, (None, None))
+    if not isinstance(gpu or "", str) or type(sms or 0) is not int:
+        raise TypeError(f"a GPU must have a name and a count of SMs, got {gpu!r} and {sms!r}")
     facts = (path.name, source, gpu or "", sms or 0, len(work))
     return Trace(*facts, ran, waits, marks, launched)
+
+
+def _number(owner: Mapping[str, Any], name: str) -> float:
+    """A time of an event or row; TypeError unless it is a number from 0 on."""
+    value: Any = owner.get(name)
+    if type(value) not in (int, float) or not 0 <= value < MOST:
+        raise TypeError(f"{name} of an event must be a number from 0 on, got {value!r:.60}")
+    return value
+
+
+def _require_counts(name: str, args: Mapping[str, Any]) -> None:
+    """TypeError unless ids, bytes and sizes are whole numbers, where they are given."""
+    counts = [*map(args.get, COUNTS), *(args.get("grid") or ()), *(args.get("block") or ())]
+    if not {*map(type, counts)} <= {int, type(None)}:
+        words = f"{', '.join(COUNTS)}, grid and block of {name!r:.60} must be whole numbers"
+        raise TypeError(f"{words}, got {counts!r:.60}")

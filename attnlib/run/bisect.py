@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +83,25 @@ class Bisection:
         words = " ".join(f"--{name} {shlex.quote(value)}" for name, value in options.items())
         return f"python -m attnlib bisect {words}"
 
+    @property
+    def looks(self) -> list[int]:
+        """The numbers of rounds at which a step is judged: twice as many each time."""
+        looks = [self.rounds]
+        while looks[-1] < ROUND_LIMIT:
+            looks.append(min(2 * looks[-1], ROUND_LIMIT))
+        return looks
+
+    @property
+    def records_of(self) -> str:
+        """The study that the records are of."""
+        return PREFIX + self.study
+
+    def records(self) -> list[Record]:
+        """The records of the case and backend."""
+        mine = (self.backend, TIMER, self.case)
+        records = store.find(self.records_of, self.machine)
+        return [r for r in records if (r.item.backend, r.item.timer, r.item.case) == mine]
+
     def to_dict(self) -> dict[str, Any]:
         """JSON form; the case by its key."""
         names = ("package", "study", "backend", "good", "bad", "machine", "command", "word")
@@ -106,7 +124,7 @@ def bisect(
     rounds: int = 3,
     releases: Sequence[str] = (),
     overlays: dict[str, Path] | None = None,
-    on_round: Callable[[str], object] | None = None,
+    on_round: Callable[[str], object] = lambda words: None,
 ) -> Bisection:
     """Find the first release of `package` between `good` and `bad` at which `case` changed speed.
 
@@ -117,18 +135,15 @@ def bisect(
     """
     _require_askable(study, case, package, backend, rounds=rounds)
     first, last = _in_order(good, bad)
-    live, name, sweep = mode() == "live", PREFIX + study.name, Sweep(overlays=overlays or {})
+    live, sweep = mode() == "live", Sweep(overlays=overlays or {})
     published = study.bisect_machine or study.reference_machine
-    machine = machine_shown(name, study.device, published)
+    machine = machine_shown(PREFIX + study.name, study.device, published)
     if not releases and (live or overlays):
-        early = any(Version(end).is_prerelease for end in (first, last))
-        releases = available_releases(package, sweep.overlays, early=early)
-    if not releases:
-        records = _records(name, machine, backend, case)
-        releases = recorded_releases(records, first, last, where=f"{name!r} on {machine!r}")
-    inside = tuple(releases_between(releases, first, last))
+        releases = available_releases(package, sweep.overlays)
+    asked = Bisection(package, study.name, case, backend, first, last, (), machine, rounds)
+    inside = tuple(releases_between(releases or recorded_releases(asked), first, last))
     ends = (inside[0], inside[-1]) if good == first else (inside[-1], inside[0])
-    question = Bisection(package, study.name, case, backend, *ends, inside, machine, rounds)
+    question = replace(asked, good=ends[0], bad=ends[1], releases=inside)
     return _Search(question, study.device, sweep if live else None, on_round).run()
 
 
@@ -139,7 +154,7 @@ class _Search:
     question: Bisection
     device: str
     sweep: Sweep | None
-    on_round: Callable[[str], object] | None
+    on_round: Callable[[str], object]
 
     def run(self) -> Bisection:
         question, steps = self.question, list[Step]()
@@ -159,21 +174,22 @@ class _Search:
 
     def step(self, release: str) -> Step:
         """The verdict on a release: measured, or from the rounds on record."""
-        question, item = self.question, self.item
-        name, reference, looks = PREFIX + question.study, question.releases[0], looks_of(question)
-        comparison = Comparison(name, (reference, release), looks, pairs={item: []})
+        question = self.question
+        item = Item(question.backend, TIMER, question.case)
+        both = (question.releases[0], release)
+        comparison = Comparison(question.records_of, both, question.looks, pairs={item: []})
         if self.sweep:
-            start = next_round(name, question.machine)
+            start = next_round(question.records_of, question.machine)
             comparison.measure(
                 self.sweep,
-                lambda: [r for r in self.records() if r.status == "ok" or r.round >= start],
+                lambda: [r for r in question.records() if r.status == "ok" or r.round >= start],
                 device=self.device,
                 command=question.command,
                 number=start,
-                on_round=partial(self.tell, f"{release} against {reference}"),
+                on_round=lambda n: self.on_round(f"round {n}: {release} against {both[0]}"),
             )
         else:
-            comparison.take(record for record in self.records() if record.status == "ok")
+            comparison.take(record for record in question.records() if record.status == "ok")
         if failure := comparison.failed.get(item):
             words = f"it was {failure.status}: {' '.join(failure.reason.split())}"
             raise RuntimeError(f"release {failure.item.release} must run, {words}")
@@ -183,44 +199,23 @@ class _Search:
         references, candidates = zip(*comparison.pairs[item], strict=True)
         return Step(release, verdict, families_of(candidates), families_of(references))
 
-    @property
-    def item(self) -> Item:
-        """What every step measures, less its release."""
-        return Item(self.question.backend, TIMER, self.question.case)
-
-    def records(self) -> list[Record]:
-        question = self.question
-        return _records(PREFIX + question.study, question.machine, question.backend, question.case)
-
-    def tell(self, words: str, number: int) -> None:
-        if self.on_round:
-            self.on_round(f"round {number}: {words}")
-
     def undecided(self, release: str, verdict: Ratio | None, count: int) -> Exception:
         """Why a release has no verdict after `count` good rounds."""
-        question, looks = self.question, looks_of(self.question)
-        if verdict and verdict.rounds >= looks[-1]:
+        question = self.question
+        if verdict and verdict.rounds >= question.looks[-1]:
             words = _words(verdict)
             return RuntimeError(f"release {release} must get a verdict, it stays {words}")
-        look = next(look for look in looks if not verdict or look > verdict.rounds)
+        look = next(look for look in question.looks if not verdict or look > verdict.rounds)
         if self.sweep is None:
             return FileNotFoundError(
                 f"release {release} must have {look} rounds against {question.releases[0]} on "
-                f"record to be replayed, it has {count} in {PREFIX + question.study!r} on "
+                f"record to be replayed, it has {count} in {question.records_of!r} on "
                 f"{question.machine!r}"
             )
         return RuntimeError(
             f"release {release} must have {look} rounds that are not throttled, "
             f"it has {count}, after {look + SPARE_ROUNDS} more"
         )
-
-
-def looks_of(question: Bisection) -> list[int]:
-    """The numbers of rounds at which a step is judged: twice as many each time."""
-    looks = [question.rounds]
-    while looks[-1] < ROUND_LIMIT:
-        looks.append(min(2 * looks[-1], ROUND_LIMIT))
-    return looks
 
 
 def first_changed(releases: Sequence[str], differs: Callable[[str], bool]) -> str:
@@ -238,30 +233,25 @@ def first_changed(releases: Sequence[str], differs: Callable[[str], bool]) -> st
     return releases[high]
 
 
-def recorded_releases(records: Sequence[Record], first: str, last: str, *, where: str) -> list[str]:
-    """The releases that the newest search in `records` from `first` to `last` went through.
+def recorded_releases(asked: Bisection) -> list[str]:
+    """The releases that the newest search on record between both ends went through.
 
-    Raises FileNotFoundError saying what is not on record `where`.
+    Raises FileNotFoundError saying what is not on record.
     """
-    ends = {Version(first), Version(last)}
+    ends = {Version(asked.good), Version(asked.bad)}
     seen: set[Version] = set()
-    for record in reversed(records):
+    for record in reversed(asked.records()):
         option = RELEASES.search(record.command)
         listed = option[1].split(",") if option else []
         seen |= set(map(Version, listed))
         if ends <= set(map(Version, listed)):
             return listed
-    missing = ", ".join(map(str, sorted(ends - seen))) or f"{first} to {last}"
+    missing = ", ".join(map(str, sorted(ends - seen))) or f"{asked.good} to {asked.bad}"
     have = ", ".join(map(str, sorted(seen))) or "none"
     raise FileNotFoundError(
-        f"release {missing} must be on record to be replayed, in {where} are: {have}"
+        f"release {missing} must be on record to be replayed, "
+        f"in {asked.records_of!r} on {asked.machine!r} are: {have}"
     )
-
-
-def _records(study: str, machine: str, backend: str, case: Case) -> list[Record]:
-    mine = (backend, TIMER, case)
-    records = store.find(study, machine)
-    return [r for r in records if (r.item.backend, r.item.timer, r.item.case) == mine]
 
 
 def _words(ratio: Ratio) -> str:

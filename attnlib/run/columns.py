@@ -6,18 +6,16 @@ raw samples: median times, drift, launches. A `Case` object is made once per dis
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import nan
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from ..kinds.cases import Case, case_from_dict
-from ..kinds.decode.case import DecodeCase
 from ..kinds.engine.case import EngineCase
-from ..kinds.extend.case import ExtendCase
-from ..kinds.mla.case import MlaCase
-from ..kinds.plan.case import PlanCase
-from ..kinds.step.case import StepCase
 from ..measure.spans import Kernel
 from .record import THROTTLED, present_name
 
@@ -55,18 +53,17 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
     frame.insert(3, "backend", table["backend"].to_pandas().map(present_name))
     frame["repeat"] = _numbers(table, "again") > 0
     frame = pd.concat([frame, _case_columns(table)], axis=1)
-    samples = _samples(table, "run_us")
-    frame["run_us"] = _medians(samples, len(frame))
-    frame["plan_us"] = _medians(_samples(table, "plan_us"), len(frame))
+    run_us = table["run_us"].to_pylist()
+    frame["run_us"] = [_median(samples) for samples in run_us]
+    frame["plan_us"] = [_median(samples) for samples in table["plan_us"].to_pylist()]
     frame["settle_us"] = _numbers(table, "settle_us")
-    frame["samples"] = np.bincount(samples.row, minlength=len(frame))
-    frame["drift"] = _drifts(samples, len(frame))
+    frame["samples"] = [len(samples) for samples in run_us]
+    frame["drift"] = [_drift(samples) for samples in run_us]
     frame["kernels"] = [tuple(Kernel(**k) for k in row) for row in table["kernels"].to_pylist()]
-    frame["kernel_us"] = [round(sum(k.gpu_us for k in kernels), 3) for kernels in frame.kernels]
     engine = [isinstance(case, EngineCase) for case in frame.case]
     if any(engine):
-        samples = zip(table["run_us"].to_pylist(), engine, strict=True)
-        frame["steps_us"] = [tuple(steps) if is_engine else None for steps, is_engine in samples]
+        steps = zip(run_us, engine, strict=True)
+        frame["steps_us"] = [tuple(samples) if is_engine else None for samples, is_engine in steps]
     before = _numbers(table, "state_before.throttle_reasons").astype(int)
     after = _numbers(table, "state_after.throttle_reasons").astype(int)
     frame["throttled"] = ((before | after) & THROTTLED) > 0
@@ -89,52 +86,34 @@ def _numbers(table: pa.Table, name: str) -> np.ndarray:
 def _case_columns(table: pa.Table) -> pd.DataFrame:
     """`case`, `heads` and the fields of the cases."""
     names = [name for name in table.column_names if name.startswith(CASE_PREFIX)]
-    if not names:  # ceilings alone
-        nothing = np.full(table.num_rows, None, object)
-        return pd.DataFrame({"case": nothing, "heads": nothing})
     fields = table.select(names).rename_columns([n.removeprefix(CASE_PREFIX) for n in names])
+    cases: list[Case | None] = []
+    known: dict[tuple[Any, ...], Case] = {}
+    for row in fields.to_pylist():
+        form = {name: value for name, value in row.items() if value is not None}
+        key = tuple(form.items())
+        if form and key not in known:
+            known[key] = case_from_dict(form)
+        cases.append(known.get(key))
     frame = fields.to_pandas()
-    keys = frame.groupby(list(frame), dropna=False, sort=False).ngroup()
-    first_row, number_of = np.unique(keys, return_index=True, return_inverse=True)[1:]
-    forms = [_without_nulls(form) for form in fields.take(first_row).to_pylist()]
-    cases = [case_from_dict(form) if form else None for form in forms]
-    described = {"case": cases, "heads": [heads_of(case) for case in cases]}
-    by_row = {name: pd.Series(v, dtype=object)[number_of] for name, v in described.items()}
-    frame = pd.concat([pd.DataFrame({n: v.to_numpy() for n, v in by_row.items()}), frame], axis=1)
+    frame.insert(0, "case", pd.Series(cases, dtype=object))
+    frame.insert(1, "heads", [heads_of(case) for case in cases])
     for name in {"window", "sinks"} & {*frame}:  # layers without them do not say so
         frame[name] = frame[name].astype(float).fillna(0).where(frame.heads.notna())
     return frame
 
 
-def _without_nulls(form: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in form.items() if value is not None}
-
-
 def heads_of(case: Case | None) -> str | None:
     """Query and KV heads of a case of attention, such as `32/8`."""
-    call = case.decode if isinstance(case, StepCase | PlanCase) else case
-    return call.spec.heads if isinstance(call, DecodeCase | MlaCase | ExtendCase) else None
+    spec = getattr(getattr(case, "decode", case), "spec", None)
+    return spec.heads if spec else None
 
 
-def _samples(table: pa.Table, name: str) -> pd.DataFrame:
-    """The numbers in a column of lists: a row each with `row`, `place` in its list, and `value`."""
-    array = table[name].chunk(0)
-    lengths = np.diff(array.offsets.to_numpy())
-    rows = np.repeat(np.arange(len(lengths)), lengths)
-    place = np.arange(len(rows)) - np.repeat(lengths.cumsum() - lengths, lengths)
-    frame = pd.DataFrame({"row": rows, "place": place, "value": array.flatten().to_numpy()})
-    return frame.assign(length=lengths[rows])
+def _median(samples: Sequence[float]) -> float:
+    return median(samples) if samples else nan
 
 
-def _medians(samples: pd.DataFrame, count: int) -> pd.Series:
-    """The median of each of `count` rows; NaN for one without samples."""
-    return samples.groupby("row").value.median().reindex(range(count))
-
-
-def _drifts(samples: pd.DataFrame, count: int) -> pd.Series:
+def _drift(samples: Sequence[float]) -> float:
     """Median of the last third over that of the first, less 1; 0 with fewer than six values."""
-    samples = samples[samples.length >= 6]
-    third = samples.length // 3
-    first = samples[samples.place < third]
-    last = samples[samples.place >= samples.length - third]
-    return (_medians(last, count) / _medians(first, count) - 1).fillna(0.0)
+    third = len(samples) // 3
+    return median(samples[-third:]) / median(samples[:third]) - 1 if third > 1 else 0.0

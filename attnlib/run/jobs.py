@@ -2,25 +2,27 @@
 
 The `worker` appends each record itself. If it dies, the item it had started gets a record that says
 how, and the rest of the job goes on in a new process. If we die, it dies too: its stdin is ours.
+Its process group, such as a compiler that it runs, dies with it.
 """
 
 import datetime
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from ..kinds.item import Item
 from . import store
 from .record import Record, machine_slug, record_id, strip_folders
+from .worker import CANNOT_WRITE
 
 ITEM_TIMEOUT_S = 600.0
 """Long enough for FlashInfer to compile a kernel module first: fa3 took 54 s on 16 cores."""
@@ -33,14 +35,14 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """Items of one round and release of a study, which `command` measures if `measure` does not."""
+    """Items of one round and release of a study; `command` measures them again."""
 
     study: str
     round: int
     device: str
     release: str
     items: tuple[Item, ...]
-    command: str = ""
+    command: str
 
     def id_of(self, item: Item, machine: dict[str, Any]) -> str:
         """The id of the item's record on a machine."""
@@ -67,8 +69,8 @@ def run_job(job: Job, machine: dict[str, Any], overlay: Path | None, watch: Watc
     while left:
         try:
             done, died_measuring, words = _run_process(replace(job, items=left), overlay, watch)
-        except StoppedError:
-            store.repair(job.study, machine_slug(machine))
+        except (StoppedError, KeyboardInterrupt):
+            store.recover(job.study, machine_slug(machine))
             raise
         if died_measuring:
             _record_death(job, machine, left[done], words)
@@ -81,58 +83,59 @@ def run_job(job: Job, machine: dict[str, Any], overlay: Path | None, watch: Watc
 
 def _run_process(job: Job, overlay: Path | None, watch: Watch) -> tuple[int, bool, str]:
     """How many items a process did, whether it died measuring the next one, and how it ended."""
-    with tempfile.TemporaryDirectory() as scratch:
-        progress, log, path = (Path(scratch, name) for name in ("progress", "log", "job.json"))
-        progress.touch()
-        form = {name: getattr(job, name) for name in ("study", "round", "device")}
-        form |= {"command": repeat_command(job), "progress": str(progress)}
-        form |= {"items": [item.to_dict() for item in job.items]}
-        path.write_text(json.dumps(form))
-        command = [sys.executable, "-m", "attnlib.run.worker", "--end-with-stdin", str(path)]
-        with (
-            log.open("wb") as out,
-            subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=worker_environment(overlay),
-                pass_fds=watch.held,
-            ) as process,
-        ):
-            how = _wait(process, progress, watch)
-        words = f"{how}; {log.read_text(errors='replace').strip()[-500:]}"
-        return _count_done(progress), progress.read_text().endswith("start\n"), words
+    # Files without a name: if we are killed, nothing of them stays.
+    with TemporaryFile() as asked, TemporaryFile() as progress, TemporaryFile() as log:
+        asked_path, progress_path = (f"/dev/fd/{file.fileno()}" for file in (asked, progress))
+        form = {name: getattr(job, name) for name in ("study", "round", "device", "command")}
+        form |= {"progress": progress_path, "items": [item.to_dict() for item in job.items]}
+        asked.write(json.dumps(form).encode())
+        asked.flush()
+        with subprocess.Popen(
+            [sys.executable, "-m", "attnlib.run.worker", "--end-with-stdin", asked_path],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=worker_environment(overlay),
+            pass_fds=(asked.fileno(), progress.fileno(), *watch.held),
+            start_new_session=True,
+        ) as process:
+            try:
+                how = _wait(process, progress, watch)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        last_words = _text_of(log).strip()[-500:]
+        if process.returncode == CANNOT_WRITE:
+            raise RuntimeError(f"a record could not be written, the sweep ends: {last_words}")
+        words = f"{how}; {last_words}"
+        return _count_done(progress), _text_of(progress).endswith("start\n"), words
 
 
-def _wait(process: subprocess.Popen[bytes], progress: Path, watch: Watch) -> str:
+def _wait(process: subprocess.Popen[bytes], progress: IO[bytes], watch: Watch) -> str:
     """Wait for a worker, telling what is done; how it ended. Raises StoppedError."""
     seen, last = 0, time.monotonic()
     while process.poll() is None:
         time.sleep(POLL_S)
-        stopped = watch.stop and watch.stop()
+        if watch.stop and watch.stop():
+            raise StoppedError
         count = _count_done(progress)
-        if count > seen and not stopped:
+        if count > seen:
             watch.on_done(count - seen)
             seen, last = count, time.monotonic()
-        if stopped or time.monotonic() - last > ITEM_TIMEOUT_S:
-            process.kill()
-            process.wait()
-            if stopped:
-                raise StoppedError
+        if time.monotonic() - last > ITEM_TIMEOUT_S:
             return f"timeout after {ITEM_TIMEOUT_S:.0f} s"
     watch.on_done(_count_done(progress) - seen)
     code = process.returncode
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-def _count_done(progress: Path) -> int:
-    return progress.read_text().count("done\n")
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
-def repeat_command(job: Job) -> str:
-    """The command that measures this job's study again."""
-    return job.command or f"python -m attnlib measure {shlex.quote(job.study)}"
+def _count_done(progress: IO[bytes]) -> int:
+    return _text_of(progress).count("done\n")
 
 
 def worker_environment(overlay: Path | None = None) -> dict[str, str]:
@@ -157,7 +160,7 @@ def _record_death(job: Job, machine: dict[str, Any], item: Item, words: str) -> 
             reason=strip_folders(words),
             machine=machine,
             versions={},
-            command=repeat_command(job),
+            command=job.command,
             started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
     )

@@ -58,7 +58,7 @@ class Comparison:
         for item, sides in tried.items():
             rounds = sorted(sides[base].keys() & sides[new].keys())
             pairs = [(sides[base][number], sides[new][number]) for number in rounds]
-            good = [pair for pair in pairs if all(map(_is_good, pair))]
+            good = [p for p in pairs if all(r.status == "ok" and not r.throttled for r in p)]
             if sides[base] and sides[new] and len(good) >= len(self.pairs.get(item, ())):
                 self.pairs[item] = good
             failures = [r for side in (new, base) for r in sides[side].values() if r.status != "ok"]
@@ -93,7 +93,7 @@ class Comparison:
         device: str,
         command: str,
         number: int,
-        on_round: Callable[[int], object] | None = None,
+        on_round: Callable[[int], object] = lambda number: None,
     ) -> None:
         """Measure rounds of the items of `pairs`, look by look, until none is undecided.
 
@@ -113,16 +113,15 @@ class Comparison:
                 for release in self.both[::step]:
                     items = tuple(replace(item, release=release) for item in short[::step])
                     sweep.run([Job(self.study, number, device, release, items, command)])
-                if on_round:
-                    on_round(number)
+                on_round(number)
                 number += 1
                 self.take(records())
             given_up |= {item for item in wanted if len(self.pairs[item]) < look}
 
 
 def next_round(study: str, machine: str) -> int:
-    """The number of the next round of a study on a machine."""
-    return 1 + max((record.round for record in store.find(study, machine)), default=-1)
+    """The number of the next round of a study on a machine, which is about to be measured."""
+    return 1 + max((record.round for record in store.recover(study, machine)), default=-1)
 
 
 def times_of(records: Iterable[Record]) -> list[float]:
@@ -133,7 +132,3 @@ def times_of(records: Iterable[Record]) -> list[float]:
 def families_of(records: Iterable[Record]) -> str:
     """The kernel families that ran."""
     return ", ".join(sorted({record.kernel_family for record in records} - {""})) or "unknown"
-
-
-def _is_good(record: Record) -> bool:
-    return record.status == "ok" and not record.throttled

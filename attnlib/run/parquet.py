@@ -4,9 +4,9 @@
 
 is useful without this package; data/README.md lists the columns. What is a dict in a record becomes
 a column per member, such as `case.kv_len`; a member that a record lacks is null. Nothing is lost:
-`decode(encode(records)) == records`, and `encode` looks whether that is so. The same records give
-the same bytes from the same release of pyarrow. A new field of `Record` needs nothing here, unless
-its annotation is new (`_arrow_types`).
+`encode` looks whether the records come back as they were. The same records give the same bytes from
+the same release of pyarrow. A new field of `Record` needs nothing here, unless its annotation is
+new (`arrow_types`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ..kinds.item import Item
-from .record import Record
+from .record import KNOWN, REQUIRED, Record, require_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,8 +34,16 @@ def encode(records: Sequence[Record]) -> bytes:
     """
     if not records:
         raise ValueError("records must be at least one to be published, got none")
-    data = write_table(table_of(records))
-    for wrote, decoded in zip(records, decode(data), strict=True):
+    from pyarrow import parquet
+
+    table, file = table_of(records), io.BytesIO()
+    # Samples hardly repeat: a dictionary of them makes the file larger.
+    repeated = [name for name in table.column_names if name not in SAMPLES]
+    parquet.write_table(
+        table, file, compression="zstd", compression_level=ZSTD_LEVEL, use_dictionary=repeated
+    )
+    data = file.getvalue()
+    for wrote, decoded in zip(records, records_of(read_table(data)), strict=True):
         if wrote != decoded:
             raise ValueError(f"record {wrote.id} must survive its columns, a member is None or new")
     return data
@@ -50,7 +58,7 @@ def table_of(records: Sequence[Record]) -> pa.Table:
         for group in MEMBERS:
             members = row.pop(group) or {}
             row |= {f"{group}.{member}": value for member, value in members.items()}
-    types = _arrow_types()
+    types = arrow_types()
     others = sorted({name for row in rows for name in row} - set(types))
     columns = {name: [row.get(name) for row in rows] for name in (*types, *others)}
     try:
@@ -59,36 +67,32 @@ def table_of(records: Sequence[Record]) -> pa.Table:
         raise ValueError(f"a published column must be of one type: {error}") from error
 
 
-def write_table(table: pa.Table) -> bytes:
-    """The bytes of a published file."""
-    from pyarrow import parquet
-
-    file = io.BytesIO()
-    # Samples hardly repeat: a dictionary of them makes the file larger.
-    repeated = [name for name in table.column_names if name not in SAMPLES]
-    parquet.write_table(
-        table, file, compression="zstd", compression_level=ZSTD_LEVEL, use_dictionary=repeated
-    )
-    return file.getvalue()
-
-
 def read_table(data: bytes) -> pa.Table:
-    """The columns of a published file; ValueError for bytes that are no Parquet file."""
+    """The columns of a published file.
+
+    Raises ValueError for bytes that are no whole Parquet file, for no record, and for columns that
+    are not those of records of a schema known here.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(pa.BufferReader(data)).read()
-    except pa.ArrowException as error:
-        raise ValueError(f"must be a Parquet file: {error}") from error
+        table = parquet.ParquetFile(pa.BufferReader(data)).read()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"must be a whole Parquet file: {error}") from error
+    unknown = {name for name in table.column_names if name.partition(".")[0] not in KNOWN}
+    needed = (REQUIRED - {*MEMBERS}) | {"machine.gpu", "machine.gpu_id"}
+    wrong = sorted(unknown | (needed - {*table.column_names}))
+    if wrong:
+        raise ValueError(f"must have the columns of data/README.md; differs in {wrong}")
+    if not table.num_rows:
+        raise ValueError("must hold a record, it has none")
+    require_schema(max(table["schema"].to_pylist()))
+    return table
 
 
-def decode(data: bytes) -> list[Record]:
-    """The records of a file that `encode` made.
-
-    Raises ValueError for bytes that are no such file, and for the row of a record not right.
-    """
-    table = read_table(data).combine_chunks()
+def records_of(table: pa.Table) -> list[Record]:
+    """The records of a table; ValueError for the row of one that is not right."""
     records = []
     for row, form in enumerate(_forms(table)):
         try:
@@ -98,7 +102,7 @@ def decode(data: bytes) -> list[Record]:
     return records
 
 
-def _arrow_types() -> dict[str, pa.DataType]:
+def arrow_types() -> dict[str, pa.DataType]:
     """Column -> type, of the fields that are no dict; these columns are in every file."""
     import pyarrow as pa
 

@@ -107,13 +107,9 @@ class Record:
 
         Raises ValueError for a newer schema, a field that is missing or unknown, and a wrong id.
         """
-        schema = form.get("schema")
-        if not isinstance(schema, int) or schema > SCHEMA:
-            raise ValueError(
-                f"schema must be an integer <= {SCHEMA}, got {schema!r}: update attnlib"
-            )
-        if not _REQUIRED <= form.keys() <= _KNOWN:
-            wrong = sorted((form.keys() - _KNOWN) | (_REQUIRED - form.keys()))
+        require_schema(form.get("schema"))
+        if not REQUIRED <= form.keys() <= KNOWN:
+            wrong = sorted((form.keys() - KNOWN) | (REQUIRED - form.keys()))
             raise ValueError(f"a record must have the fields of data/README.md; differs in {wrong}")
         flat = dict(form)
         stored_id = flat.pop("id")
@@ -140,10 +136,16 @@ class Record:
 
 _ITEM_FIELDS = {f.name for f in fields(Item)}
 _FIELDS = [f for f in (*fields(Record), *fields(Item)) if f.name != "item"]
-_KNOWN = {"id", *(f.name for f in _FIELDS)}
-_REQUIRED = {"id", "schema"} | {
+KNOWN = {"id", *(f.name for f in _FIELDS)}
+REQUIRED = {"id", "schema"} | {
     f.name for f in _FIELDS if f.default is MISSING and f.default_factory is MISSING
 }
+
+
+def require_schema(schema: object) -> None:
+    """ValueError unless records of this schema are known here."""
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise ValueError(f"schema must be an integer <= {SCHEMA}, got {schema!r}: update attnlib")
 
 
 def present_name(backend: str) -> str:

@@ -7,12 +7,13 @@ torch and all else stay the environment's. Wheels come from the package index, o
 that `ATTNLIB_WHEELS` names and then from nowhere else.
 """
 
+import fcntl
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -28,21 +29,19 @@ COMPANIONS = {"flashinfer-python": ("apache-tvm-ffi<0.2",)}
 """What a release needs at import beyond this project's own requirements (its Requires-Dist)."""
 
 
-def available_releases(
-    distribution: str, overlays: Iterable[str] = (), *, early: bool = False
-) -> list[str]:
+def available_releases(distribution: str, overlays: Iterable[str] = ()) -> list[str]:
     """The releases that can be had here; `overlays` are requirements `NAME==VERSION` given.
 
-    Beside them the environment's, those in `ATTNLIB_WHEELS`, and the index's if neither is given.
-    Pre-releases that nobody gave count only if `early`. Raises ValueError for an overlay of another
-    distribution, and what the sources raise.
+    Beside them the environment's, those in `ATTNLIB_WHEELS`, and the index's if neither is given;
+    of those two no pre-releases. Raises ValueError for an overlay of another distribution, and what
+    the sources raise.
     """
     given = [_release_of(requirement, distribution) for requirement in overlays]
     folder = wheel_folder()
     releases = wheel_releases(folder, distribution) if folder else []
     if not folder and not given:
         releases = index_releases(distribution)
-    releases = [release for release in releases if early or not Version(release).is_prerelease]
+    releases = [release for release in releases if not Version(release).is_prerelease]
     return ordered([*given, *releases, *filter(None, [installed_version(distribution)])])
 
 
@@ -67,8 +66,8 @@ def wheel_releases(folder: Path, distribution: str) -> list[str]:
 
 
 def index_releases(distribution: str) -> list[str]:
-    """Releases on the package index, pre-releases too; RuntimeError with pip's words."""
-    command = [sys.executable, "-m", "pip", "index", "versions", "--pre", distribution]
+    """Releases on the package index; RuntimeError with pip's words."""
+    command = [sys.executable, "-m", "pip", "index", "versions", distribution]
     done = subprocess.run(command, capture_output=True, text=True)
     listed = re.search(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
     if done.returncode or listed is None:
@@ -124,8 +123,7 @@ def build_version(path: Path, distribution: str) -> str:
     Nothing is installed. Raises ValueError for what is none and for another platform's.
     """
     if path.is_dir():
-        have = dict(map(_name_and_version, metadata.distributions(path=[str(path)])))
-        release = have.get(distribution, "of any release")
+        release = _installed(path).get(distribution, "of any release")
         _checked(path, distribution, release)
         return release
     if path.suffix != ".whl" or not path.is_file():
@@ -179,40 +177,48 @@ def _release_of(requirement: str, distribution: str) -> str:
 
 
 def _checked(folder: Path, distribution: str, release: str) -> Path:
-    installed = {_name_and_version(dist) for dist in metadata.distributions(path=[str(folder)])}
-    if (distribution, release) not in installed:
-        raise ValueError(
-            f"overlay {folder} must hold {distribution} {release}, it has {installed or {}}"
-        )
+    installed = _installed(folder)
+    if installed.get(canonicalize_name(distribution)) != release:
+        raise ValueError(f"overlay {folder} must hold {distribution} {release}, it has {installed}")
     return folder
 
 
-def _name_and_version(dist: metadata.Distribution) -> tuple[str, str]:
-    # Without metadata the standard library has None; the backport that Dask loads may raise.
-    try:
-        fields = dist.metadata or {"Name": "", "Version": ""}
-    except FileNotFoundError:
-        return "", ""
-    return str(fields["Name"]).replace("_", "-"), str(fields["Version"])
+def _installed(folder: Path) -> dict[str, str]:
+    """Distribution -> release in a folder; one without metadata has no name."""
+    installed = metadata.distributions(path=[str(folder)])
+    return {canonicalize_name(dist.name or ""): dist.version for dist in installed}
 
 
 def _install(requirement: str, target: Path) -> Path:
+    """Install into `target`, which appears when it is whole; one process at a time.
+
+    What an install leaves that was killed, the next one removes.
+    """
     distribution = re.split("==| @ ", requirement)[0]
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        # Not a resolver's job: --no-deps, or an old release would bring its own torch.
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-        command += ["--target", f"{scratch}/site", requirement, *COMPANIONS.get(distribution, ())]
-        folder = wheel_folder()
-        sources = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)} if folder else {}
-        environment = {**os.environ, **sources}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"pip could not install {requirement}: {done.stderr.strip()[-800:]}")
-        try:
-            Path(scratch, "site").rename(target)
-        except OSError:
-            # Another process installed the same release meanwhile; a folder is whole or not there.
-            if not target.is_dir():
-                raise
+    unfinished = target.parent / "unfinished"
+    # Not a resolver's job: --no-deps, or an old release would bring its own torch.
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+    command += ["--target", str(unfinished), requirement, *COMPANIONS.get(distribution, ())]
+    folder = wheel_folder()
+    sources = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)} if folder else {}
+    lock = os.open(target.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # pip holds it too, should it outlive us
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if not target.is_dir():
+            done = subprocess.run(
+                command,
+                env={**os.environ, **sources},
+                capture_output=True,
+                text=True,
+                pass_fds=(lock,),
+            )
+            if done.returncode:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                words = done.stderr.strip()[-800:]
+                raise RuntimeError(f"pip could not install {requirement}: {words}")
+            unfinished.rename(target)
+    finally:
+        os.close(lock)
     return target

@@ -23,12 +23,13 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from io import FileIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from ..measure.files import write_whole
+from ..measure.files import UNFINISHED, write_whole
 from . import columns, parquet
-from .record import Record
+from .record import Record, machine_slug
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,8 +40,10 @@ COMPARABLE = ("gpu_id", "power_limit_w", "timer", "schema")
 
 
 def data_root() -> Path:
-    """The data folder: `ATTNLIB_DATA`, or `data` beside the package."""
+    """The data folder: `ATTNLIB_DATA`, which must be one (ValueError), or `data` beside us."""
     named = os.environ.get("ATTNLIB_DATA")
+    if named and not Path(named).is_dir():
+        raise ValueError(f"ATTNLIB_DATA must name a folder, got {named!r}")
     return Path(named) if named else Path(__file__).resolve().parents[2] / "data"
 
 
@@ -82,24 +85,25 @@ def torn_path(study: str, machine: str) -> Path:
 
 
 def append(record: Record) -> Path:
-    """Add `record` to its journal; on return it is on disk, whole."""
+    """Add `record` to its journal; on return it is on disk, whole.
+
+    Raises OSError that names the file where it cannot be written, as on a full disk; the journal is
+    then as it was.
+    """
     path = journal_path(record.study, record.machine_slug)
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = (record.to_json() + "\n").encode()
+    left = (record.to_json() + "\n").encode()
     with _locked(path) as file:
         _set_torn_line_aside(file, torn_path(record.study, record.machine_slug))
-        file.write(line)
-        _sync(file)
+        end = file.seek(0, os.SEEK_END)
+        try:
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except OSError as error:
+            file.truncate(end)
+            raise OSError(error.errno, error.strerror, str(path)) from error
     return path
-
-
-def repair(study: str, machine: str) -> int:
-    """Set a killed writer's torn last line aside, so that the file reads; its length in bytes."""
-    path = journal_path(study, machine)
-    if not path.exists():
-        return 0
-    with _locked(path) as file:
-        return _set_torn_line_aside(file, torn_path(study, machine))
 
 
 def read(study: str, machine: str) -> list[Record]:
@@ -130,7 +134,10 @@ def find(study: str, machine: str) -> list[Record]:
 
 def recover(study: str, machine: str) -> list[Record]:
     """As `find`, after a killed writer's torn line was set aside: what a new sweep starts from."""
-    repair(study, machine)
+    path = journal_path(study, machine)
+    if path.exists():
+        with _locked(path) as file:
+            _set_torn_line_aside(file, torn_path(study, machine))
     return find(study, machine)
 
 
@@ -139,23 +146,23 @@ def publish(study: str, machine: str = "") -> Path:
 
     `machine` may be left out where only one has a journal of the study. Killed at any instant,
     every record is in the published file or in the journal. Raises FileNotFoundError without a
-    journal, ValueError for several machines and for what `read` and `parquet.encode` refuse.
+    journal, ValueError for another machine and for what `read` and `parquet.encode` refuse.
     """
-    with_journal = [machine] if machine else machines(study, [".jsonl"])
-    if len(with_journal) > 1:
-        raise ValueError(
-            f"machine must be named, one of {', '.join(with_journal)} for study {study!r}"
-        )
+    with_journal = machines(study, [".jsonl"])
     if not with_journal:
         raise FileNotFoundError(f"study {study!r} has no journal to be published")
-    (machine,) = with_journal
+    if len(with_journal) == 1 and not machine:
+        (machine,) = with_journal
+    if machine not in with_journal:
+        known = ", ".join(with_journal)
+        raise ValueError(f"machine must be one of {known} for study {study!r}, got {machine!r}")
     journal, path = journal_path(study, machine), published_path(study, machine)
-    if not journal.exists():
-        raise FileNotFoundError(f"study {study!r} must have a journal on {machine!r}: no {journal}")
     with _locked(journal) as file:
         _set_torn_line_aside(file, torn_path(study, machine))
         file.seek(0)
-        late = _parsed(journal, machine, file.readlines())
+        late = _parsed(journal, machine, file.read().splitlines(keepends=True))
+        for unfinished in path.parent.glob(f"{path.name}.*{UNFINISHED}"):
+            unfinished.unlink()  # of a publish that was killed
         write_whole(path, parquet.encode(_newest(_published(study, machine), late)))
         journal.unlink()
     return path
@@ -239,15 +246,37 @@ def _published(study: str, machine: str) -> tuple[Record, ...]:
 
 @lru_cache(maxsize=64)
 def _frame_of(study: str, machine: str, stamp: tuple[object, ...]) -> pd.DataFrame:
-    return columns.frame_of(_table(study, machine))
+    table = _table(study, machine)
+    try:
+        return columns.frame_of(table)
+    except ValueError as error:
+        path = published_path(study, machine)
+        raise ValueError(f"{path} must hold cases that are known here: {error}") from error
 
 
 def _table(study: str, machine: str) -> pa.Table:
-    """The columns of all records; as they are on disk where nothing was measured since."""
+    """The columns of all records: as they are on disk, unless some were measured since or a field
+    of records is newer than the file."""
     path = published_path(study, machine)
-    if journal_path(study, machine).exists() or not path.exists():
-        return parquet.table_of(read(study, machine))
-    return parquet.read_table(path.read_bytes())
+    if path.exists() and not journal_path(study, machine).exists():
+        table = _published_table(path, machine)
+        if parquet.arrow_types().keys() <= {*table.column_names}:
+            return table
+    return parquet.table_of(read(study, machine))
+
+
+def _published_table(path: Path, machine: str) -> pa.Table:
+    """The columns of a published file; ValueError, naming it, for one of another machine too."""
+    data = path.read_bytes()
+    try:
+        table = parquet.read_table(data)
+        named = {"machine.gpu", "machine.gpu_id", "machine.cpu"} & {*table.column_names}
+        measured_on = table.group_by(sorted(named)).aggregate([]).to_pylist()
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from error
+    for form in measured_on:
+        _require_machine(machine_slug(_members(form, "machine")), machine, str(path))
+    return table
 
 
 def _stamp(path: Path) -> tuple[object, ...]:
@@ -265,19 +294,18 @@ def _stat(path: Path) -> os.stat_result | None:
 @lru_cache(maxsize=64)
 def _decoded(path: Path, machine: str, stamp: tuple[object, ...]) -> tuple[Record, ...]:
     # Parsed once per process; a later file has another stamp.
+    table = _published_table(path, machine)
     try:
-        records = parquet.decode(path.read_bytes())
-        for row, record in enumerate(records):
-            _require_machine(record, machine, f"row {row}")
+        return tuple(parquet.records_of(table))
     except ValueError as error:
         raise ValueError(f"{path} {error}") from error
-    return tuple(records)
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[IO[bytes]]:
+def _locked(path: Path) -> Iterator[FileIO]:
+    # Unbuffered: a line that did not fit on the disk is not written later, when the file is closed.
     while True:
-        with path.open("a+b") as file:
+        with path.open("a+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             # Published while we waited? Then what we hold is no longer the journal: open it anew.
             if os.fstat(file.fileno()).st_nlink:
@@ -285,24 +313,18 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
                 return
 
 
-def _set_torn_line_aside(file: IO[bytes], aside: Path) -> int:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - 1))
+def _set_torn_line_aside(file: FileIO, aside: Path) -> None:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
     if file.read() in (b"", b"\n"):
-        return 0
+        return
     file.seek(0)
     data = file.read()
     whole = data.rfind(b"\n") + 1
     with aside.open("ab") as kept:
         kept.write(data[whole:] + b"\n")
-        _sync(kept)
+        kept.flush()
+        os.fsync(kept.fileno())
     file.truncate(whole)
-    _sync(file)
-    return size - whole
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
     os.fsync(file.fileno())
 
 
@@ -320,10 +342,10 @@ def _parsed(path: Path, machine: str, lines: list[bytes]) -> list[Record]:
             records.append(_record_of(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{where} must be a record: {error}") from error
-        _require_machine(records[-1], machine, where)
+        _require_machine(records[-1].machine_slug, machine, where)
     return records
 
 
-def _require_machine(record: Record, machine: str, where: str) -> None:
-    if record.machine_slug != machine:
-        raise ValueError(f"{where} must be of {machine!r}, it is of {record.machine_slug!r}")
+def _require_machine(measured_on: str, machine: str, where: str) -> None:
+    if measured_on != machine:
+        raise ValueError(f"{where} must be of {machine!r}, it is of {measured_on!r}")

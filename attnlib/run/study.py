@@ -11,20 +11,24 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
 from ..core.backends.table import COMPARED
 from ..kinds.cases import Case
 from ..kinds.item import Item
+from ..measure.machine import has_driver
 from . import store
 from .jobs import Job, Watch, run_job, worker_environment
 from .lock import hold_gpu
@@ -115,10 +119,9 @@ class Study:
         for item in dict.fromkeys(items):
             groups.setdefault(item if item in alone else item.release, []).append(item)
         step = -1 if round_ % 2 else 1
+        command = self.command or f"python -m attnlib measure {shlex.quote(self.name)}"
         return [
-            Job(
-                self.name, round_, self.device, items[0].release, tuple(items[::step]), self.command
-            )
+            Job(self.name, round_, self.device, items[0].release, tuple(items[::step]), command)
             for items in list(groups.values())[::step]
         ]
 
@@ -228,21 +231,13 @@ class Sweep:
             # Asked again: the sweep that held the GPU until now may have measured some.
             left = self._missing(jobs, machine)
             total = sum(len(job.items) for job in left)
-            with self.bar(jobs[0].study, total) as update:
+            progress = self.progress or partial(tqdm, disable=True)
+            bar = progress(total=total, unit="item", desc=jobs[0].study)
+            with closing(bar):
                 for job in left:
                     overlay = _overlay(job, self.overlays)
-                    run_job(job, machine, overlay, Watch(update, self.stop, (held,)))
+                    run_job(job, machine, overlay, Watch(bar.update, self.stop, (held,)))
         return total
-
-    @contextmanager
-    def bar(self, study: str, total: int) -> Iterator[Callable[[int], object]]:
-        """A progress bar for the block: what tells it how many more items are done."""
-        bar = self.progress(total=total, unit="item", desc=study) if self.progress else None
-        try:
-            yield bar.update if bar else lambda count: None
-        finally:
-            if bar:
-                bar.close()
 
     def _missing(self, jobs: list[Job], machine: dict[str, Any]) -> list[Job]:
         records = store.recover(jobs[0].study, machine_slug(machine))
@@ -277,7 +272,7 @@ def _overlay(job: Job, given: dict[str, Path]) -> Path | None:
 
 
 def _has_cuda() -> bool:
-    if importlib.util.find_spec("torch") is None:
+    if importlib.util.find_spec("torch") is None or not has_driver():
         return False
     import torch
 

@@ -6,11 +6,10 @@
 A job is `{"study", "round", "device", "command", "items": [item, ...], "progress": PATH}`.
 For each item, in order, the worker writes `start` to the progress file, measures, appends the
 record to the store, writes `done`. Whatever kills the process, the parent knows which item did it
-and goes on with the rest. With `--end-with-stdin` it exits when its parent closes stdin, so that an
-orphan cannot go on using the GPU without the lock.
+and goes on with the rest. With `--end-with-stdin` it ends with its process group, whose leader it
+is, when its parent closes stdin, so that an orphan cannot go on using the GPU without the lock.
 """
 
-import argparse
 import datetime
 import json
 import os
@@ -29,8 +28,9 @@ from ..measure.machine import describe_machine, describe_state, describe_version
 from . import store
 from .record import Record, strip_folders
 
-CONTEXT_LOST = 75
-"""Exit status after a CUDA error that poisons the process (EX_TEMPFAIL: start a new one)."""
+CONTEXT_LOST, CANNOT_WRITE = 75, 74
+"""Exit status after a CUDA error that poisons the process (EX_TEMPFAIL: start a new one), and where
+a record could not be written, as on a full disk (EX_IOERR)."""
 REASON_LENGTH = 300
 
 
@@ -79,7 +79,11 @@ def run_job(path: Path) -> int:
         for form in job["items"]:
             progress.write("start\n")
             record = worker.measure(item_from_dict(form))
-            store.append(record)
+            try:
+                store.append(record)
+            except OSError as error:
+                print(error, file=sys.stderr)
+                return CANNOT_WRITE
             progress.write("done\n")
             if record.status == "crashed":
                 return CONTEXT_LOST
@@ -96,27 +100,22 @@ def _reason(error: Exception) -> str:
     return f"{reason} ... {complaint[0].strip()[:REASON_LENGTH]}"
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Entry point of the worker process."""
-    parser = argparse.ArgumentParser(prog="attnlib.run.worker", description=__doc__)
-    parser.add_argument("job", nargs="?", type=Path)
-    parser.add_argument("--describe", metavar="DEVICE")
-    parser.add_argument("--end-with-stdin", action="store_true")
-    options = parser.parse_args(arguments)
-    if options.describe:
-        print(json.dumps(describe_machine(options.describe)))
+    if arguments[0] == "--describe":
+        print(json.dumps(describe_machine(arguments[1])))
         return 0
-    if options.end_with_stdin:
+    if arguments[0] == "--end-with-stdin":
         threading.Thread(target=_end_with_stdin, daemon=True).start()
-    return run_job(options.job)
+    return run_job(Path(arguments[-1]))
 
 
 def _end_with_stdin() -> None:
     # Blocks without the GIL: it costs the measurement nothing.
     while os.read(0, 1):
         pass
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -9,7 +9,7 @@ from ..core.backends.limits import LATENT_MODES
 from ..core.layer import name_of
 from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec, require_word
 from .explain import Choice, explain
-from .facts import DECODE_MODES, GPUS, Call
+from .facts import DECODE_MODES, GPUS, Call, decided
 from .libraries import AUTO, find
 from .rules import Reason
 
@@ -37,7 +37,7 @@ def changes(
     modes: Sequence[str] = (),
     policy: str = AUTO,
     facts: Mapping[str, Any] = NO_FACTS,
-    quiet: Collection[str] = (),
+    stated: Collection[str] | None = None,
     gpus: Sequence[str] = tuple(GPUS),
 ) -> "pd.DataFrame":
     """The calls for which `new` picks another backend, or calls another kernel, than `old`.
@@ -48,7 +48,7 @@ def changes(
     `facts` are fields of `Call` that differ from a usual call. Calls with the same change share a
     row; `why` and `source` are those of `new`. A pick that cannot run says so; a call that neither
     release can run has no row. Raises ValueError for an unknown library, release, model, mode or
-    policy, and for facts that no rule tests, `quiet` ones apart.
+    policy, and for `stated` facts or fields, by default all, of which no rule tests one.
     """
     import pandas as pd
 
@@ -58,34 +58,35 @@ def changes(
     require_word("model", model or MLA, (*MODELS, MLA))
     for mode in modes:
         require_word(f"mode of {library.name}", mode, library.modes)
-    compared_modes = list(modes or library.modes)
-    if layer is not None and not modes:
-        compared_modes = [mode for mode in compared_modes if mode not in LATENT_MODES]
-    able = [mode for mode in compared_modes if policy in library.policies_for(mode)]
-    if not able:
-        names = dict.fromkeys(
-            name for mode in compared_modes for name in library.policies_for(mode)
-        )
+        require_word(f"policy of {library.name} in {mode}", policy, library.policies_for(mode))
+    dense = [mode for mode in library.modes if mode not in LATENT_MODES]
+    known = {mode: library.policies_for(mode) for mode in (dense if layer else library.modes)}
+    tried = modes or [mode for mode in known if policy in known[mode]]
+    if not tried:
+        names = dict.fromkeys(name for mode in known for name in known[mode])
         require_word(f"policy of {library.name}", policy, tuple(names))
     dtypes = {name: pair for name, pair in DTYPES.items() if name != "FP8" or not library.calls}
     if layer is not None or {"dtype", "kv_dtype"} & {*fields}:
         spec = layer or AttnSpec(1, 1, 1, 1, fields.get("dtype", BF16), fields.get("kv_dtype", ""))
         dtypes = {spec.dtypes: (spec.dtype, spec.kv_dtype)}
     sizes = {name: value for name, value in fields.items() if name in ("head_dim", "page_size")}
-    rows, unused = [], []
-    for mode, dtype, gpu in product(able, dtypes, gpus):
+    dropped = {*facts, *fields} if stated is None else {*stated}
+    rows = []
+    for mode, dtype, gpu in product(tried, dtypes, gpus):
         call = replace(usual_call(mode), **facts)
         for name, usual in _layers(mode, model, dtypes[dtype], layer):
             spec = replace(usual, **sizes)
             how = {"mode": mode, "gpu": gpu, "policy": policy, "call": call}
             before, after = (_choice(spec, library=side, **how) for side in (old, new))
-            unused.append({*before.unused} & {*after.unused})
+            tested = before.tested | after.tested
+            dropped -= {name for name in dropped if decided(name, call) & tested}
             picks = [_pick(before), _pick(after)]
             if picks[0] != picks[1] and not (before.problem and after.problem):
                 why, source = after.problem or after.decided_by.why, after.decided_by.source
                 rows.append((name, dtype, gpu, mode, *picks, why, source))
-    if unused and (dropped := sorted(set.intersection(*unused) & {*facts} - {*quiet})):
-        raise ValueError(f"no rule of {library.name} tests {', '.join(dropped)} in these calls")
+    if dropped:
+        words = ", ".join(sorted(dropped))
+        raise ValueError(f"no rule of {library.name} tests {words} in these calls")
     table = pd.DataFrame(rows, columns=COLUMNS)
     for column in COLUMNS[:4]:
         same = [name for name in COLUMNS if name != column]

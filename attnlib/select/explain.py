@@ -13,7 +13,7 @@ from itertools import takewhile
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
-from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, facts_of, stated_facts
+from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, decided, facts_of, stated
 from .libraries import AUTO, MAIN, Library, find
 from .rules import Reason, first_match
 
@@ -27,9 +27,10 @@ class Choice:
 
     `order` is every candidate by the library's names, best first, `reasons` every row that was
     considered. `problem` says why the chosen backend cannot run the call. `inner` is the choice of
-    the library that the backend calls. `unused` are the fields of the call that were stated and
-    that no rule on the way tests. `pages` are the tokens of a page that the library takes where the
-    user gives none; 0 if it was given, or the library's is not known.
+    the library that the backend calls. `tested` are the facts that a rule on the way tests,
+    `unused` the fields of the call that were stated and decide none of them. `pages` are the tokens
+    of a page that the library takes where the user gives none; 0 if it was given, or the library's
+    is not known.
     """
 
     library: str
@@ -40,6 +41,7 @@ class Choice:
     reasons: tuple[Reason, ...] = ()
     problem: str = ""
     inner: "Choice | None" = None
+    tested: frozenset[str] = frozenset()
     unused: tuple[str, ...] = ()
     pages: int = 0
 
@@ -92,22 +94,26 @@ def explain(
     require_word("gpu", gpu, GPUS)
     require_word(f"policy of {rules.name} in mode {mode}", policy, rules.policies_for(mode))
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
-    tested = rules.tests(mode, policy)
-    unused = [name for name, decided in stated_facts(call).items() if not decided & tested]
+    tested = rules.tests(mode, policy, release)
+    unused = [name for name in stated(call) if not decided(name, call) & tested]
     name = rules.name if release is None else f"{rules.name}=={release}"
     facts, settled = _settled(rules, facts)
-    choice = Choice(name, mode, gpu, policy, unused=tuple(unused))
+    choice = Choice(name, mode, gpu, policy, tested=tested, unused=tuple(unused))
     if pin := _pin(rules, mode, policy, os.environ if env is None else env):
-        choice = _pinned(choice, rules, pin, facts)
+        if limits := rules.limits_of(pin.subject, facts):
+            words = "; ".join(f"{limit.why} ({limit.source})" for limit in limits)
+            raise RuntimeError(f"{pin.why}: {pin.subject} cannot run {mode} on {gpu}: {words}")
+        choice = replace(choice, order=(pin.subject,), reasons=(pin,))
     else:
         choice = _walked(choice, rules, facts)
     problem = choice.problem or rules.problem_of(choice.backend, facts)
     choice = replace(choice, reasons=settled + choice.reasons, problem=problem)
     if rules.pages and not call.pinned_page and choice.backend:
-        pages = rules.pages.get(choice.backend, rules.pages["default"])
+        usual = rules.pages.get(mode, rules.pages["default"])
+        pages = rules.pages.get(choice.backend, usual)
         spec, choice = replace(spec, page_size=pages), replace(choice, pages=pages)
     target, policy = rules.calls.get((choice.backend, str(release or MAIN)), ("", ""))
-    if not target or mode not in find(target)[0].modes:
+    if not target or policy not in find(target)[0].policies_for(mode):
         return choice
     inner = explain(spec, mode=mode, gpu=gpu, library=target, policy=policy, call=call, env={})
     return replace(
@@ -115,6 +121,7 @@ def explain(
         inner=inner,
         reasons=choice.reasons + inner.reasons,
         problem=choice.problem or inner.problem,
+        tested=tested | inner.tested,
         unused=tuple(name for name in unused if name in inner.unused),
     )
 
@@ -142,15 +149,6 @@ def _pin(library: Library, mode: str, policy: str, env: Mapping[str, str]) -> Re
     if policy in library.backends[mode] and policy not in library.policies:
         return Reason("policy", policy, True, f"policy {policy}: asked for by name", "policy")
     return None
-
-
-def _pinned(choice: Choice, library: Library, pin: Reason, facts: Facts) -> Choice:
-    if limits := library.limits_of(pin.subject, facts):
-        reasons = "; ".join(f"{limit.why} ({limit.source})" for limit in limits)
-        raise RuntimeError(
-            f"{pin.why}: {pin.subject} cannot run {choice.mode} on {choice.gpu}: {reasons}"
-        )
-    return replace(choice, order=(pin.subject,), reasons=(pin,))
 
 
 def _walked(choice: Choice, library: Library, facts: Facts) -> Choice:

@@ -10,17 +10,18 @@ from packaging.version import Version
 
 from ..core.backends.limits import LATENT_MODES, layer_facts
 from ..core.spec import ELEMENT_BYTES, AttnSpec, require_word
+from .models import ARCHITECTURES, FAMILIES, MODELS, OTHER, TABLE
 
 GPUS = {
     "sm75": "T4, RTX 2080",
-    "sm80": "A100",
+    "sm80": "A100, A800, A30",
     "sm86": "A10, A40, RTX 3090",
-    "sm89": "L40S, RTX 4090",
-    "sm90": "H100, H200",
-    "sm100": "B200",
-    "sm103": "B300",
+    "sm89": "L4, L40, L40S, RTX 4090",
+    "sm90": "H100, H200, H20, H800, GH200",
+    "sm100": "B200, GB200",
+    "sm103": "B300, GB300",
     "sm120": "RTX PRO 6000, RTX 5090",
-    "sm121": "DGX Spark",
+    "sm121": "DGX Spark, GB10",
 }
 
 
@@ -41,49 +42,8 @@ def gpu_of_capability(capability: str) -> str:
 
 DECODE_MODES = ("decode", *LATENT_MODES)
 PREFILL_MODES = ("prefill_paged", "target_verify", "draft_extend", "dllm_extend", "prefill_ragged")
+DRAFT_MODES = ("target_verify", "draft_extend")
 MODES = ("decode", *PREFILL_MODES, *LATENT_MODES)
-MODELS = {
-    "deepseek": "DeepseekV3ForCausalLM DeepseekV32ForCausalLM KimiK25ForConditionalGeneration "
-    "MistralLarge3ForCausalLM PixtralForConditionalGeneration "
-    "HYV4ForCausalLM HYV4ForCausalLMNextN Dots3NoteForCausalLM",
-    "glm-dsa": "GlmMoeDsaForCausalLM",
-    "glm5-next": "Glm5NextForCausalLM Glm5NextForConditionalGeneration",
-    "gemma3": "Gemma3ForConditionalGeneration",
-    "longcat": "LongcatFlashForCausalLM LongcatFlashForCausalLMNextN",
-    "gpt-oss": "GptOssForCausalLM",
-    "llama4": "Llama4ForConditionalGeneration Llama4ForCausalLM",
-    "qwen3-next": "Qwen3NextForCausalLM Qwen3_5MoeForConditionalGeneration "
-    "Qwen3_5ForConditionalGeneration InternS2PreviewForConditionalGeneration "
-    "InternS2MobiusForConditionalGeneration",
-    "gemma4": "Gemma4ForConditionalGeneration Gemma4ForCausalLM "
-    "Gemma4UnifiedForConditionalGeneration",
-    "qwen3-vl": "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration",
-    "mimo": "MiMoV2ForCausalLM MiMoV2FlashForCausalLM",
-    "minimax-m3": "MiniMaxM3SparseForCausalLM MiniMaxM3SparseForConditionalGeneration",
-    "kimi-k3": "KimiK3ForConditionalGeneration",
-    "deepseek-v4": "DeepseekV4ForCausalLM",
-    "lfm2": "Lfm2ForCausalLM Lfm2MoeForCausalLM",
-    "falcon-h1": "FalconH1ForCausalLM JetNemotronForCausalLM JetVLMForConditionalGeneration",
-    "granite-hybrid": "GraniteMoeHybridForCausalLM",
-    "exaone": "Exaone4ForCausalLM ExaoneMoEForCausalLM ExaoneMoeForCausalLM",
-    "olmo": "Olmo2ForCausalLM",
-    "nemotron-h": "NemotronHForCausalLM NemotronHPuzzleForCausalLM",
-    "step3": "Step3p5ForCausalLM Step3p7ForConditionalGeneration",
-    "iquest": "IQuestQ1ForCausalLM",
-    "moss-vl": "MossVLForConditionalGeneration",
-    "whisper": "WhisperForConditionalGeneration",
-    "beam": "BeamForCausalLM",
-    "inkling": "InklingForConditionalGeneration InklingForConditionalGenerationMTP",
-}
-"""Models that an engine has rules for -> their architectures, by their names in config.json."""
-OTHER = "other"
-FAMILIES = {name: name for name in (OTHER, *MODELS)} | {
-    name: family for family, names in MODELS.items() for name in names.split()
-}
-RULED_MODELS = {"gpt-oss-20b": "gpt-oss", "gpt-oss-120b": "gpt-oss"}
-"""Model of `core.layer.WHOLE_MODELS` -> its key of `MODELS`, where engines have rules for it."""
-ARCHITECTURES = {name: (MODELS.get(name) or name).split()[0] for name in FAMILIES}
-"""What `model` may be -> an architecture; of a family, its first."""
 WORDS: dict[str, tuple[str, ...]] = {
     "model": (OTHER, *MODELS),
     "architecture": tuple(ARCHITECTURES),
@@ -108,9 +68,13 @@ class Facts(dict[str, Any]):
 
 
 def facts_of_model(name: str) -> dict[str, Any]:
-    """The facts of a call that a model's name states: its rules, and sinks of gpt-oss."""
-    family = RULED_MODELS.get(name.partition(" at TP ")[0])
-    return {"model": family, "sinks": family == "gpt-oss"} if family else {}
+    """The facts of a call that a model of `core.layer.WHOLE_MODELS` states: its rules, and sinks of
+    gpt-oss."""
+    whole = name.partition(" at TP ")[0]
+    for family, row in TABLE.items():
+        if whole in row.get("whole", "").split():
+            return {"model": family, "sinks": family == "gpt-oss"}
+    return {}
 
 
 def _flag(words: str, default: bool = False) -> Any:
@@ -128,7 +92,8 @@ class Call:
     | `q_lens` | query tokens of each request; default: 1 in decode and MLA, `kv_lens` in prefill |
     | `head_dim_vo` | V's head_dim where it is not K's (ragged prefill of MLA: 192, 128) |
     | `topk` | chosen tokens of sparse MLA |
-    | `eagle_topk` | branches of speculative decoding; 0 is none |
+    | `speculative` | speculative decoding is on, as always in target_verify and draft_extend |
+    | `eagle_topk` | branches of speculative decoding, which is then on; 0: left to the engine |
     | `tensor_cores` | FlashInfer's use_tensor_cores; an engine's rule decides it itself |
     | `fixed_split` | KV splits fixed or switched off (batch invariance) |
     | `batch_invariant` | VLLM_BATCH_INVARIANT, SGLang's deterministic inference |
@@ -162,6 +127,7 @@ class Call:
     packed: bool = _flag("packed tensors", default=True)
     base2_lse: bool = _flag("a base-2 LSE")
     topk: int = 0
+    speculative: bool = _flag("speculation")
     eagle_topk: int = 0
     pinned_page: bool = _flag("a page size of the user's")
     pinned_kv_dtype: bool = _flag("a cache dtype of the user's")
@@ -183,27 +149,6 @@ class Call:
         for name in ("head_dim_vo", "topk", "eagle_topk"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
-
-
-DECIDES = {
-    "kv_lens": ("batch_size", "total_q", "max_q", "min_q", "total_kv", "min_kv", "max_kv", "work")
-    + ("output_work", "q_tile", "q_tiles", "kv_units", "same_lens", "near_prefill"),
-    "q_lens": ("total_q", "max_q", "min_q", "one_q_len", "work", "output_work", "q_tile", "q_tiles")
-    + ("q_rows", "same_lens", "near_prefill"),
-    "head_dim_vo": ("head_dims", "one_head_dim"),
-    "pinned_page": ("pinned_page", "block_size", "page_size"),
-    "pinned_kv_dtype": ("pinned_kv_dtype", "kv_auto", "fp8_kv", "kv_dtype", "one_dtype", "dtypes"),
-}
-"""Field of a call -> the facts that it decides; other fields decide the fact of their name."""
-
-
-def stated_facts(call: Call) -> dict[str, set[str]]:
-    """The fields that a call states otherwise than a plain one, and the facts that each decides."""
-    plain = Call()
-    stated = [name for name, value in vars(call).items() if value != getattr(plain, name)]
-    decided = {name: {*DECIDES.get(name, (name,))} for name in stated}
-    names = {f"model {FAMILIES[call.model]}", f"architecture {ARCHITECTURES[call.model]}"}
-    return decided | ({"model": names} if "model" in decided else {})
 
 
 FLAGS: dict[str, str] = {
@@ -237,6 +182,7 @@ def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Versio
             **layer_facts(spec),
             **_lengths(spec, call, mode),
             "window": call.window or spec.window > 0,
+            "speculative": call.speculative or call.eagle_topk > 0 or mode in DRAFT_MODES,
             "gpu": gpu,
             "mode": mode,
             "kv_auto": spec.kv_dtype == spec.dtype and not call.pinned_kv_dtype,
@@ -284,3 +230,33 @@ def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
 _EVERY = facts_of(AttnSpec(1, 1, 1, 1), Call((1,)), mode="decode", gpu="", release=None)
 NUMBERS = tuple(name for name, value in _EVERY.items() if type(value) is int)
 """Facts that are numbers. `release` and `head_dims` (K and V, such as 192/128) are neither."""
+_LENGTHS = {*_lengths(AttnSpec(1, 1, 1, 1), Call((1,)), "decode")}
+_KV_DTYPE = {"pinned_kv_dtype", "kv_auto", "fp8_kv", "kv_dtype", "one_dtype", "dtypes"}
+_PAGE = {"pinned_page", "block_size", "page_size"}
+DECIDES = {
+    "kv_lens": _LENGTHS,
+    "q_lens": _LENGTHS,
+    "head_dim_vo": {"head_dims", "one_head_dim"},
+    "eagle_topk": {"eagle_topk", "speculative"},
+    "pinned_page": _PAGE,
+    "pinned_kv_dtype": _KV_DTYPE,
+    "page_size": _PAGE,
+    "kv_dtype": _KV_DTYPE,
+    "dtype": {"dtype", "fp8_query", "one_dtype", "dtypes"},
+    "head_dim": {"head_dim", "head_dims"},
+}
+"""Field of a call, or of a layer -> the facts that it decides; others decide that of their name."""
+
+
+def decided(name: str, call: Call) -> set[str]:
+    """The facts that a field of a call, or of a layer, decides, by the names of `tests`."""
+    if name == "model":
+        names = {"model": FAMILIES[call.model], "architecture": ARCHITECTURES[call.model]}
+        return {f"{fact} {value}" for fact, value in names.items()}
+    return DECIDES.get(name, {name})
+
+
+def stated(call: Call) -> list[str]:
+    """The fields that a call states otherwise than a plain one."""
+    plain = vars(Call())
+    return [name for name, value in vars(call).items() if value != plain[name]]

@@ -13,9 +13,10 @@ from packaging.version import InvalidVersion, Version
 
 from ..core.backends import limits
 from .facts import FLAGS, MODES, NUMBERS, Facts
+from .models import DATA, yaml_loader
 from .rules import Reason, Rule, conditions
 
-FOLDER = Path(__file__).resolve().parents[2] / "data" / "rules"
+FOLDER = DATA / "rules"
 AUTO = "auto"
 FLASHINFER = "flashinfer"
 RESOLVES = "resolves"
@@ -34,7 +35,7 @@ class Library:
     `resolves` are rows of what the library settles first, `limits` of what a backend cannot run,
     `problems` of what the library takes all the same and cannot run.
     `calls` maps a backend and release to the library and policy that it calls in turn; `pages` a
-    backend, or `default`, to the tokens of a page where the user gives none.
+    backend, a mode or `default` to the tokens of a page where the user gives none.
     """
 
     name: str
@@ -64,15 +65,16 @@ class Library:
         named = tuple(name for name, tables in self.policies.items() if mode in tables)
         return (*named, *self.backends[mode])
 
-    def tests(self, mode: str, policy: str) -> set[str]:
-        """The facts that a row on the way to a choice tests."""
+    def tests(self, mode: str, policy: str, release: Version | None) -> frozenset[str]:
+        """The facts that a row of the release tests on the way to a choice."""
+        known = Facts(mode=mode) if release is None else Facts(mode=mode, release=release)
         tables = [self.policies[name].get(mode, ()) for name in {policy, AUTO} & {*self.policies}]
         chosen = [row for table in tables for row in table]
         names = {policy}.union(*(row.then for row in chosen))
         kept = [row for row in (*self.limits, *self.problems) if names & {*row.then}]
-        rows = [row for row in (*self.resolves, *chosen, *kept) if row.speaks_of(mode)]
-        shared = set(limits.PLAIN) if self.name == FLASHINFER else set()
-        return shared.union(*(when.tests for row in rows for when in row.when))
+        rows = [row for row in (*self.resolves, *chosen, *kept) if row.speaks_of(known)]
+        shared = limits.tested(mode) if self.name == FLASHINFER else set()
+        return frozenset(shared).union(*(when.tests for row in rows for when in row.when))
 
     def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
         """Every row that keeps `backend` from running the call."""
@@ -87,11 +89,6 @@ class Library:
         """Why a backend that is taken fails when it is built; the empty string if it does not."""
         rows = (row for row in self.problems if backend in row.then)
         return "; ".join(f"{row.why} ({row.source})" for row in rows if row.failing(facts) is None)
-
-
-def yaml_loader() -> Any:
-    """PyYAML's C safe loader, which is ten times as fast, or the Python one if it is missing."""
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load(folder: Path = FOLDER) -> dict[str, Library]:
@@ -126,6 +123,8 @@ def _describe(library: Library, document: Mapping[str, Any]) -> None:
     library.releases += tuple(r for r in called["releases"] if r != MAIN)
     for release, (target, policy) in called["releases"].items():
         library.calls[called["backend"], release] = (target, policy)
+        for backend, other in called.get("also", {}).items():
+            library.calls[backend, release] = (target, other)
 
 
 def _fill(library: Library, document: Mapping[str, Any], place: str) -> None:
@@ -213,6 +212,7 @@ def find(text: str) -> tuple[Library, Version | None]:
         near = library.versions[max(0, place - 1) : place + 1]
         if near[0] == Version(release):
             return library, near[0]
-    read, nearest = ", ".join(library.releases), " and ".join(map(str, near))
-    words = f"; nearest to it: {nearest}" if near else ""
-    raise ValueError(f"release of {name} must be one of {read}, got {release!r}{words}")
+    first, *_, last = library.releases
+    nearest = " and ".join(map(str, near)) or last
+    words = f"release of {name} must be one of {first} to {last} that was read"
+    raise ValueError(f"{words}, got {release!r}; nearest to it: {nearest}")

@@ -103,9 +103,9 @@ class Rule:
     source: str
     sets: Mapping[str, Any] = field(default_factory=dict)
 
-    def speaks_of(self, mode: str) -> bool:
-        """Whether the row can match in a mode, by its conditions on the mode alone."""
-        return all(when.holds(Facts(mode=mode)) for when in self.when if when.tests == {"mode"})
+    def speaks_of(self, facts: Facts) -> bool:
+        """Whether the row can match a call of which these facts alone are known."""
+        return all(when.holds(facts) for when in self.when if when.tests <= {*facts})
 
     def failing(self, facts: Facts) -> Condition | Group | None:
         """The first condition that does not hold, or None where the row matches."""

@@ -1,83 +1,45 @@
-"""A choice as text, and the arguments and answer of the command `explain`."""
+"""A choice as text, and the answer of the command `explain`."""
 
-import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from ..core.backends.limits import LATENT_MODES
-from ..core.layer import WHOLE_MODELS, parse_layer, parse_lengths
+from ..core.layer import parse_layer, parse_lengths
 from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec
 from .changes import LATENT_PAGE, TOPK, changes, markdown
 from .explain import Choice, explain
-from .facts import FAMILIES, GPUS, MODES, OTHER, Call, facts_of_model, gpu_named
-from .facts import MODELS as RULED
-from .libraries import AUTO, LIBRARIES, find
+from .facts import GPUS, Call, decided, facts_of_model, gpu_named
+from .libraries import AUTO
+from .models import FAMILIES, LAYERS, OTHER
+from .models import MODELS as RULED
 
 COLUMNS = ("", "chosen", "why, or why not", "source")
-REQUIRED: Mapping[str, str] = {
-    "library": f"{', '.join(LIBRARIES)}, with ==RELEASE where it has releases",
-    "gpu": ", ".join(GPUS),
-    "mode": ", ".join(MODES),
-    "heads": "query and KV heads, such as 32/8",
-}
-LAYER = ("heads", "model", "tp", "head_dim", "page_size", "dtype", "kv_dtype")
+FIELDS = ("head_dim", "page_size", "dtype", "kv_dtype")
+LAYER = ("heads", "model", "tp", *FIELDS)
 """The arguments of `parse_layer`."""
 PINS = {"page_size": "pinned_page", "kv_dtype": "pinned_kv_dtype"}
 """Option -> the fact of a call that it states."""
 BESIDE = {"decode": "prefill_paged", "prefill_paged": "decode"}
-LAYERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "gemma3": {"sliding window": {"window": True}, "full": {"window": False}},
-    "gemma4": {
-        "sliding window": {"head_dim": 256, "window": True},
-        "full": {"head_dim": 512, "window": False},
-    },
-    "gpt-oss": {
-        "sliding window": {"window": True, "sinks": True},
-        "full": {"window": False, "sinks": True},
-    },
-}
-"""Model -> its kinds of layers, and what each is otherwise than the layer that is asked for."""
 _FIELDS = {field.name: field.type for field in fields(Call)}
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` the arguments of `explain`; what is not given is not in its namespace."""
-    parser.argument_default = argparse.SUPPRESS
-    for name, meaning in REQUIRED.items():
-        parser.add_argument(f"--{name}", metavar=name.upper(), help=meaning)
-    words = "what changes from OLD to NEW, such as flashinfer==0.6.13, for --gpu, --mode, "
-    words += "--policy, --call and a layer, as far as they are given"
-    parser.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help=words)
-    words = f"in place of --heads: {', '.join(WHOLE_MODELS)}; with --diff also {MLA}"
-    parser.add_argument("--model", metavar="NAME", help=words)
-    parser.add_argument("--tp", type=int, metavar="N", help="GPUs that share its heads; default: 1")
-    words = f"an engine's rule, or a backend's name; default: {AUTO}"
-    parser.add_argument("--policy", help=words)
-    parser.add_argument("--head-dim", type=int, metavar="N", help="default: 128, MLA: 576")
-    words = "default: the library's own, or 16"
-    parser.add_argument("--page-size", type=int, metavar="N", help=words)
-    parser.add_argument("--dtype", help="the query's; default: bfloat16")
-    parser.add_argument("--kv-dtype", help="the cache's; default: as the engine resolves auto")
-    words = "a fact of the call, such as graph or kv_lens=8192x16; repeatable; topk is 2048 in "
-    words += "sparse_mla unless it is given; fields: "
-    words += ", ".join(_FIELDS)
-    parser.add_argument("--call", action="append", metavar="FIELD[=VALUE]", help=words)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
+    """One choice, or what changes, as text or JSON; raises what `explain` and the parsers raise.
 
-
-def answer(options: argparse.Namespace) -> str:
-    """One choice, or what changes, as text or JSON; raises what `explain` and the parsers raise."""
-    given = {name: value for name, value in vars(options).items() if name != "command"}
-    as_json = given.pop("json", False)
+    `options` are those of the command that were given.
+    """
+    given = dict(options)
     facts = parse_call(given.pop("call", []))
-    stated = {name: name for name in facts}
-    for option, fact in PINS.items():
-        if option in given:
-            facts.setdefault(fact, True)
     layer = {name: given.pop(name) for name in LAYER if name in given}
+    if layer.get("kv_dtype") == AUTO:
+        del layer["kv_dtype"]
+    stated = {*facts, *(name for name in FIELDS if name in layer)}
+    for option, fact in PINS.items():
+        if option in layer:
+            facts.setdefault(fact, True)
     facts = facts_of_model(layer.get("model", "")) | facts
     if given.get("mode") in LATENT_MODES:
         layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
@@ -86,7 +48,7 @@ def answer(options: argparse.Namespace) -> str:
     if "gpu" in given:
         given["gpu"] = [gpu_named(text) for text in given["gpu"].split(",")]
     if "diff" in given:
-        return _answer_diff(given, layer, facts, as_json)
+        return _answer_diff(given, layer, facts, stated, as_json)
     needed = {name: name in given for name in ("library", "gpu", "mode")}
     needed["heads"] = bool({"heads", "model"} & {*layer})
     if missing := [f"--{name}" for name, there in needed.items() if not there]:
@@ -96,9 +58,8 @@ def answer(options: argparse.Namespace) -> str:
     given["gpu"] = given["gpu"][0]
     spec, call = parse_layer(**layer), Call(**facts)
     choice = explain(spec, call=call, **given)
-    stated |= {fact: option for option, fact in PINS.items() if option in options}
-    unused = tuple(stated[name] for name in choice.unused if name in stated)
-    choice = replace(choice, unused=unused)
+    unused = sorted(name for name in stated if not decided(name, call) & choice.tested)
+    choice = replace(choice, unused=tuple(unused))
     layers = layers_of(spec, call, **given)
     if as_json:
         return json.dumps(to_dict(choice) | {"layers": layers}, indent=2)
@@ -133,7 +94,11 @@ def _picked(choice: Choice) -> str:
 
 
 def _answer_diff(
-    given: dict[str, Any], layer: dict[str, Any], facts: dict[str, Any], as_json: bool
+    given: dict[str, Any],
+    layer: dict[str, Any],
+    facts: dict[str, Any],
+    stated: Collection[str],
+    as_json: bool,
 ) -> str:
     old, new = given["diff"]
     how: dict[str, Any] = {"gpus": given.get("gpu", tuple(GPUS))}
@@ -150,7 +115,7 @@ def _answer_diff(
         if "tp" in layer:
             raise ValueError(f"--tp must go with a model that is split, got {layer['tp']}")
         how["fields"] = layer
-    table = changes(old, new, facts=facts, quiet=[*PINS.values()], **how)
+    table = changes(old, new, facts=facts, stated=stated, **how)
     return str(table.to_json(orient="records", indent=2)) if as_json else markdown(table, old, new)
 
 
@@ -172,8 +137,7 @@ def render(choice: Choice, layers: Sequence[Mapping[str, str]] = ()) -> str:
     if choice.unused:
         head.append(f"not used by its rules: {', '.join(choice.unused)}")
     if any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons):
-        tested = find(choice.library)[0].tests(choice.mode, choice.policy)
-        names = [name for name in RULED if f"model {name}" in tested]
+        names = [name for name in RULED if f"model {name}" in choice.tested]
         head.append(f"rules for one model did not apply: --call model={'|'.join(names)}")
     head += [f"{row['layer']} (head_dim {row['head_dim']}): {row['chosen']}" for row in layers]
     return "\n".join([*head, "", *lines])

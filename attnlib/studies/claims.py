@@ -6,7 +6,7 @@
 | refuted | every decided case contradicts it |
 | partly | some cases support it, some contradict it |
 | open | more than half of the cases are ambiguous, or records are missing |
-| not measurable here | no record can decide it, or the claim names no case |
+| not measurable here | no record can decide it |
 
 A claim has one check (`CHECKS`), or a fixed `verdict` with its reason where no check can say it.
 data/README.md lists the fields.
@@ -82,9 +82,10 @@ class Judged:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        claim = {name: getattr(self.claim, name) for name in ("id", "source", "quote", "shape")}
-        result = {"verdict": self.verdict, "reason": self.reason, "measured": self.measured}
-        return claim | {"claimed": self.claim.claimed} | result | {"records": list(self.records)}
+        names = ("id", "source", "quote", "shape", "measured_on", "claimed", "note")
+        claim = {name: getattr(self.claim, name) for name in names}
+        result = {"measured": self.measured, "verdict": self.verdict, "reason": self.reason}
+        return claim | result | {"records": list(self.records)}
 
 
 def load_claims(path: Path = CLAIMS) -> list[Claim]:
@@ -113,14 +114,10 @@ def _claim(entry: dict[str, Any], sources: dict[str, Any]) -> Claim:
         raise ValueError(f"verdict of claim {name!r} must be one of {', '.join(VERDICTS)}")
     source, figure = sources[entry["source"]], entry["figure"] or {}
     return Claim(
-        id=name,
+        **{name: entry[name] for name in ("id", "quote", "shape", "measured_on", "note")},
         source=f"{source['repo']} #{source['pull']}, {source['date']}",
-        quote=entry["quote"],
-        shape=entry["shape"],
         figure=figure.get("value"),
         unit=figure.get("unit", ""),
-        measured_on=entry["measured_on"],
-        note=entry["note"],
         kind=kinds[0],
         check=entry[kinds[0]],
     )
@@ -179,9 +176,8 @@ def _rows(claim: Claim) -> pd.DataFrame:
 def _judge_pairs(claim: Claim) -> Judged:
     """Cases vote by the verdict on side a over side b.
 
-    With `expect: about` a case votes by whether its ratio is about the claim's figure. `within` is
-    for a figure without a case: a figure outside the range of all ratios is refuted, one inside is
-    not measurable here. With `somewhere: true` one case that is as expected confirms the claim.
+    With `expect: about` a case votes by whether its ratio is about the claim's figure. With
+    `somewhere: true` one case that is as expected confirms the claim.
     """
     check, rows = claim.check, _rows(claim)
     expect = check["expect"] if isinstance(check["expect"], list) else [check["expect"]]
@@ -198,26 +194,16 @@ def _judge_pairs(claim: Claim) -> Judged:
     words = ", ".join(f"{word} in {count}" for word, count in counts.most_common())
     reason = f"{' and '.join(f'{a} / {b}' for a, b in check['pairs'])}: {words} of {len(table)}."
     support, undecided = sum(counts[word] for word in expect), counts["ambiguous"]
+    if expect == ["about"]:
+        figure = claim.figure or 0.0
+        support, undecided = int(table.ratio.between(figure / ABOUT, figure * ABOUT).sum()), 0
+        reason += f" {support} of {len(table)} ratios are within a quarter of {figure:g}."
     verdict = vote(support, len(table) - support - undecided, undecided)
     if check.get("somewhere"):
         verdict = CONFIRMED if support else OPEN if undecided else REFUTED
-    if expect in (["about"], ["within"]):
-        figure = claim.figure or 0.0
-        near = int(table.ratio.between(figure / ABOUT, figure * ABOUT).sum())
-        inside = table.ratio.min() <= figure <= table.ratio.max()
-        verdict = vote(near, len(table) - near)
-        if expect == ["within"]:
-            verdict = NOT_HERE if inside else REFUTED
-        reason += f" {near} of {len(table)} ratios are within a quarter of {figure:g}."
-    return Judged(claim, verdict, reason, _range(table), tuple(ids))
-
-
-def _range(table: pd.DataFrame) -> str:
-    if len(table) == 1:
-        row = table.iloc[0]
-        return f"{row.ratio:.2f} x, 95 % CI {row.low:.2f} to {row.high:.2f}"
     low, middle, high = table.ratio.quantile([0, 0.5, 1])
-    return f"{low:.2f} to {high:.2f} x, median {middle:.2f}"
+    measured = f"{low:.2f} to {high:.2f} x, median {middle:.2f}"
+    return Judged(claim, verdict, reason, measured, tuple(ids))
 
 
 def _judge_families(claim: Claim) -> Judged:
@@ -279,26 +265,10 @@ def as_frame(judged: Iterable[Judged]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["id", "claimed", "measured", "verdict"])
 
 
-def reasons(judged: Iterable[Judged]) -> pd.DataFrame:
-    """A row per claim: the quote, the verdict and the reason."""
-    rows = [(j.claim.quote, j.verdict, j.reason) for j in judged]
-    return pd.DataFrame(rows, columns=["claim", "verdict", "reason"])
-
-
 def details(judged: Judged) -> str:
-    """All fields of one claim, a line each."""
-    claim = judged.claim
-    lines = {
-        "source": claim.source,
-        "quote": claim.quote,
-        "shape": claim.shape,
-        "measured on": claim.measured_on,
-        "claimed": claim.claimed,
-        "measured": judged.measured or "-",
-        "verdict": judged.verdict,
-        "because": judged.reason,
-        "note": claim.note if claim.note != judged.reason else "",
-        "records": ", ".join(judged.records[:4]) or "none",
-    }
-    rows = [f"  {name:<12}{text}" for name, text in lines.items() if text]
-    return "\n".join([claim.id, *rows])
+    """All fields of one claim, a line each, and the first records."""
+    fields = judged.to_dict() | {"records": ", ".join(judged.records[:4]) or "none"}
+    if judged.claim.note == judged.reason:
+        del fields["note"]
+    rows = [f"  {name:<13}{text}" for name, text in fields.items() if text and name != "id"]
+    return "\n".join([judged.claim.id, *rows])

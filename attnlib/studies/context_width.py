@@ -13,9 +13,9 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from ..draw import charts, style
+from ..draw import charts
 from ..kinds.metadata.case import MetadataCase
-from ..run.frame import intervals, over, times
+from ..run.frame import intervals, over
 from ..run.study import Grid, Study
 from .decode_metadata import ALONE, FUSED, MERGED, SGLANG, TODAY, metadata_rows
 
@@ -48,12 +48,6 @@ STUDY = Study(
 )
 
 
-def width_times(frame: pd.DataFrame) -> pd.DataFrame:
-    """Median time of each release and of ours, us: a row per case."""
-    table = times(metadata_rows(frame))
-    return table[["page_size", "context", "batch_size", *NAMES]].round(2)
-
-
 def width_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Time over time, a row per pair of `PAIRS`: over all cases, and at `WIDEST` its verdict."""
     lines = []
@@ -69,18 +63,7 @@ def width_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines).round(3)
 
 
-def width_chart(frame: pd.DataFrame, batch_size: int = 128) -> charts.Figure:
-    """Time over the context, a panel per page size, a line per release and one of ours."""
+def width_chart(frame: pd.DataFrame) -> charts.Figure:
+    """Time of 128 requests over the context, a panel per page size."""
     rows = metadata_rows(frame)
-    rows = rows[rows.batch_size == batch_size]
-    titles = [f"page size {page}, batch {batch_size}" for page in PAGES]
-    words = ("context, tokens", "us (log)")
-    figure, axes = charts.panels(titles, (11, 3.4), rows, words, share="y")
-    for axis, page in zip(axes, PAGES, strict=True):
-        part = rows[rows.page_size == page]
-        for name, look in style.looks(NAMES).items():
-            line = part[part.backend == name].groupby("context").run_us.median()
-            axis.plot(line, color=look.color, marker=look.marker, label=name, markersize=3)
-        style.log_axes(axis, "x", "y")
-    axes[0].legend(fontsize=7)
-    return figure
+    return charts.medians(rows[rows.batch_size == 128], "context", panel="page_size", names=NAMES)

@@ -10,16 +10,9 @@ from itertools import product
 
 import pandas as pd
 
-from ..draw import charts, style
+from ..draw import charts
 from ..kinds.metadata.case import MetadataCase
-from ..run.frame import (
-    by_design,
-    good_rows,
-    intervals,
-    over,
-    times,
-    whole_counts,
-)
+from ..run.frame import by_design, good_rows, intervals, over, times, whole_counts
 from ..run.study import Grid, Study
 
 IN_STEP_MACHINE = "nvidia-h200-54fb76dd"
@@ -40,17 +33,10 @@ METADATA_SWEEP = tuple(
     MetadataCase("decode", batch, page, ctx)
     for batch, page, ctx in product((1, 8, 64, 512, 4096), (1, 16, 256), (128, 2048, 16384, 131072))
 )
-PAGE_ARRAYS = tuple(
-    MetadataCase("kv_indices", batch, page, ctx)
-    for batch, page, ctx in product((1, 32, 128, 512, 4096), (1, 16), (2048, 8192, 32768))
-)
 WINDOWED = tuple(MetadataCase("decode", 32, 2**bits, 8192, swa=True) for bits in range(8))
 """The page sizes of SGLang's tests, with the table of a sliding window."""
-OURS, SGLANG, RELEASES = (
-    ("metadata-eager", "metadata-fused"),
-    ("sglang-metadata",),
-    ("0.5.14", "0.5.23"),
-)
+OURS, SGLANG = ("metadata-eager", "metadata-fused"), ("sglang-metadata",)
+RELEASES = ("0.5.14", "0.5.23")
 BEHIND = ("graph-behind", "graph")
 
 STUDY = Study(
@@ -60,7 +46,6 @@ STUDY = Study(
         Grid((*METADATA, *METADATA_SWEEP), OURS, rounds=4),
         Grid((*METADATA, *METADATA_SWEEP, *WINDOWED), SGLANG, RELEASES, rounds=4),
         Grid(WINDOWED, OURS[1:], rounds=4),
-        Grid(PAGE_ARRAYS, OURS[1:], rounds=4),
         Grid(METADATA_SWEEP[::4], (), rounds=4, again=OURS[1:]),
         Grid(METADATA, OURS, timers=BEHIND, rounds=4, again=OURS),
         Grid(METADATA, SGLANG, RELEASES, timers=BEHIND, rounds=4),
@@ -88,64 +73,29 @@ DESIGNS_SHOWN = (OP_BY_OP, MERGED, TODAY, ALONE, FUSED)
 
 
 def metadata_rows(
-    frame: pd.DataFrame, builder: str = "decode", *, timer: str = "graph", windowed: bool = False
+    frame: pd.DataFrame, *, timer: str = "graph", windowed: bool = False
 ) -> pd.DataFrame:
-    """Good rows of a builder and timer, with a window's page table or without.
+    """Good rows of decode's builder and a timer, with a window's page table or without.
 
     `backend` is the design, so two releases of SGLang are two designs.
     """
-    rows = frame[(frame.builder == builder) & (frame.swa == windowed)]
+    rows = frame[(frame.builder == "decode") & (frame.swa == windowed)]
     return by_design(whole_counts(good_rows(rows, timer)), DESIGNS)
 
 
 def design_times(rows: pd.DataFrame) -> pd.DataFrame:
     """Median time of each design per size, and fused / SGLang 0.5.23 with its verdict."""
     ratio = over(rows, FUSED, TODAY)
+    words = {"fused / 0.5.23": ratio.ratio.round(2), "95 % CI": intervals(ratio)}
+    judged = ratio[["case", "verdict"]].assign(**words)[["case", *words, "verdict"]]
     shown = times(rows)[["case", *SIZES, *(n for n in DESIGNS_SHOWN if n in set(rows.backend))]]
-    ratio = pd.DataFrame(
-        {
-            "case": ratio.case,
-            "fused / 0.5.23": ratio.ratio.round(2),
-            "95 % CI": intervals(ratio),
-            "verdict": ratio.verdict,
-        }
-    )
-    table = shown.round(2).merge(ratio, on="case", how="left").drop(columns="case")
+    table = shown.round(2).merge(judged, on="case", how="left").drop(columns="case")
     return table.sort_values(SIZES, ignore_index=True)
 
 
-def against_best(rows: pd.DataFrame) -> pd.DataFrame:
-    """Fused / the fastest rival (op by op or SGLang's kernels), per size."""
-    tables = [over(rows, FUSED, name).assign(rival=name) for name in (OP_BY_OP, MERGED, TODAY)]
-    closest = pd.concat(tables).sort_values(["ratio", "rival"], ascending=False)
-    return closest.drop_duplicates("case").sort_values(SIZES, ignore_index=True)
-
-
-def slower_than_op_by_op(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sizes at which a fused kernel takes longer than op by op, a row per kernel."""
-    lines = []
-    for name in (MERGED, TODAY, FUSED):
-        table = over(rows, name, OP_BY_OP)
-        slower = table[table.verdict == "slower"]
-        fewest = slower.batch_size.min() if len(slower) else None
-        line = {"kernel": name, "sizes": len(table), "slower at": len(slower)}
-        lines.append(line | {"from batch": fewest, "worst": round(float(table.ratio.max()), 2)})
-    return pd.DataFrame(lines)
-
-
-def designs_chart(frame: pd.DataFrame, page_size: int = 1) -> charts.Figure:
-    """Time over batch size, a panel per context length, a line per design."""
+def designs_chart(frame: pd.DataFrame) -> charts.Figure:
+    """Time over batch size at page size 1, a panel per context length."""
     rows = metadata_rows(frame)
-    rows = rows[(rows.page_size == page_size) & rows.case.isin(METADATA_SWEEP)]
-    contexts = sorted(rows.max_ctx.unique())
-    titles = [f"{context:,} tokens" for context in contexts]
-    figure, axes = charts.panels(titles, (11, 3.4), rows, ("batch", "us (log)"), share="y")
-    colours = style.PALETTE[:4]
-    for axis, context in zip(axes, contexts, strict=True):
-        part = rows[rows.max_ctx == context]
-        for name, colour in zip((OP_BY_OP, MERGED, TODAY, FUSED), colours, strict=True):
-            line = part[part.backend == name].groupby("batch_size").run_us.median()
-            axis.plot(line.index, line, "o-", color=colour, label=name, markersize=3)
-        style.log_axes(axis, "x", "y")
-    axes[0].legend(fontsize=7)
-    return figure
+    rows = rows[(rows.page_size == 1) & rows.case.isin(METADATA_SWEEP)]
+    names = (OP_BY_OP, MERGED, TODAY, FUSED)
+    return charts.medians(rows, "batch_size", panel="max_ctx", names=names)

@@ -21,11 +21,10 @@ import pandas as pd
 from ..core.fa2.library import tile_rows
 from ..core.spec import CUSTOM_MASKS, AttnSpec
 from ..draw import charts, style
-from ..draw.style import Look
 from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase, sample_extend_lens
 from ..run import frame as frames
-from ..run.frame import decode_rows, intervals, tally, times, with_better
+from ..run.frame import decode_rows, tally, times, with_better
 from ..run.study import Grid, Study
 
 Heads = tuple[int, int]
@@ -89,11 +88,7 @@ OTHER_VERIFIES = (
     *_few("target_verify", QWEN, 4, ((1, 32), (8192,)), mask="causal"),
     *_few("target_verify", LLAMA, 4, ((1, 32), (8192,)), mask="causal", page_size=16),
 )
-MASKED = (
-    *_few("target_verify", LLAMA, 8, USUAL),
-    *_few("target_verify", TP8, 8, USUAL),
-    *_few("target_verify", LLAMA, 8, USUAL, mask="chain"),
-)
+MASKED = _few("target_verify", LLAMA, 8, USUAL, mask="chain")
 DRAFTS = _few("draft_extend", LLAMA, 5, (BATCHES, (1024, 8192)))
 OTHER_DRAFTS = _few("draft_extend", TP8, 5, USUAL)
 BLOCKS = _few("dllm_extend", LLAMA, 32, ((1, 8, 32), (1024, 8192)))
@@ -132,7 +127,7 @@ PIN_FA2, PIN_FA3 = ("flashinfer-prefill-fa2",), ("flashinfer-prefill-fa3",)
 BOTH = (*PIN_FA2, *PIN_FA3)
 BY_LIBRARY = ("flash-attn-3-extend",)
 PROMISED = ("flashinfer-prefill-fa2-uniform",)
-DECODE = ("flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto")
+DECODE = ("flashinfer-fa2", "flashinfer-fa3")
 DECODE_BESIDE = ("flashinfer-fa2", "flash-attn-3-precomputed")
 GRAPH, EAGER = "graph", "profiler"
 """Timers of the two ways to call."""
@@ -169,14 +164,12 @@ STUDY = Study(
 PROMISES_ON = "nvidia-h200-f9835d78"
 """The machine that published `PROMISES` and the mixed batches."""
 
-FA2, FA3, AUTO, LIBRARY, BETTER = "fa2", "fa3", "auto", "library", "the better of both"
+FA2, FA3, LIBRARY, BETTER = "fa2", "fa3", "library", "the better of both"
 NAMES = {
     "flashinfer-fa2": FA2,
     "flashinfer-fa3": FA3,
-    "flashinfer-auto": AUTO,
     "flashinfer-prefill-fa2": FA2,
     "flashinfer-prefill-fa3": FA3,
-    "flashinfer-prefill-auto": AUTO,
     "flash-attn-3-extend": LIBRARY,
 }
 PREFIX = "prefill_paged, prefix"
@@ -185,19 +178,6 @@ FEW = ("decode", "target_verify", "draft_extend", "dllm_extend")
 MANY = ("prefill_paged", PREFIX, "prefill_ragged")
 """Groups of prefill, which engines launch eagerly."""
 GROUPS = (*FEW, *MANY)
-POLICIES = {
-    "fa2 everywhere": (),
-    "as #18364 left it": ("prefill_ragged",),
-    "auto": GROUPS[1:],
-    "fa3 everywhere": GROUPS,
-    "fa3 for prefill": MANY,
-}
-"""Policy -> the groups that run fa3 without a custom mask; the others run fa2."""
-BY_HEADS = {
-    "32/8": Look(style.BLUE, "o", "32/8 heads"),
-    "16/2": Look(style.GREEN, "D", "16/2 heads"),
-    "8/1": Look(style.ORANGE, "s", "8/1 heads"),
-}
 
 
 def mode_rows(frame: pd.DataFrame) -> pd.DataFrame:
@@ -225,24 +205,6 @@ def over(rows: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
     return pd.concat(parts).sort_values(order, ignore_index=True)
 
 
-def costs(frame: pd.DataFrame) -> pd.DataFrame:
-    """Time of a policy over the time of the faster of fa2 and fa3, both pinned.
-
-    A row per group, the geometric mean over its shapes, and `worst`, the worst shape of all.
-    """
-    rows = plain(mode_rows(frame))
-    table = pd.concat([times(part) for _, part in rows.groupby("timer")]).dropna(subset=[FA2, FA3])
-    best = table[[FA2, FA3]].min(axis=1)
-    lost = pd.DataFrame(
-        {
-            policy: table[FA2].mask(table.group.isin(groups), table[FA3]) / best
-            for policy, groups in POLICIES.items()
-        }
-    )
-    means = np.exp(np.log(lost).groupby(table.group.astype(str)).mean()).reindex(GROUPS)
-    return pd.concat([means, lost.max().rename("worst").to_frame().T]).round(2)
-
-
 def fa2_tile_rows(case: ExtendCase, *, cuda_graph: bool) -> int:
     """Query rows of the tiles that FlashInfer's fa2 plan (0.6.4) cuts for a call.
 
@@ -252,20 +214,6 @@ def fa2_tile_rows(case: ExtendCase, *, cuda_graph: bool) -> int:
     q_lens, _ = sample_extend_lens(case)
     longest = q_lens.sum() - len(q_lens) + 1 if cuda_graph else q_lens.mean()
     return tile_rows(int(longest * case.spec.group_size), case.spec.head_dim)
-
-
-def masks(frame: pd.DataFrame) -> pd.DataFrame:
-    """Verification by fa2, the same drafts with `causal=True` and as a mask of a chain, us.
-
-    A chain's bits are those of the causal mask, so the ratio is the cost of reading a mask.
-    """
-    rows = mode_rows(frame)
-    rows = rows[(rows.backend == FA2) & (rows["mode"] == "target_verify")]
-    same = [replace(case, mask="causal") for case in rows.case]
-    rows = rows.assign(backend=rows["mask"], mask="any", case=same)
-    table = frames.over(rows, "chain", "causal").merge(times(rows)[["case", "causal", "chain"]])
-    shown = table[["heads", "q_len", "batch_size", "kv_len", "causal", "chain"]].round(1)
-    return shown.assign(**{"chain / causal": table.ratio.round(2), "95 % CI": intervals(table)})
 
 
 def library(frame: pd.DataFrame) -> pd.DataFrame:
@@ -302,16 +250,10 @@ def one_or_two(frame: pd.DataFrame) -> pd.DataFrame:
             requests, tokens = MIXED[case]
             decode_us = us.get((_decoding(requests), number, beside), np.nan)
             summed.append(decode_us + us.get((_chunk(tokens), number, kernel), np.nan))
-        both = pd.concat(
-            [one, one.assign(backend="two calls", run_us=summed).dropna(subset="run_us")]
-        )
-        table = frames.over(both, kernel, "two calls").merge(
-            times(both)[["case", kernel, "two calls"]]
-        )
-        tables.append(table.rename(columns={kernel: "one call"}).assign(kernel=NAMES[kernel]))
-    table = pd.concat(tables, ignore_index=True)
-    sizes = [MIXED[case] for case in table.case]
-    return table.assign(decodes=[n for n, _ in sizes], chunk=[tokens for _, tokens in sizes])
+        two = one.assign(backend="two calls", run_us=summed).dropna(subset="run_us")
+        table = frames.over(pd.concat([one, two]), kernel, "two calls")
+        tables.append(table.assign(kernel=NAMES[kernel]))
+    return pd.concat(tables, ignore_index=True)
 
 
 def ratio_chart(frame: pd.DataFrame) -> charts.Figure:
@@ -322,11 +264,12 @@ def ratio_chart(frame: pd.DataFrame) -> charts.Figure:
     table["place"] = table.group.astype(object).map(groups.index) + np.concatenate(aside)
     size = (8.5, 1.3 + 0.6 * len(groups))
     figure, (axis,) = charts.panels(["Which FlashInfer kernel is faster, by mode"], size, frame)
-    charts.dots(axis, table, "ratio", "place", by="heads", looks=BY_HEADS, interval="x")
+    looks = style.looks(sorted(set(table.heads)))
+    charts.dots(axis, table, "ratio", "place", by="heads", looks=looks, interval="x")
     how = ["eager" if group in MANY else "in a graph" for group in groups]
     charts.categories(axis, "y", (f"{g}\n({h})" for g, h in zip(groups, how, strict=True)))
     axis.axvline(1, **style.RULE)
     axis.set_xlabel("run time of fa2 / run time of fa3   (right of 1: fa3 is faster)")
     style.log_axes(axis, "x")
-    axis.legend(loc="lower left", frameon=True)
+    axis.legend(title="heads", loc="lower left", frameon=True)
     return figure

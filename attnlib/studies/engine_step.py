@@ -174,26 +174,6 @@ def launches_table(frame: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index(drop=True)
 
 
-def groups_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """DP attention, by arm: status, the heads that the schedule was computed for, how many requests
-    get other tokens than with schedules in layers, and the error that ended the engine."""
-    rows = frame[frame.case == GROUPS].drop_duplicates("backend").set_index("backend")
-    heads = rows.reported_backend.str.extract(r"told ([\d/]+ heads of [\d/]+)")[0].fillna("")
-    good = rows.reported_backend[rows.status == "ok"]
-    tokens = good.str.extract(r", outputs (.*)")[0].str.split("-")
-    differing = {
-        arm: sum(a != b for a, b in zip(hashes, tokens[LAYER], strict=True))
-        for arm, hashes in tokens.items()
-    }
-    columns = {
-        "status": rows.status,
-        "schedule for": heads,
-        "other tokens": pd.Series(differing),
-        "reason": rows.reason,
-    }
-    return pd.DataFrame(columns, index=rows.index).reset_index()
-
-
 def steps_chart(frame: pd.DataFrame, table: pd.DataFrame) -> charts.Figure:
     """A step before and after, ms, a bar each per row of `savings`."""
     size = (8, 1.2 + 0.5 * len(table))

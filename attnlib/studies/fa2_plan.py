@@ -31,8 +31,7 @@ HEADS = (
     *((40, 8), (14, 2), (5, 1), (32, 32), (128, 8)),
 )
 PAGE_SIZES = (16, 1, 64)
-NUM_SMS = 132
-SLOTS = 2 * NUM_SMS
+SLOTS = 2 * 132
 """Of an H200, two blocks an SM."""
 MOST_KV_BYTES = 8 * 2**30
 MOST_TABLE = 64 * 2**20
@@ -89,13 +88,13 @@ SERVED = {
 }
 """(kind, index of the layout) -> case: every kind of every layout."""
 REALISTIC = tuple(SERVED.values())
-OTHERS = tuple(
-    served(kind, _spec((5 * turn + step * 2) % 10, turn), seed=step)
+SELDOM = {
+    (kind, step): served(kind, _spec((5 * turn + step * 2) % 10, turn), seed=step)
     for turn, kind in enumerate(OTHER_KINDS)
     for step in range(5)
-)
-
-
+}
+OTHERS = tuple(SELDOM.values())
+KIND_OF = {case: kind for (kind, _), case in (SERVED | SELDOM).items()}
 AGAIN = tuple(SERVED[kind, turn] for turn, kind in enumerate(KINDS))
 """Measured twice: every kind once, the layouts in turn."""
 
@@ -142,18 +141,17 @@ BOTH = ("flashinfer-fa2", "flashinfer-fa2-planned")
 RIVALS = (*BOTH, "flash-attn-3-precomputed")
 SEVERAL = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa2-planned")
 PLANNING = ("fa2-plan-alone",)
-ROUNDS = 3
 
 STUDY = Study(
     name="fa2_plan",
     question="How much does FlashInfer's decode gain from a better plan, made on the GPU?",
     grids=(
-        Grid(REALISTIC, RIVALS, rounds=ROUNDS),
+        Grid(REALISTIC, RIVALS, rounds=3),
         Grid((*VERIFIES, *OTHER_VERIFIES), SEVERAL, rounds=4),
         Grid((*PLANS[16], *PLANS[1]), PLANNING, rounds=4),
         Grid(OTHERS, RIVALS, rounds=4),
         Grid(VARIANT_CASES, BOTH, rounds=4),
-        Grid(AGAIN, (), rounds=ROUNDS, again=BOTH[:1]),
+        Grid(AGAIN, (), rounds=3, again=BOTH[:1]),
         Grid(VERIFIES[::6], (), rounds=4, again=SEVERAL[:1]),
         Grid((*REALISTIC[:8], SERVED["one long", 3]), BOTH, rounds=3, headline=True),
         Grid(VERIFIES[:4], SEVERAL, rounds=3, headline=True),
@@ -166,16 +164,6 @@ STUDY = Study(
 
 PRESENT = "nvidia-h200-7fb603f2"
 """The machine with `PLANS` by the present planner."""
-LIBRARY, OURS, FLASH_ATTN_3 = RIVALS
-LIBRARY_PLAN, OUR_PLAN = "FlashInfer's plan", "our plan"
-
-
-def batch_of(case: DecodeCase) -> str:
-    """The kind of a batch, of `KINDS` or `OTHER_KINDS`; else how its lengths are drawn."""
-    for kind in (*KINDS, *OTHER_KINDS):
-        if replace(served(kind, case.spec), seed=case.seed) == case:
-            return kind
-    return case.lengths.replace("_", " ")
 
 
 def chunks_of(case: DecodeCase, num_sms: int) -> dict[str, int]:
@@ -183,7 +171,7 @@ def chunks_of(case: DecodeCase, num_sms: int) -> dict[str, int]:
     lens = sample_seq_lens(case)
     shape = PlanShape.of(case.spec, lens, num_sms)
     choice = choose(shape, lens)
-    return {LIBRARY_PLAN: int(choice.chunks[-1]), OUR_PLAN: choice.chunk}
+    return {"FlashInfer's plan": int(choice.chunks[-1]), "our plan": choice.chunk}
 
 
 def schedule(lens: np.ndarray, chunk: int, kv_heads: int, slots: int) -> pd.DataFrame:

@@ -110,22 +110,9 @@ def headline(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     )
 
 
-def slowdown_rows(frame: pd.DataFrame, release: str) -> pd.DataFrame:
-    """The records of fa2 and fa3 with head_dim 128, bfloat16 and equal lengths."""
-    rows = decode_rows(frame, release=release)
-    plain = (rows.lengths == "fixed") & (rows.dtype == "bfloat16") & (rows.head_dim == 128)
-    return rows[plain & rows.page_size.isin((1, 16)) & rows.backend.isin((FA2, FA3))]
-
-
 def slowdown_grid(frame: pd.DataFrame, release: str) -> pd.DataFrame:
-    """fa3 / fa2 of every case of `slowdown_rows`, with its verdict."""
-    return over(slowdown_rows(frame, release), FA3, FA2)[[*SHAPE, "ratio", "verdict"]]
-
-
-def slowdown_summary(grid: pd.DataFrame) -> pd.DataFrame:
-    """Smallest, median and largest slowdown for each head count, smallest median first."""
-    summary = grid.groupby("heads").ratio.agg(["count", "min", "median", "max"])
-    return summary.sort_values("median").round(2).rename(columns={"count": "cases"})
+    """fa3 / fa2 of every case of a release, with its verdict."""
+    return over(decode_rows(frame, release=release), FA3, FA2)[[*SHAPE, "ratio", "verdict"]]
 
 
 def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> charts.Figure:
@@ -133,19 +120,20 @@ def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> ch
     import seaborn as sns
     from matplotlib.colors import LogNorm
 
-    grid, records = slowdown_grid(frame, release), slowdown_rows(frame, release)
+    grid, records = slowdown_grid(frame, release), decode_rows(frame, release=release)
+    records = records[records.backend.isin((FA2, FA3)) & (records.page_size == page_size)]
+    smallest_first = list(grid.groupby("heads").ratio.median().sort_values().index)
     grid = grid[grid.page_size == page_size]
-    smallest_first = list(slowdown_summary(grid).index)
     figure, axes = charts.panels(
         [f"{heads} heads" for heads in smallest_first],
         (3.0 * len(smallest_first), 3.4),
-        records[records.page_size == page_size],
+        records,
         title=f"FlashInfer {release}: run time of fa3 / fa2, page size {page_size}",
     )
     scale = LogNorm(1.0, max(2.0, grid.ratio.max()))
     for axis, heads in zip(axes, smallest_first, strict=True):
         wide = grid[grid.heads == heads].pivot_table("ratio", "kv_len", "batch_size")
-        wide = wide.sort_index(ascending=False).rename(_short_count)
+        wide = wide.sort_index(ascending=False).rename(lambda tokens: f"{tokens // 1024}k")
         look = {"annot": True, "fmt": ".1f", "annot_kws": {"fontsize": 8}, "linewidths": 0.5}
         sns.heatmap(wide, ax=axis, norm=scale, cmap="cividis", cbar=False, **look)
         axis.tick_params(axis="y", rotation=0)
@@ -153,10 +141,6 @@ def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> ch
         axis.set(xlabel="batch, requests", ylabel="")
     axes[0].set_ylabel("kv_len, tokens")
     return figure
-
-
-def _short_count(tokens: int) -> str:
-    return f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
 
 
 def predictions(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
@@ -207,14 +191,6 @@ def by_release(frame: pd.DataFrame) -> pd.DataFrame:
             table = over(rows, backend, FA2).merge(ran, on="case")
             tables.append(table.assign(release=release, backend=backend))
     return pd.concat(tables, ignore_index=True)
-
-
-def release_summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per release and wrapper: the kernels that ran, and auto / fa2 over the cases."""
-    grouped = by_release(frame).groupby(["release", "backend"], sort=False)
-    ran = grouped.kernel_family.agg(lambda names: ", ".join(sorted(set(names)))).rename("ran")
-    ratios = grouped.ratio.agg(cases="size", lowest="min", median="median", highest="max")
-    return ratios.round(2).assign(ran=ran)[["ran", *ratios]].reset_index()
 
 
 def release_chart(frame: pd.DataFrame) -> charts.Figure:

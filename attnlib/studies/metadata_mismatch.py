@@ -29,29 +29,15 @@ def mismatch_table(frame: pd.DataFrame) -> pd.DataFrame:
     more than the call's buffers hold. The error is the worst row's, without the guard; NaN where
     there is no output or no finite one.
     """
-    num_sms = int(frame.num_sms.max())
-    rows = []
-    for mismatch in MISMATCHES:
-        runs = frame[frame.name == mismatch.name]
-        if runs.empty:
-            continue
-        splits = predict_splits(mismatch, num_sms=num_sms)
-        guarded = runs.guard.astype(bool)
-        errors = runs[~guarded].oracle_error.astype(float)
-        rows.append(
-            {
-                "name": mismatch.name,
-                "splits in metadata": splits.in_metadata,
-                "right": splits.right,
-                "cap of the call": splits.cap,
-                "overruns": "yes" if splits.overrun else "",
-                "without guard": _outcome(runs[~guarded]),
-                "relative error": errors.iloc[0] if len(errors) else float("nan"),
-                "with guard": _outcome(runs[guarded]),
-            }
-        )
-    return pd.DataFrame(rows).round({"relative error": 4})
-
-
-def _outcome(runs: pd.DataFrame) -> str:
-    return "not run" if runs.empty else runs.reported_backend.iloc[0] or runs.status.iloc[0]
+    runs = frame.set_index("name")
+    outcome = runs.reported_backend.where(runs.reported_backend != "", runs.status)
+    bare = ~runs.guard.astype(bool)
+    shown = [mismatch for mismatch in MISMATCHES if mismatch.name in runs.index]
+    splits = [predict_splits(mismatch, num_sms=int(frame.num_sms.max())) for mismatch in shown]
+    table = pd.DataFrame(index=pd.Index([mismatch.name for mismatch in shown], name="name"))
+    table["splits in metadata"] = [split.in_metadata for split in splits]
+    table["overruns"] = ["yes" if split.overrun else "" for split in splits]
+    table["without guard"] = outcome[bare]
+    table["relative error"] = runs.oracle_error[bare].astype(float).round(4)
+    table["with guard"] = outcome[~bare]
+    return table.fillna({"without guard": "not run", "with guard": "not run"}).reset_index()

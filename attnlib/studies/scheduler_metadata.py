@@ -14,7 +14,7 @@ from ..draw import charts, style
 from ..kinds.decode.case import DecodeCase
 from ..kinds.step.case import StepCase
 from ..run import frame as frames
-from ..run.frame import aa_check, decode_rows, savings_in_words
+from ..run.frame import decode_rows
 from ..run.study import Grid, Study
 
 
@@ -70,26 +70,20 @@ def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
     return table[columns].assign(gain=100 * table.saved / table.each)
 
 
-def findings(frame: pd.DataFrame) -> str:
-    """What steps save, a line per number of layers and one of eager steps; the A/A check."""
-    table, eager = savings(frame), savings(frame, timer="eager")
-    lines = [f"{n} layers: {savings_in_words(rows)}" for n, rows in table.groupby("layers")]
-    if len(eager):
-        lines.append(f"eager: {savings_in_words(eager)}")
-    return "\n".join([*lines, aa_check(frame)])
-
-
 def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
     """Microseconds per step by kernel, as traced; their sum, the untraced step, and the overlap.
 
     `overlap` is sum - step: time in which two kernels ran at once, less the time in which none
     ran. Medians over rounds, in a CUDA graph.
     """
-    steps = _traced_steps(frame[frame.layers == layers], "gpu_us")
-    kinds = list(PARTS.values())
-    table = steps.groupby([*STEP[1:], "way"])[[*kinds, "run_us"]].median()
+    rows = decode_rows(frame[frame.layers == layers])
+    rows = rows[rows.backend.isin(WAYS)]
+    traced = [{PARTS[kernel.name]: kernel.gpu_us for kernel in kernels} for kernels in rows.kernels]
+    parts = pd.DataFrame(traced, index=rows.index, columns=[*PARTS.values()]).fillna(0.0)
+    rows = rows.assign(way=rows.backend.str.removeprefix("flash-attn-3-step-")).join(parts)
+    table = rows.groupby([*STEP[1:], "way"])[[*parts, "run_us"]].median()
     table = table.rename(columns={"run_us": "step"})
-    table.insert(len(kinds), "sum", table[kinds].sum(axis=1))
+    table.insert(len(PARTS), "sum", table[[*parts]].sum(axis=1))
     return table.assign(overlap=table["sum"] - table["step"]).reset_index()
 
 
@@ -117,17 +111,3 @@ def savings_chart(frame: pd.DataFrame, layers: int = 64) -> charts.Figure:
     axes[0].set_ylim(table.saved.min() - 150, table.saved.max() + 150)
     axes[-1].legend(title="batch size", ncols=3, loc="upper left", frameon=True)
     return figure
-
-
-def _traced_steps(frame: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Steps in a graph with `value` of each part, as traced, of rounds that have both ways."""
-    rows = decode_rows(frame)
-    rows = rows[rows.backend.isin(WAYS)]
-    rows = rows[rows.groupby(["case", "round"], sort=False).backend.transform("nunique") == 2]
-    traced = [
-        {PARTS[kernel.name]: getattr(kernel, value) for kernel in kernels}
-        for kernels in rows.kernels
-    ]
-    parts = pd.DataFrame(traced, index=rows.index, columns=[*PARTS.values()]).fillna(0.0)
-    way = rows.backend.str.removeprefix("flash-attn-3-step-")
-    return rows.assign(way=way).join(parts)

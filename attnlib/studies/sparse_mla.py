@@ -8,13 +8,12 @@ ran in a row, one to three minutes before those of the other kernels, on the sam
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import pandas as pd
 
-from ..core.spec import MLA_TOKEN_BYTES, MlaSpec
+from ..core.spec import MlaSpec
 from ..kinds.mla.case import MlaCase
-from ..run.frame import good_rows, intervals, over, tally, whole_counts
+from ..run.frame import good_rows, intervals, over, whole_counts
 from ..run.study import Grid, Study
 
 KERNELS = {
@@ -27,8 +26,6 @@ KERNELS = {
 }
 """(cache format, backend) -> name. SGLang 0.5.23 and vLLM 0.33.0 run FlashAttention-3 over bfloat16
 and FlashMLA over FP8."""
-NAMES = tuple(KERNELS.values())
-FLASHINFER_BF16, FLASH_ATTENTION, PREFILL, _, FLASHINFER_FP8, FLASHMLA_FP8 = NAMES
 SHAPES = (
     *((*shape, 32768) for shape in product((128, 64, 32, 16), (512, 1024, 2048), (8, 64))),
     *((heads, 0, batch, 8192) for heads, batch in product((128, 16), (1, 64))),
@@ -37,19 +34,7 @@ SHAPES = (
 OVERFLOW_MACHINE = "nvidia-h200-2ef2f3bb"
 EITHER_SIDE = tuple(MlaCase(MlaSpec(16, top_k=2048), batch, 131072) for batch in (56, 57))
 """7,340,032 and 7,471,104 tokens: on either side of the first token that wraps, 7,456,541."""
-SIZES = ["heads", "top_k", "batch", "kv_len"]
-COUNTERS_FILE = Path(__file__).resolve().parents[2] / "data/traces/flashmla_fp8_counters.csv"
-_PEAK = "pct_of_peak_sustained_elapsed"
-COUNTERS = {
-    "gpu__time_duration.sum": ("time, us", 1e3),
-    f"gpu__dram_throughput.avg.{_PEAK}": ("memory, % of peak", 1),
-    f"lts__throughput.avg.{_PEAK}": ("L2, % of peak", 1),
-    f"sm__pipe_tensor_cycles_active.avg.{_PEAK}": ("tensor cores, % of peak", 1),
-    f"l1tex__data_pipe_lsu_wavefronts.avg.{_PEAK}": ("L1 and shared memory pipe, % of peak", 1),
-    f"sm__pipe_alu_cycles_active.avg.{_PEAK}": ("ALU, % of peak", 1),
-    f"sm__pipe_fma_cycles_active.avg.{_PEAK}": ("FMA, % of peak", 1),
-}
-"""Nsight Compute's metric -> our name, and the divisor."""
+SIZES = ["heads", "top_k", "batch_size", "kv_len"]
 
 
 def _grid(kv_format: str, backend: str) -> Grid:
@@ -91,14 +76,7 @@ def kernel_rows(frame: pd.DataFrame) -> pd.DataFrame:
     names = [KERNELS[key] for key in zip(rows.kv_format, rows.backend, strict=True)]
     plain = [replace(case, spec=replace(case.spec, kv_format="bfloat16")) for case in rows.case]
     rows = whole_counts(rows.assign(backend=names, case=plain).drop(columns=["heads", "kv_format"]))
-    return rows.rename(columns={"num_qo_heads": "heads", "batch_size": "batch"})
-
-
-def kernel_times(frame: pd.DataFrame) -> pd.DataFrame:
-    """Median time of each kernel at each shape, us."""
-    rows = kernel_rows(frame)
-    wide = rows.pivot_table("run_us", SIZES, "backend", "median", sort=False)
-    return wide.filter(items=NAMES).round(1).reset_index().sort_values(SIZES, ignore_index=True)
+    return rows.rename(columns={"num_qo_heads": "heads"})
 
 
 def formats(frame: pd.DataFrame) -> pd.DataFrame:
@@ -106,58 +84,11 @@ def formats(frame: pd.DataFrame) -> pd.DataFrame:
     rows = kernel_rows(frame)
     rows = rows[rows.top_k > 0]
     median = rows.pivot_table("run_us", "case", "backend", "median", sort=False)
-    sides, best = [], pd.DataFrame(index=median.index)
+    sides, best = [], {}
     for word in ("bf16", "FP8"):
-        fastest = median[[name for name in median if name.endswith(word)]].idxmin(axis=1)
-        sides.append(rows[rows.backend == rows.case.map(fastest)].assign(backend=word))
-        best[word] = fastest.str.split(",").str[0]
-    table = over(pd.concat(sides), "FP8", "bf16")
-    table = table.assign(ratio=table.ratio.round(2), **{"95 % CI": intervals(table)})
-    table = table[["case", "ratio", "95 % CI", "rounds", "verdict"]].join(best, on="case")
-    shown = rows.drop_duplicates("case")[["case", *SIZES]].merge(table, on="case")
-    return shown.drop(columns="case").sort_values(SIZES, ignore_index=True)
-
-
-def pair_counts(frame: pd.DataFrame) -> pd.DataFrame:
-    """Kernel vs. kernel over the sparse shapes, by batch size: ratios and verdicts."""
-    rows = kernel_rows(frame)
-    rows = rows[rows.top_k > 0]
-    parts = []
-    for a, b in (
-        (FLASH_ATTENTION, FLASHINFER_BF16),
-        (FLASHINFER_FP8, FLASHINFER_BF16),
-        (FLASHMLA_FP8, FLASH_ATTENTION),
-        (FLASHMLA_FP8, PREFILL),
-        (FLASHINFER_FP8, FLASHMLA_FP8),
-    ):
-        table = over(rows, a, b)
-        batch = table.case.map(lambda case: case.batch_size).astype(str)
-        parts.append(table.assign(kernels=f"{a} / {b}, batch " + batch))
-    return tally(pd.concat(parts, ignore_index=True), "kernels")
-
-
-def counters() -> pd.DataFrame:
-    """One call of FlashMLA's FP8 kernel as Nsight Compute counted it, caches flushed before.
-
-    128 heads, top_k 2,048, 64 requests with 32,768 tokens, one H200.
-    """
-    row = pd.read_csv(COUNTERS_FILE, skiprows=[1], thousands=",").iloc[0]
-    values = {name: row[metric] / unit for metric, (name, unit) in COUNTERS.items()}
-    return pd.DataFrame({"counter": values.keys(), "value": values.values()}).round(1)
-
-
-def overflow(frame: pd.DataFrame) -> pd.DataFrame:
-    """Wrong records of FlashInfer's MLA by cache size and release, and the worst row's error.
-
-    At page size 1 an offset is token x 576 elements; 0.6.4 multiplies in 32 bits.
-    """
-    rows = frame[frame.case.isin(EITHER_SIDE)]
-    rows = rows.assign(
-        tokens=rows.batch_size * rows.kv_len, wrong=(rows.status == "incorrect").astype(int)
-    )
-    table = rows.groupby(["tokens", "release"]).agg(
-        records=("wrong", "size"), wrong=("wrong", "sum"), worst=("oracle_error", "max")
-    )
-    table = table.reset_index().astype({"tokens": int})
-    gib = table.tokens * MLA_TOKEN_BYTES["bfloat16"] / 2**30
-    return table.assign(**{"GiB bf16": gib.round(2)}).round({"worst": 3})
+        best[word] = median[[name for name in median if name.endswith(word)]].idxmin(axis=1)
+        sides.append(rows[rows.backend == rows.case.map(best[word])].assign(backend=word))
+    table = over(pd.concat(sides), "FP8", "bf16").sort_values(SIZES, ignore_index=True)
+    shown = table.assign(ratio=table.ratio.round(2), **{"95 % CI": intervals(table)})
+    kernels = {word: table.case.map(names).str.split(",").str[0] for word, names in best.items()}
+    return shown[[*SIZES, "ratio", "95 % CI", "rounds", "verdict"]].assign(**kernels)

@@ -19,7 +19,6 @@ import pandas as pd
 from ..core.backends.table import COMPARED
 from ..core.layer import lengths_of_case, parse_layer, parse_lengths, sizes_given
 from ..core.spec import MLA, MODELS, AttnSpec
-from ..draw import charts, style
 from ..draw.cards import Card, Shown
 from ..kinds.cases import parse_cases
 from ..kinds.decode.case import DecodeCase
@@ -40,13 +39,10 @@ from ..run.pairs import Comparison, families_of, next_round, times_of
 from ..run.record import Record
 from ..run.releases import InvalidVersion, Version, build_version, overlay_for, own_build
 from ..run.study import Sweep, machine_shown, mode
-from ..select.changes import changes
-from ..select.facts import gpu_of_capability
 from . import STUDIES
 from .next_step import next_step
 from .usual_calls import (
     LIBRARY,
-    Layer,
     backends_named,
     calls_of,
     items_of,
@@ -60,7 +56,7 @@ LOOKS = (4, 8, 16, 24)
 NOT_DECIDED = "not decided"
 FAILING, PROVED = (SLOWER, "fails"), (NOT_SLOWER, FASTER, SAME)
 """Verdicts that prove a call not slower by more than the margin."""
-ROW_INCHES, LONGEST_KEY = 0.3, 60
+LONGEST_KEY = 60
 RATIO = ["ratio", "low", "high"]
 CALL = ["case", "backend"]
 TIMES = ["base_us", "new_us", *RATIO, "rounds", "verdict"]
@@ -71,14 +67,12 @@ COLUMNS = [*CALL, "timer", *TIMES, *KERNELS, *PLANS, "study", "machine"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Upgrade(Shown):
-    """From release `base` to `new`: a row per case and backend, what `auto` picks otherwise."""
+    """From release `base` to `new`: a row per case and backend."""
 
     base: str
     new: str
     rows: pd.DataFrame
-    picks: pd.DataFrame
     notes: tuple[str, ...]
-    records: tuple[Record, ...]
     next_step: str = ""
 
     def table(self) -> pd.DataFrame:
@@ -111,32 +105,14 @@ class Upgrade(Shown):
         tally = ", ".join(f"{count} {word}" for word, count in counts.items())
         return f"not decided: {tally}, of {calls}; {self.next_step}"
 
-    def figure(self) -> "charts.Figure":
-        """Time of new over base, a dot per case that both releases ran; ValueError for none."""
-        rows = self.rows.dropna(subset="ratio")
-        if rows.empty:
-            raise ValueError(f"no case ran on both releases, of {len(self.rows)}: nothing to draw")
-        title, size = f"FlashInfer {self.base} to {self.new}", (9, 1.4 + ROW_INCHES * len(rows))
-        words = ("run time of new over base, by rounds (log)", "")
-        figure, (axis,) = charts.panels([title], size, store.frame(self.records), words)
-        placed = rows.assign(place=range(len(rows)))
-        charts.dots(
-            axis, placed, "ratio", "place", by="verdict", looks=charts.VERDICTS, interval="x"
-        )
-        charts.categories(axis, "y", rows.case)
-        axis.axvline(1, **style.RULE)
-        style.log_axes(axis, "x")
-        axis.legend(frameon=True)
-        return figure
-
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        rows, picks = (json.loads(t.to_json(orient="records")) for t in (self.rows, self.picks))
         names = ("base", "new", "outcome", "conclusion", "slower", "notes")
-        return {name: getattr(self, name) for name in names} | {"cases": rows, "picks": picks}
+        cases = json.loads(self.rows.to_json(orient="records"))
+        return {name: getattr(self, name) for name in names} | {"cases": cases}
 
     def card(self) -> Card:
-        """Verdicts, then kernels and planning, then what `auto` picks otherwise."""
+        """Verdicts, then kernels and planning."""
         rows = self.rows.iloc[(~self.rows.case.isin(self.slower)).argsort(kind="stable")].copy()
         digits = dict.fromkeys(RATIO, 3) | {"rounds": 0}
         for name in rows.select_dtypes("number"):
@@ -156,7 +132,6 @@ class Upgrade(Shown):
             more=[
                 ("kernels that changed", rows[rows.kernels != ""][CALL + KERNELS]),
                 ("planning on the host, apart", rows[rows.base_plan_us != "-"][CALL + PLANS]),
-                ("what auto picks otherwise, by the rules", self.picks),
             ],
         )
 
@@ -229,8 +204,7 @@ def compare_releases(
         comparison.pairs = {item: [] for item in items}
     else:
         _replay(comparison, items)
-    # What a caller pins, `auto` does not pick.
-    return _upgrade(comparison, [] if backend else [""] if cases else layers, builds)
+    return _upgrade(comparison, builds)
 
 
 def _short(key: str) -> str:
@@ -272,10 +246,8 @@ def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> dict[str,
     return row | {"study": last[0].study, "machine": last[0].machine_slug}
 
 
-def _upgrade(
-    comparison: Comparison, layers: Sequence[Layer], builds: Mapping[str, Path]
-) -> Upgrade:
-    """The answer: rows, notes and what `auto` picks otherwise."""
+def _upgrade(comparison: Comparison, builds: Mapping[str, Path]) -> Upgrade:
+    """The answer: rows and notes."""
     margin = f"{SHORT_MARGIN:.0%} below {SHORT_US:.0f} us, {LONG_MARGIN:.0%} from there on"
     margin = f"{comparison.not_slower:.1%}" if comparison.not_slower else margin
     notes = [f"All rows are judged as one table (Holm); margin {margin}."]
@@ -286,34 +258,10 @@ def _upgrade(
     for item, record in comparison.failed.items():
         why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"
         notes.append(f"{item.case.key}, {item.backend}: {why}")
-    machines = [pairs[0][0].machine for pairs in comparison.pairs.values() if pairs]
-    known = {m["compute_capability"] for m in machines if "compute_capability" in m}
-    gpus = [gpu_of_capability(capability) for capability in sorted(known)]
-    old, new = (f"{LIBRARY}=={Version(release).public}" for release in comparison.both)
-    try:
-        tables = [_picks(old, new, layer, gpus) for layer in layers]
-        picks = pd.concat(tables) if tables else pd.DataFrame()
-    except ValueError as error:
-        picks = pd.DataFrame()
-        notes.append(f"What auto picks is not known: {error}.")
-    records = tuple(r for pairs in comparison.pairs.values() for pair in pairs for r in pair)
     verdicts = comparison.verdicts()
     rows = [_row(comparison, item, verdicts.get(item)) for item in comparison.pairs]
-    return Upgrade(
-        *comparison.both,
-        rows=pd.DataFrame(rows, columns=COLUMNS),
-        picks=picks.reset_index(drop=True),
-        notes=tuple(notes),
-        records=records,
-        next_step=next_step(comparison),
-    )
-
-
-def _picks(old: str, new: str, layer: Layer, gpus: Sequence[str]) -> pd.DataFrame:
-    """What `auto` picks otherwise, of a layer or of all models."""
-    if isinstance(layer, AttnSpec):
-        return changes(old, new, layer=layer, gpus=gpus)
-    return changes(old, new, model=layer, gpus=gpus)
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    return Upgrade(*comparison.both, table, tuple(notes), next_step(comparison))
 
 
 def _plain(record: Record) -> Item:

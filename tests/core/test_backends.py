@@ -85,13 +85,6 @@ def test_a_replan_of_another_shape_is_refused(name, case, libraries):
             backend.plan(calls.call_of(other, "cpu").batch, out=plan)
 
 
-def test_batch_attention_refuses_a_contiguous_cache(libraries):
-    ragged = next(case for case in MODES if case.mode == "prefill_ragged")
-    backend = calls.backend_for(calls.BATCH_ATTENTION, ragged, "cpu")
-    with pytest.raises(ValueError, match="paged cache for .*, got a contiguous one"):
-        backend.plan(calls.call_of(ragged, "cpu").batch)
-
-
 CUSTOM = [(name, case) for name, case in calls.ALL_MODES if case.mask in CUSTOM_MASKS]
 
 

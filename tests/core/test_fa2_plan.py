@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from attnlib.core.fa2.choice import (
     BLOCK_TOKENS,
@@ -16,7 +18,7 @@ from attnlib.core.fa2.choice import (
     counted,
     predicted_time,
 )
-from attnlib.core.fa2.kernel import build_fa2_plan
+from attnlib.core.fa2.kernel import build_fa2_plan, parts_of
 from attnlib.core.fa2.library import FA2_INFO, MIN_CHUNK
 from attnlib.core.fa2.words import PlanLayout, chunk_in, plan_words
 from attnlib.kinds.metadata import oracle
@@ -33,12 +35,35 @@ SHAPES = {
     "odd batch, small GPU": replace(SHAPE, max_batch_size=37, num_sms=16),
     "very long": replace(SHAPE, max_seq_len=2**21),
 }
+
+
+@triton.jit
+def parts_kernel(lens_ptr, chunks_ptr, out_ptr, N: tl.constexpr):
+    at = tl.program_id(0) * N + tl.arange(0, N)
+    inverse = tl.div_rn(1.0, tl.load(chunks_ptr + at).to(tl.float32))
+    tl.store(out_ptr + at, parts_of(tl.load(lens_ptr + at), inverse).to(tl.int32))
+
+
 POISON = -77
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 everywhere = pytest.mark.parametrize(
     "seed", [2, pytest.param(5, marks=pytest.mark.gpu), pytest.param(6, marks=pytest.mark.gpu)]
 )
 """Once by Triton's interpreter, twice on a GPU."""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_parts_are_whole_at_each_end_of_a_chunk(device):
+    """Rounded by an addition: right at lengths one token around a multiple of the chunk."""
+    rng = np.random.default_rng(0)
+    chunks = np.concatenate([np.arange(16, 1024), rng.integers(1024, MAX_TOKENS, 1040)])
+    multiples = rng.integers(0, MAX_TOKENS // chunks + 1, (8, len(chunks))) * chunks
+    lens = np.clip(multiples + rng.integers(-1, 2, multiples.shape), 0, MAX_TOKENS)
+    chunks = np.broadcast_to(chunks, lens.shape)
+    inputs = [torch.tensor(x.ravel(), dtype=torch.int32, device=device) for x in (lens, chunks)]
+    out = torch.full_like(inputs[0], POISON)
+    parts_kernel[(8,)](*inputs, out, 2048)
+    np.testing.assert_array_equal(out.cpu(), -(-lens // chunks).ravel())
 
 
 def room(shape):

@@ -178,20 +178,6 @@ def test_the_guard_refuses_during_capture_and_leaves_the_graph_usable(on_hopper)
 
 
 @pytest.mark.gpu
-def test_two_streams_may_not_share_metadata(on_hopper):
-    work = build_workload(DecodeCase(GQA, 4, 2000), device="cuda")
-    metadata = precompute(flash_attn3.facts_of(work.batch), work.batch.seq_lens)
-    flash_attn3.attend(work.q, work.kv, work.batch, metadata=metadata)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        with pytest.raises(ValueError, match="stream must be the one that used"):
-            flash_attn3.attend(work.q, work.kv, work.batch, metadata=metadata)
-        metadata.hand_over()
-        flash_attn3.attend(work.q, work.kv, work.batch, metadata=metadata)
-    torch.cuda.synchronize()
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("name", "prepares"), [("flash-attn-3", 1), ("flash-attn-3-precomputed", 0)]
 )

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 import attnlib
+from attnlib.core import PlanLayout, PlanShape, plan_words
 from attnlib.core.schedule.guard import _active as active
 from attnlib.core.schedule.guard import _keep, _made
+from attnlib.engines import plans
+from attnlib.engines.arms import State
 
 MODEL = SimpleNamespace(heads=16, kv_heads=8, head_dim=128)  # Qwen3-0.6B
 WIDTH, PAGE = 512, 16
@@ -155,6 +158,27 @@ def test_a_graph_is_judged_before_each_replay_by_what_lies_in_its_buffer(engines
     assert graph.replay() == "replayed"
     backend.buffer[:17].copy_(backend.metadata(2)[:17])
     with pytest.raises(ValueError, match="batch_size must be 2, got 4"):
+        graph.replay()
+
+
+def test_a_plan_is_held_to_the_lengths_that_a_graph_is_replayed_for(engines, monkeypatch):
+    """TensorRT-LLM #18769: no new plan was made for the second replay."""
+    shape = PlanShape(32, 8, 128, 2, 8, 8192, 132, page_size=16)
+    lens = torch.tensor([8192, *[1] * 7])
+    words = plan_words(shape, lens.numpy(), 320).image(PlanLayout.of(shape).int_bytes // 4)
+    wrapper = SimpleNamespace(_plan_info=PlanLayout.of(shape).info)
+    wrapper._int_workspace_buffer = torch.tensor(words).view(torch.uint8)
+    monkeypatch.setattr(plans, "GUARD_EVERY", 1)
+    monkeypatch.setattr(plans, "STATE", State({"guard": "raise"}, guard=attnlib.guard("sglang")))
+    plans.guard_plan(wrapper, lens)
+    graph, later = Graph(), Graph()
+    for each in (graph, later):
+        each.capture_begin()
+        each.capture_end()
+    graph.replay()
+    lens.fill_(4096)
+    assert later.replay() == "replayed", "it was captured for other wrappers"
+    with pytest.raises(RuntimeError, match="all 4096 tokens of request 1, it reads 320 .7 of 8"):
         graph.replay()
 
 

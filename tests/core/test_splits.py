@@ -67,7 +67,6 @@ def test_every_plan_keeps_its_cap_and_orders_each_request_once(seed):
     lens, q_lens = call.lengths()
     plan, settled = plan_splits(call.facts, lens, q_lens), call.facts.settled
     assert 1 <= plan.num_splits.min() <= plan.num_splits.max() <= max(1, call.facts.split_cap)
-    assert sorted(plan.batch_order) == list(range(call.facts.batch_size))
     words = words_of(plan)
     assert len(words) == num_words(call.facts) <= max_words(call.facts.batch_size)
     assert np.array_equal(words, words_of(plan_splits(settled, lens, q_lens)))
@@ -88,6 +87,27 @@ def test_the_model_agrees_with_the_library_word_for_word():
                 wrong.append(call)
     assert wrong == [], f"of {len(answered)} calls on {header['gpu']}, {header['library']}"
     assert rounded <= 2
+
+
+def test_the_splits_and_query_rows_of_vllms_build_are_the_librarys():
+    _, lines = vectors.read(vectors.VLLM)
+    wrong, split = [], 0
+    for call, words in lines:
+        lens, q_lens = call.lengths()
+        batch, facts = len(lens), call.facts
+        rows = np.full(batch, facts.max_seqlen_q) if q_lens is None else q_lens
+        parts = words[:-1].reshape(-1, -(-batch // 4) * 4)[:, :batch]
+        has_splits, has_heads = facts.split_cap > 1, facts.is_causal or facts.is_local
+        right = len(parts) == 1 + has_splits + has_heads
+        right &= np.array_equal(parts[0], rows * (facts.group_size if facts.packs else 1))
+        if has_splits:
+            plans = candidates(plan_splits(facts, lens, q_lens))
+            right &= any(np.array_equal(parts[1], plan.num_splits) for plan in plans)
+            split += parts[1].max() > 1
+        if not right:
+            wrong.append(call)
+    assert len(lines) > 2500 and split > 400
+    assert wrong == []
 
 
 # What follows judges the judge: each wrong word shows, and nothing that is open.

@@ -188,12 +188,11 @@ def test_words_that_cannot_be_the_librarys_are_refused(step):
 def test_words_are_refused_until_written_and_after_a_foreign_write(step):
     assert step.made.facts == step.facts.settled and step.facts.num_splits == 0
     refusals = ("written before they are used", "those of this scheduler metadata")
-    for stream, refusal in enumerate(refusals):
+    for refusal in refusals:
         with pytest.raises(ValueError, match=f"words must be {refusal}"):
             step.made.require_fits(step.facts, device=step.device)
         build_step_metadata(**step.call, scheduler=step.made)
-        # A launch forgets the stream of the step before.
-        step.made.require_fits(step.facts, device=step.device, stream=(False, stream))
+        step.made.require_fits(step.facts, device=step.device)
         cases.assert_schedule(step.made, step.call["cache_seqlens"])
         step.made.words.add_(1)
 

@@ -7,13 +7,18 @@ import ast
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from support.subject_fakes import measure
 
 from attnlib.engines import sglang, sglang_hooks
-from attnlib.engines.points import unfit
+from attnlib.engines.points import known_in, unfit
+from attnlib.kinds.item import Item
+from attnlib.kinds.metadata import sglang as rival
+from attnlib.kinds.metadata.case import MetadataCase
 
 FOLDER = Path(__file__).parents[2] / "build" / "wheels"
 FLASH = "sglang/srt/layers/attention/flashattention_backend.py"
@@ -27,6 +32,7 @@ MEMBERS = {
     "server_args is_draft_worker",
 }
 """What the hooks read off SGLang's objects, by file."""
+NEWEST_POINTS = known_in(sglang.NEWEST, sglang_hooks.POINTS)
 
 
 @pytest.fixture(scope="module", params=[sglang.OLDEST, sglang.NEWEST])
@@ -71,12 +77,12 @@ def parameters(archive, path):
 
 def test_every_hook_point_has_the_parameters_that_are_read(wheel):
     release, archive = wheel
-    points = sglang.points_of(release)
+    points = known_in(release, sglang_hooks.POINTS)
     assert {point.arms[0] for point in points} == {"metadata", "decode", "capture"}
     assert [words for p in points if (words := unfit(p, {*parameters(archive, p.path)}))] == []
 
 
-@pytest.mark.parametrize("point", sglang.points_of(sglang.NEWEST), ids=lambda p: p.path)
+@pytest.mark.parametrize("point", NEWEST_POINTS, ids=lambda point: point.path)
 def test_a_renamed_argument_is_noticed(point):
     names = {*point.reads.split()}
     assert not unfit(point, names)
@@ -89,6 +95,21 @@ def test_sglang_has_what_the_hooks_read_of_its_objects(wheel):
     for path, names in MEMBERS.items():
         text = archive.read(path).decode()
         assert [name for name in names.split() if f".{name}" not in text] == []
+
+
+def test_its_own_kernel_writes_the_page_arrays_of_a_step(wheel, tmp_path, monkeypatch):
+    release, archive = wheel
+    if release == sglang.OLDEST:
+        pytest.skip("its kernel is in a file that needs the server")
+    archive.extract(f"{rival.FOLDERS[0]}/{rival.PAGES}", tmp_path)
+    monkeypatch.setattr(rival, "unavailable", lambda: "")
+    monkeypatch.setattr(rival, "_file", lambda name: tmp_path / rival.FOLDERS[0] / name)
+    monkeypatch.setattr(rival, "_module", rival._module.__wrapped__)
+    case = MetadataCase("kv_indices", 5, 1, 700, lengths="700+1+512+513+9")
+    record = measure(Item("sglang-metadata", "host", case))
+    assert (record.status, record.reason, record.oracle_error) == ("ok", "", 0.0)
+    record = measure(Item("sglang-metadata", "host", replace(case, page_size=16)))
+    assert (record.status, "page_size must be 1" in record.reason) == ("error", True)
 
 
 def test_ranks_and_graphs_are_asked_where_a_release_has_them(wheel):
@@ -104,4 +125,4 @@ def test_ranks_and_graphs_are_asked_where_a_release_has_them(wheel):
         assert "def get_parallel(" in ranks and {"attn_tp_rank", "attn_tp_size"} <= names_of(ranks)
     assert "def is_dp_attention_enabled(" in source(archive, "sglang.srt.layers.dp_attention")
     plain = {*sglang_hooks.PLAIN}
-    assert not plain & {*sglang.points_of(release)[1].reads.split()}
+    assert not plain & {*known_in(release, sglang_hooks.POINTS)[1].reads.split()}

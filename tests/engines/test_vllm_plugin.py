@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,12 @@ if torch.cuda.is_available():
 @pytest.fixture
 def load(monkeypatch):
     """Load the plugin with these variables, as that release of vLLM does; its parts, hooked."""
-    monkeypatch.setattr(guards, "guard", lambda engine, mode: guarded.append((engine, mode)))
+
+    def guard(engine, mode):
+        guarded.append((engine, mode))
+        return SimpleNamespace(next_graph={})
+
+    monkeypatch.setattr(guards, "guard", guard)
     monkeypatch.setattr(vllm.importlib.util, "find_spec", lambda name: name)
     engine, guarded = installed(monkeypatch, fakes.parts()), []
     engine.guarded = guarded

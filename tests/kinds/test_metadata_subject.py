@@ -2,7 +2,9 @@
 
 import sys
 from dataclasses import replace
+from inspect import Parameter, Signature
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 from support.subject_fakes import measure
@@ -57,7 +59,7 @@ def test_one_wrong_word_is_incorrect_and_has_no_times(output, monkeypatch):
 
     monkeypatch.setitem(BUILDERS["metadata-eager"], "decode", wrong)
     record = measure(replace(EAGER, case=WINDOWED))
-    assert (record.status, record.reason) == ("incorrect", "1 words differ")
+    assert (record.status, record.reason) == ("incorrect", "wrong words 1 over budget 0")
     assert (record.oracle_error, record.run_us) == (1.0, ())
 
 
@@ -85,7 +87,8 @@ def test_sglang_copies_the_longest_requests_pages_or_from_0_5_15_on_the_whole_wi
 
     monkeypatch.setattr(sglang, "unavailable", lambda: "")
     monkeypatch.setattr(sglang, "installed_version", lambda name: release)
-    monkeypatch.setattr(sglang, "_function", lambda: (original, ()))
+    module = SimpleNamespace(normal_decode_set_metadata=original)
+    monkeypatch.setattr(sglang, "_module", lambda name: module)
     case = replace(CASE, context=300, max_ctx=longest, lengths=f"41+9+60+1+{longest}")
     record = measure(Item("sglang-metadata", "host", replace(case, seq_len_delta=1)))
     assert (record.status, record.reason) == ("ok", "")
@@ -104,7 +107,9 @@ def test_sglang_gets_the_windows_map_as_its_release_takes_it(argument, monkeypat
 
             assert isinstance(got[argument], SWAKVPool)
 
-    monkeypatch.setattr(sglang, "_function", lambda: (original, {argument}))
+    original.__signature__ = Signature([Parameter(argument, Parameter.POSITIONAL_ONLY)])
+    module = SimpleNamespace(normal_decode_set_metadata=original)
+    monkeypatch.setattr(sglang, "_module", lambda name: module)
     monkeypatch.delitem(sys.modules, sglang.POOLS, raising=False)
     call = build_call(WINDOWED, "cpu")
     sglang.build_decode_metadata(**call.inputs, **call.outputs, **call.numbers)
@@ -115,12 +120,13 @@ def test_sglang_gets_the_windows_map_as_its_release_takes_it(argument, monkeypat
     assert got["page_size"] == WINDOWED.page_size
 
 
-def test_neighbours_of_one_case_share_its_pool_and_find_its_outputs_poisoned():
+def test_outputs_are_poisoned_before_each_call(monkeypatch):
     subject = MetadataSubject(Bench("cpu", {}, {}))
-    call = subject._prepared(CASE)
-    call.outputs["page_table"].zero_()
-    assert subject._prepared(replace(CASE)) is call
-    assert bool((call.outputs["page_table"] == POISON).all())
+    monkeypatch.setitem(BUILDERS["metadata-eager"], "decode", lambda **call: None)
+    for _ in range(2):
+        subject.prepared(CASE).outputs["page_table"].zero_()
+        assert subject.measure(EAGER)["status"] == "incorrect"
+        assert bool((subject.prepared(CASE).outputs["page_table"] == POISON).all())
 
 
 @pytest.mark.gpu

@@ -46,7 +46,7 @@ def test_one_wrong_word_of_a_plan_is_incorrect(output, monkeypatch):
 
     monkeypatch.setattr(module, "build_fa2_plan", wrong)
     fields = SMALL.measure(Item(ALONE, "host", CASE))
-    assert (fields["status"], fields["reason"]) == ("incorrect", "1 words differ")
+    assert (fields["status"], fields["reason"]) == ("incorrect", "wrong words 1 over budget 0")
     assert "run_us" not in fields
 
 

@@ -11,7 +11,7 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.mismatch.case import MismatchCase
 from attnlib.kinds.step.case import StepCase
-from attnlib.kinds.step.measure import BACKENDS, StepSubject
+from attnlib.kinds.step.measure import BACKENDS, StepSubject, run_layers
 
 LAYERS_OF = (AttnSpec(16, 2, 128, 16, window=n) for n in (0, 90))
 STEP, LOCAL = (StepCase(DecodeCase(spec, 5, 300, "ragged"), 4) for spec in LAYERS_OF)
@@ -36,10 +36,9 @@ def test_without_the_library_a_case_is_refused_with_what_to_install(backend, cas
 @pytest.mark.parametrize("case", [STEP, LOCAL], ids=["whole", "window"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_way_of_making_a_step_gives_the_right_output(backend, case, fake_fa3):
-    subject = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {}))
-    subject._prepare(case)
+    work, caches, judge = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {})).prepare(case)
     for _ in range(2):
-        assert subject._oracle.check(subject._run_layers(backend, STEP.layers)).passed
+        assert judge.check(run_layers(backend, work, caches, STEP.layers)).passed
     schedules = 0 if "each" in backend else 2
     assert (len(fake_fa3.scheduled), len(fake_fa3.launched)) == (schedules, 2 * STEP.layers)
 

@@ -80,6 +80,20 @@ def test_what_the_records_do_not_have_is_said():
         assert sentence not in repr(attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4))
 
 
+def test_records_of_this_very_call_are_shown_of_every_study_and_far_batches_are_said():
+    call = AttnSpec(8, 1, 128, 16), [8192] * 8
+    advice = attnlib.advise(*call, gpu="H200")
+    assert {*advice.same.gpu} == {"NVIDIA H200"} and "xqa_rivals" in {*advice.same.study}
+    assert {"flashinfer-xqa", "flashinfer-fa2"} <= {*advice.same.backend}
+    assert {"NVIDIA H100 80GB HBM3", "NVIDIA H200"} <= {*attnlib.advise(*call).same.gpu}
+    (again,) = advice.same[advice.same.backend == "flashinfer-xqa"].to_dict("records")
+    shown = attnlib.view(heads="8/1", records="xqa_rivals", machine="h200", batch=8, kv_len=8192)
+    assert again["us"] == shown.times.set_index("backend").us["flashinfer-xqa"]
+    assert attnlib.advise(call[0], [7, 9]).same.empty
+    assert "Nothing near is on record: the nearest" in repr(attnlib.advise(call[0], [1]))
+    assert "Nothing near" not in repr(advice)
+
+
 def test_an_h100_has_batches_of_its_own_with_the_present_planner():
     told = repr(attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4, gpu="H100"))
     assert "NVIDIA H100 80GB HBM3, FlashInfer 0.6.13" in told and "by the planner" not in told
@@ -118,6 +132,8 @@ def test_the_nearest_batches_choose_well_on_layers_left_out():
     ("arguments", "words"),
     [
         (["--heads", "8/1", "--lens", "0x3"], "lens must be >= 1, got '0x3'"),
+        (["--heads", "8/1", "--lens", ""], "lens must not be empty"),
+        (["--heads", "8/1", "--lens", "9", "--backend", "foo"], "backend must be one of auto, "),
         (["--heads", "8/1", "--lens", "many"], "lens must be such as 8192x16"),
         (["--lens", "9"], "heads or model must be given, one of them, got neither"),
         (["--heads", "8/1", "--tp", "2", "--lens", "9"], "tp must go with a model"),

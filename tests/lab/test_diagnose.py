@@ -17,6 +17,7 @@ from attnlib import cli
 from attnlib.core.spec import AttnSpec
 from attnlib.lab.diagnose import TraceChange
 from attnlib.lab.patterns import PATTERNS, gained
+from attnlib.measure.spans import short_name
 from attnlib.select.explain import explain
 from attnlib.select.libraries import LIBRARIES
 
@@ -114,6 +115,12 @@ def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
     [
         ("step[VERIFY bs=4]", traces.FLASH_ATTN_3, "verify", "flash-attn-3"),
         ("step[DRAFT bs=4]", traces.FLASH_ATTN_3, "decode", "flash-attn-3"),
+        ("step[DRAFT_LOOP raw_bs=3 bs=4 topk=1]", traces.FLASH_ATTN_3, "decode", "flash-attn-3"),
+        ("step[DRAFT_EXTEND_V2 bs=4]", traces.FLASH_ATTN_3, "draft_extend_v2", "flash-attn-3"),
+        (
+            "execute_40_context_0(sq0sk0sqsq0sqsk0)_generation_8(sq40sk9sqsq9sqsk9)",
+            *(traces.FLASH_ATTN_3, "verify", "flash-attn-3"),
+        ),
         ("execute_context_0(0)_generation_8(32)", traces.VLLM_FA4, "verify", "flash-attn-4"),
         ("execute_context_0(0)_generation_8(8)", traces.SGLANG_FA4, "decode", "flash-attn-4"),
         ("execute_context_1(512)_generation_0(0)", traces.TRTLLM_103, "prefill", "trtllm-gen"),
@@ -122,6 +129,8 @@ def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
         ("step[DECODE bs=4]", f"void {HPC}_kernel<int>(P)", "decode", "hpc-ops"),
         ("step[DECODE bs=4]", "fmhaSm120fKernel_QkvBfloat16", "decode", "trtllm-gen"),
         ("step[DECODE bs=4]", "kernel_unified_attention_3d", "decode", "triton-unified"),
+        ("step[DECODE bs=4]", "attention_decode_bf16_smallm_splitk_kernel", "decode", "hpc-ops"),
+        ("step[EXTEND bs=4]", "_fwd_kernel_unified", "prefill", "triton-extend"),
         ("step[DECODE bs=4]", PAGED, "decode", "paged-attention"),
     ],
 )
@@ -131,6 +140,52 @@ def test_a_mark_tells_the_kind_of_a_step_and_a_name_the_kernels_family(
     diagnosis = attnlib.diagnose(served(runs(kernel), mark=mark).save(path))
     assert {step.kind for step in diagnosis.steps} == {kind}
     assert diagnosis.table()["is"].tolist() == [f"attention ({family})"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "role"),
+    [
+        ("kernel_cutlass_kernel_flash_attncuteflash_fwd_combineFlashAttentionForward_0", "merge"),
+        ("attention_decode_smallm_splitk_combine_kernel", "merge"),
+        ("void deep_gemm::sm120_fp8_paged_mqa_logits<1u>(int)", "indexer"),
+        ("topk_transform_prefill_ragged_kernel", "indexer"),
+        ("void deep_gemm::smxx_clean_logits<1u>(int)", "indexer"),
+        ("_fwd_kernel_ep_scatter_1", ""),
+    ],
+)
+def test_a_kernel_beside_attention_is_none_and_has_its_role(kernel, role, path):
+    found = attnlib.diagnose(served(runs(traces.FLASH_ATTN_3), runs(kernel), **DECODE).save(path))
+    rows = found.kernels().set_index("kernel")["is"]
+    assert rows[short_name(kernel)] == role
+    assert len(found.steps[0].attention) == 4
+
+
+UNIFIED = "kernel_unified_attention"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "grid", "after", "shown"),
+    [
+        (UNIFIED, (10, 8, 1), (), True),
+        (UNIFIED, (10, 8, 16), (runs("reduce_segments"),), False),
+        (f"{UNIFIED}_3d", (10, 8, 1), (runs("reduce_segments"),), False),
+        (f"{UNIFIED}_2d", (60, 8, 1), (), True),
+        (f"{UNIFIED}_2d", (80, 8, 1), (), False),
+        ("kernel_paged_attention_2d", (10, 8, 1), (), True),
+    ],
+)
+def test_triton_splits_no_request_where_it_has_no_segments(kernel, grid, after, shown, path):
+    found = attnlib.diagnose(served(runs(kernel, grid=grid), *after, **DECODE).save(path))
+    assert bool(len(found.patterns)) == shown
+
+
+@pytest.mark.parametrize(
+    "kernel", [traces.CUDA_CORES, "void flashinfer::PersistentKernelTemplate<X>(P)"]
+)
+def test_the_host_plans_for_every_kernel_of_flashinfers_wrappers(kernel, path):
+    ahead = [lambda writer: writer.copy("HtoD"), lambda writer: writer.idle(90.0)]
+    found = attnlib.diagnose(served(runs(kernel), ahead=ahead, **DECODE).save(path))
+    assert found.patterns.pattern.tolist() == [PATTERNS[9].name]
 
 
 def test_a_marked_step_without_known_attention_is_no_part_of_the_next_one(path):
@@ -340,35 +395,37 @@ def test_a_long_trace_is_read_as_a_stream(tmp_path):
     assert kernels == 5 * (32 * 3 + 2) * count and kib <= 2**20
 
 
-# A trace of a GPU (data/traces) -> the pattern that it was captured for, by its number.
+# A trace of a GPU (data/traces) -> the patterns that it was captured for, by their numbers.
 REAL = {
-    "fa3_decode": 0,
-    "fa3_each": 1,
-    "fa3_once": None,
-    "metadata_ops": 2,
-    "metadata_fused": None,
-    "fa2_unsplit": 3,
-    "verify_128": 4,
-    "verify_16": None,
-    "cuda_cores": 5,
-    "xqa": None,
-    "lengths_copied": 6,
-    "fa2_host": 9,
-    "eager": 7,
-    "prefill_decode": None,
-    "sglang_0523": 10,
-    "sglang_fa3": None,
-    "sglang_flashinfer": 9,
-    "vllm_flash_attn": None,
-    "vllm_triton_attn": None,
+    "fa3_decode": [0],
+    "fa3_each": [1],
+    "fa3_once": [],
+    "metadata_ops": [2],
+    "metadata_fused": [],
+    "fa2_unsplit": [3],
+    "verify_128": [4],
+    "verify_16": [],
+    "cuda_cores": [5],
+    "xqa": [],
+    "lengths_copied": [6],
+    "fa2_host": [9],
+    "eager": [7],
+    "prefill_decode": [],
+    "sglang_0523": [10],
+    "sglang_fa3": [],
+    "sglang_flashinfer": [9],
+    "vllm_flash_attn": [],
+    "vllm_triton_attn": [],
+    "vllm_triton_2d": [8],
+    "vllm_flashinfer": [3, 9],
+    "vllm_flashinfer_planned": [],
 }
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_a_real_trace_shows_the_pattern_that_it_was_captured_for(name):
+def test_a_real_trace_shows_the_patterns_that_it_was_captured_for(name):
     found = attnlib.diagnose(ROOT / "data" / "traces" / f"{name}.json.gz")
-    number = REAL[name]
-    wanted = [] if number is None else [PATTERNS[number].name]
+    wanted = [PATTERNS[number].name for number in REAL[name]]
     assert [row["pattern"] for row in found.patterns.to_dict("records")] == wanted
     later = name == "sglang_0523" or name.startswith("vllm")  # three steps on an H100
     assert found.trace.gpu == ("NVIDIA H100 80GB HBM3" if later else "NVIDIA H200")

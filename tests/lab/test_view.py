@@ -141,7 +141,9 @@ def test_every_model_and_source_on_record_and_every_backend_of_it_can_be_shown(
     for pair in sources_of(model):
         source = find_source(model, *pair)
         choice = choose(source, model, {})
-        assert not choice.notes and len(choice.rows) and repr(View(source, choice))
+        seen = View(source, choice)
+        assert not choice.notes and len(choice.rows) and repr(seen)
+        assert ", FlashInfer " in seen.where and seen.version in seen.rules.library[0]
     for name in choice.options["against"]:
         assert repr(View(source, choose(source, model, {"backends": [name]})))
         assert repr(View(source, choose(source, model, {"against": name})))

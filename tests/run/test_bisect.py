@@ -113,6 +113,8 @@ def test_rounds_run_a_b_b_a_numbered_on_through_the_steps_and_none_is_measured_a
 def test_rounds_cut_short_or_of_another_search_do_not_count_for_a_pair(lab):
     run(bad="0.6.0", rounds=2)
     lab.keep("bisect_demo", 3)
+    with store.journal_path("bisect_demo", SLUG).open("ab") as journal:
+        journal.write(b'{"half a rec')  # killed as it wrote the fourth
     assert run(bad="0.6.0", rounds=2).steps[0].verdict.rounds == 2
     assert lab.order() == [(2, "0.5.3"), (2, "0.6.0")]
     assert run(good="0.6.4", bad="0.6.3").changed == "0.6.4"
@@ -204,11 +206,12 @@ def test_replay_shows_the_machine_asked_for(replay, monkeypatch):
     assert run().command in store.provenance("bisect_demo", SLUG)["commands"]
 
 
-def test_pre_releases_of_the_index_are_searched_only_if_an_end_is_one(lab, monkeypatch):
-    monkeypatch.setattr(releases, "index_releases", lambda package: [*EACH, "0.6.1rc1", "0.6.0rc2"])
+def test_pre_releases_are_searched_only_if_they_are_given(lab, monkeypatch):
+    listed = [*EACH, "0.6.1rc1", "0.6.0rc2"]
+    monkeypatch.setattr(releases, "index_releases", lambda package: listed)
     assert not any("rc" in release for release in run().releases)
     lab.us = {"0.6.1rc1": 40.0, "0.6.0rc2": 40.0}
-    found = run(bad="0.6.1rc1")
+    found = run(bad="0.6.1rc1", releases=listed)
     assert (found.changed, found.releases[1:]) == ("0.6.0rc2", ("0.6.0rc2", "0.6.0", "0.6.1rc1"))
 
 

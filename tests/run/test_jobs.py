@@ -10,7 +10,6 @@ import select
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -22,13 +21,13 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.measure.machine import describe_machine
 from attnlib.run import jobs, store
-from attnlib.run.jobs import Job, StoppedError, Watch, repeat_command, run_job
+from attnlib.run.jobs import Job, StoppedError, Watch, run_job
 from attnlib.run.record import machine_slug
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLED, SLEEPS, CONTEXT_LOST, OUT_OF_MEMORY = 24, 40, 56, 72
+KILLED, WAITS, CONTEXT_LOST, OUT_OF_MEMORY, DISK_FULL = 24, 40, 56, 72, 88
 FAULTS = f"""{INSTANT}
-import os, signal, sys, time
+import os, resource, signal, subprocess, sys
 from attnlib.run import store
 
 def fail(error):
@@ -36,6 +35,10 @@ def fail(error):
 def out_of_memory():
     import torch
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to ...")
+def fill_disk():
+    (path,) = store.data_root().glob("records/*/full.jsonl")
+    most = path.stat().st_size + 100
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 def die_writing():
     print("last words of /opt/engine/kernel.so", file=sys.stderr, flush=True)
     (path,) = store.data_root().glob("records/*/demo.jsonl")
@@ -45,7 +48,8 @@ def die_writing():
 
 faults = {{
     {KILLED}: die_writing,
-    {SLEEPS}: lambda: time.sleep(60),
+    {WAITS}: lambda: subprocess.call(["sleep", "60"], close_fds=False),
+    {DISK_FULL}: fill_disk,
     {CONTEXT_LOST}: lambda: fail(RuntimeError("CUDA error: an illegal memory access was ...")),
     {OUT_OF_MEMORY}: out_of_memory,
 }}
@@ -55,7 +59,8 @@ asked_of = lambda spec: faults.get(spec.head_dim, lambda: None)()
 
 def job_of(study, *head_dims):
     cases = (DecodeCase(AttnSpec(4, 2, n, 4), batch_size=1, kv_len=8) for n in head_dims)
-    return Job(study, 3, "cpu", "", tuple(Item("sdpa", "host", case) for case in cases))
+    items = tuple(Item("sdpa", "host", case) for case in cases)
+    return Job(study, 3, "cpu", "", items, "repeat me")
 
 
 def records_of(study):
@@ -84,33 +89,56 @@ def test_whatever_kills_a_worker_costs_one_item_and_the_record_says_how(faults, 
 
     def on_done(count):
         done.append(count)
-        # Three items in, the next one sleeps: only for that one is the limit short.
+        # Three items in, the next one waits: only for that one is the limit short.
         monkeypatch.setattr(jobs, "ITEM_TIMEOUT_S", 1.0 if sum(done) == 3 else 120.0)
 
-    bad = {KILLED: "crashed", SLEEPS: "timeout", CONTEXT_LOST: "crashed"}
-    job = job_of("demo", 16, KILLED, 32, SLEEPS, CONTEXT_LOST, OUT_OF_MEMORY, 48)
+    bad = {KILLED: "crashed", WAITS: "timeout", CONTEXT_LOST: "crashed"}
+    job = job_of("demo", 16, KILLED, 32, WAITS, CONTEXT_LOST, OUT_OF_MEMORY, 48)
     run_job(job, machine, faults, Watch(on_done))
     assert statuses_of("demo") == {16: "ok", 32: "ok", 48: "ok", OUT_OF_MEMORY: "error"} | bad
     assert sum(done) == 7, "the dead ones are counted too"
     assert popen.call_count == 1 + len(bad), "running out of memory costs no process"
     records = records_of("demo")
     assert records[OUT_OF_MEMORY].reason.startswith("OutOfMemoryError: CUDA out of memory. Tried")
-    assert records[SLEEPS].reason.startswith("timeout after 1 s")
+    assert records[WAITS].reason.startswith("timeout after 1 s")
     killed = records[KILLED]
     assert (killed.reason, killed.run_us) == ("signal SIGKILL; last words of kernel.so", ())
     assert (killed.round, killed.machine) == (3, machine)
-    assert killed.command == "python -m attnlib measure demo"
+    assert killed.command == "repeat me"
     assert killed.started_at.endswith("+00:00")
     torn = store.torn_path("demo", machine_slug(machine)).read_bytes()
     assert torn == b'{"backend":"sdpa","calls_per_sam\n'
 
 
-def test_a_stop_kills_the_worker_and_leaves_its_item_without_a_record(faults):
-    done = []
+@pytest.fixture
+def pipe():
+    """The two ends of a pipe: what reads nothing has no writer left."""
+    ends = os.pipe()
+    yield ends
+    os.close(ends[0])
+
+
+def assert_no_writer_left(alive):
+    assert select.select([alive], [], [], 20.0)[0] and os.read(alive, 1) == b""
+
+
+def test_a_stop_kills_the_worker_with_its_children_and_leaves_its_item_without_a_record(
+    faults, pipe
+):
+    done, (alive, held) = [], pipe
     with pytest.raises(StoppedError):
-        watch = Watch(done.append, stop=lambda: bool(sum(done)))
-        run_job(job_of("stopped", 16, SLEEPS, 32), CPU, faults, watch)
+        watch = Watch(done.append, stop=lambda: bool(sum(done)), held=(held,))
+        run_job(job_of("stopped", 16, WAITS, 32), CPU, faults, watch)
+    os.close(held)
+    assert_no_writer_left(alive)
     assert statuses_of("stopped") == {16: "ok"}
+
+
+def test_a_full_disk_ends_the_job_with_the_name_of_the_journal_and_no_half_record(faults):
+    words = r"could not be written, the sweep ends: \[Errno 27\] .*/full\.jsonl'$"
+    with pytest.raises(RuntimeError, match=words):
+        run_job(job_of("full", 16, DISK_FULL, 32), CPU, faults, Watch())
+    assert statuses_of("full") == {16: "ok"}
 
 
 SWEEP = """
@@ -121,12 +149,19 @@ run_job(job, machine, faults, Watch(held=(held,)))
 """
 
 
-def test_a_worker_does_not_outlive_the_sweep_that_started_it(faults, data):
-    # The second item sleeps for a minute: a worker that lived on would still hold the pipe's end.
-    alive, held = os.pipe()
+def test_neither_worker_nor_its_children_nor_a_file_outlive_the_sweep_that_started_them(
+    faults, data, pipe, tmp_path
+):
+    # The second item waits for a child for a minute; both would still hold the pipe's end.
+    alive, held = pipe
     command = [sys.executable, "-c", SWEEP]
-    sweep = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, pass_fds=(held,))
-    pickle.dump((job_of("orphan", 16, SLEEPS), CPU, faults, held), sweep.stdin)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    sweep = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, pass_fds=(held,), env=environment
+    )
+    pickle.dump((job_of("orphan", 16, WAITS), CPU, faults, held), sweep.stdin)
     sweep.stdin.close()
     os.close(held)
     while not any(path.stat().st_size for path in data.glob("records/*/orphan.jsonl")):
@@ -134,8 +169,8 @@ def test_a_worker_does_not_outlive_the_sweep_that_started_it(faults, data):
         time.sleep(0.05)
     sweep.kill()
     sweep.wait()
-    assert select.select([alive], [], [], 20.0)[0] and os.read(alive, 1) == b""
-    os.close(alive)
+    assert_no_writer_left(alive)
+    assert list(scratch.iterdir()) == []
     assert statuses_of("orphan") == {16: "ok"}
 
 
@@ -149,8 +184,3 @@ def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path):
 def test_a_job_without_items_starts_no_process(monkeypatch):
     monkeypatch.setattr(jobs.subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
     run_job(job_of("demo"), CPU, None, Watch())
-
-
-def test_the_command_of_a_record_is_the_jobs_own_or_quotes_the_studys_name():
-    assert repeat_command(job_of("a b")) == "python -m attnlib measure 'a b'"
-    assert repeat_command(replace(job_of("a"), command="make a")) == "make a"

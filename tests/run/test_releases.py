@@ -130,6 +130,7 @@ def test_a_wheel_is_installed_once_with_its_companion_and_without_it_nothing_is_
         overlay_for("attnlib-probe", "1.0")
     assert list(root.iterdir()) == []
     build_wheel(wheels, "attnlib-mate", "1.5")
+    (root / "unfinished" / "of an install that was killed").mkdir(parents=True)
     folder = overlay_for("attnlib-probe", "1.0")
     assert folder == root / "attnlib-probe-1.0"
     assert (folder / "attnlib_probe.py").read_text() == "VERSION = '1.0'\n"
@@ -157,7 +158,6 @@ def test_releases_are_read_from_the_names_of_wheels_in_the_order_of_versions(nam
     (named_wheels / "apache_tvm_ffi-0.1-py3-none-any.whl").touch()
     (named_wheels / "notes.txt").touch()
     assert available_releases(PACKAGE) == ["0.6.3", "0.7.2", "0.7.2.post1", "0.10.0"]
-    assert "0.7.2rc1" in available_releases(PACKAGE, early=True)
 
 
 @pytest.mark.parametrize("tag", ["cp27-cp27m-win32", "py3-none-macosx_11_0_arm64"])

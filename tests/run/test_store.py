@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.records import MACHINE, OTHER, append, demo_path, tear
+from support.records import MACHINE, OTHER, append, demo_path, full_disk, tear
 
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.item import Item
@@ -49,15 +49,27 @@ def test_wherever_a_line_is_cut_reading_refuses_it_and_the_next_writer_goes_on(m
         assert torn_path.read_bytes() == last[:cut] + b"\n"
 
 
-def test_repair_moves_torn_lines_and_nothing_else_to_those_set_aside_before(make_record):
-    assert store.repair("demo", MACHINE) == 0
+@pytest.mark.parametrize("room", [0, 1, 500])
+def test_a_full_disk_leaves_the_journal_as_it_was_and_is_told_with_its_name(make_record, room):
     records = append_rounds(make_record, 2)
-    assert store.repair("demo", MACHINE) == 0
+    whole = demo_path().read_bytes()
+    with full_disk(len(whole) + room):
+        with pytest.raises(OSError, match=rf"^\[Errno 27\] .*: '{demo_path()}'$"):
+            store.append(make_record(round=2))
+    assert demo_path().read_bytes() == whole
+    assert store.read("demo", MACHINE) == records
+    store.append(make_record(round=2))
+    assert len(store.read("demo", MACHINE)) == 3
+
+
+def test_a_new_sweep_moves_torn_lines_and_nothing_else_to_those_set_aside_before(make_record):
+    assert store.recover("demo", MACHINE) == []
+    records = append_rounds(make_record, 2)
+    assert store.recover("demo", MACHINE) == records
     assert not store.torn_path("demo", MACHINE).exists()
     for words in (b'{"half', b"two"):
         tear(words)
-        assert store.repair("demo", MACHINE) == len(words)
-    assert store.read("demo", MACHINE) == records
+        assert store.recover("demo", MACHINE) == records
     assert store.torn_path("demo", MACHINE).read_bytes() == b'{"half\ntwo\n'
 
 
@@ -99,7 +111,7 @@ def test_a_loaded_row_holds_case_medians_kernels_and_oracle(make_record):
         **record.item.case.to_dict(),
         **{"id": record.id, "study": "demo", "round": 0, "status": "ok", "schema": SCHEMA},
         **{"backend": "flashinfer-fa2", "release": "0.6.3", "timer": "graph", "heads": "8/2"},
-        **{"reported_backend": "fa2", "kernel_family": "fa2", "kernel_us": 9.75},
+        **{"reported_backend": "fa2", "kernel_family": "fa2"},
         "kernels": (Kernel("AttendKernel", 1.0, 8.25), Kernel("MergeKernel", 2.0, 1.5)),
         **{"run_us": 11.0, "plan_us": 45.0, "samples": 3},
         "oracle_error": 0.002,

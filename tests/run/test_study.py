@@ -107,6 +107,14 @@ def test_rounds_are_outermost_and_odd_ones_run_backwards():
     assert {item.release for item in jobs[1].items} == {"0.6.4"}
 
 
+def test_the_command_of_a_job_is_the_studys_own_or_quotes_its_name():
+    commands = [
+        study_of(grid_of(SMALL), **told).jobs(headline=False)[0].command
+        for told in ({"name": "a b"}, {"command": "make a"})
+    ]
+    assert commands == ["python -m attnlib measure 'a b'", "make a"]
+
+
 def test_a_grid_is_the_product_of_its_parts_case_by_case():
     grid = grid_of(SMALL, LARGE, backends=("a", "b"), timers=("graph", "eager"))
     expected = list(itertools.product((SMALL, LARGE), ("a", "b"), ("graph", "eager")))

@@ -60,17 +60,8 @@ OLD_SGLANG, NEW_SGLANG = ("flashinfer==0.6.1", "sglang<0.5.9"), ("flashinfer==0.
 MINI = ("flashinfer==0.6.3", "mini-sglang")
 GROUPS = {(8, 8): "cuda-cores", (24, 8): "cuda-cores", (32, 8): "fa2", (56, 8): "fa2"}
 NO_FLAGS: dict[str, object] = {}
-NEWEST = ("flashinfer==0.7.2.post1", "auto")
 
 KERNELS = [
-    # Without tensor cores, backend= of FlashInfer does not matter.
-    *(
-        (f"flashinfer=={r}", "auto", BF16, "sm90", "decode", {"tensor_cores": False}, "cuda-cores")
-        for r in ("0.2.0.post1", "0.6.3", "0.7.2.post1")
-    ),
-    # A custom mask keeps verify on fa2.
-    (*NEWEST, BF16, "sm90", "target_verify", NO_FLAGS, "fa3"),
-    (*NEWEST, BF16, "sm90", "target_verify", {"custom_mask": True}, "fa2"),
     # SGLang pins fa2 since 0.5.9, and left decode and verify to auto before.
     (*OLD_SGLANG, BF16, "sm90", "decode", NO_FLAGS, "fa3"),
     (*NEW_SGLANG, BF16, "sm90", "decode", NO_FLAGS, "fa2"),
@@ -97,7 +88,7 @@ KERNELS = [
             ("0.5.19", "decode", "Qwen3VLMoeForConditionalGeneration", "fa3"),
             ("0.5.20", "decode", "Qwen3VLMoeForConditionalGeneration", "flashinfer fa2"),
             ("0.5.20", "target_verify", "qwen3-vl", "fa3"),
-            ("0.5.23", "decode", "beam", "trtllm_mha"),
+            ("0.5.23", "decode", "beam", "trtllm_mha xqa"),
             ("0.5.22", "decode", "InklingForConditionalGeneration", "fa4"),
         )
     ),

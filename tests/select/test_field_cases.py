@@ -14,6 +14,14 @@ BRANCH = ("--mode", "target_verify", *MHA, "--call", "eagle_topk=1")
 FP8_DEEPSEEK = ("--kv-dtype", "float8_e4m3fn", "--call", "model=deepseek")
 GLM = ("--call", "model=GlmMoeDsaForCausalLM")
 DEEPSEEK_V4 = (*SPARSE, "--call", "model=deepseek-v4")
+MHA_DECODE = ("--mode", "decode", *MHA)
+MIMO = ("--call", "model=MiMoV2FlashForCausalLM")
+LATENT_96 = ("--mode", "mla", "--heads", "96/1")
+NAMED_AUTO = ("--kv-dtype", "auto")
+NAMED_BF16 = ("--kv-dtype", "bfloat16")
+V32 = ("--call", "model=DeepseekV32ForCausalLM")
+KIMI_FIXED = ("--mode", "mla", "--heads", "16/1", "--call", "batch_invariant")
+KIMI_FIXED += ("--call", "model=KimiK25ForConditionalGeneration")
 FIXED = ("--mode", "decode", *MHA, "--call", "fixed_split")
 
 
@@ -55,6 +63,27 @@ def explained(capsys, *arguments):
             "V4_FLASHMLA_SPARSE",
             "",
         ),
+        ((*VLLM, "--gpu", "L40S", *MHA_DECODE, "--call", "model=gpt-oss"), "TRITON_ATTN", ""),
+        ((*VLLM, "--gpu", "GH200", *MHA_DECODE, *MIMO), "FLASH_ATTN_DIFFKV", ""),
+        ((*VLLM, "--gpu", "sm120", *MHA_DECODE, *MIMO), "TRITON_ATTN_DIFFKV", ""),
+        (
+            ("--library", "vllm==0.22.0", "--gpu", "sm80", *MHA_DECODE, *MIMO),
+            "FLASH_ATTN_DIFFKV",
+            "FlashAttention 3 or 4",
+        ),
+        ((*VLLM, "--gpu", "sm120", *SPARSE, *NAMED_BF16, *V32), "FLASHINFER_MLA_SPARSE_SM120", ""),
+        ((*VLLM, "--gpu", "sm120", *SPARSE, *NAMED_BF16), "", "bfloat16 by name is refused"),
+        (
+            (*VLLM, "--gpu", "sm100", *SPARSE, *GLM, "--kv-dtype", "auto"),
+            "FLASHINFER_MLA_SPARSE",
+            "",
+        ),
+        (
+            (*VLLM, "--gpu", "sm100", "--mode", "mla", "--heads", "96/1"),
+            "FLASHINFER_MLA",
+            "64 and 128",
+        ),
+        ((*SGLANG, "--gpu", "sm120", *KIMI_FIXED), "flashinfer", ""),
         (
             ("--library", "sglang==0.5.10.post1", "--gpu", "H200", "--mode", "decode", *MHA),
             "fa3",
@@ -93,3 +122,18 @@ def test_every_option_counts_with_diff(capsys):
     assert {row["dtype"] for row in fp8} == {"bfloat16/float8_e4m3fn"}
     one = explained(capsys, *diff, "--policy", "FLASHINFER", "--heads", "24/8")
     assert {row["model"] for row in one} == {"24/8 heads, head_dim 128"}
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ("--heads 32/8 --gpu sm90 --call fixed_split", "tests fixed_split in these calls"),
+        ("--heads 32/8 --gpu sm90 --mode decode --dtype float16 --call topk=4", "tests topk"),
+        ("--gpu sm90 --mode mla --page-size 64 --call softcap", "tests softcap"),
+        ("--heads 32/8 --library vllm==0.33.0", "--library must be left out"),
+        ("--mode decode,mla --policy FLASHINFER", "policy of vllm in mla must be one of auto"),
+    ],
+)
+def test_what_does_not_count_is_refused_with_diff(options, word, capsys):
+    assert cli.main(["explain", "--diff", "vllm==0.24.0", "vllm==0.33.0", *options.split()]) == 2
+    assert word in capsys.readouterr().err

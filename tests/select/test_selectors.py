@@ -1,6 +1,11 @@
-"""`explain` orders what vLLM's own selector ordered, for drawn calls of 15 releases.
+"""`explain` answers what the selectors of vLLM, SGLang and FlashInfer answered themselves.
 
-data/vectors has the answers; tests/support/vllm_selector.py made them (SGLang: test_sglang.py).
+data/vectors has their answers for drawn calls; tests/support/engine_selectors.py made them. The
+installed FlashInfer is asked for calls that nobody drew before; to ask another release, give it a
+folder and put that first:
+
+    pip install --no-deps --target DIR flashinfer-python==0.6.3
+    PYTHONPATH=DIR pytest tests/select/test_selectors.py
 """
 
 import json
@@ -8,29 +13,82 @@ import lzma
 from collections import Counter
 from pathlib import Path
 
+import pytest
+from support.flashinfer_selector import answer, drawn_calls, layer_and_call
+from support.flashinfer_wrappers import as_if_on, installed
+
 from attnlib.core.spec import AttnSpec
 from attnlib.select import Call, explain
 
-VECTORS = Path(__file__).parents[2] / "data" / "vectors" / "vllm_selectors.jsonl.xz"
-FLAGS = ("sinks", "window", "mm_prefix", "causal", "batch_invariant", "cubins", "model")
+VECTORS = Path(__file__).parents[2] / "data" / "vectors"
+CACHES = {"auto": "", "bfloat16": "bfloat16", "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
+OF_VLLM = ("sinks", "window", "mm_prefix", "causal", "batch_invariant", "cubins", "model")
+OF_SGLANG = ("model", "sinks", "batch_invariant")
 
 
-def ordered(call):
-    """Every backend that can run a call, best first; none where the pick fails when it is built."""
-    latent, heads = call["mode"] != "decode", call["heads"]
-    kv_dtype = "float8_e4m3fn" if call["kv_dtype"] == "fp8" else ""
-    sizes = (heads, 1 if latent else heads // 4, call["head_dim"])
-    spec = AttnSpec(*sizes, call["page_size"] or 16, call["dtype"], kv_dtype)
-    facts = {name: call[name] for name in FLAGS}
-    facts |= {"pinned_page": bool(call["page_size"]), "kv_lens": (4096,) * 8}
-    facts |= {"topk": 2048 if call["mode"] == "sparse_mla" else 0}
-    where = {"mode": call["mode"], "gpu": call["gpu"], "library": f"vllm=={call['release']}"}
-    choice = explain(spec, **where, call=Call(**facts), env={})
-    return [] if choice.problem and choice.inner is None else [*choice.order]
+def choice_of(engine, line, spec, call):
+    """Our choice for a line of the vectors."""
+    where = {"mode": line["mode"], "gpu": line["gpu"], "library": f"{engine}=={line['release']}"}
+    return explain(spec, **where, call=call, env={})
 
 
-def test_every_drawn_call_is_ordered_as_by_the_engines_own_selector():
-    calls = [json.loads(line) for line in lzma.decompress(VECTORS.read_bytes()).splitlines()]
-    assert len({call["release"] for call in calls}) == 15 and len(calls) == 2250
-    wrong = [call for call in calls if ordered(call) != call["answer"]]
-    assert not wrong, (Counter(call["release"] for call in wrong), wrong[:3])
+def facts_of(line, names):
+    """The facts of a call that both engines are told, and those of `names`."""
+    return {name: line[name] for name in names} | {
+        "pinned_page": bool(line["page_size"]),
+        "kv_lens": (4096,) * 8,
+        "topk": 2048 if line["mode"] == "sparse_mla" else 0,
+    }
+
+
+def vllm_agrees(line):
+    """Whether every backend that can run the call is named, best first; none where the pick fails
+    when it is built."""
+    heads = line["heads"]
+    sizes = (heads, heads // 4 if line["mode"] == "decode" else 1, line["head_dim"])
+    kv_dtype = CACHES[line["kv_dtype"]]
+    spec = AttnSpec(*sizes, line["page_size"] or 16, line["dtype"], kv_dtype)
+    choice = choice_of("vllm", line, spec, Call(**facts_of(line, OF_VLLM)))
+    ordered = [] if choice.problem and choice.inner is None else [*choice.order]
+    return ordered == line["answer"]
+
+
+def sglang_agrees(line):
+    """Whether the backend is SGLang's, or SGLang does not start and a problem is named."""
+    sizes = (128, 1, 576) if line["mode"] in ("mla", "sparse_mla") else (32, 8, 128)
+    spec = AttnSpec(*sizes, line["page_size"] or 16, "bfloat16", CACHES[line["kv_dtype"]])
+    facts = facts_of(line, OF_SGLANG) | {"pinned_kv_dtype": line["kv_dtype"] != "auto"}
+    facts |= {"eagle_topk": line["eagle_topk"] or 0, "speculative": line["eagle_topk"] != 0}
+    choice = choice_of("sglang", line, spec, Call(**facts, head_dim_vo=64 * line["wide_k"]))
+    return bool(choice.problem) if "refused" in line else choice.backend == line["answer"]
+
+
+def flashinfer_agrees(line):
+    """Whether the backend is FlashInfer's, or its plan refuses and a problem is named."""
+    choice = choice_of("flashinfer", line, *layer_and_call(line))
+    return bool(choice.problem) if "refused" in line else choice.backend == line["answer"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "agrees", "releases", "count", "refused"),
+    [
+        ("vllm", vllm_agrees, 15, 2250, 0),
+        ("sglang", sglang_agrees, 21, 2520, 200),
+        ("flashinfer", flashinfer_agrees, 28, 5550, 200),
+    ],
+)
+def test_every_drawn_call_is_answered_as_by_the_engine(engine, agrees, releases, count, refused):
+    text = lzma.decompress((VECTORS / f"{engine}_selectors.jsonl.xz").read_bytes())
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert len({line["release"] for line in lines}) == releases and len(lines) == count
+    assert sum("refused" in line for line in lines) >= refused
+    wrong = [line for line in lines if not agrees(line)]
+    assert not wrong, (len(wrong), Counter(line["release"] for line in wrong), wrong[:3])
+
+
+def test_the_installed_flashinfer_answers_new_calls_as_the_tables_do():
+    if not (release := installed()):
+        pytest.skip("needs FlashInfer: pip install flashinfer-python")
+    for line in drawn_calls(Path(release), "installed", 40):
+        with as_if_on(line["gpu"]):
+            assert flashinfer_agrees(line | answer(line)), line

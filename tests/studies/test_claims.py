@@ -31,7 +31,7 @@ def write(tmp_path):
 
 def test_every_claim_has_a_verdict_and_its_records_are_in_the_store(published_records):
     judged = claims.verdicts()
-    assert len(judged) == 63 and len({row.claim.source for row in judged}) == 6
+    assert len(judged) == 54 and len({row.claim.source for row in judged}) == 6
     for row in judged:
         assert row.verdict in claims.VERDICTS and row.reason
         if row.claim.study:
@@ -40,6 +40,7 @@ def test_every_claim_has_a_verdict_and_its_records_are_in_the_store(published_re
             assert row.records and set(row.records) <= ids, row.claim.id
     counts = Counter(row.verdict for row in judged)
     assert counts["confirmed"] >= 20 and counts["partly"] >= 8
+    assert counts[claims.NOT_HERE] <= 14 and counts["open"] == 0
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,6 @@ def pairs_claim(write, expect, **more):
         ("slower", {}, "partly"),
         ("slower", {"somewhere": True}, "confirmed"),
         ("about", {}, "partly"),
-        ("within", {}, claims.NOT_HERE),
         (["slower", "faster"], {}, "confirmed"),
     ],
 )

@@ -1,10 +1,8 @@
 """Two releases compared: rounds until decided, how often a verdict is wrong, what replays."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.lab import SLUG, Lab
 from support.studies import hand_made
@@ -139,13 +137,10 @@ def test_a_case_that_a_release_cannot_run_is_told_and_the_others_go_on(lab, fail
     assert "no luck" in repr(found) and lab.order()[-1][2] == 1
 
 
-def test_the_table_has_kernels_and_planning_apart_and_what_auto_picks(lab):
+def test_the_table_has_kernels_and_planning_apart(lab):
     found = compare("\n".join(KEYS))
     row = found.table().iloc[0]
     assert (row.base_ran, row.new_ran, row.base_plan_us) == ("fa2", "fa3", 45.0)
-    assert set(found.picks.columns) >= {"model", "before", "after", "why"}
-    unread = compare_releases(BASE, "0.99", cases=KEYS)
-    assert any("What auto picks is not known: release of flashinfer" in n for n in unread.notes)
     html = found._repr_html_()
     assert "planning on the host, apart" in html and "2 same" in html
 
@@ -181,31 +176,15 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     assert "PrefillWithKVCacheKernel 1 to 0" in found.rows.kernels[0]
     assert {*found.rows.study.dropna()} == {"fa3_decode_regression"}
     assert "margin 4% below 30 us, 2% from there on" in found.notes[0]
-    assert found.picks.after.tolist()[0] == "fa2"
-    with pytest.raises(ValueError, match="no case ran on both releases, of 1: nothing to draw"):
-        replace(found, rows=found.rows[found.rows.verdict == "not on record"]).figure()
     other = compare_releases("0.6.3", "0.6.4", heads="32/8", lens="8192x8")
     assert other.conclusion.endswith(f"nearest call on record of both: {KEYS[0]}")
     other = compare_releases("0.6.5", "0.6.6", cases=KEYS[:1])
     assert "releases on record of 32/8,d128,p16,b16,k8192: 0.5.3, 0.6.0," in other.conclusion
     assert "on a GPU this line measures it, in about 1 to 5 minutes" in other.conclusion
-    assert "DeepSeek" not in repr(compare_releases("0.6.3", "0.6.4", models=[MODEL]))
     fp8 = f"{KEYS[0]},bfloat16/float8_e4m3fn"
     broken = compare_releases("0.5.3", "0.6.3", cases=[KEYS[0], fp8])
     assert broken.conclusion == f"slower: {KEYS[0]}; fails: {fp8}"
     assert any("0.6.3 error: " in note for note in broken.notes)
-    (axis,) = broken.figure().axes
-    ratios = np.concatenate(
-        [
-            np.asarray(dots.get_offsets())[:, 0]
-            for dots in axis.collections
-            if len(dots.get_offsets())
-        ]
-    )
-    assert (
-        sorted(ratios)[-1] == broken.rows.ratio.max()
-        and "H200" in broken.figure().texts[0].get_text()
-    )
     latent = compare_releases("0.6.4", "0.6.13", models=["DeepSeek MLA"])
     assert {*latent.rows.backend} == {"flashinfer-mla-fa2", "flashinfer-mla-fa3"}
 
@@ -226,7 +205,7 @@ def test_the_command_prints_a_table_or_json_and_its_status_is_the_outcome(lab, t
     lab.us[KEYS[1], "0.8.0"] = 12.0
     slower = (*COMMAND[:-1], "0.8.0", *listed, "--not-slower", "2.5%")
     assert cli.main(slower) == 1
-    assert KEYS[1] in capsys.readouterr().out.splitlines()[5], "what is slower comes first"
+    assert KEYS[1] in capsys.readouterr().out.splitlines()[4], "what is slower comes first"
     assert cli.main([*slower, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (
@@ -260,8 +239,6 @@ def test_every_call_that_is_asked_for_has_a_row_and_nothing_else_decides(publish
         assert found.rows.case.tolist() == asked and found.outcome == "not decided"
         again = compare_releases("0.6.3", "0.6.4", **options, page_size=16)
         assert again.rows.case.tolist() == asked, "a default that is said changes nothing"
-    pinned = compare_releases("0.6.3", "0.6.4", heads="8/1", lens="8192x64", backend="fa2")
-    assert pinned.picks.empty
 
 
 def test_captured_steps_are_cases_too(lab, capsys):
@@ -320,7 +297,7 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(
     monkeypatch.setattr(upgrade, "overlay_for", refuse)
     assert cli.COMMANDS["compare"].status == cli.USAGE
     assert said in fails(*COMMAND, *options)
-    assert lab.jobs == [] and not data.exists()
+    assert lab.jobs == [] and not [*data.iterdir()]
 
 
 def test_without_a_gpu_and_records_it_is_not_decided(capsys, monkeypatch, without_gpu):

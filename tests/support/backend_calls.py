@@ -33,7 +33,6 @@ MODES = (
 """Every mode with several queries per request, over its masks."""
 ALL_MODES = [(name, case) for case in MODES for name in backends.EXTEND_BACKENDS]
 PLANNED, UNIFORM = (f"flashinfer-prefill-fa2-{how}" for how in ("planned", "uniform"))
-BATCH_ATTENTION = "flashinfer-prefill-batch-attention"
 
 
 def takes(name, case):
@@ -41,7 +40,6 @@ def takes(name, case):
     refused = {
         PLANNED: ("draft_extend", "prefill_ragged"),
         UNIFORM: ("draft_extend", "prefill_ragged"),
-        BATCH_ATTENTION: ("prefill_ragged",),
     }
     return case.mode not in refused.get(name, ())
 

@@ -112,6 +112,7 @@ def small_grids():
 def data(own_temporary_folder, monkeypatch):
     """The test's own data folder; the published records need `delenv("ATTNLIB_DATA")`."""
     folder = own_temporary_folder / f"data-{next(folders)}" / "data"
+    folder.mkdir(parents=True)
     monkeypatch.setenv("ATTNLIB_DATA", str(folder))
     for name in SWITCHES:
         monkeypatch.delenv(f"ATTNLIB_{name}", raising=False)

@@ -75,23 +75,6 @@ def resolve(spec, call, *, mode):
     return wrapper._backend
 
 
-def mla_order(spec, call, *, gpu):
-    """The order in which 0.7.1 and newer try the MLA backends on that GPU."""
-    from flashinfer.mla._batch_mla import _auto_policy
-
-    names = {"sm103": "sm100", "sm120": "sm12x", "sm121": "sm12x"}
-    q_lens = call.q_lens or (1,) * len(call.kv_lens)
-    csr = SimpleNamespace(qo_indptr=_sums(q_lens), kv_len_arr=_words(call.kv_lens))
-    args = SimpleNamespace(
-        csr=lambda: csr,
-        num_heads=spec.num_qo_heads,
-        causal=call.causal,
-        lse_mode="base2" if call.base2_lse else "none",
-        _use_cuda_graph=call.graph,
-    )
-    return getattr(_auto_policy, f"ordered_{names.get(gpu, gpu)}_backends")(args)
-
-
 @contextmanager
 def as_if_on(gpu):
     """Within, FlashInfer takes this machine for one with that GPU."""

@@ -1,5 +1,8 @@
 """The journal of the study `demo`, on the machine of `make_record`."""
 
+import resource
+from contextlib import contextmanager
+
 from attnlib.run import store
 
 MACHINE = "test-gpu-0badcafe"
@@ -14,6 +17,17 @@ def append(*records):
 
 def demo_path():
     return store.journal_path("demo", MACHINE)
+
+
+@contextmanager
+def full_disk(most):
+    """No file grows beyond `most` bytes: a write ends there, the next one fails."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def tear(fragment):

@@ -18,6 +18,8 @@ from attnlib.core.schedule.facts import SchedulerFacts
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "data" / "vectors" / "fa3_scheduler_metadata.jsonl.xz"
 """The real library's schedules: part of the project, wherever its records may be."""
+VLLM = COMMITTED.with_name("vllm_fa3_schedules.jsonl.xz")
+"""The same of vLLM 0.33.0's build, whose words are others (`core.schedule.splits`)."""
 
 
 def _edges(rng: np.random.Generator, high: int, n: int) -> np.ndarray:

@@ -40,13 +40,34 @@ def is_written(facts: SchedulerFacts) -> np.ndarray:
     return written
 
 
+def blocks_per_split(plan: SplitPlan) -> np.ndarray:
+    """KV blocks of one split, [batch_size]."""
+    return -(-plan.num_n_blocks // plan.num_splits)
+
+
+def sort_keys(plan: SplitPlan) -> np.ndarray:
+    """Largest first: KV blocks of a split; under a causal mask tokens less query rows."""
+    if not plan.facts.is_causal:
+        return blocks_per_split(plan)
+    block_m, block_n = plan.facts.tile
+    return blocks_per_split(plan) * block_n - plan.num_m_blocks * block_m
+
+
+def batch_order(plan: SplitPlan) -> np.ndarray:
+    """The request at each position, [batch_size]; ties in the order of requests."""
+    requests = np.arange(plan.facts.batch_size)
+    if plan.facts.is_local:
+        return requests
+    return np.lexsort((-sort_keys(plan), requests // BATCHES_PER_CTA))
+
+
 def words_of(plan: SplitPlan) -> np.ndarray:
     """The tensor with zeros for padding and equal requests in their order, [n] int32."""
     words = np.zeros(num_words(plan.facts), np.int32)
     parts = _by_request(plan) | {"batch_order": np.arange(plan.facts.batch_size)}
     for name, at in parts_of(plan.facts).items():
         if name != "semaphore":
-            words[at : at + plan.facts.batch_size] = parts[name][plan.batch_order]
+            words[at : at + plan.facts.batch_size] = parts[name][batch_order(plan)]
     return words
 
 
@@ -62,7 +83,7 @@ def wrong_parts(plan: SplitPlan, words: np.ndarray) -> set[str]:
     wanted = {name: words[order] for name, words in _by_request(plan).items()}
     wanted["semaphore"] = np.zeros(1, np.int32)
     wrong = {name for name, part in parts.items() if not np.array_equal(part, wanted[name])}
-    same_key = plan.sort_keys[order] == plan.sort_keys[plan.batch_order]
+    same_key = sort_keys(plan)[order] == sort_keys(plan)[batch_order(plan)]
     same_cta = order // BATCHES_PER_CTA == requests // BATCHES_PER_CTA
     if not plan.facts.is_local and not (same_key & same_cta).all():
         wrong.add("batch_order")
@@ -84,7 +105,7 @@ def heads_in_l2(plan: SplitPlan) -> np.ndarray:
     """Heads whose KV blocks share 8 MiB of L2, [batch_size] by request."""
     facts = plan.facts
     fit = blocks_in_l2(facts)
-    blocks = np.maximum(plan.blocks_per_split, 1)
+    blocks = np.maximum(blocks_per_split(plan), 1)
     heads = np.ones_like(blocks)
     for count in (2, 4, 8, 16):
         heads[blocks * count <= fit] = count

@@ -1,22 +1,20 @@
-"""SGLang's own choice of backends on a CPU, as if on another GPU: the answers in data/vectors.
+"""SGLang's own choice of backends on a CPU, as if on another GPU.
 
-`python tests/support/sglang_selector.py FOLDER OUT` asks every release of which FOLDER has the
-Python files (`FOLDER/0.5.23/sglang/...`, as a wheel has them) for drawn calls and writes OUT. The
-process needs torch and msgspec; other imports of SGLang are stand-ins. Patched is the compute
-capability; a model is its architecture and what a config.json says of attention. SGLang's own steps
-decide, in its order: a model's overrides, deterministic inference, the default, diffusion.
+Asked by `engine_selectors`. The process needs torch and msgspec; other imports are stand-ins.
+Patched is the compute capability; a model is its architecture and what a config.json says of it.
+SGLang's own steps decide, in its order: a model's overrides, deterministic inference, the default,
+diffusion, and what speculation refuses.
 """
 
 import importlib
-import json
+import os
 import random
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-from vllm_selector import Finder, ask_each, find_as_if_on, forget, top_of
+from support.engine_selectors import Finder, find_as_if_on, forget, top_of
 
 from attnlib.select.facts import GPUS, MODELS
 
@@ -25,18 +23,22 @@ STEPS = (
     "deterministic_inference",
     "attention_backend_compatibility",
     "dllm_inference",
+    "speculative_decoding",
 )
 HOOKS = {name: "attention_hook" for name in STEPS}
-HOOKS |= {STEPS[0]: "model_hook", STEPS[-1]: "dllm_hook"}
+HOOKS |= {STEPS[0]: "model_hook"}
+HOOKS |= {"dllm_inference": "dllm_hook", "speculative_decoding": "speculative_hook"}
 REAL = (*sys.stdlib_module_names, "torch", "numpy", "packaging", "psutil", "msgspec", "sglang")
 RESOLVERS = ("model_override_base", "overrides")
 KERNELS = ("sglang.jit_kernel", "sglang.kernels.jit", "sglang.srt.layers.quantization")
 """Packages of SGLang that ask for a compiler or for kernels when they are imported."""
 LENGTH_OF_DRAW = 120
 MODES = ("decode", "prefill_paged") * 3 + ("dllm_extend", "mla", "mla", "sparse_mla")
-LATENT = ("deepseek", "glm-dsa", "glm5-next", "longcat", "kimi-k3", "other")
+LATENT = ("deepseek", "deepseek-v2", "glm-dsa", "glm5-next", "longcat", "kimi-k3", "other")
 DSA = ("DeepseekV3ForCausalLM", "GlmMoeDsaForCausalLM", "Glm5NextForConditionalGeneration")
 """DeepSeek V3.2 is a V3 with `index_topk` once SGLang has read its config.json."""
+READS_A_DRAFT = ("IQuestQ1ForCausalLM",)
+"""Its step of speculation reads the files of a model."""
 REFUSED = (ValueError, AssertionError)
 
 
@@ -44,11 +46,11 @@ def models_of(folder):
     """Family -> those of its architectures that the release has a model of."""
     text = "".join(path.read_text() for path in (folder / "sglang/srt/models").glob("*.py"))
     known = {*re.findall(r"^class (\w+)", text, re.MULTILINE)}
-    names = {family: sorted(known & {*words.split()}) for family, words in MODELS.items()}
+    names = {family: sorted(known & {*words}) for family, words in MODELS.items()}
     return {family: words for family, words in names.items() if words}
 
 
-def drawn_calls(folder, seed="third draw", count=LENGTH_OF_DRAW):
+def drawn_calls(folder, seed="sixth draw", count=LENGTH_OF_DRAW):
     """Calls of a release: what decides its backends, by our names."""
     release, names = folder.name, models_of(folder)
     draw = random.Random(f"sglang {release}, {seed}")
@@ -69,7 +71,7 @@ def drawn_calls(folder, seed="third draw", count=LENGTH_OF_DRAW):
             "gpu": draw.choice(tuple(GPUS)),
             "mode": mode,
             "model": model,
-            "eagle_topk": 0 if mode == "dllm_extend" else draw.choice((0, 0, 1, 4)),
+            "eagle_topk": 0 if mode == "dllm_extend" else draw.choice((0, 0, None, 1, 4)),
             "page_size": draw.choice((0, 0, 0, 1, 16, 64)),
             "kv_dtype": draw.choice(("auto", "auto", "bfloat16", "fp8_e4m3")),
             "sinks": mode in ("decode", "prefill_paged") and draw.random() < 0.15,
@@ -100,12 +102,16 @@ def prepare(folder):
     plain = MagicMock(required_attention_backend=None, supported_attention_backends=())
     diffusion = SimpleNamespace(get_algorithm_cls=lambda name: plain)
     sys.modules["sglang.srt.dllm.algorithm"] = diffusion
+    no_file = lambda *_, **__: ({}, {})  # noqa: E731
+    importlib.import_module("transformers").PretrainedConfig.get_config_dict = no_file
     return args, gpu
 
 
 def model_of(call):
     """What SGLang reads of a model's config.json."""
-    read_as = {"other": "LlamaForCausalLM", "DeepseekV32ForCausalLM": DSA[0]}
+    latent = call["mode"] in ("mla", "sparse_mla")
+    plain = "MiniCPM3ForCausalLM" if latent else "Qwen3ForCausalLM"
+    read_as = {"other": plain, "DeepseekV32ForCausalLM": DSA[0]}
     architecture = read_as.get(call["model"], call["model"])
     config = SimpleNamespace(
         architectures=[architecture],
@@ -117,7 +123,6 @@ def model_of(call):
         num_nextn_predict_layers=0,
         **({"index_topk": 2048} if call["mode"] == "sparse_mla" else {}),
     )
-    latent = call["mode"] in ("mla", "sparse_mla")
     arch = importlib.import_module("sglang.srt.configs.model_config").AttentionArch
     model = MagicMock(hf_config=config, hf_text_config=config)
     model.attention_arch = arch.MLA if latent else arch.MHA
@@ -146,8 +151,10 @@ def answer(server_args, call, steps):
         device="cuda",
         page_size=call["page_size"] or None,
         kv_cache_dtype=call["kv_dtype"].replace("bfloat16", "bf16"),
-        speculative_algorithm="EAGLE" if call["eagle_topk"] else None,
+        speculative_algorithm=None if call["eagle_topk"] == 0 else "EAGLE",
         speculative_eagle_topk=call["eagle_topk"] or None,
+        speculative_num_steps=3 if call["eagle_topk"] else None,
+        speculative_num_draft_tokens=4 if call["eagle_topk"] else None,
         enable_deterministic_inference=call["batch_invariant"],
         dllm_algorithm="LowConfidence" if call["mode"] == "dllm_extend" else None,
     )
@@ -159,7 +166,9 @@ def answer(server_args, call, steps):
         args.cuda_graph_config = default()
     try:
         for step in steps:
-            if step == "dllm_inference":
+            if step == "speculative_decoding" and call["model"] in READS_A_DRAFT:
+                continue
+            if step in ("dllm_inference", "speculative_decoding"):
                 args.page_size = args.page_size or 1
             if method := getattr(args, f"_handle_{step}", None):
                 method()
@@ -182,17 +191,10 @@ def answer(server_args, call, steps):
 def answers(folder, calls):
     """A line for each call."""
     server_args, gpu = prepare(folder)
-    steps = order_of(folder)
+    steps, usual = order_of(folder), dict(os.environ)
     for call in calls:
+        os.environ.clear()
+        os.environ.update(usual)
         gpu["capability"] = divmod(int(call["gpu"][2:]), 10)
         forget("sglang")
         yield call | answer(server_args, call, steps)
-
-
-if __name__ == "__main__":
-    if sys.argv[2] == "--one":
-        place = Path(sys.argv[1])
-        for line in answers(place, drawn_calls(place, *sys.argv[3:])):
-            print(json.dumps(line))
-    else:
-        ask_each(__file__, *sys.argv[1:])

@@ -1,24 +1,19 @@
-"""vLLM's own selector on a CPU, as if on another GPU: the answers in data/vectors.
+"""vLLM's own selector on a CPU, as if on another GPU.
 
-`python tests/support/vllm_selector.py FOLDER OUT` asks every release of which FOLDER has the Python
-files (`FOLDER/0.33.0/vllm/...`, as a wheel has them) for drawn calls and writes OUT. The process
-needs torch, triton and pydantic; what else vLLM imports and is not there is a stand-in. Patched are
-the compute capability and the answers of what a CPU lacks: FlashInfer is there, its cubins can be
-downloaded or not as the call says, FlashAttention's extensions load, FlashAttention 4 and DeepGEMM
-are importable. The library's code decides: the hook of a model that has one, its list of backends,
-and each backend's `validate_configuration`.
+Asked by `engine_selectors`. The process needs torch, triton and pydantic. Patched are the compute
+capability and the answers of what a CPU lacks: FlashInfer is there, its cubins can be downloaded or
+not as the call says, FlashAttention's extensions load, FlashAttention 4 and DeepGEMM are
+importable. The library's code decides: the hook of a model that has one, its list of backends, and
+each backend's `validate_configuration`.
 """
 
-import importlib.abc
-import importlib.machinery
-import json
-import lzma
+import importlib
 import random
-import subprocess
 import sys
 import types
-from pathlib import Path
 from unittest.mock import MagicMock
+
+from support.engine_selectors import Finder, StandIn, find_as_if_on, forget, top_of
 
 GPUS = ("sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120", "sm121")
 STAND_INS = "flashinfer transformers huggingface_hub tokenizers openai openai_harmony requests "
@@ -29,9 +24,9 @@ GEMMA, GLM = "Gemma4ForCausalLM", ("GlmMoeDsaForCausalLM", "Glm5NextForCausalLM"
 GEMMA_HEAD_DIMS = {"sliding_attention": 256, "full_attention": 512}
 
 
-def drawn_calls(release, count=LENGTH_OF_DRAW):
+def drawn_calls(folder, seed="third draw", count=LENGTH_OF_DRAW):
     """Calls of a release: what its selector is told, by our names."""
-    draw = random.Random(f"vllm {release}, third draw")
+    draw = random.Random(f"vllm {folder.name}, {seed}")
     for _ in range(count):
         mode = draw.choice(("decode", "decode", "decode", "mla", "sparse_mla"))
         latent = mode != "decode"
@@ -40,7 +35,7 @@ def drawn_calls(release, count=LENGTH_OF_DRAW):
             model = draw.choice(GLM)
         head_dims = (256, 512) if model == GEMMA else (64, 80, 96, 128, 192, 256, 512)
         yield {
-            "release": release,
+            "release": folder.name,
             "gpu": draw.choice(GPUS),
             "mode": mode,
             "model": model,
@@ -56,113 +51,6 @@ def drawn_calls(release, count=LENGTH_OF_DRAW):
             "batch_invariant": draw.random() < 0.15,
             "cubins": draw.random() < 0.85,
         }
-
-
-class StandInClass(type):
-    """A class that has every attribute and can be subscripted or joined by `|`."""
-
-    def __getattr__(cls, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return MagicMock(name=name)
-
-    def __or__(cls, other):
-        return cls
-
-    def __ror__(cls, other):
-        return cls
-
-    def __getitem__(cls, item):
-        return cls
-
-
-def any_schema(cls, source, handler):
-    from pydantic_core import core_schema
-
-    return core_schema.any_schema()
-
-
-class StandIn(types.ModuleType):
-    """A module that has every name: a class for one in capitals, else a mock."""
-
-    __path__ = ()
-
-    def __getattr__(self, name):
-        if name in ("__version__", "__file__"):
-            return "9.9.9"
-        if name.startswith("__"):
-            raise AttributeError(name)
-        members = {
-            "__init__": lambda self, *values, **named: None,
-            "__init_subclass__": classmethod(lambda cls, **named: None),
-            "__get_pydantic_core_schema__": classmethod(any_schema),
-        }
-        value = StandInClass(name, (), members) if name[0].isupper() else MagicMock(name=name)
-        setattr(self, name, value)
-        return value
-
-
-def top_of(name):
-    return name.partition(".")[0]
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stand-ins for the modules of which `stands_in(name, asker)` says so; the asker is the package
-    whose file asks for it."""
-
-    def __init__(self, stands_in):
-        self.stands_in = stands_in
-
-    def find_spec(self, name, path=None, target=None):
-        frame = sys._getframe(1)
-        while frame and "importlib" in frame.f_globals.get("__name__", ""):
-            frame = frame.f_back
-        if self.stands_in(name, top_of(frame.f_globals.get("__name__", ""))):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec):
-        return StandIn(spec.name)
-
-    def exec_module(self, module):
-        """Nothing is run."""
-
-
-def find_as_if_on(gpu, name, folder):
-    """Make package `name` importable from a release's files, on a GPU of `gpu["capability"]`."""
-    import torch
-    import torch._dynamo
-    import torch._inductor
-
-    cuda = torch.cuda
-    sizes = {"multi_processor_count": 132, "total_memory": 80 * 2**30, "name": "x"}
-    cuda.get_device_properties = lambda *_: types.SimpleNamespace(**sizes)
-    cuda.get_device_capability = lambda *_: tuple(gpu["capability"])
-    cuda.is_available, cuda.current_device, cuda.device_count = lambda: True, lambda: 0, lambda: 1
-    torch.version.cuda = "13.0"
-    sys.path.insert(0, str(folder))
-    package = types.ModuleType(name)
-    package.__path__, package.__version__ = [str(folder / name)], folder.name
-    sys.modules[name] = package
-
-
-def forget(name):
-    """Empty every cache of package `name`, where answers about another GPU may lie."""
-    for module_name, module in [*sys.modules.items()]:
-        if module_name.startswith(f"{name}.") and not isinstance(module, StandIn):
-            for value in [*vars(module).values()]:
-                if type(value).__name__ == "_lru_cache_wrapper":
-                    value.cache_clear()
-
-
-def ask_each(script, folder, out):
-    """Ask each release in a process of its own; write all answers, a line each."""
-    lines = []
-    for release in sorted(Path(folder).iterdir()):
-        command = [sys.executable, script, str(release), "--one"]
-        text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-        lines += [line for line in text.splitlines() if line.startswith("{")]
-    Path(out).write_bytes(lzma.compress("\n".join([*lines, ""]).encode(), preset=9))
 
 
 def prepare(folder):
@@ -284,12 +172,3 @@ def answers(folder, calls):
         if pinned := settings.attention_config.backend:
             names = [name for name in names if name == pinned.name]
         yield call | {"answer": names}
-
-
-if __name__ == "__main__":
-    if sys.argv[2] == "--one":
-        place = Path(sys.argv[1])
-        for answer in answers(place, drawn_calls(place.name)):
-            print(json.dumps(answer))
-    else:
-        ask_each(__file__, *sys.argv[1:])

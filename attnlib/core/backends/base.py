@@ -2,7 +2,8 @@
 
 `plan(batch, out=None)` does on the host what depends on lengths only. With `out` it writes into
 that plan's buffers: a CUDA graph captured over `run(q, cache, out)` sees the new lengths at the
-next replay. `run(q, cache, plan)` is one attention call; its output has the query's shape.
+next replay. `run(q, cache, plan)` is one attention call; its output has the query's shape. A
+backend writes `prepare`, which makes or overwrites the state of a plan.
 
 | plans | batch | query | cache |
 |---|---|---|---|
@@ -19,9 +20,10 @@ import torch
 
 from ..gpu import HOPPER
 from ..schedule import library
+from ..schedule.library import FLASH_ATTN_3
 from .table import Entry, installed_version
 
-Batch = TypeVar("Batch")
+Batch = TypeVar("Batch", bound=Any)
 Cache = TypeVar("Cache")
 
 
@@ -50,9 +52,25 @@ class Backend(ABC, Generic[Batch, Cache]):
         self.device = torch.device(device)
         self.cuda_graph = cuda_graph
 
-    @abstractmethod
     def plan(self, batch: Batch, out: Plan[Batch] | None = None) -> Plan[Batch]:
-        """Prepare for `batch`; with `out`, in place of that plan (same batch size)."""
+        """Prepare for `batch`; with `out`, in place of that plan.
+
+        ValueError unless `out` is over as many requests and page-table columns of the same layer.
+        """
+        if out is not None:
+            out.batch.require_alike(batch)
+        state = self.prepare(batch, None if out is None else out.state)
+        return Plan(batch, self.reported(state), state)
+
+    @abstractmethod
+    def prepare(self, batch: Batch, held: Any) -> Any:
+        """The state of a plan for `batch`; `held`, if not None, is one whose buffers it takes."""
+
+    def reported(self, state: Any) -> str:
+        """What the library says it runs, or what the mode asks for; of FlashAttention-3 with the
+        distribution that supplied it."""
+        asked = self.entry.family or self.entry.name
+        return f"{asked} ({library.supplier()})" if self.source == FLASH_ATTN_3 else asked
 
     @abstractmethod
     def run(self, q: torch.Tensor, cache: Cache, plan: Plan[Batch]) -> torch.Tensor:

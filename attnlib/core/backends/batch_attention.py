@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from ..batch import DecodeBatch, PagedKV
-from ..extend import ExtendBatch
-from ..spec import CUSTOM_MASKS, AttnSpec
+from ..spec import AttnSpec
 from .base import Backend, Plan
 from .table import Entry
 
@@ -22,69 +21,48 @@ WORKSPACE_BYTES = 2**31
 """The library's own 384 MiB hold no plan of many query heads: 50 of 200 random batches failed."""
 
 
-class _BatchAttention(Backend[Any, PagedKV]):
-    """A plan's state is the library's object and the pages, with room for longer requests."""
+class BatchAttention(Backend[DecodeBatch, PagedKV]):
+    """One query per request.
 
-    def _planned(
-        self, out: Plan[Any] | None, batch: Any, paged: DecodeBatch, qo_indptr: torch.Tensor
-    ) -> Plan[Any]:
-        if out is None:
+    A plan's state is the library's object and the pages, with room for longer requests.
+    """
+
+    def prepare(self, batch: DecodeBatch, held: Any) -> tuple[Any, torch.Tensor]:
+        """The library's plan, into the workspace and page array that are held. Synchronises."""
+        if held is None:
             wrapper = importlib.import_module("flashinfer").BatchAttention("NHD", str(self.device))
             wrapper.float_workspace_buffer = torch.empty(
                 WORKSPACE_BYTES, dtype=torch.uint8, device=self.device
             )
-            state = (wrapper, torch.zeros_like(paged.page_table).flatten())
-        else:
-            out.batch.require_alike(batch)
-            state = out.state
-        wrapper, kv_indices = state
-        kv_indices[: len(paged.kv_indices)].copy_(paged.kv_indices)
-        spec = paged.spec
+            held = (wrapper, torch.zeros_like(batch.page_table).flatten())
+        wrapper, kv_indices = held
+        kv_indices[: len(batch.kv_indices)].copy_(batch.kv_indices)
+        spec = batch.spec
         wrapper.plan(
-            qo_indptr,
-            paged.kv_indptr,
+            torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device),
+            batch.kv_indptr,
             kv_indices,
-            paged.seq_lens,
+            batch.seq_lens,
             *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim, spec.page_size),
-            causal=isinstance(batch, ExtendBatch) and batch.mask == "causal",
+            causal=False,
             sm_scale=spec.softmax_scale,
             q_data_type=getattr(torch, spec.dtype),
             kv_data_type=getattr(torch, spec.kv_dtype),
         )
-        return Plan(batch, self.entry.family, state)
+        return wrapper, kv_indices
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[Any]) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """The library's run, without its log-sum-exp."""
         cache.require_pages_of(plan.batch.spec)
         return plan.state[0].run(q, (cache.k_cache, cache.v_cache))[0]
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
-        """No window, no custom mask, no FP8 query (its output would be FP8, too)."""
+        """No window, no FP8 query (its output would be FP8, too)."""
         if spec.window:
             return f"window must be 0, got {spec.window}"
         if "float8" in spec.dtype:
             return f"dtype must be bfloat16 or float16, got {spec.dtype}"
         if spec.head_dim not in HEAD_DIMS:
             return f"head_dim must be 64, 128 or 256, got {spec.head_dim}"
-        return f"takes no custom mask, got {mask}" if mask in CUSTOM_MASKS else ""
-
-
-class BatchAttentionDecode(_BatchAttention):
-    """One query per request."""
-
-    def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
-        """The library's plan; with `out`, into its workspace and page array. Synchronises."""
-        rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
-        return self._planned(out, batch, batch, rows)
-
-
-class BatchAttentionExtend(_BatchAttention):
-    """Several queries per request, causal or full."""
-
-    def plan(self, batch: ExtendBatch, out: Plan[ExtendBatch] | None = None) -> Plan[ExtendBatch]:
-        """As `BatchAttentionDecode.plan`; ValueError for a ragged cache."""
-        if batch.ragged:
-            name = self.entry.name
-            raise ValueError(f"batch must have a paged cache for {name}, got a contiguous one")
-        return self._planned(out, batch, batch.paged, batch.qo_indptr)
+        return ""

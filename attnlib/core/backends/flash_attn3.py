@@ -14,7 +14,7 @@ from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
 from ..schedule import library
 from ..schedule.facts import FULL, SchedulerFacts
-from ..schedule.flash_attn3 import SchedulerMetadata, current_stream, precompute, sm_count
+from ..schedule.flash_attn3 import SchedulerMetadata, precompute, sm_count
 from ..spec import CUSTOM_MASKS, AttnSpec
 from .base import Backend, Batch, Plan
 from .table import Entry
@@ -51,23 +51,16 @@ class FlashAttn3(_FlashAttention[DecodeBatch]):
     takes_sinks = True
     precomputes: ClassVar[bool] = False
 
-    def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
-        """Copy lengths, page table and sinks, and precompute the metadata where the mode does.
-
-        `out` must have the same page-table shape: a graph holds its buffers.
-        """
-        if out is None:
-            held = batch.cloned()
-            metadata = None
-            if self.precomputes:
-                lens = batch.seq_lens_cpu
-                metadata = precompute(facts_of(held), held.seq_lens, seq_lens_cpu=lens)
-            return Plan(batch, reported(), (held, metadata))
-        held, metadata = out.state
-        held.overwrite(batch)
+    def prepare(self, batch: DecodeBatch, held: Any) -> tuple[DecodeBatch, Any]:
+        """Copy lengths, page table and sinks, and precompute the metadata where the mode does."""
+        if held is None:
+            own = batch.cloned()
+            return own, precompute(facts_of(own), own.seq_lens) if self.precomputes else None
+        own, metadata = held
+        own.overwrite(batch)
         if metadata is not None:
-            metadata.renew(held.seq_lens, seq_lens_cpu=batch.seq_lens_cpu)
-        return Plan(batch, reported(), out.state)
+            metadata.renew(own.seq_lens)
+        return held
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """`attend` with the plan's buffers."""
@@ -80,20 +73,16 @@ class FlashAttn3Precomputed(FlashAttn3):
 
     precomputes = True
 
-    def hand_over(self, plan: Plan[DecodeBatch]) -> None:
-        """Let another stream run the plan; the caller has ordered its work after the last one's."""
-        plan.state[1].hand_over()
-
 
 class FlashAttn3Extend(_FlashAttention[ExtendBatch]):
     """Several queries per request, any number for each; no custom mask."""
 
-    def plan(self, batch: ExtendBatch, out: Plan[ExtendBatch] | None = None) -> Plan[ExtendBatch]:
-        """Copy lengths, prefix sums and page table; with `out` into its buffers, if they fit."""
-        held = batch.cloned() if out is None else out.state
-        if out is not None:
-            held.overwrite(batch)
-        return Plan(batch, reported(), held)
+    def prepare(self, batch: ExtendBatch, held: Any) -> ExtendBatch:
+        """Copy lengths, prefix sums and page table; `held` must have as many queries a request."""
+        if held is None:
+            return batch.cloned()
+        held.overwrite(batch)
+        return held
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
         """The library's call: over pages, or over contiguous K and V."""
@@ -133,28 +122,22 @@ def attend(
     kv: PagedKV,
     batch: DecodeBatch,
     *,
-    q_len: int = 1,
-    causal: bool = True,
-    window: tuple[int, int] | None = None,
-    num_splits: int = 0,
     metadata: SchedulerMetadata | None = None,
+    **options: Any,
 ) -> torch.Tensor:
     """Attention of `q` [bs * q_len, num_qo_heads, head_dim] over `batch`'s pages, like `q`.
 
-    The queries of a request are the last `q_len` of its tokens; the mask is aligned to them.
-    `window` is (left, right) tokens, -1 for no end; by default the layer's. `num_splits` caps the
-    splits, 0 leaves the number to the library. With `metadata` the call is refused (ValueError,
-    nothing launched) unless it fits; it then has the metadata's cap. ValueError if query or cache
-    are not those of the batch's layer. The output has the query's dtype, bfloat16 for FP8.
+    `options` are those of `facts_of`. With `metadata` the call is refused (ValueError, nothing
+    launched) unless it fits; it then has the metadata's cap. ValueError if query or cache are not
+    those of the batch's layer. The output has the query's dtype, bfloat16 for FP8.
     """
-    _require_tensors(q, kv, batch, q_len)
-    facts = facts_of(batch, q_len=q_len, causal=causal, window=window, num_splits=num_splits)
+    facts = facts_of(batch, **options)
+    _require_tensors(q, kv, batch, facts.max_seqlen_q)
     if metadata is None:
         return launch(q, kv, batch, facts)
-    metadata.require_fits(facts, device=q.device, stream=current_stream(q.device))
-    cap = metadata.facts.num_splits
-    facts = facts_of(batch, q_len=q_len, causal=causal, window=window, num_splits=cap)
-    out = launch(q, kv, batch, facts, words=metadata.words)
+    metadata.require_fits(facts, device=q.device)
+    capped = facts_of(batch, **options | {"num_splits": metadata.facts.num_splits})
+    out = launch(q, kv, batch, capped, words=metadata.words)
     metadata.mark_used()
     return out
 
@@ -192,7 +175,12 @@ def facts_of(
     window: tuple[int, int] | None = None,
     num_splits: int = 0,
 ) -> SchedulerFacts:
-    """The facts of `attend` over `batch`, for `precompute`; arguments as there."""
+    """The facts of `attend` over `batch`, for `precompute`.
+
+    The queries of a request are the last `q_len` of its tokens; the mask is aligned to them.
+    `window` is (left, right) tokens, -1 for no end; by default the layer's. `num_splits` caps the
+    splits, 0 leaves the number to the library.
+    """
     if window is None:
         window = (batch.spec.window - 1, 0) if batch.spec.window else FULL
     return _facts(

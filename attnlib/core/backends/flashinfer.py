@@ -31,11 +31,10 @@ MASK_BITS = 8
 class Decode(Backend[DecodeBatch, PagedKV]):
     """BatchDecodeWithPagedKVCacheWrapper. A plan's state is the wrapper and the scales of FP8."""
 
-    def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
-        """FlashInfer's own plan; with `out`, its wrapper replans in its fixed buffers."""
+    def prepare(self, batch: DecodeBatch, held: Any) -> tuple[Any, ...]:
+        """FlashInfer's own plan; a wrapper that is held replans in its fixed buffers."""
         spec = batch.spec
-        state = (self._wrapper(batch), self._scales(spec)) if out is None else out.state
-        wrapper = state[0]
+        wrapper, *_ = state = held or (self._wrapper(batch), self._scales(spec))
         dtypes = {
             "q_data_type": getattr(torch, spec.dtype),
             "kv_data_type": getattr(torch, spec.kv_dtype),
@@ -49,8 +48,11 @@ class Decode(Backend[DecodeBatch, PagedKV]):
             window_left=spec.window - 1,
             **dtypes,
         )
-        reported = reported_backend(wrapper) if self._tensor_cores else self.entry.asks
-        return Plan(batch, reported, state)
+        return state
+
+    def reported(self, state: Any) -> str:
+        """What the wrapper says, which is of tensor cores alone."""
+        return reported_backend(state[0]) if self._tensor_cores else self.entry.asks
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """FlashInfer's own run."""
@@ -105,15 +107,9 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
     state is the wrapper.
     """
 
-    def plan(self, batch: ExtendBatch, out: Plan[ExtendBatch] | None = None) -> Plan[ExtendBatch]:
-        """FlashInfer's own plan; with `out`, its wrapper replans in its fixed buffers.
-
-        `out` must have as many requests and page-table columns, and the same mask. Synchronises.
-        """
-        if out is not None:
-            out.batch.require_alike(batch)
-        state = (self._wrapper(batch),) if out is None else out.state
-        wrapper = state[0]
+    def prepare(self, batch: ExtendBatch, held: Any) -> tuple[Any, ...]:
+        """FlashInfer's own plan; a wrapper that is held replans in its fixed buffers."""
+        wrapper, *_ = state = held or (self._wrapper(batch),)
         spec, paged = batch.spec, batch.paged
         if batch.ragged:
             sizes = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
@@ -130,7 +126,11 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
             kv_data_type=getattr(torch, spec.kv_dtype),
             **self._options(batch),
         )
-        return Plan(batch, reported_backend(wrapper), state)
+        return state
+
+    def reported(self, state: Any) -> str:
+        """What the wrapper says."""
+        return reported_backend(state[0])
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
         """FlashInfer's own run: [rows, num_qo_heads, head_dim]."""

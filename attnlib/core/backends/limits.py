@@ -81,6 +81,13 @@ def limits_of(kernel: str, facts: Facts) -> Iterator[Limit]:
         yield from TABLE[kernel](facts)
 
 
+def tested(mode: str) -> set[str]:
+    """The facts of `PLAIN` and of a layer that these rules test in a mode."""
+    of_call = {"sinks"} if mode in LATENT_MODES else {*PLAIN} - {"sinks"}
+    of_layer = {"dtype", "dtypes", "fp8_query", "fp8_kv", "one_dtype", "head_dim", "head_dims"}
+    return of_call | of_layer | {"group_size"}
+
+
 def _before(call: Facts, release: str) -> bool:
     return call["release"] < type(call["release"])(release)
 
@@ -100,6 +107,8 @@ def _fa2(call: Facts) -> Iterator[Limit]:
         if head_dim not in (64, 128, 256, 512):
             why = "head_dim must be 64, 128, 256, or from 0.6.14 512"
             yield Limit("head_dim", why, "prefill.cuh")
+    if not latent and call["fixed_split"] and _before(call, "0.4.0"):
+        yield Limit("fixed_split", "no fixed split before 0.4.0", "decode.py")
     if latent and call["fp8_kv"] and (_before(call, "0.6.18") or call["gpu"] not in HOPPER):
         why = "MLA over an FP8 cache needs Hopper, and 0.6.18"
         yield Limit("dtypes", why, "mla/_core.py, 0.6.18")
@@ -119,14 +128,6 @@ def _fa3(call: Facts) -> Iterator[Limit]:
         yield Limit("dtypes", "no FP8 before 0.2.6", "utils.py")
     if not latent:
         yield from _fa3_dense(call)
-    for fact, why, source in (
-        ("custom_mask", "takes no custom mask", "utils.py"),
-        ("positions", "applies no position encoding", "utils.py"),
-        ("fp16_qk", "has no FP16 reduction of QK", "utils.py"),
-        ("fixed_split", "does not split the KV, so cannot fix it", "scheduler.cuh"),
-    ):
-        if call[fact]:
-            yield Limit(fact, why, source)
     if decode and call["max_q"] > 1:
         yield Limit("max_q", "decodes one query token per request", "decode.py")
     if latent:
@@ -148,6 +149,14 @@ def _fa3_dense(call: Facts) -> Iterator[Limit]:
         yield Limit("dtypes", "query and cache must share a dtype", "hopper/kernel_traits.cuh")
     if call["head_dims"] not in ("64/64", "128/128", "256/256", "192/128"):
         yield Limit("head_dims", "head_dim must be 64, 128 or 256 (or 192 and 128)", "#3739")
+    for fact, why, source in (
+        ("custom_mask", "takes no custom mask", "utils.py"),
+        ("positions", "applies no position encoding", "utils.py"),
+        ("fp16_qk", "has no FP16 reduction of QK", "utils.py"),
+        ("fixed_split", "does not split the KV, so cannot fix it", "scheduler.cuh"),
+    ):
+        if call[fact]:
+            yield Limit(fact, why, source)
 
 
 def _latent(call: Facts) -> Iterator[Limit]:
@@ -168,6 +177,8 @@ def _cuda_cores(call: Facts) -> Iterator[Limit]:
         yield Limit("max_q", "decodes one query token per request", "decode.py")
     if call["head_dim"] not in (64, 128, 256, 512):
         yield Limit("head_dim", "head_dim must be 64, 128, 256 or 512", "utils.cuh")
+    if call["fixed_split"]:
+        yield Limit("fixed_split", "only tensor cores take a fixed split", "decode.py")
     # DISPATCH_GQA_GROUP_SIZE of utils.cuh.
     if group not in (1, 2, 3, 4, 8) and _before(call, "0.6.18"):
         yield Limit("group_size", "group size must be 1, 2, 3, 4 or 8 before 0.6.18", "utils.cuh")

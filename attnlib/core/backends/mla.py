@@ -9,7 +9,6 @@ are in `attnlib.core.mla`.
 """
 
 import importlib
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,10 +16,8 @@ import torch.nn.functional as F  # noqa: N812 - the field's own name
 
 from ..mla import NO_TOKEN, MlaBatch, attended_pages, require_pages
 from ..schedule import library
-from ..schedule.flashmla import GuardedSchedMeta
 from ..spec import LATENT_DIM, MLA_HEAD_DIM, MLA_SCALE, ROPE_DIM, AttnSpec, MlaSpec
 from .base import Backend, Plan, installed_version
-from .flash_attn3 import reported
 from .flashinfer import reported_backend
 from .limits import why_not
 from .table import Entry
@@ -38,19 +35,13 @@ LATENT_BUILD = "sglang-kernel"
 class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
     """BatchMLAPagedAttentionWrapper: fa2 for any GPU from Ampere on, fa3 for Hopper.
 
-    A plan's state is the wrapper, the highest page of the cache that the plan names, and whether
-    `run` takes structures.
+    A plan's state is the wrapper, and whether `run` takes structures.
     """
 
-    def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
-        """FlashInfer's own plan, after chosen tokens were checked; `out` replans in place.
-
-        Under CUDA graphs `out` must have as many requests, columns and pages. Synchronises.
-        """
+    def prepare(self, batch: MlaBatch, held: Any) -> tuple[Any, bool]:
+        """FlashInfer's own plan, after chosen tokens were checked. Synchronises."""
         sums, pages, lens, page_size = attended_pages(batch)
-        if out is not None:
-            out.batch.require_alike(batch)
-        wrapper = self._wrapper(batch) if out is None else out.state[0]
+        wrapper = self._wrapper(batch) if held is None else held[0]
         rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         lengths = {
             "qo_indptr": rows,
@@ -74,13 +65,16 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
             q_data_type=torch.bfloat16,
             kv_data_type=getattr(torch, _dtype(batch.spec)),
         )
-        highest_page = int(pages.max()) * page_size // batch.spec.page_size
-        return Plan(batch, reported_backend(wrapper), (wrapper, highest_page, bool(structure)))
+        return wrapper, bool(structure)
+
+    def reported(self, state: Any) -> str:
+        """What the wrapper says."""
+        return reported_backend(state[0])
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """FlashInfer's own run over views of `q` and `cache`: [bs, num_qo_heads, 512]."""
-        wrapper, highest_page, structured = plan.state
-        require_pages(cache, highest_page)
+        wrapper, structured = plan.state
+        require_pages(cache, plan.batch.highest_page)
         pages = cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache
         fp8 = plan.batch.spec.kv_format == "fp8-576"
         scales = {"ckv_scale": MLA_SCALE, "kpe_scale": MLA_SCALE} if fp8 else {}
@@ -114,50 +108,43 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         return _other_format(spec, "bfloat16", "fp8-576") or limit
 
 
-@dataclass(frozen=True, eq=False)
-class _FlashMlaStep:
-    """Tensors of one plan, the schedule, and the highest page named.
-
-    `q` [bs, 1, padded heads, 576] is None where no head is padded. The dense kernel has `seq_lens`
-    [bs] and `page_table` [bs, max_pages] int32, the sparse one `indices` [bs, 1, top_k] int32.
-    """
-
-    highest_page: int
-    seq_lens: torch.Tensor | None = None
-    page_table: torch.Tensor | None = None
-    indices: torch.Tensor | None = None
-    q: torch.Tensor | None = None
-    meta: GuardedSchedMeta = field(default_factory=GuardedSchedMeta)
-
-
 class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
-    """All tokens of a bfloat16 cache. The first `run` of a plan makes its schedule, on the GPU."""
+    """All tokens of a bfloat16 cache. The first `run` of a plan makes its schedule, on the GPU.
+
+    A plan's state is lengths, page table and FlashMLA's schedule.
+    """
 
     source = library.FLASHMLA
 
-    def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
-        """Copy lengths and page table; with `out` into its tensors, its schedule renewed there."""
-        paged, highest = batch.paged, int(batch.paged.kv_indices.max())
-        if out is None:
-            step = _FlashMlaStep(highest, paged.seq_lens.clone(), paged.page_table.clone())
-            return Plan(batch, self.entry.name, step)
-        out.batch.require_alike(batch)
-        step = replace(out.state, highest_page=highest)
-        step.seq_lens.copy_(paged.seq_lens)
-        step.page_table.copy_(paged.page_table)
-        step.meta.refill(step.seq_lens)
-        return Plan(batch, self.entry.name, step)
+    def prepare(self, batch: MlaBatch, held: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        """Copy lengths and page table; of a held schedule, write the words anew."""
+        paged, flash_mla = batch.paged, library.load(library.FLASHMLA)
+        if held is None:
+            meta = flash_mla.get_mla_metadata()[0]
+            return paged.seq_lens.clone(), paged.page_table.clone(), meta
+        seq_lens, page_table, meta = held
+        seq_lens.copy_(paged.seq_lens)
+        page_table.copy_(paged.page_table)
+        if meta.num_splits is not None:
+            heads = batch.spec.num_qo_heads
+            tiles, splits = flash_mla.get_mla_decoding_metadata(
+                seq_lens, heads, 1, heads, use_legacy=True
+            )
+            meta.tile_scheduler_metadata.copy_(tiles)
+            meta.num_splits.copy_(splits)
+        return seq_lens, page_table, meta
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """One dense call: [bs, num_qo_heads, 512]."""
-        step = plan.state
-        require_pages(cache, step.highest_page)
-        out = step.meta.attend(
+        seq_lens, page_table, meta = plan.state
+        require_pages(cache, plan.batch.highest_page)
+        out, _ = library.load(library.FLASHMLA).flash_mla_with_kvcache(
             q[:, None],
             cache[:, :, None],
-            step.page_table,
-            step.seq_lens,
+            page_table,
+            seq_lens,
             LATENT_DIM,
+            meta,
             softmax_scale=plan.batch.spec.softmax_scale,
             is_fp8_kvcache=False,
             use_legacy=True,
@@ -175,50 +162,51 @@ class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
 
 
 class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
-    """Chosen tokens of a cache of 656-byte tokens."""
+    """Chosen tokens of a cache of 656-byte tokens.
+
+    A plan's state is slots [bs, 1, padded top_k] int32, a query [bs, 1, padded heads, 576] or None
+    where no head is padded, and FlashMLA's schedule, which depends on shapes only.
+    """
 
     source = library.FLASHMLA
     kv_format = "fp8-656"
     block = SPARSE_BLOCK
 
-    def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
-        """Check the chosen tokens and turn them into slots; with `out` into its tensors.
-
-        The schedule depends on shapes only, so a replan keeps it. Synchronises.
-        """
-        slots = batch.slots()
-        highest = int(slots.max()) // batch.spec.page_size
-        indices = F.pad(slots, (0, -batch.spec.top_k % self.block), value=NO_TOKEN)[:, None]
-        if out is not None:
-            out.batch.require_alike(batch)
-            out.state.indices.copy_(indices)
-            return Plan(batch, self.entry.name, replace(out.state, highest_page=highest))
+    def prepare(self, batch: MlaBatch, held: Any) -> tuple[Any, ...]:
+        """Check the chosen tokens and turn them into slots. Synchronises."""
+        padding = (0, -batch.spec.top_k % self.block)
+        indices = F.pad(batch.slots(), padding, value=NO_TOKEN)[:, None]
+        if held is not None:
+            held[0].copy_(indices)
+            return held
         heads = next(count for count in SPARSE_HEADS if batch.spec.num_qo_heads <= count)
         q = None
         if heads > batch.spec.num_qo_heads:
             shape = (batch.batch_size, 1, heads, MLA_HEAD_DIM)
             q = torch.zeros(shape, dtype=torch.bfloat16, device=indices.device)
-        return Plan(batch, self.entry.name, _FlashMlaStep(highest, indices=indices, q=q))
+        return indices, q, library.load(library.FLASHMLA).get_mla_metadata()[0]
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """Copy the query where heads are padded, then one sparse call: [bs, num_qo_heads, 512]."""
-        step, heads = plan.state, plan.batch.spec.num_qo_heads
-        require_pages(cache, step.highest_page)
-        if step.q is not None:
-            step.q[:, 0, :heads].copy_(q)
-        padded = q if step.q is None else step.q[:, 0]
-        return self._attend(padded, cache, plan)[:, :heads]
+        (_, padded, _), heads = plan.state, plan.batch.spec.num_qo_heads
+        require_pages(cache, plan.batch.highest_page)
+        if padded is not None:
+            padded[:, 0, :heads].copy_(q)
+            q = padded[:, 0]
+        return self._attend(q, cache, plan)[:, :heads]
 
     def _attend(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
-        out = plan.state.meta.attend(
+        indices, _, meta = plan.state
+        out, _ = library.load(library.FLASHMLA).flash_mla_with_kvcache(
             q[:, None],
             cache.view(torch.float8_e4m3fn)[:, :, None],
             None,
             None,
             LATENT_DIM,
+            meta,
             softmax_scale=plan.batch.spec.softmax_scale,
             is_fp8_kvcache=True,
-            indices=plan.state.indices,
+            indices=indices,
             use_legacy=True,
         )
         return out[:, 0]
@@ -242,23 +230,21 @@ class FlashMlaSparseBf16(FlashMlaSparse):
     def _attend(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         attend = library.load(library.FLASHMLA).flash_mla_sparse_fwd
         tokens, scale = cache.view(-1, 1, MLA_HEAD_DIM), plan.batch.spec.softmax_scale
-        return attend(q, tokens, plan.state.indices, scale, use_legacy=True)[0]
+        indices, *_ = plan.state
+        return attend(q, tokens, indices, scale, use_legacy=True)[0]
 
 
 class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
     """FlashAttention-3 over a bfloat16 cache. `plan` makes its schedule once.
 
-    A plan's state is the highest page, lengths, page table and the schedule's words.
+    A plan's state is lengths, page table and the schedule's words.
     """
 
     source = library.FLASH_ATTN_3
 
-    def plan(self, batch: MlaBatch, out: Plan[MlaBatch] | None = None) -> Plan[MlaBatch]:
-        """Copy lengths and pages, chosen tokens as pages of one; with `out` into its tensors."""
-        if out is not None:
-            out.batch.require_alike(batch)
+    def prepare(self, batch: MlaBatch, held: Any) -> tuple[torch.Tensor, ...]:
+        """Copy lengths and pages, chosen tokens as pages of one."""
         lens, table, page_size = batch.paged.seq_lens, batch.paged.page_table, batch.spec.page_size
-        highest = int(batch.paged.kv_indices.max())
         if batch.chosen is not None:
             slots, page_size = batch.slots(), 1
             order = (slots == NO_TOKEN).int().argsort(stable=True)
@@ -275,17 +261,16 @@ class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
             page_size=page_size,
             causal=True,
         )
-        if out is None:
-            return Plan(batch, reported(), (highest, lens.clone(), table.clone(), words))
-        held = out.state[1:]
+        if held is None:
+            return lens.clone(), table.clone(), words
         for tensor, new in zip(held, (lens, table, words), strict=True):
             tensor.copy_(new)
-        return Plan(batch, reported(), (highest, *held))
+        return held
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
         """One call: [bs, num_qo_heads, 512]."""
-        highest, lens, table, words = plan.state
-        require_pages(cache, highest)
+        lens, table, words = plan.state
+        require_pages(cache, plan.batch.highest_page)
         pages = (cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache)[:, :, None]
         latent_q, rope_q = _latent_and_rope(q[:, None])
         latent, rope = _latent_and_rope(pages)

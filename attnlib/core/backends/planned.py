@@ -4,6 +4,8 @@ Always as in a CUDA graph, since the grid is fixed. 16-bit queries over 16-bit o
 head_dim 64, 128 or 256, any group and page size.
 """
 
+from typing import Any
+
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
 from ..fa2.library import HEAD_DIMS, RELEASES, base_of
@@ -35,16 +37,11 @@ class _Planned(Backend[Batch, PagedKV]):
 class PlannedDecode(_Planned[DecodeBatch], Decode):
     """BatchDecodeWithPagedKVCacheWrapper of fa2: one query per request, a paged cache."""
 
-    def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
-        """FlashInfer's plan once, then ours over it; with `out`, ours alone.
-
-        The first plan synchronises, a replan does not. ValueError unless `out` has a page table of
-        this shape.
-        """
-        if out is None:
-            return _planned(super().plan(batch), batch, 1)
-        out.batch.require_alike(batch)
-        return _replanned(out, batch, batch)
+    def prepare(self, batch: DecodeBatch, held: Any) -> tuple[Any, ...]:
+        """FlashInfer's plan once, which synchronises, then ours over it; of one held ours alone."""
+        if held is None:
+            held = _taken_over(super().prepare(batch, None), batch, 1)
+        return _replanned(held, batch)
 
 
 class PlannedPrefill(_Planned[ExtendBatch], Prefill):
@@ -52,8 +49,8 @@ class PlannedPrefill(_Planned[ExtendBatch], Prefill):
     a causal or a full mask. Bits of a custom one lie where lengths say, and the host packs them."""
 
     def plan(self, batch: ExtendBatch, out: Plan[ExtendBatch] | None = None) -> Plan[ExtendBatch]:
-        """As `PlannedDecode.plan`. ValueError for a ragged cache, for requests with unlike numbers
-        of queries, and for others than first planned."""
+        """As any backend. ValueError for a ragged cache, for requests with unlike numbers of
+        queries, and for others than first planned."""
         q_len = batch.max_q_len if out is None else out.batch.max_q_len
         if batch.ragged or bool((batch.q_lens_cpu != q_len).any()):
             cache = "contiguous" if batch.ragged else "paged"
@@ -61,27 +58,29 @@ class PlannedPrefill(_Planned[ExtendBatch], Prefill):
                 f"batch must have a paged cache and {q_len} queries of each request, for a plan on "
                 f"the GPU, got a {cache} one and {batch.q_lens_cpu.tolist()[:4]}..."
             )
-        if out is None:
-            return _planned(super().plan(batch), batch.paged, q_len)
-        out.batch.require_alike(batch)
-        return _replanned(out, batch, batch.paged)
+        return super().plan(batch, out)
+
+    def prepare(self, batch: ExtendBatch, held: Any) -> tuple[Any, ...]:
+        """As `PlannedDecode.prepare`."""
+        if held is None:
+            held = _taken_over(super().prepare(batch, None), batch.paged, batch.max_q_len)
+        return _replanned(held, batch.paged)
 
 
-def _planned(first: Plan[Batch], paged: DecodeBatch, q_len: int) -> Plan[Batch]:
-    """Our plan over the library's first, whose state gets the planner."""
+def _taken_over(first: tuple[Any, ...], paged: DecodeBatch, q_len: int) -> tuple[Any, ...]:
+    """The state of the library's first plan, and a planner of its wrapper."""
     from ..fa2.planner import Fa2Planner  # with Triton, which not all that ask for a reason need
 
     spec, columns = paged.spec, paged.page_table.shape[1]
     sizes = {"max_seq_len": columns * spec.page_size, "page_size": spec.page_size, "q_len": q_len}
-    planner = Fa2Planner(first.state[0], head_dim=spec.head_dim, **sizes)
-    planner.plan(paged.seq_lens)
-    return Plan(first.batch, first.reported_backend, (*first.state, planner))
+    return (*first, Fa2Planner(first[0], head_dim=spec.head_dim, **sizes))
 
 
-def _replanned(out: Plan[Batch], batch: Batch, paged: DecodeBatch) -> Plan[Batch]:
-    planner = out.state[-1]
+def _replanned(held: tuple[Any, ...], paged: DecodeBatch) -> tuple[Any, ...]:
+    """The state with page arrays and plan of `paged`; synchronises nothing."""
+    planner = held[-1]
     for name, buffer in planner.page_arrays.items():
         array = getattr(paged, name)
         buffer[: len(array)].copy_(array)
     planner.plan(paged.seq_lens)
-    return Plan(batch, out.reported_backend, out.state)
+    return held

@@ -4,6 +4,8 @@
 has a fixed shape for a fixed page table, so it can be captured in a CUDA graph.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
 
@@ -20,8 +22,8 @@ class Sdpa(Backend[DecodeBatch, PagedKV]):
     [bs, 1, 1, max_len] bool, True where a token is live, and in the window if there is one.
     """
 
-    def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
-        """Token indices and mask of `batch`; `out` must have the same page-table width."""
+    def prepare(self, batch: DecodeBatch, held: Any) -> Any:
+        """Token indices and mask of `batch`."""
         page_size = batch.spec.page_size
         columns = torch.arange(batch.page_table.shape[1] * page_size, device=self.device)
         tokens = batch.page_table.long()[:, columns // page_size] * page_size + columns % page_size
@@ -30,13 +32,11 @@ class Sdpa(Backend[DecodeBatch, PagedKV]):
             mask &= columns >= batch.seq_lens[:, None] - batch.spec.window
         # Dead columns gather the row's first token: finite, where an unused page may hold anything.
         gathered = torch.where(mask, tokens, tokens[:, :1]), mask[:, None, None, :]
-        if out is None:
-            return Plan(batch, self.entry.name, gathered)
-        for held, given in zip(out.state, gathered, strict=True):
-            if held.shape != given.shape:
-                raise ValueError(f"out must be a plan over {list(given.shape)}, got {held.shape}")
-            held.copy_(given)
-        return Plan(batch, self.entry.name, out.state)
+        if held is None:
+            return gathered
+        for buffer, given in zip(held, gathered, strict=True):
+            buffer.copy_(given)
+        return held
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """Gather, attend, and return [bs, num_qo_heads, head_dim]."""

@@ -97,7 +97,12 @@ FAMILIES = {
         ),
     ),
     "hpc-ops": Family(
-        ("smallm_attention_decode_", "attention_prefill_", "attention_with_kvcache_"),
+        (
+            "smallm_attention_decode_",
+            "attention_decode_",
+            "attention_prefill_",
+            "attention_with_kvcache_",
+        ),
         library="HPC-Ops",
     ),
     "paged-attention": Family(
@@ -130,14 +135,12 @@ ROLE_OF = {
     "lean_reduction_kernel": "merge",
     "reduce_segments": "merge",
     "paged_attention_v2_reduce_kernel": "merge",
-    "attention_decode_dynamic_splitk_combine_kernel": "merge",
     "assign_attention_decode_task_kernel": "metadata",
     "get_num_kv_splits_triton": "metadata",
     "indexer_k_quant_and_cache_kernel": "indexer",
     "smxx_paged_mqa_logits_metadata": "indexer",
+    "smxx_clean_logits": "indexer",
     "fp8_index_kernel": "indexer",
-    "topk_transform_decode_kernel": "indexer",
-    "topk_transform_prefill_kernel": "indexer",
     "topKPerRowDecode": "indexer",
     "topKPerRowPrefill": "indexer",
     "_fused_decode_metadata_kernel": "metadata",
@@ -145,6 +148,10 @@ ROLE_OF = {
     "_fused_metadata_kernel_ps1_no_swa": "metadata",
     "create_flashinfer_kv_indices_triton": "metadata",
     "create_flashmla_kv_indices_triton": "metadata",
+    "create_trtllm_mha_kv_indices_triton": "metadata",
+    "update_trtllm_mha_graph_metadata_kernel": "metadata",
+    "generate_draft_decode_kv_indices": "metadata",
+    "_draft_extend_metadata_kernel": "metadata",
     "decode_metadata_kernel": "metadata",
     "draft_metadata_kernel": "metadata",
     "get_mla_metadata_kernel": "metadata",
@@ -152,32 +159,35 @@ ROLE_OF = {
     "plan_kernel": "metadata",
     "step_metadata_kernel": "metadata",
     "verify_metadata_kernel": "metadata",
-}
-"""Kernel beside attention -> what it does: FlashAttention-3's schedule, the merge of a request's
-splits, page tables and lengths, or the choice of tokens for sparse attention (DSA)."""
-ROLES_OF_FAMILIES = {
     "kernel_cutlass_reduction_kernel_flashinfer": "merge",
-    "sm90_fp8_paged_mqa_logits": "indexer",
-    "sm90_fp8_mqa_logits": "indexer",
-    "sm100_fp8_paged_mqa_logits": "indexer",
-    "sm100_fp8_mqa_logits": "indexer",
-    "sm100_fp4_paged_mqa_logits": "indexer",
-    "sm100_fp4_mqa_logits": "indexer",
+    "kernel_cutlass_kernel_*flash_attncuteflash_fwd_combine": "merge",
+    "attention_decode_*combine_kernel": "merge",
+    "topk_transform_": "indexer",
+    "transform_index_page_table_": "indexer",
+    "sm*_fp?_*mqa_logits": "indexer",
 }
-"""How the name of such a kernel begins, where it has more words behind it -> what it does."""
+"""How the name of a kernel beside attention begins (`*` is any text) -> what it does:
+FlashAttention-3's schedule, the merge of a request's splits, page tables and lengths, or the choice
+of tokens for sparse attention (DSA)."""
+OF_EXPERTS = (
+    "_fwd_kernel_ep_",
+    "_fwd_kernel_expand_to_masked_slab",
+    "_fwd_kernel_fill_m_indices",
+    "_fwd_kernel_masked_slab",
+)
+"""How the names of SGLang's kernels of experts begin, which begin as that of its extend kernel."""
 
 
-@lru_cache
+@lru_cache(maxsize=4096)
 def role_of(kernel: str) -> str:
     """What a kernel beside attention does, or the empty string."""
-    begins = (role for begin, role in ROLES_OF_FAMILIES.items() if kernel.startswith(begin))
-    return ROLE_OF.get(kernel) or next(begins, "")
+    return next((role for begin, role in ROLE_OF.items() if fnmatchcase(kernel, f"{begin}*")), "")
 
 
-@lru_cache
+@lru_cache(maxsize=4096)
 def family_of(kernel: str) -> str:
     """The family of a kernel's function name, or the empty string."""
-    if role_of(kernel):
+    if role_of(kernel) or kernel.startswith(OF_EXPERTS):
         return ""
     return next((name for begin, name in FAMILY_OF.items() if fnmatchcase(kernel, f"{begin}*")), "")
 
@@ -225,38 +235,24 @@ class Entry:
 _ENTRIES = (
     Entry("sdpa", "decode", "sdpa:Sdpa"),
     Entry("flashinfer-auto", "decode", "flashinfer:Decode", label="auto"),
-    Entry("flashinfer-fa2", "decode", "flashinfer:Decode", family="fa2", label="fa2"),
-    Entry(
-        "flashinfer-fa2-planned",
-        "decode",
-        "planned:PlannedDecode",
-        family="fa2",
-        label="fa2 planned",
-    ),
-    Entry(
-        "flashinfer-fa3", "decode", "flashinfer:Decode", family="fa3", since="0.6.0", label="fa3"
-    ),
-    Entry(
-        "flashinfer-cuda-cores",
-        "decode",
-        "flashinfer:Decode",
-        family="cuda-cores",
-        label="CUDA cores",
-    ),
+    Entry("flashinfer-fa2", "decode", "flashinfer:Decode", "fa2", label="fa2"),
+    Entry("flashinfer-fa2-planned", "decode", "planned:PlannedDecode", "fa2", label="fa2 planned"),
+    Entry("flashinfer-fa3", "decode", "flashinfer:Decode", "fa3", since="0.6.0", label="fa3"),
+    Entry("flashinfer-cuda-cores", "decode", "flashinfer:Decode", "cuda-cores", label="CUDA cores"),
     Entry(
         "flashinfer-batch-attention",
         "decode",
-        "batch_attention:BatchAttentionDecode",
-        family="batch-attention",
+        "batch_attention:BatchAttention",
+        "batch-attention",
         label="BatchAttention",
     ),
-    Entry("flashinfer-xqa", "decode", "xqa:Xqa", family="xqa", since="0.5.3", label="XQA"),
+    Entry("flashinfer-xqa", "decode", "xqa:Xqa", "xqa", since="0.5.3", label="XQA"),
     Entry("flashinfer-graph-auto", "decode", "flashinfer:GraphDecode"),
     Entry(
         "flash-attn-3",
         "decode",
         "flash_attn3:FlashAttn3",
-        family="flash-attn-3",
+        "flash-attn-3",
         words=("fa3", "FLASH_ATTN"),
         label="FlashAttention-3",
     ),
@@ -264,50 +260,39 @@ _ENTRIES = (
         "flash-attn-3-precomputed",
         "decode",
         "flash_attn3:FlashAttn3Precomputed",
-        family="flash-attn-3",
+        "flash-attn-3",
         label="FlashAttention-3, precomputed",
     ),
-    Entry("flashinfer-mla-fa2", "mla", "mla:FlashInferMla", family="mla-fa2"),
-    Entry("flashinfer-mla-fa3", "mla", "mla:FlashInferMla", family="mla-fa3"),
-    Entry(
-        "flashmla-dense", "mla", "mla:FlashMlaDense", family="flashmla-dense", words=("FLASHMLA",)
-    ),
+    Entry("flashinfer-mla-fa2", "mla", "mla:FlashInferMla", "mla-fa2"),
+    Entry("flashinfer-mla-fa3", "mla", "mla:FlashInferMla", "mla-fa3"),
+    Entry("flashmla-dense", "mla", "mla:FlashMlaDense", "flashmla-dense", words=("FLASHMLA",)),
     Entry(
         "flashmla-sparse-fp8",
         "mla",
         "mla:FlashMlaSparse",
-        family="flashmla-sparse",
+        "flashmla-sparse",
         words=("FLASHMLA_SPARSE",),
     ),
-    Entry(
-        "flashmla-sparse-bf16", "mla", "mla:FlashMlaSparseBf16", family="flashmla-sparse-prefill"
-    ),
+    Entry("flashmla-sparse-bf16", "mla", "mla:FlashMlaSparseBf16", "flashmla-sparse-prefill"),
     Entry(
         "flash-attn-3-mla",
         "mla",
         "mla:FlashAttn3Mla",
-        family="flash-attn-3",
+        "flash-attn-3",
         words=("fa3", "FLASH_ATTN_MLA", "FLASH_ATTN_MLA_SPARSE"),
     ),
     Entry("flashinfer-prefill-auto", "extend", "flashinfer:Prefill"),
-    Entry("flashinfer-prefill-fa2", "extend", "flashinfer:Prefill", family="fa2"),
-    Entry("flashinfer-prefill-fa3", "extend", "flashinfer:Prefill", family="fa3"),
+    Entry("flashinfer-prefill-fa2", "extend", "flashinfer:Prefill", "fa2"),
+    Entry("flashinfer-prefill-fa3", "extend", "flashinfer:Prefill", "fa3"),
     Entry(
         "flashinfer-prefill-fa2-uniform",
         "extend",
         "flashinfer:UniformPrefill",
-        family="fa2",
+        "fa2",
         since="0.7.2.post1",
     ),
-    Entry("flashinfer-prefill-fa2-planned", "extend", "planned:PlannedPrefill", family="fa2"),
-    Entry(
-        "flashinfer-prefill-batch-attention",
-        "extend",
-        "batch_attention:BatchAttentionExtend",
-        family="batch-attention",
-        label="BatchAttention",
-    ),
-    Entry("flash-attn-3-extend", "extend", "flash_attn3:FlashAttn3Extend", family="flash-attn-3"),
+    Entry("flashinfer-prefill-fa2-planned", "extend", "planned:PlannedPrefill", "fa2"),
+    Entry("flash-attn-3-extend", "extend", "flash_attn3:FlashAttn3Extend", "flash-attn-3"),
 )
 
 TABLE = {entry.name: entry for entry in _ENTRIES}

@@ -12,6 +12,7 @@ and the probabilities (xqa/mha_sm90.cu, F16QToF8Converter). The oracle's query h
 
 import importlib
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -30,23 +31,14 @@ class Xqa(Backend[DecodeBatch, PagedKV]):
 
     takes_sinks = True
 
-    def plan(self, batch: DecodeBatch, out: Plan[DecodeBatch] | None = None) -> Plan[DecodeBatch]:
-        """Copy lengths, page table and sinks; `out` must have the same page-table shape."""
-        if out is None:
-            return Plan(batch, self.entry.asks, self._call(batch))
-        out.batch.require_alike(batch)
-        out.state.keywords["block_tables"].copy_(batch.page_table)
-        out.state.keywords["seq_lens"].copy_(batch.seq_lens)
-        if batch.sinks is not None:
-            out.state.keywords["sinks"].copy_(batch.sinks)
-        return Plan(batch, self.entry.asks, out.state)
-
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
-        """The library's call, which takes any query for contiguous."""
-        cache.require_pages_of(plan.batch.spec)
-        return plan.state(query=q.contiguous(), kv_cache=(cache.k_cache, cache.v_cache))
-
-    def _call(self, batch: DecodeBatch) -> partial[torch.Tensor]:
+    def prepare(self, batch: DecodeBatch, held: Any) -> partial[torch.Tensor]:
+        """Copy lengths, page table and sinks."""
+        if held is not None:
+            held.keywords["block_tables"].copy_(batch.page_table)
+            held.keywords["seq_lens"].copy_(batch.seq_lens)
+            if batch.sinks is not None:
+                held.keywords["sinks"].copy_(batch.sinks)
+            return held
         spec = batch.spec
         return partial(
             importlib.import_module("flashinfer.decode").trtllm_batch_decode_with_kv_cache,
@@ -60,6 +52,11 @@ class Xqa(Backend[DecodeBatch, PagedKV]):
             backend=self.entry.asks,
             sinks=None if batch.sinks is None else batch.sinks.float(),  # A copy.
         )
+
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+        """The library's call, which takes any query for contiguous."""
+        cache.require_pages_of(plan.batch.spec)
+        return plan.state(query=q.contiguous(), kv_cache=(cache.k_cache, cache.v_cache))
 
     @classmethod
     def unavailable(cls, entry: Entry) -> str:

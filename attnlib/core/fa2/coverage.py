@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..spec import require_all_read
 from .library import FA2_INFO
 from .words import WORD
 
@@ -59,12 +60,5 @@ def require_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
     end = max(facts[f"{name}_offset"] for name in READ) // WORD + facts["padded_batch_size"]
     image = wrapper._int_workspace_buffer.view(torch.int32)[:end].cpu().numpy()
     lens = seq_lens.cpu().numpy().astype(np.int64)
-    read = tokens_read(image, tuple(info), lens)
-    short = np.flatnonzero(read < lens)
-    if len(short):
-        first = short[0]
-        raise RuntimeError(
-            f"the plan of the wrapper must read all {lens[first]} tokens of request {first}, it "
-            f"reads {read[first]} ({len(short)} of {len(lens)} requests are cut short): plan for "
-            "these lengths before the replay, or inside the graph (Fa2Planner)"
-        )
+    when = "before the replay, or inside the graph (Fa2Planner)"
+    require_all_read("the plan of the wrapper", tokens_read(image, tuple(info), lens), lens, when)

@@ -43,15 +43,18 @@ BETWEEN = tl.constexpr(choice.BETWEEN)
 LEAST = tl.constexpr(MIN_CHUNK)
 FAR_AWAY = tl.constexpr(INT32_MAX)
 
-SCORED = tl.constexpr(32)
+SCORED = 16
 """Requests that a program cuts at once by all candidates."""
-WIDE = tl.constexpr(256)
+WIDE = 256
 """Requests that it reads at once otherwise."""
-REQUESTS, WIDTH = tl.constexpr(32), tl.constexpr(64)
+ROUNDING = tl.constexpr(2.0**23)
+"""float32 has whole numbers alone from here to twice as much."""
+REQUESTS, WIDTH = 16, tl.constexpr(64)
 """Requests whose blocks a program writes, and blocks of each at once."""
 BLOCKS = tl.constexpr(128)
 """Unused blocks that it clears at once."""
-WARPS = 8
+WARPS, FEW_WARPS, FEW = 8, 4, 128
+"""Of a program, and where at most FEW requests are captured. Reductions cross fewer warps then."""
 
 
 class PlanTensors(NamedTuple):
@@ -85,16 +88,19 @@ def counted_lengths(seq_lens_ptr, rows, batch, delta, limit, most):
 
 @triton.jit
 def parts_of(lens, inverse):
-    """ceil(lens / chunk), given 1 / chunk. Half a token before a whole number of chunks is more
-    than float32 errs by for up to 2^21 tokens, and an empty request gives -1 + 1."""
-    return tl.floor((lens.to(tl.float32) - 0.5) * inverse).to(tl.int32) + 1
+    """ceil(lens / chunk) as float32, given 1 / chunk: what is half a token before that and half a
+    part above, rounded by an addition, as conversions take several times as long. Half a token is
+    more than float32 errs by for up to 2^21 tokens."""
+    return lens.to(tl.float32) * inverse + (0.5 - 0.5 * inverse) + ROUNDING - ROUNDING
 
 
 @triton.jit
-def blocks_per_head(seq_lens_ptr, chunks, batch, delta, limit, most, N: tl.constexpr):
-    """`choice.blocks_per_head`: parts of all requests for each of `chunks` [N]."""
+def blocks_per_head(
+    seq_lens_ptr, chunks, batch, delta, limit, most, N: tl.constexpr, SCORED: tl.constexpr
+):
+    """`choice.blocks_per_head` as float32: parts of all requests for each of `chunks` [N]."""
     inverse = tl.div_rn(1.0, chunks.to(tl.float32))
-    parts = tl.zeros((N, SCORED), tl.int32)
+    parts = tl.zeros((N, SCORED), tl.float32)
     for start in range(0, batch, SCORED):
         rows = start + tl.arange(0, SCORED)
         lens = counted_lengths(seq_lens_ptr, rows, batch, delta, limit, most)
@@ -105,7 +111,7 @@ def blocks_per_head(seq_lens_ptr, chunks, batch, delta, limit, most, N: tl.const
 @triton.jit
 def predicted_time(blocks, chunks, tokens, longest, COPIES: tl.constexpr, SLOTS: tl.constexpr):
     """`choice.predicted_time` in float32, of `blocks` per head that `chunks` cut."""
-    blocks = tl.maximum(blocks, 1).to(tl.float32)
+    blocks = tl.maximum(blocks, 1.0)
     mean_block = tokens / blocks + BLOCK_TOKENS
     longest_block = tl.minimum(chunks, longest).to(tl.float32) + BLOCK_TOKENS
     waves = tl.div_rn(blocks * COPIES, blocks * 0 + SLOTS)  # exact where it is a whole number
@@ -126,6 +132,35 @@ def whole_pages(tokens, PAGE: tl.constexpr):
 
 
 @triton.jit
+def most_and_all(longest, refused, pages, tokens, longest_2, refused_2, pages_2, tokens_2):
+    """Combine what is known of two groups of requests."""
+    longest = tl.maximum(longest, longest_2)
+    return longest, tl.maximum(refused, refused_2), pages + pages_2, tokens + tokens_2
+
+
+@triton.jit
+def both_sums(first, second, first_2, second_2):
+    """Combine two sums of two groups."""
+    return first + first_2, second + second_2
+
+
+@triton.jit
+def judged(time, best, fits, cuts, fewest, time_2, best_2, fits_2, cuts_2, fewest_2):
+    """Combine two groups of candidates: the fastest with its time, the shortest that fits a wave,
+    the longest that does not, and the fewest blocks."""
+    best = tl.where(time <= time_2, best, best_2)
+    time = tl.minimum(time, time_2)
+    fits, cuts = tl.minimum(fits, fits_2), tl.maximum(cuts, cuts_2)
+    return time, best, fits, cuts, tl.minimum(fewest, fewest_2)
+
+
+@triton.jit
+def lesser(key, value, key_2, value_2):
+    """Of two pairs the one with the lesser key."""
+    return tl.minimum(key, key_2), tl.where(key <= key_2, value, value_2)
+
+
+@triton.jit
 def chosen_chunk(
     seq_lens_ptr,
     batch,
@@ -139,24 +174,29 @@ def chosen_chunk(
     Q_TILES: tl.constexpr,
     COPIES: tl.constexpr,
     SLOTS: tl.constexpr,
+    SCORED: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     """`choice.choose(...).chunk`, `most`, and what overflows, as scalars.
 
     The last two are the tokens of the longest request above `limit`, and the pages of all requests
     where they are more than `capacity`: no request has a block then, and `most` is 0.
     """
-    longest = 0
-    refused = 0
-    pages = 0
-    tokens = 0.0
+    # Reductions cross warps: one for all, after the loop.
+    longest_of = tl.zeros((WIDE,), tl.int32)
+    refused_of = tl.zeros((WIDE,), tl.int32)
+    pages_of = tl.zeros((WIDE,), tl.int32)
+    tokens_of = tl.zeros((WIDE,), tl.float32)
     for start in range(0, batch, WIDE):
         lens = given_lengths(seq_lens_ptr, start + tl.arange(0, WIDE), batch, delta)
-        refused = tl.maximum(refused, tl.max(tl.where(lens > limit, lens, 0), 0))
+        refused_of = tl.maximum(refused_of, tl.where(lens > limit, lens, 0))
         lens = tl.where(lens > limit, 0, lens)
-        pages += tl.sum((lens + ((1 << SHIFT) - 1)) >> SHIFT, 0)
+        pages_of += (lens + ((1 << SHIFT) - 1)) >> SHIFT
         lens = tl.minimum(lens, most)
-        longest = tl.maximum(longest, tl.max(lens, 0))
-        tokens += tl.sum(lens.to(tl.float32), 0)
+        longest_of = tl.maximum(longest_of, lens)
+        tokens_of += lens.to(tl.float32)
+    lanes = (longest_of, refused_of, pages_of, tokens_of)
+    longest, refused, pages, tokens = tl.reduce(lanes, 0, most_and_all)
     if pages > capacity:
         longest = 0
         tokens = 0.0
@@ -171,26 +211,31 @@ def chosen_chunk(
     equal = (tl.maximum(longest, 1) + place) // (place + 1)
     equal = (equal + CHUNK_STEP - 1) // CHUNK_STEP * CHUNK_STEP
     chunks = whole_pages(tl.maximum(tl.where(place < WHOLE, equal, ladder), LEAST), PAGE)
-    uncut = tl.max(tl.where(place == 0, chunks, 0), 0)
-    blocks = blocks_per_head(seq_lens_ptr, chunks, batch, delta, limit, most, 2 * WHOLE)
-
-    # FlashInfer's own, see `choice.library_chunk`.
-    wave: tl.constexpr = SLOTS // COPIES
-    high = tl.minimum(tl.min(tl.where(blocks <= wave, chunks, FAR_AWAY), 0), uncut)
-    low = tl.where((blocks > wave) & (chunks < high), chunks, LEAST - 1)
-    low = tl.max(low, 0)
-    between = low + ((high - low) * (tl.arange(0, BETWEEN) + 1) + (BETWEEN - 1)) // BETWEEN
-    between = whole_pages(between, PAGE)
-    counts = blocks_per_head(seq_lens_ptr, between, batch, delta, limit, most, BETWEEN)
-    library = tl.min(tl.where(counts <= wave, between, high), 0)
-    between_time = predicted_time(counts, between, tokens, longest, COPIES, SLOTS)
-    possible = (between == library) & (counts * Q_TILES <= max_blocks)
-    library_time = tl.min(tl.where(possible, between_time, float("inf")), 0)
-
+    uncut = (tl.maximum(longest, 1) + CHUNK_STEP - 1) // CHUNK_STEP * CHUNK_STEP
+    uncut = whole_pages(tl.maximum(uncut, LEAST), PAGE)
+    limits = (batch, delta, limit, most)
+    blocks = blocks_per_head(seq_lens_ptr, chunks, *limits, 2 * WHOLE, SCORED)
     time = predicted_time(blocks, chunks, tokens, longest, COPIES, SLOTS)
     time = tl.where(blocks * Q_TILES <= max_blocks, time, float("inf"))
-    best = tl.min(tl.where(place == tl.argmin(time, 0), chunks, FAR_AWAY), 0)
-    leaves = tl.min(time, 0) + BLOCK_TOKENS < library_time * (1 - MARGIN)
+    wave: tl.constexpr = SLOTS // COPIES
+    fits = tl.where(blocks <= wave, chunks, FAR_AWAY)
+    cuts = tl.where(blocks > wave, chunks, LEAST - 1)
+    known = (time, chunks, fits, cuts, blocks)
+    best_time, best, high, low, fewest = tl.reduce(known, 0, judged)
+
+    # FlashInfer's own, see `choice.library_chunk`.
+    if fewest <= wave:
+        between = low + ((high - low) * (tl.arange(0, BETWEEN) + 1) + (BETWEEN - 1)) // BETWEEN
+        between = whole_pages(between, PAGE)
+        counts = blocks_per_head(seq_lens_ptr, between, *limits, BETWEEN, SCORED)
+        between_time = predicted_time(counts, between, tokens, longest, COPIES, SLOTS)
+        between_time = tl.where(counts * Q_TILES <= max_blocks, between_time, float("inf"))
+        key = tl.where((counts <= wave) | (between == high), between, FAR_AWAY)
+        library, library_time = tl.reduce((key, between_time), 0, lesser)
+    else:
+        library = uncut
+        library_time = predicted_time(fewest, uncut, tokens, longest, COPIES, SLOTS)
+    leaves = best_time + BLOCK_TOKENS < library_time * (1 - MARGIN)
     return tl.where(leaves, best, library), most, refused, pages
 
 
@@ -287,6 +332,10 @@ def plan_kernel(
     CHUNK_AT: tl.constexpr,
     ROWS_AT: tl.constexpr,
     MASK_AT: tl.constexpr,
+    # requests at once
+    SCORED: tl.constexpr,
+    WIDE: tl.constexpr,
+    WRITTEN: tl.constexpr,
     # of the page arrays, see `metadata.kv_indices`
     SHIFT: tl.constexpr,
     SCAN: tl.constexpr,
@@ -313,24 +362,25 @@ def plan_kernel(
     elif tl.program_id(1) == 0:
         chunk, most, refused, pages = chosen_chunk(
             *(seq_lens_ptr, batch, delta, limit, most, max_blocks, capacity),
-            *(SHIFT, PAGE, Q_TILES, COPIES, SLOTS),
+            *(SHIFT, PAGE, Q_TILES, COPIES, SLOTS, SCORED, WIDE),
         )
         limits = (batch, delta, limit, most)
         inverse = tl.div_rn(1.0, chunk.to(tl.float32))
         first = here * ((max_batch + lead - 1) // lead)
         end = tl.minimum(first + (max_batch + lead - 1) // lead, max_batch)
-        before = 0
-        total = 0
-        for start in range(0, max_batch, WIDE):
+        before_of = tl.zeros((WIDE,), tl.int32)
+        total_of = tl.zeros((WIDE,), tl.int32)
+        for start in range(0, batch, WIDE):
             rows = start + tl.arange(0, WIDE)
-            parts = parts_of(counted_lengths(seq_lens_ptr, rows, *limits), inverse)
-            total += tl.sum(parts, 0)
-            before += tl.sum(tl.where(rows < first, parts, 0), 0)
+            parts = parts_of(counted_lengths(seq_lens_ptr, rows, *limits), inverse).to(tl.int32)
+            total_of += parts
+            before_of += tl.where(rows < first, parts, 0)
+        before, total = tl.reduce((before_of, total_of), 0, both_sums)
         blocks = (words_ptr + REQUEST_AT, words_ptr + Q_TILE_AT, words_ptr + KV_TILE_AT)
         sums = (words_ptr + O_INDPTR_AT, words_ptr + MERGE_INDPTR_AT)
-        for start in range(first, end, REQUESTS):
-            rows = start + tl.arange(0, REQUESTS)
-            parts = parts_of(counted_lengths(seq_lens_ptr, rows, *limits), inverse)
+        for start in range(first, end, WRITTEN):
+            rows = start + tl.arange(0, WRITTEN)
+            parts = parts_of(counted_lengths(seq_lens_ptr, rows, *limits), inverse).to(tl.int32)
             parts = tl.where(rows < end, parts, 0)
             ends = before + tl.cumsum(parts, 0)
             before += tl.sum(parts, 0)
@@ -409,7 +459,9 @@ def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launc
     batch, room = len(t.seq_lens), shape.max_batch_size
     offsets = PlanLayout.of(shape).offsets
     constants = (shape.page_size, shape.q_len, shape.q_tiles, shape.copies, shape.slots, *offsets)
-    lead = max(-(-room // REQUESTS.value), min(8, -(-shape.max_blocks // BLOCKS.value)))
+    width = triton.next_power_of_2(room)
+    constants += (min(width, SCORED), min(width, WIDE), min(width, REQUESTS))
+    lead = max(-(-room // REQUESTS), min(8, -(-shape.max_blocks // BLOCKS.value)))
     grid: Grid = (lead, 1)
     tiles: tuple[object, ...] = (0, 0, 0, 0)
     pool_sizes: tuple[int, ...] = (0, 0, INT32_MAX)
@@ -425,7 +477,7 @@ def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launc
     require_one_device(t._asdict())
 
     def cut(seq_len_delta: int) -> tuple[Grid, tuple[object, ...], int]:
-        return grid, (*constants, *tiles), WARPS
+        return grid, (*constants, *tiles), FEW_WARPS if room <= FEW else WARPS
 
     outputs = ("kv_indptr", "kv_last_page_len") if page_size and batch else ()
     return Launch(

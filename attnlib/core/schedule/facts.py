@@ -10,7 +10,7 @@ Builds differ in their tiles, so a schedule is that of a build:
 | build | source | tiles |
 |---|---|---|
 | upstream | Dao-AILab, tokenspeed-fa3, flash-attn-3 | 2 or 3 warpgroups, 128 or 192 rows |
-| vllm | vllm-project/flash-attention 617264c (2026-08) | 64 rows for <= 64 packed rows, no window |
+| vllm | vllm-project/flash-attention 617264c, vLLM 0.33.0 | 64 rows for <= 64 packed, no window |
 | sglang | sgl-flash-attn #34 (2026-02) and #37 (2026-03) | as vllm, windows too; else upstream |
 """
 
@@ -180,10 +180,13 @@ class SchedulerFacts(Grouped):
 
     @cached_property
     def packs(self) -> bool:
-        """Whether the metadata call counts a group's query heads as rows of one tile."""
+        """Whether the metadata call counts a group's query heads as rows of one tile. vLLM's build
+        does, whatever `pack_gqa` says, where K and V have one head_dim."""
+        if self.build == "vllm" and self.head_dim == self.head_dim_v:
+            return self.group_size > 1
         if self.pack_gqa is not None:
             return self.pack_gqa
-        if self.must_pack or (self.build == "vllm" and self._gpt_oss_window):
+        if self.must_pack:
             return True
         if self.varlen_q or self.group_size == 1:
             return self.group_size > 1
@@ -216,12 +219,6 @@ class SchedulerFacts(Grouped):
         """ValueError unless what says each request's query tokens goes with `varlen_q`."""
         here = f"varlen_q={self.varlen_q}"
         require_given(name, given, self.varlen_q, "if facts.varlen_q", here)
-
-    @property
-    def _gpt_oss_window(self) -> bool:
-        """The layer that vLLM's get_pack_gqa always packs."""
-        one_head_dim = self.head_dim == self.head_dim_v == 64
-        return self.is_local and one_head_dim and self.group_size == 8
 
     def _tile(self, *, gathers: bool) -> tuple[int, int]:
         compiled = [dim for dim in HEAD_DIMS if self.hdim96 or dim != 96]

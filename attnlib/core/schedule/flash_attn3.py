@@ -11,30 +11,22 @@ buffers, often without a crash. So `require_fits` compares the facts of both cal
   worse. **The split cap may not**: both calls pass the same explicit `num_splits`, so that no
   replay exceeds buffers that were sized at capture.
 - **Streams**: the words hold a counter that each attention call uses and resets, so calls that
-  share metadata must not overlap. A second stream is refused, and a second capturing one too. Two
-  graphs replayed at once, or use of the buffer by another process, are not detected.
+  share metadata must not overlap. That is not detected.
 - **Buffers**: one buffer may serve graphs of many batch sizes, with one metadata object each:
   `renew` the right one before its replay. Words of another one are refused at capture and in eager
   calls, not at replay.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeAlias
 
 import torch
 
 from ..batch import require_tensor
-from ..spec import require_between
 from . import library
 from .facts import SchedulerFacts
 from .splits import num_words
-
-Stream = tuple[bool, int]
-"""(whether the stream is capturing, its handle)."""
-HostLengths: TypeAlias = Sequence[int] | torch.Tensor | None
-"""Tokens of each request, [batch_size], on the host."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,22 +35,18 @@ class SchedulerMetadata:
 
     words: torch.Tensor
     facts: SchedulerFacts
-    _streams: dict[bool, int] = field(default_factory=dict, repr=False)
     _writes: list[int | None] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         self.mark_used()
 
-    def require_fits(
-        self, call: SchedulerFacts, *, device: torch.device, stream: Stream | None = None
-    ) -> None:
+    def require_fits(self, call: SchedulerFacts, *, device: torch.device) -> None:
         """Raise ValueError, naming what differs, unless a call with these facts may use the words.
 
-        `stream` (from `current_stream`) is recorded at the first use; another one is refused until
-        `hand_over` or `renew`.
+        The lengths of the call are not looked at.
         """
         if call.settled != self.facts:
-            raise ValueError(_mismatch(self.facts, call))
+            raise ValueError(misfit(self.facts.differences(call)))
         if device != self.words.device:
             raise ValueError(
                 f"device must be that of the scheduler metadata, {self.words.device}, got {device}"
@@ -70,15 +58,6 @@ class SchedulerMetadata:
                 f"words must be those of this scheduler metadata, written {self._writes[0]} times, "
                 f"got a buffer written {writes(self.words)} times: something else is in it now"
             )
-        if stream is None:
-            return
-        capturing, handle = stream
-        first = self._streams.setdefault(capturing, handle)
-        if first != handle:
-            raise ValueError(
-                f"stream must be the one that used this scheduler metadata first, {first:#x}, got "
-                f"{handle:#x}: attention calls that share metadata must not overlap"
-            )
 
     def mark_used(self) -> None:
         """Accept the words as they are now: an attention call has reset the counter."""
@@ -88,45 +67,31 @@ class SchedulerMetadata:
         """The same after a kernel whose writes PyTorch does not count."""
         torch.autograd.graph.increment_version(self.words)
         self.mark_used()
-        self.hand_over()
 
-    def renew(
-        self,
-        seq_lens: torch.Tensor,
-        *,
-        seq_lens_cpu: HostLengths = None,
-        cu_seqlens_q: torch.Tensor | None = None,
-    ) -> None:
+    def renew(self, seq_lens: torch.Tensor, *, cu_seqlens_q: torch.Tensor | None = None) -> None:
         """Write the metadata of new lengths into the same words; arguments as for `precompute`."""
-        words = _checked_words(self.facts, seq_lens, seq_lens_cpu, cu_seqlens_q)
-        self.words.copy_(words)
+        self.words.copy_(_checked_words(self.facts, seq_lens, cu_seqlens_q))
         self.mark_used()
-        self.hand_over()
-
-    def hand_over(self) -> None:
-        """Forget the stream; the caller has ordered its work before that of the next stream."""
-        self._streams.clear()
 
 
 def precompute(
     facts: SchedulerFacts,
     seq_lens: torch.Tensor,
     *,
-    seq_lens_cpu: HostLengths = None,
     cu_seqlens_q: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> SchedulerMetadata:
     """The metadata of one step, from one kernel on the current stream.
 
-    `seq_lens` [batch_size] int32 is the KV tokens of each request on the GPU. `seq_lens_cpu`, if
-    given, is checked to lie in 1..max_seqlen_k; lengths on the GPU are not read. `cu_seqlens_q`
-    [batch_size + 1] int32 goes with `facts.varlen_q`. `out` [>= words] int32 is the caller's
-    buffer (`splits.max_words` sizes it); the words are its head, and its tail becomes zero.
-    Raises ValueError naming the argument, what it must be and what it was, before any launch.
+    `seq_lens` [batch_size] int32 is the KV tokens of each request on the GPU, which are not read
+    here. `cu_seqlens_q` [batch_size + 1] int32 goes with `facts.varlen_q`. `out` [>= words] int32
+    is the caller's buffer (`splits.max_words` sizes it); the words are its head, and its tail
+    becomes zero. Raises ValueError naming the argument, what it must be and what it was, before any
+    launch.
     """
     settled = facts.settled
     _require_packing(facts)
-    words = _checked_words(settled, seq_lens, seq_lens_cpu, cu_seqlens_q, out)
+    words = _checked_words(settled, seq_lens, cu_seqlens_q, out)
     if out is not None:
         out[len(words) :].zero_()
         words = out[: len(words)].copy_(words)
@@ -162,14 +127,6 @@ def sm_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def current_stream(device: torch.device) -> Stream | None:
-    """The stream that a launch on `device` would use now; None off the GPU."""
-    if device.type != "cuda":
-        return None
-    handle = torch.cuda.current_stream(device).cuda_stream
-    return torch.cuda.is_current_stream_capturing(), handle
-
-
 def ask_library(
     facts: SchedulerFacts, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -193,22 +150,12 @@ def ask_library(
 def _checked_words(
     settled: SchedulerFacts,
     seq_lens: torch.Tensor,
-    seq_lens_cpu: HostLengths,
     cu_seqlens_q: torch.Tensor | None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     require_tensor("seq_lens", seq_lens, (settled.batch_size,), "int32", contiguous=True)
     if out is not None:
         _require_room(out, num_words(settled), seq_lens.device)
-    if seq_lens_cpu is not None:
-        lens = torch.as_tensor(seq_lens_cpu)
-        if lens.device.type != "cpu" or lens.shape != (settled.batch_size,):
-            raise ValueError(
-                f"seq_lens_cpu must be [{settled.batch_size}] on the cpu, "
-                f"got {list(lens.shape)} on {lens.device}"
-            )
-        why = " (page-table width x page_size)"
-        require_between("seq_lens_cpu", lens, 1, settled.max_seqlen_k, why)
     settled.require_q("cu_seqlens_q", cu_seqlens_q)
     if cu_seqlens_q is not None:
         sums = (settled.batch_size + 1,)
@@ -233,15 +180,6 @@ def misfit(differing: Mapping[str, tuple[object, object]]) -> str:
     """The message for fields that differ: name -> (the metadata's value, the call's)."""
     fields = "; ".join(f"{name} must be {a!r}, got {b!r}" for name, (a, b) in differing.items())
     return f"scheduler metadata does not fit the call: {fields}"
-
-
-def _mismatch(made_for: SchedulerFacts, call: SchedulerFacts) -> str:
-    message = misfit(made_for.differences(call))
-    if made_for.max_seqlen_k != call.max_seqlen_k and made_for.page_size == call.page_size:
-        page = made_for.page_size or 1
-        widths = made_for.max_seqlen_k // page, call.max_seqlen_k // page
-        message += f"; that is a page-table width of {widths[0]}, got {widths[1]}"
-    return message
 
 
 def _require_packing(facts: SchedulerFacts) -> None:

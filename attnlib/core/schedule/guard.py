@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..spec import require_word
+from ..spec import dtype_name, require_word
 from .facts import FULL, SchedulerFacts
 from .flash_attn3 import misfit, sm_count
 
@@ -84,7 +84,11 @@ class _Words(torch.Tensor):
 
 
 class Guard:
-    """The wrappers that `guard` installed; `remove` takes them out."""
+    """The wrappers that `guard` installed; `remove` takes them out.
+
+    `next_graph` are checks of what is in the graph that is captured next, by any key: they are run
+    before each replay of it. A capture or a replay empties it.
+    """
 
     def __init__(self, engine: str) -> None:
         self.engine, self.mode = engine, OFF
@@ -92,6 +96,8 @@ class Guard:
         self._swapped: list[tuple[Function, Function]] = []
         self._captured: Calls | None = None
         self._graphs: WeakKeyDictionary[Any, Calls] = WeakKeyDictionary()
+        self.next_graph: dict[int, Callable[[], None]] = {}
+        self._checks: WeakKeyDictionary[Any, list[Callable[[], None]]] = WeakKeyDictionary()
         modules = []
         for name in ENGINES[engine]:
             with suppress(ImportError, OSError):
@@ -144,13 +150,18 @@ class Guard:
 
     def _graphs_call(self, call: Function) -> Function:
         def around(graph: Any, *args: Any, **options: Any) -> Any:
+            if call.__name__ == "capture_end":
+                self._captured = None
+                return call(graph, *args, **options)
             if call.__name__ == "capture_begin":
                 self._captured = self._graphs[graph] = set()
-            elif call.__name__ == "capture_end":
-                self._captured = None
+                self._checks[graph] = [*self.next_graph.values()]
             else:
                 for words, facts in self._graphs.get(graph, ()):
                     self._check(words, facts)
+                for check in self._checks.get(graph, ()):
+                    check()
+            self.next_graph.clear()
             return call(graph, *args, **options)
 
         return around
@@ -263,7 +274,7 @@ def _attention_facts(arguments: dict[str, Any]) -> dict[str, Any]:
         "head_dim": k.shape[-1],
         "head_dim_v": v.shape[-1],
         "page_size": None if table is None else k.shape[1],
-        "dtype": str(q.dtype).removeprefix("torch."),
+        "dtype": dtype_name(q.dtype),
         "has_softcap": arguments["softcap"] > 0,
         "device": q.device,
     }
@@ -275,7 +286,7 @@ def _metadata_facts(arguments: dict[str, Any]) -> dict[str, Any]:
         **dict(zip(SIZES, arguments.values(), strict=False)),
         "head_dim_v": arguments["headdim_v"] or 0,
         "page_size": arguments["page_size"],
-        "dtype": str(arguments["qkv_dtype"]).removeprefix("torch."),
+        "dtype": dtype_name(arguments["qkv_dtype"]),
         "has_softcap": arguments["has_softcap"],
         "device": arguments["cache_seqlens"].device,
     }

@@ -1,4 +1,4 @@
-"""An exact model of FlashAttention-3's scheduler metadata, in NumPy: `plan_splits`.
+"""An exact model of FlashAttention-3's splits, in NumPy: `plan_splits`.
 
 What the host decides is in `facts`; here is what `prepare_varlen_num_blocks_kernel` decides
 (hopper/flash_prepare_scheduler.cu, since 2025-08), and the tensor that it writes, int32:
@@ -11,8 +11,9 @@ What the host decides is in `facts`; here is what `prepare_varlen_num_blocks_ker
 | heads in L2 [B4] | causal or local | position in the order |
 | semaphore [1] | always, 0 | |
 
-vLLM's build writes query tokens for m_blocks and sorts causal calls by another key: of its plan
-only the splits are modelled, so its order is refused.
+The order is by KV blocks of a split, largest first; under a causal mask by tokens of a split less
+query rows. vLLM's build (0.33.0) has no order: packed query rows, then splits where the cap is
+above 1, then heads in L2 by a rule of its own, all by request.
 
 B4 is the batch size rounded up to 4. A block of 992 requests is scheduled by one CTA; with more
 than one CTA (batch over 992) every request gets one split and each CTA sorts its own requests.
@@ -20,7 +21,6 @@ than one CTA (batch over 992) every request gets one split and each CTA sorts it
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -46,29 +46,6 @@ class SplitPlan:
     num_splits: np.ndarray
     blocks_per_sm: int | None
 
-    @cached_property
-    def blocks_per_split(self) -> np.ndarray:
-        """KV blocks of one split, [batch_size]."""
-        return -(-self.num_n_blocks // self.num_splits)
-
-    @cached_property
-    def sort_keys(self) -> np.ndarray:
-        """Largest first: KV blocks of a split; under a causal mask tokens less query rows."""
-        if self.facts.build == "vllm":
-            raise ValueError("build must be upstream or sglang for the order of requests, got vllm")
-        if not self.facts.is_causal:
-            return self.blocks_per_split
-        block_m, block_n = self.facts.tile
-        return self.blocks_per_split * block_n - self.num_m_blocks * block_m
-
-    @cached_property
-    def batch_order(self) -> np.ndarray:
-        """The request at each position, [batch_size]; ties in the order of requests."""
-        requests = np.arange(self.facts.batch_size)
-        if self.facts.is_local:
-            return requests
-        return np.lexsort((-self.sort_keys, requests // BATCHES_PER_CTA))
-
 
 def plan_splits(
     facts: SchedulerFacts, seq_lens: np.ndarray, q_lens: np.ndarray | None = None
@@ -90,12 +67,6 @@ def plan_splits(
         return SplitPlan(facts, m_blocks, n_blocks, np.ones_like(n_blocks), None)
     share = work_share(facts, int((m_blocks * n_blocks).sum()))
     return split_by(facts, m_blocks, n_blocks, math.ceil(share))
-
-
-def split_blocks(total: int, splits: int) -> list[int]:
-    """KV blocks of each of `splits` parts of `total`: equal ones, the last short or empty."""
-    share = -(-total // splits)
-    return [min(share, max(0, total - split * share)) for split in range(splits)]
 
 
 def num_words(facts: SchedulerFacts) -> int:

@@ -26,7 +26,7 @@ from ..lengths import sample_seq_lens
 from .case import DecodeCase
 
 
-def build_workload(case: DecodeCase, *, device: str) -> Workload[DecodeCase]:
+def build_workload(case: DecodeCase, *, device: str) -> Workload:
     """Batch, query and cache on `device`; sinks are about as large as the largest scores."""
     spec, sinks = case.spec, None
     if spec.sinks:
@@ -92,7 +92,7 @@ def decode_call(
     return call
 
 
-class DecodeSubject(CallSubject[DecodeCase]):
+class DecodeSubject(CallSubject):
     """Measures one attention call of a backend."""
 
     plans = "decode"

@@ -25,7 +25,7 @@ BLOCK_SCORES = 2**28
 """Scores of a block of rows, all heads: 2 GiB in float64."""
 
 
-def build_extend_workload(case: ExtendCase, *, device: str) -> Workload[ExtendCase]:
+def build_extend_workload(case: ExtendCase, *, device: str) -> Workload:
     """Batch, query and cache on `device`; pages of a ragged call are in order."""
     q_lens, kv_lens = sample_extend_lens(case)
     seed = None if case.ragged else case.cached.seed + 1
@@ -66,7 +66,7 @@ def _visible(batch: ExtendBatch, index: int) -> torch.Tensor:
     return sees.tril(n - q_len) if batch.mask == "causal" else sees
 
 
-class ExtendSubject(CallSubject[ExtendCase]):
+class ExtendSubject(CallSubject):
     """Measures a call with several queries per request."""
 
     memory_share = 0.6

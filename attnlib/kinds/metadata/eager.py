@@ -1,7 +1,9 @@
 """Decode metadata op by op, a launch per op, as SGLang did it up to 0.5.9: the baseline.
 
-It never waits for the GPU, so it can be captured in a graph.
+It never waits for the GPU, so it can be captured in a graph, after a call outside of one.
 """
+
+from functools import cache
 
 import torch
 
@@ -22,16 +24,7 @@ def build_decode_metadata(
     write_decode_metadata(t, first_tokens, page_size, seq_len_delta)
 
 
-_FIRST_TOKENS: dict[tuple[torch.device, int, int], torch.Tensor] = {}
-
-
+@cache
 def _first_tokens(device: torch.device, max_pages: int, page_size: int) -> torch.Tensor:
     """Token offsets of the pages, made once and kept, as engines do when they start."""
-    key = (device, max_pages, page_size)
-    if key not in _FIRST_TOKENS:
-        offsets = torch.arange(0, max_pages * page_size, page_size, device=device)
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            # It would be the graph's memory, and empty until the graph is replayed.
-            return offsets
-        _FIRST_TOKENS[key] = offsets
-    return _FIRST_TOKENS[key]
+    return torch.arange(0, max_pages * page_size, page_size, device=device)

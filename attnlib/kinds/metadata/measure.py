@@ -14,8 +14,9 @@ from ...core.metadata.kv_indices import build_kv_indices
 from ...core.metadata.launch import without_overlap
 from ...core.spec import require_word
 from ...measure.timer import run_timer
-from ...measure.trace import trace_kernels
-from ..base import Subject, timed_fields
+from ..base import Subject
+from ..call import timed_call
+from ..check import OracleCheck
 from ..item import Item
 from ..lengths import sample_seq_lens
 from . import eager, oracle, sglang
@@ -29,7 +30,10 @@ BUILDERS: dict[str, dict[str, Callable[..., None]]] = {
     "metadata-eager": {"decode": eager.build_decode_metadata},
     "metadata-fused": FUSED,
     "metadata-fused-alone": FUSED,
-    "sglang-metadata": {"decode": sglang.build_decode_metadata},
+    "sglang-metadata": {
+        "decode": sglang.build_decode_metadata,
+        "kv_indices": sglang.build_kv_indices,
+    },
 }
 """Backend -> builder of the case -> function; `alone` starts after the previous kernel ended."""
 OUTPUTS = {
@@ -53,35 +57,18 @@ class BuilderCall:
     numbers: dict[str, int]
     wanted: dict[str, list[np.ndarray]]
 
-    def wrong_words(self) -> int:
-        """Words that differ from the oracle's."""
+    def check(self, _: object = None) -> OracleCheck:
+        """How many words differ from the oracle's."""
         wrong = 0
         for name, rows in self.wanted.items():
             written = self.outputs[name].cpu().numpy().reshape(len(rows), -1)
             for row, words in zip(written, rows, strict=True):
                 wrong += int(np.count_nonzero(row[: len(words)] != words))
-        return wrong
-
-    def measured(
-        self, run: Callable[[], object], timer: Callable[..., Any], work_per_call: float
-    ) -> dict[str, Any]:
-        """A record's fields: what `run` writes checked, then timed, then traced."""
-        run()
-        wrong, rows = self.wrong_words(), self.case.batch_size
-        verdict = {"oracle_error": float(wrong), "oracle_budget": 0.0, "oracle_rows": rows}
-        if wrong:
-            return {"status": "incorrect", "reason": f"{wrong} words differ", **verdict}
-        # Timed before it is traced: the profiler's callbacks stay on, and slow every launch.
-        timing = timer(run)
-        cuda = any(output.is_cuda for output in self.outputs.values())
-        kernels = trace_kernels(run) if cuda else ()
-        return timed_fields(timing, kernels=kernels, work_per_call=work_per_call) | verdict
+        return OracleCheck(float(wrong), 0.0, self.case.batch_size, "wrong words")
 
 
 class MetadataSubject(Subject):
-    """Measures one builder of `BUILDERS`; keeps the inputs of the last case."""
-
-    _call: BuilderCall | None = None
+    """Measures one builder of `BUILDERS`."""
 
     def measure(self, item: Item[MetadataCase]) -> dict[str, Any]:
         """Compare every live word with the oracle, then time and trace the call."""
@@ -92,22 +79,28 @@ class MetadataSubject(Subject):
             return {"status": "refused", "reason": reason}
         self.bench.require_release(sglang.DISTRIBUTION, item.release)
         timer = run_timer(item.timer)
-        call = self._prepared(item.case)
+        call = self.prepared(item.case)
+        for output in call.outputs.values():
+            output.fill_(POISON)
         build, numbers = BUILDERS[backend][builder], call.numbers
-        if backend == "sglang-metadata":
+        if backend == "sglang-metadata" and builder == "decode":
             longest = max(map(len, call.wanted["page_table"]))
             numbers = numbers | {"max_pages": sglang.pages_passed(longest, item.case.max_pages)}
+        elif backend == "sglang-metadata":
+            sglang.write_kept(call.outputs)
         run = partial(build, **call.inputs, **call.outputs, **numbers)
         with without_overlap() if backend == "metadata-fused-alone" else nullcontext():
-            return call.measured(run, timer, float(item.case.fetched_bytes))
+            return timed_call(
+                run,
+                call.check,
+                timer=partial(timer, run),
+                work_per_call=float(item.case.fetched_bytes),
+                gpu=self.bench.device == "cuda",
+            )
 
-    def _prepared(self, case: MetadataCase) -> BuilderCall:
-        if self._call is None or self._call.case != case:
-            self._call = None
-            self._call = build_call(case, self.bench.device)
-        for output in self._call.outputs.values():
-            output.fill_(POISON)
-        return self._call
+    def prepare(self, case: MetadataCase) -> BuilderCall:
+        """The call of the case's builder."""
+        return build_call(case, self.bench.device)
 
 
 def build_call(case: MetadataCase, device: str) -> BuilderCall:

@@ -1,7 +1,7 @@
-"""SGLang's own fused kernel, where a `sglang` distribution is installed: the rival itself.
+"""SGLang's own kernels, where a `sglang` distribution is installed: the rivals themselves.
 
-Importing `sglang` starts with its server's dependencies; the file that defines the kernel needs
-torch and Triton only, so that file is loaded alone. Read in the releases:
+Importing `sglang` starts with its server's dependencies; a file that defines a kernel needs torch
+and Triton only, so that file is loaded alone. Of the fused kernel, read in the releases:
 
 | release | file | arguments |
 |---|---|---|
@@ -19,17 +19,20 @@ srt/layers/attention/flashattention_backend.py:
 | 0.5.15, 0.5.15.post1 | 2530 | the whole context: every row is copied to the table's width |
 | 0.5.16 | 2731 | the same |
 | 0.5.17, 0.5.20, 0.5.23 | 2771, 2745, 2973 | the same; a program past the live pages returns |
+
+Page arrays of FlashInfer are a sum of the lengths, put into place, and a kernel with a program per
+request (0.5.23: flashinfer_backend.py:1790, kv_index_translator.py:600). Pages are tokens there, so
+`kv_last_page_len` is written once, when the server starts, and so is the first sum.
 """
 
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import torch
 from packaging.version import Version
@@ -38,10 +41,13 @@ from ...core.backends.table import installed_version
 from ...core.metadata.require import DecodeTensors
 
 DISTRIBUTION = "sglang"
-FILES = (
-    "sglang/kernels/ops/attention/metadata.py",
-    "sglang/srt/layers/attention/triton_ops/metadata.py",
+FOLDERS = (
+    "sglang/kernels/ops/attention",
+    "sglang/kernels/ops/kvcache",
+    "sglang/srt/layers/attention/triton_ops",
 )
+FUSED, PAGES = "metadata.py", "kv_indices.py"
+"""Files of the fused kernel and of page arrays, in one of the folders."""
 POOLS = "sglang.srt.mem_cache.swa_memory_pool"
 WHOLE_WIDTH_SINCE = Version("0.5.15")
 
@@ -50,7 +56,7 @@ def unavailable() -> str:
     """Why SGLang's kernel cannot be had here (and what to install), or the empty string."""
     if not (version := installed_version(DISTRIBUTION)):
         return f"{DISTRIBUTION} is not installed: pip install --no-deps {DISTRIBUTION}"
-    if _file():
+    if _file(FUSED):
         return ""
     return f"{DISTRIBUTION} {version} has no file of its own for the kernel: needs >= 0.5.14"
 
@@ -66,7 +72,8 @@ def build_decode_metadata(
 ) -> None:
     """SGLang's `normal_decode_set_metadata` of the installed release."""
     t = DecodeTensors(**tensors)
-    function, names = _function()
+    function = _module(FUSED).normal_decode_set_metadata
+    names = inspect.signature(function).parameters
     strides = (None,) if "strided_indices" in names else ()
     window = () if t.swa_page_table is None else (t.swa_page_table, _pool(t.swa_slot_map, names))
     function(
@@ -96,20 +103,39 @@ def _pool(slot_map: torch.Tensor | None, names: Collection[str]) -> object:
     return SimpleNamespace(full_to_swa_index_mapping=slot_map)
 
 
-def _file() -> Path | None:
+def build_kv_indices(
+    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor
+) -> None:
+    """`kv_indptr` and `kv_indices` as SGLang's decode writes them; pages are tokens."""
+    if page_size != 1 or seq_len_delta:
+        got = f"{page_size} and {seq_len_delta}"
+        raise ValueError(f"page_size must be 1 and seq_len_delta 0 for SGLang's kernel, got {got}")
+    lens, sums, pool = tensors["seq_lens"], tensors["kv_indptr"], tensors["req_to_token"]
+    sums[1:] = torch.cumsum(lens, dim=0)
+    _module(PAGES).create_flashinfer_kv_indices_triton[(len(lens),)](
+        pool, tensors["req_pool_indices"], lens, sums, None, tensors["kv_indices"], pool.stride(0)
+    )
+
+
+def write_kept(outputs: Mapping[str, torch.Tensor]) -> None:
+    """The words of page arrays that SGLang writes once."""
+    outputs["kv_indptr"][:1] = 0
+    outputs["kv_last_page_len"].fill_(1)
+
+
+def _file(name: str) -> Path | None:
     distribution = metadata.distribution(DISTRIBUTION)
-    paths = (Path(str(distribution.locate_file(name))) for name in FILES)
+    paths = (Path(str(distribution.locate_file(f"{folder}/{name}"))) for folder in FOLDERS)
     return next((path for path in paths if path.is_file()), None)
 
 
 @cache
-def _function() -> tuple[Callable[..., Any], Collection[str]]:
+def _module(name: str) -> ModuleType:
     if reason := unavailable():
         raise RuntimeError(reason)
-    spec = importlib.util.spec_from_file_location("sglang_metadata", _file())
+    spec = importlib.util.spec_from_file_location(f"sglang_{name[:-3]}", _file(name))
     if spec is None or spec.loader is None:
-        raise RuntimeError(f"{_file()} cannot be loaded as a module")
+        raise RuntimeError(f"{_file(name)} cannot be loaded as a module")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    function = module.normal_decode_set_metadata
-    return function, inspect.signature(function).parameters
+    return module

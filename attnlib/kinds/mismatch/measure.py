@@ -11,7 +11,6 @@ Without the guard a case may read and write out of bounds, and its process may d
 | harmless | within the budget |
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,7 +26,7 @@ from ...core.schedule.flash_attn3 import ask_library, precompute
 from ...core.schedule.splits import max_words, num_words
 from ...core.spec import require_word
 from ...measure.timer import run_timer
-from ..base import Subject, timed_fields
+from ..base import Subject, oracle_fields, timed_fields
 from ..check import Judge
 from ..decode.measure import build_workload
 from ..extend.measure import attend_extend
@@ -77,16 +76,12 @@ class MismatchSubject(Subject):
             verdict = oracle.check(run())
         except (ValueError, RuntimeError) as error:
             return _refused(error)
-        fields = {
-            "oracle_error": verdict.error if math.isfinite(verdict.error) else None,
-            "oracle_budget": verdict.budget,
-        }
+        fields = oracle_fields(verdict)
         if not verdict.passed:
             reason = f"{splits}, cap of the call {call.facts.split_cap}"
-            wrong = {"status": "incorrect", "reason": reason, "reported_backend": "wrong"}
-            return wrong | fields
+            return fields | {"reason": reason, "reported_backend": "wrong"}
         timed = timed_fields(run_timer(item.timer)(run), kernels=(), work_per_call=0.0)
-        return timed | {"reason": splits, "reported_backend": "harmless", **fields}
+        return timed | fields | {"reason": splits, "reported_backend": "harmless"}
 
 
 def _build_call(mismatch: Mismatch, device: str) -> _Call:
@@ -121,9 +116,8 @@ def _guarded(
 def _refused(error: ValueError | RuntimeError) -> dict[str, Any]:
     """The fields of a call that was refused; RuntimeError if the process is lost."""
     reason = " ".join(str(error).split())[:300]
-    fields = {"reason": reason, "oracle_error": None, "oracle_budget": None}
     if isinstance(error, ValueError):
-        return {"status": "refused", "reported_backend": "refused by the guard", **fields}
+        return {"status": "refused", "reported_backend": "refused by the guard", "reason": reason}
     if "CUDA error" in reason or type(error).__name__ == "AcceleratorError":
         raise RuntimeError(f"CUDA error: {reason}") from error
-    return {"status": "error", "reported_backend": "refused by the library", **fields}
+    return {"status": "error", "reported_backend": "refused by the library", "reason": reason}

@@ -39,7 +39,7 @@ def sample_chosen(case: MlaCase) -> np.ndarray:
     return chosen
 
 
-def build_mla_workload(case: MlaCase, *, device: str) -> Workload[MlaCase]:
+def build_mla_workload(case: MlaCase, *, device: str) -> Workload:
     """Batch, query and cache on `device`; values are standard normal before any quantisation.
 
     All cache formats of a shape and seed hold the same tokens, two of them quantised.
@@ -97,7 +97,7 @@ def gather_latent(cache: torch.Tensor, batch: MlaBatch, index: int) -> torch.Ten
     return values_of(cache[pages, places % page_size])
 
 
-class MlaSubject(CallSubject[MlaCase]):
+class MlaSubject(CallSubject):
     """Measures one MLA call of a backend."""
 
     plans = "mla"

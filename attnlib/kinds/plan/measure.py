@@ -22,6 +22,7 @@ from ...core.metadata.launch import without_overlap
 from ...core.spec import require_word
 from ...measure.timer import ROTATING, run_timer
 from ..base import Subject
+from ..call import timed_call
 from ..item import Item
 from ..metadata.case import MetadataCase
 from ..metadata.measure import POISON, build_call
@@ -56,7 +57,13 @@ class PlanSubject(Subject):
         call = replace(pages, outputs=outputs, wanted={"words": [planned]} | pages.wanted)
         tensors = pages.inputs | outputs
         run = partial(build_fa2_plan, **tensors, shape=shape, page_size=spec.page_size)
-        return call.measured(run, timer, float(sum(out.nbytes for out in outputs.values())))
+        return timed_call(
+            run,
+            call.check,
+            timer=partial(timer, run),
+            work_per_call=float(sum(out.nbytes for out in outputs.values())),
+            gpu=device == "cuda",
+        )
 
 
 def chosen_chunk(lens: torch.Tensor, words: torch.Tensor, shape: PlanShape) -> int:

@@ -3,6 +3,7 @@
 Layers use copies of the cache in turn, so that twice the L2 is read between two uses of a copy.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,9 @@ from ...core.spec import require_word
 from ...measure.timer import cold_copies, run_timer
 from ..base import Subject
 from ..call import cache_copies, timed_call
+from ..check import Judge
 from ..decode.measure import Oracle, build_workload
+from ..inputs import Workload
 from ..item import Item
 from .case import StepCase
 
@@ -26,8 +29,6 @@ EACH, ONCE = BACKENDS = ("flash-attn-3-step-each", "flash-attn-3-step-once")
 class StepSubject(Subject):
     """Measures one way of making a step's schedule, attention included."""
 
-    _case: StepCase | None = None
-
     def measure(self, item: Item[StepCase]) -> dict[str, Any]:
         """Check the last layer's output by the oracle, then trace and time the step."""
         case, backend = item.case, item.backend
@@ -36,29 +37,32 @@ class StepSubject(Subject):
         if reason := backends.unavailable(library) or backends.unsupported(library, spec):
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
-        self._prepare(case)
-        work = float(case.decode.cost.io_bytes * case.layers)
-        step = partial(self._run_layers, backend, case.layers)
-        timed = partial(timer, step)
-        return timed_call(step, self._oracle, reported(), timer=timed, work_per_call=work)
+        work, caches, judge = self.prepared(case)
+        step = partial(run_layers, backend, work, caches, case.layers)
+        return timed_call(
+            step,
+            judge.check,
+            timer=partial(timer, step),
+            work_per_call=float(case.decode.cost.io_bytes * case.layers),
+            gpu=self.bench.device == "cuda",
+            reported=reported(),
+        )
 
-    def _prepare(self, case: StepCase) -> None:
-        if case == self._case:
-            return
-        self._case = None
-        self._caches: list[PagedKV] = []
-        self._work = work = build_workload(case.decode, device=self.bench.device)
-        self._oracle = Oracle(work.q, work.kv, work.batch)
+    def prepare(self, case: StepCase) -> tuple[Workload, list[PagedKV], Judge]:
+        """The tensors of a layer, the copies of its cache, and their judge."""
+        work = build_workload(case.decode, device=self.bench.device)
         l2_bytes = int(self.bench.machine["l2_mib"] * 2**20)
         copies = min(case.layers, cold_copies(case.decode.cost.kv_bytes, l2_bytes))
-        self._caches = cache_copies(work.kv, copies)
-        self._case = case
+        return work, cache_copies(work.kv, copies), Oracle(work.q, work.kv, work.batch)
 
-    def _run_layers(self, backend: str, layers: int) -> torch.Tensor:
-        batch, metadata = self._work.batch, None
-        if backend == ONCE:
-            metadata = precompute(facts_of(batch), batch.seq_lens)
-        for layer in range(layers):
-            cache = self._caches[layer % len(self._caches)]
-            out = attend(self._work.q, cache, batch, metadata=metadata)
-        return out
+
+def run_layers(
+    backend: str, work: Workload, caches: Sequence[PagedKV], layers: int
+) -> torch.Tensor:
+    """The output of the last of `layers` layers, over the caches in turn."""
+    batch, metadata = work.batch, None
+    if backend == ONCE:
+        metadata = precompute(facts_of(batch), batch.seq_lens)
+    for layer in range(layers):
+        out = attend(work.q, caches[layer % len(caches)], batch, metadata=metadata)
+    return out
