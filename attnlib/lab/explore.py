@@ -50,6 +50,7 @@ LABEL = {"description_width": "76px"}
 WIDTHS = {"records": "min(100% - 4px, 908px)", "backends": "604px"}
 ROW = {"display": "flex", "flex_flow": "row wrap", "align_items": "center"}
 INTRODUCTION = (
+    "<style>.attn-explorer .widget-html-content { min-width: 0; }</style>"  # a wide table scrolls
     "Choose a case. Each control offers what there is for the choices before it. "
     "By keyboard: Tab goes to a control, Space opens its list or presses it."
 )

@@ -25,7 +25,7 @@ from ..studies.claims import Judged
 from .fragment import Fragment
 
 TEMPLATES = Path(__file__).with_name("templates")
-LIVE_RUN = Path(__file__).resolve().parents[2] / "data" / "live_run.json"
+LIVE_RUN = Path(__file__).resolve().parents[1] / "data" / "live_run.json"
 TITLE = "Attention backends: regressions reproduced, explained, fixed"
 LEADS = ("01", "07", "04")
 """The notebooks whose findings lead the page, each with its first figure."""

@@ -44,7 +44,7 @@ def data_root() -> Path:
     named = os.environ.get("ATTNLIB_DATA")
     if named and not Path(named).is_dir():
         raise ValueError(f"ATTNLIB_DATA must name a folder, got {named!r}")
-    return Path(named) if named else Path(__file__).resolve().parents[2] / "data"
+    return Path(named) if named else Path(__file__).resolve().parents[1] / "data"
 
 
 def published_path(study: str, machine: str) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-DATA = Path(__file__).resolve().parents[2] / "data"
+DATA = Path(__file__).resolve().parents[1] / "data"
 
 
 def yaml_loader() -> Any:

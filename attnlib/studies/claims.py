@@ -32,7 +32,7 @@ from . import STUDIES
 CONFIRMED, REFUTED, PARTLY, OPEN = "confirmed", "refuted", "partly", "open"
 NOT_HERE = "not measurable here"
 VERDICTS = (CONFIRMED, REFUTED, PARTLY, OPEN, NOT_HERE)
-CLAIMS = Path(__file__).resolve().parents[2] / "data" / "claims.yaml"
+CLAIMS = Path(__file__).resolve().parents[1] / "data" / "claims.yaml"
 FIELDS = ("id", "source", "quote", "shape", "figure", "measured_on", "note")
 ABOUT = 1.25
 """A measured ratio is about a figure if it lies within a quarter of it."""

@@ -14,7 +14,7 @@ from ..run import store
 from ..run.frame import CUDA_CORES, FA2, FA3, decode_rows, good_rows, over
 from . import STUDIES
 
-PATH = Path(__file__).resolve().parents[2] / "data" / "gains.json"
+PATH = Path(__file__).resolve().parents[1] / "data" / "gains.json"
 COLUMNS = ["heads", "head_dim", "page_size", "batch_size", "kv_len", "dtype", "kv_dtype"]
 PLANNED = "flashinfer-fa2-planned"
 PREPARE = "prepare_varlen_num_blocks"

@@ -95,8 +95,8 @@ def test_the_start_notebook_ones_own_function_a_control_two_traces_advice_and_a_
         title = f"kv_len {text.replace(',', '')}"
         changed.append(takes(title, lengths.select_option, text))
         advised.append(takes("decode, 32/8 heads", press))
-    assert explorer.evaluate(CUT) == []
     read = [takes(f"{trace.name}:", drop, explorer, trace) for trace in TRACES]
+    assert explorer.evaluate(CUT) == []
     assert max(min(changed), min(advised), min(read)) < MOST_S
     hosts = {urlsplit(url).hostname for url in asked if url.startswith("http")}
     assert hosts == {urlsplit(lab.url).hostname}
