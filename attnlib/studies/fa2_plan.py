@@ -162,7 +162,7 @@ STUDY = Study(
     ceilings=("copy",),
 )
 
-PRESENT = "nvidia-h200-7fb603f2"
+PRESENT = "nvidia-h100-80gb-hbm3-e32c9749"
 """The machine with `PLANS` by the present planner."""
 
 

@@ -195,5 +195,4 @@ class TestOnAGpu:
         replay = attnlib.profile(step, calls=5, cuda_graph=True)
         found = attnlib.compare(attnlib.profile(step, calls=5), replay)
         assert not {"gone", "new"} & set(found.changes.change)
-        launches = found.totals().set_index("a call").loc["launches by the host"]
-        assert (launches.a, launches.b) == (2, 1)
+        assert ("launches by the host", 2, 1) in found.totals()
