@@ -57,7 +57,7 @@ RUN_ELSEWHERE = {
     "make test": ".ci/run",
 }
 """README's command -> what runs it. A GPU's and an engine's are run where there is one."""
-NEEDS_A_GPU = {"make gpu"}
+NEEDS_A_GPU = {"make gpu", "python -m sglang.launch_server --model-path MODEL"}
 INSTALLS = {line for line in commands(README) if line.startswith("pip ")}
 
 
