@@ -50,7 +50,7 @@ class CallSubject(Subject):
         graph, device = item.timer.startswith("graph"), self.bench.device
         backend = backends.create(entry.name, case.spec, mask=mask, device=device, cuda_graph=graph)
         plan = backend.plan(work.batch)
-        run = call_of(backend, work.q, work.kv, plan)
+        run = partial(backend.run, work.q, work.kv, plan)
         fields = timed_call(
             run,
             judge.check,
@@ -75,7 +75,7 @@ class CallSubject(Subject):
         copies = cold_copies(read, int(self.bench.machine["l2_mib"] * 2**20))
         if reason := self._too_large(work.case, copies):
             raise ValueError(f"a cold L2 needs {copies} copies: {reason}")
-        return [call_of(backend, work.q, kv, plan) for kv in cache_copies(work.kv, copies)]
+        return [partial(backend.run, work.q, kv, plan) for kv in cache_copies(work.kv, copies)]
 
     def prepare(self, case: Any) -> tuple[Workload, Judge]:
         """The case's tensors and their judge."""
@@ -124,19 +124,6 @@ def timed_call(
     kernels = trace_kernels(run) if gpu else ()
     seen["kernel_family"] = kernel_family((kernel.name for kernel in kernels), family_of)
     return timed_fields(timing, kernels=kernels, work_per_call=work_per_call) | seen
-
-
-def call_of(backend: Backend, q: torch.Tensor, kv: Any, plan: Plan) -> Callable[[], torch.Tensor]:
-    """A call for a timer; a plan with metadata is handed over to the timer's stream."""
-    run = partial(backend.run, q, kv, plan)
-    if (hand_over := getattr(backend, "hand_over", None)) is None:
-        return run
-
-    def call() -> torch.Tensor:
-        hand_over(plan)
-        return run()
-
-    return call
 
 
 def cache_copies(kv: Any, count: int) -> list[Any]:

@@ -166,14 +166,6 @@ def aa_check(frame: pd.DataFrame) -> str:
     return f"{count} of {len(judged)} A/A rows have a verdict"
 
 
-def savings_in_words(table: pd.DataFrame) -> str:
-    """`savings` in one line: how many shapes, their verdicts, and how much is saved."""
-    low, middle, high = table.saved.quantile([0, 0.5, 1])
-    counts = table.verdict.value_counts()
-    verdicts = f"{counts.get('faster', 0)} faster, {counts.get('slower', 0)} slower"
-    return f"{len(table)} shapes, {verdicts}; saved {low:.1f} to {high:.1f} us, median {middle:.1f}"
-
-
 def launches(rows: pd.DataFrame, name: str = "") -> pd.Series:
     """Launches per call, by the trace, of kernels and copies whose name contains `name`."""
     return rows.kernels.map(lambda kernels: sum(k.launches for k in kernels if name in k.name))
