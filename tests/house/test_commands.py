@@ -57,7 +57,8 @@ RUN_ELSEWHERE = {
     "make test": ".ci/run",
 }
 """README's command -> what runs it. A GPU's and an engine's are run where there is one."""
-NEEDS_A_GPU = {"make gpu", "python -m sglang.launch_server --model-path MODEL"}
+SERVER = "python -m sglang.launch_server --model-path MODEL --attention-backend"
+NEEDS_A_GPU = {"make gpu", f"{SERVER} fa3", f"{SERVER} flashinfer"}
 INSTALLS = {line for line in commands(README) if line.startswith("pip ")}
 
 
