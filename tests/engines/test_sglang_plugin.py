@@ -1,7 +1,4 @@
-"""The plugin in SGLang's place, over stand-ins of what it hooks: same words, other launches.
-
-With SGLang's wheel on PYTHONPATH also over what it hooks itself.
-"""
+"""The plugin in SGLang's place, over SGLang's own code: same words, other launches."""
 
 import resource
 import sys
@@ -10,9 +7,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from support import sglang_code
-from support import sglang_fakes as fakes
 from support.schedule_words import words_of
-from support.sglang_fakes import DECODE, FLASH, LENS, RANKS, ROWS
+from support.sglang_code import DECODE, FLASH, LENS, RANKS, ROWS
 
 from attnlib.core.fa2.words import plan_words
 from attnlib.core.schedule import guard as guards
@@ -25,16 +21,15 @@ from attnlib.kinds.engine import serve
 if torch.cuda.is_available():
     pytest.skip("the stand-ins are for machines without a GPU", allow_module_level=True)
 
-SOURCES = {"stand-ins": fakes.parts, **({"own": sglang_code.parts} if sglang_code.FOUND else {})}
 RELEASE = "attnlib.engines.points.installed_version"
 
 
-@pytest.fixture(params=SOURCES)
-def engine(monkeypatch, request):
+@pytest.fixture
+def engine(monkeypatch):
     """SGLang's parts, not hooked."""
     monkeypatch.setattr(RELEASE, lambda name: "0.5.11")
     monkeypatch.setattr(sglang_hooks, "sm_count", lambda _: 132)
-    return fakes.installed(monkeypatch, SOURCES[request.param]())
+    return sglang_code.installed(monkeypatch, sglang_code.parts())
 
 
 @pytest.fixture
@@ -76,7 +71,7 @@ def live(backend, lens):
 def test_arms_alternate_step_by_step_and_write_the_metadata_that_sglang_does(loaded, page_size):
     backend = loaded(METADATA="sglang").FlashAttentionBackend(page_size)
     lens, step = captured(backend)
-    sizes = (3, 32, 8, 128, 1, fakes.CONTEXT, 132)
+    sizes = (3, 32, 8, 128, 1, sglang_code.CONTEXT, 132)
     facts = SchedulerFacts(*sizes, page_size=page_size, causal=True).settled
     assert step.cache_seqlens_int32.data_ptr() == lens.data_ptr(), "as in SGLang"
     for number, arm in enumerate(arms.ARMS["metadata"] * 2):
@@ -84,7 +79,7 @@ def test_arms_alternate_step_by_step_and_write_the_metadata_that_sglang_does(loa
         lens.copy_(LENS - number % 2 * torch.tensor([5, 0, 9]))
         step.page_table.zero_()
         replay(backend, lens)
-        rows = backend.req_to_token[ROWS][:, : fakes.CONTEXT : page_size] // page_size
+        rows = backend.req_to_token[ROWS][:, : sglang_code.CONTEXT : page_size] // page_size
         wanted = [row[: -(-int(n) // page_size)].tolist() for row, n in zip(rows, lens, strict=1)]
         assert live(backend, lens) == (lens.tolist(), [0, *lens.cumsum(0).tolist()], wanted), arm
         ours = words_of(plan_splits(facts, lens.numpy())).tolist()
@@ -148,7 +143,7 @@ class Graphs:
     def __init__(self, model):
         backend = model.attn_backend
         if hasattr(backend, "_sched_meta_buf"):
-            backend.init_cuda_graph_state(4, fakes.MAX_BS)
+            backend.init_cuda_graph_state(4, sglang_code.MAX_BS)
         self.lens, self.step = captured(backend)
 
 
@@ -223,7 +218,7 @@ def test_planned_takes_each_graphs_wrapper_over_and_nothing_else_plans_or_fills_
     assert arms.STATE.calls["decode=planned, steps"] == 1
     (plain,) = backend.decode_wrappers
     updater = backend.indices_updater_decode
-    begin = fakes.FlashInferIndicesUpdaterDecode.call_begin_forward
+    begin = lambda self, wrapper, *_: wrapper.begin_forward()  # noqa: E731
     sglang_hooks.begin_forward(begin, updater, plain, ROWS, LENS)
     assert not hasattr(plain, "attnlib"), "without a graph as ever"
 

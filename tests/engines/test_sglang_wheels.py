@@ -5,13 +5,11 @@ They are downloaded once into build/wheels; without a package index these tests 
 
 import ast
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from support.sglang_code import wheel_of
 from support.subject_fakes import measure
 
 from attnlib.engines import sglang, sglang_hooks
@@ -20,7 +18,6 @@ from attnlib.kinds.item import Item
 from attnlib.kinds.metadata import sglang as rival
 from attnlib.kinds.metadata.case import MetadataCase
 
-FOLDER = Path(__file__).parents[2] / "build" / "wheels"
 FLASH = "sglang/srt/layers/attention/flashattention_backend.py"
 INFER = "sglang/srt/layers/attention/flashinfer_backend.py"
 MEMBERS = {
@@ -38,15 +35,7 @@ NEWEST_POINTS = known_in(sglang.NEWEST, sglang_hooks.POINTS)
 @pytest.fixture(scope="module", params=[sglang.OLDEST, sglang.NEWEST])
 def wheel(request):
     """A release, and its wheel."""
-    paths = [*FOLDER.glob(f"sglang-{request.param}-*.whl")]
-    if not paths:
-        where = ["--no-deps", "--only-binary=:all:", "-q", "-d", str(FOLDER)]
-        command = [sys.executable, "-m", "pip", "download", *where, f"sglang=={request.param}"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"no wheel of SGLang {request.param}: {done.stderr.strip()[-200:]}")
-        paths = [*FOLDER.glob(f"sglang-{request.param}-*.whl")]
-    with ZipFile(paths[0]) as archive:
+    with ZipFile(wheel_of(request.param)) as archive:
         yield request.param, archive
 
 

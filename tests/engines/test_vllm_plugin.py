@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import vllm_fakes as fakes
-from support.sglang_fakes import installed
+from support.sglang_code import installed
 from support.vllm_fakes import FLASHINFER, LENS, PAGE, batch
 from support.vllm_points import FILE
 

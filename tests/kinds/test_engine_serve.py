@@ -4,14 +4,13 @@ import json
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
 import torch
-from support import sglang_code
-from support import sglang_fakes as fakes
+from support.sglang_code import installed, wheel_of
 
 from attnlib.core.spec import MODELS
 from attnlib.engines import arms
@@ -106,7 +105,7 @@ def engine(monkeypatch):
         "load_model": lambda args, ports, gpu, rank: (runner, None),
         "prepare_synthetic_inputs_for_latency_test": prepared,
     }
-    fakes.installed(
+    installed(
         monkeypatch,
         {
             "sglang.srt.plugins": {"load_plugins": started},
@@ -226,7 +225,7 @@ def test_offline_steps_are_what_more_tokens_take_longer(monkeypatch):
         return [{"output_ids": [7] * count} for _ in input_ids]
 
     made = SimpleNamespace(Engine=lambda **options: SimpleNamespace(generate=generate))
-    fakes.installed(monkeypatch, {"sglang": vars(made)})
+    installed(monkeypatch, {"sglang": vars(made)})
     monkeypatch.setattr(serve.time, "perf_counter", lambda: now[0])
     answer = serve.Offline(SETUP).measure(question(arms=["sglang-fa2"], steps=10))
     answer = answer["arms"]["sglang-fa2"]
@@ -283,15 +282,15 @@ def test_a_wrong_field_of_an_engines_case_is_named(changes, words):
         EngineCase(**{"model": "llama-3.1-8b", "batch_size": 1, "kv_len": 9} | changes)
 
 
-@pytest.mark.skipif(not sglang_code.FOUND, reason="needs SGLang's wheel on PYTHONPATH")
 def test_sglang_has_the_names_that_are_used_of_it():
-    root = Path(sglang_code.FOUND.submodule_search_locations[0])
     used = "ServerArgs PortArgs _set_envs_and_config load_model initialize_moe_config "
     used += "initialize_fp8_gemm_config initialize_fp4_gemm_config "
     used += "prepare_synthetic_inputs_for_latency_test"
-    assert {*used.split()} <= {*re.findall(r"\w+", (root / "bench_one_batch.py").read_text())}
+    files = ("bench_one_batch", "srt/server_args", NATIVE.removeprefix("sglang.").replace(".", "/"))
+    with ZipFile(wheel_of()) as archive:
+        bench, server, native = (archive.read(f"sglang/{name}.py").decode() for name in files)
+    assert {*used.split()} <= {*re.findall(r"\w+", bench)}
     options = {*serve.server_options(SETUP | {"tp": 2, "dp": 2})}
-    fields = re.findall(r"^    (\w+): ", (root / "srt/server_args.py").read_text(), re.M)
+    fields = re.findall(r"^    (\w+): ", server, re.M)
     assert options | {"disable_radix_cache", "skip_tokenizer_init"} <= {*fields}
-    native = root / f"{NATIVE.replace('.', '/').removeprefix('sglang/')}.py"
-    assert "class TorchNativeAttnBackend" in native.read_text()
+    assert "class TorchNativeAttnBackend" in native
