@@ -9,8 +9,8 @@ from dataclasses import replace
 from zipfile import ZipFile
 
 import pytest
+from support.measuring import measure
 from support.sglang_code import wheel_of
-from support.subject_fakes import measure
 
 from attnlib.engines import sglang, sglang_hooks
 from attnlib.engines.points import known_in, unfit

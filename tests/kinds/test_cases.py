@@ -104,6 +104,10 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
         (EXTEND, "mode", "prefill", "one of prefill_paged, .*, got 'prefill'"),
         (EXTEND, "mask", "tree", "one of full for dllm_extend, got 'tree'"),
         (EXTEND, "q_len", 101, "an integer in 1..100, got 101"),
+        (ENGINE, "model", "gpt", "one of llama"),
+        (ENGINE, "driver", "http", "one of steps, off"),
+        (EngineCase("llama-3.1-8b", 1, 9), "tp", 2, "1 for the driver steps, got 2"),
+        (ENGINE, "tp", 0, "an integer >= 1, got 0"),
         (PLAN, "q_len", 0, "an integer >= 1, got 0"),
         (PLAN, "chunk", 64, "an integer in 0..0, got 64"),
     ],
@@ -111,6 +115,12 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
 def test_a_wrong_field_is_named_with_what_it_must_be_and_was(case, field, value, words):
     with pytest.raises(ValueError, match=f"^{field} must be {words}"):
         case_from_dict({**case.to_dict(), field: value})
+
+
+def test_groups_of_an_engine_divide_its_gpus():
+    assert replace(ENGINE, dp=2).key.endswith("tp,2,dp,2")
+    with pytest.raises(ValueError, match="dp must divide tp, 2, got 3"):
+        replace(ENGINE, dp=3)
 
 
 @pytest.mark.parametrize(("q_len", "got"), [(7, "7 and 16"), (100, "100 and 16")])

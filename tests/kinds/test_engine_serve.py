@@ -3,22 +3,18 @@
 import json
 import re
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 from zipfile import ZipFile
 
-import numpy as np
 import pytest
 import torch
 from support.sglang_code import installed, wheel_of
 
 from attnlib.core.spec import MODELS
 from attnlib.engines import arms
-from attnlib.kinds.cases import case_from_dict
 from attnlib.kinds.engine import serve
-from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, START, EngineCase
+from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, START
 from attnlib.kinds.engine.model import CONFIGS, write_model
-from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.measure.spans import Kernel
 
 FA3 = (*SIDE_BY_SIDE["fa3"], "sglang-layer")
@@ -255,31 +251,6 @@ def test_a_models_folder_has_the_heads_that_kernel_cases_have(name, tmp_path):
     assert tuple(config[name] for name in heads) == (MODELS | halves)[of.get(name, name)]
     words = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     assert len(words) == config["vocab_size"]
-
-
-def test_a_case_draws_lengths_as_others_do_and_keeps_its_form():
-    case = EngineCase("llama-3.1-8b", 32, 65536, lengths="retrieval")
-    lens = sample_seq_lens(case)
-    assert (lens[0], (lens == 65536).sum()) == (65536, 2) and np.median(lens) < 2100
-    assert case.key == "llama-3.1-8b,32,x,65536,retrieval,+,64,seed,0"
-    groups = replace(case, driver="offline", tp=2, dp=2)
-    assert groups.key.endswith("tp,2,dp,2") and case_from_dict(groups.to_dict()) == groups
-    assert "dp" not in case.to_dict(), "records from before it keep their ids"
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"model": 0}, "model must be one of llama"),
-        ({"driver": 0}, "driver must be one of steps, off"),
-        ({"tp": 0}, "tp must be .*>= 1"),
-        ({"tp": 2}, "tp must be 1 for the driver steps, got 2"),
-        ({"driver": "offline", "tp": 2, "dp": 3}, "dp must divide tp, 2, got 3"),
-    ],
-)
-def test_a_wrong_field_of_an_engines_case_is_named(changes, words):
-    with pytest.raises(ValueError, match=words):
-        EngineCase(**{"model": "llama-3.1-8b", "batch_size": 1, "kv_len": 9} | changes)
 
 
 def test_sglang_has_the_names_that_are_used_of_it():

@@ -7,7 +7,7 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
-from support.subject_fakes import measure
+from support.measuring import measure
 
 from attnlib.kinds.base import Bench
 from attnlib.kinds.item import Item

@@ -241,12 +241,6 @@ def test_the_command_takes_the_label_of_a_case_and_prints_json(lab, capsys):
     assert step == said | {"verdict": "slower", "rounds": 3}
 
 
-def test_releases_given_are_searched_and_no_index_is_asked(lab, monkeypatch, capsys):
-    monkeypatch.setattr(releases, "index_releases", lambda package: pytest.fail("index asked"))
-    assert cli.main(command(releases="0.6.3, 0.5.3,0.6.1")) == 0
-    assert "first slower release: 0.6.1" in capsys.readouterr().out
-
-
 def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatch, capsys):
     given = []
     for release in ("0.5.3", "0.6.1", "0.6.3", "0.7.2"):

@@ -19,12 +19,6 @@ def edited(record, **fields):
     return json.dumps({**json.loads(record.to_json()), **fields})
 
 
-def test_a_record_a_ceiling_and_a_failure_survive_json_exactly(make_record):
-    ceiling = make_record(item=CEILING, oracle_error=None, oracle_budget=None)
-    for record in (make_record(round=2), ceiling, make_record(status="crashed")):
-        assert Record.from_json(record.to_json()) == record
-
-
 SAMPLES = st.lists(st.floats(1e-3, 1e12), min_size=1, max_size=5)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from support.records import MACHINE, OTHER, append, demo_path, full_disk, tear
 
-from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.item import Item
 from attnlib.measure.spans import Kernel
 from attnlib.run import store
@@ -62,17 +61,6 @@ def test_a_full_disk_leaves_the_journal_as_it_was_and_is_told_with_its_name(make
     assert len(store.read("demo", MACHINE)) == 3
 
 
-def test_a_new_sweep_moves_torn_lines_and_nothing_else_to_those_set_aside_before(make_record):
-    assert store.recover("demo", MACHINE) == []
-    records = append_rounds(make_record, 2)
-    assert store.recover("demo", MACHINE) == records
-    assert not store.torn_path("demo", MACHINE).exists()
-    for words in (b'{"half', b"two"):
-        tear(words)
-        assert store.recover("demo", MACHINE) == records
-    assert store.torn_path("demo", MACHINE).read_bytes() == b'{"half\ntwo\n'
-
-
 def test_a_line_that_is_no_record_of_this_machine_is_named_with_its_file(make_record):
     append_rounds(make_record, 3)
     first, second, third = demo_path().read_text().splitlines()
@@ -118,23 +106,6 @@ def test_a_loaded_row_holds_case_medians_kernels_and_oracle(make_record):
         **{"gpu": "Test GPU", "gpu_id": "0badcafe", "power_limit_w": 0, "num_sms": 4},
     }
     assert {name: row[name] for name in expected} == expected
-
-
-def test_a_row_of_several_queries_a_request_says_mode_mask_and_heads(make_record):
-    record = make_record()
-    case = ExtendCase(record.item.case, "target_verify", 4)
-    store.append(replace(record, item=Item("flashinfer-prefill-fa2", "graph", case)))
-    row = store.load("demo", MACHINE).iloc[0]
-    assert (row["mode"], row["mask"], row.q_len, row.heads) == ("target_verify", "tree", 4, "8/2")
-    assert (row.kind, row.batch_size, row.kv_len, row.lengths) == ("extend", 3, 40, "ragged")
-
-
-def test_items_measured_again_are_marked(make_record):
-    item = make_record().item
-    append(make_record(), make_record(item=replace(item, again=1)))
-    table = store.load("demo", MACHINE)
-    assert table["repeat"].tolist() == [False, True]
-    assert store.read("demo", MACHINE)[-1].item.again == 1
 
 
 def test_failures_and_ceilings_load_beside_times_without_one(make_record):
