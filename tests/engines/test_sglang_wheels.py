@@ -5,12 +5,14 @@ They are downloaded once into build/wheels; without a package index these tests 
 
 import ast
 import re
+import sys
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 from zipfile import ZipFile
 
 import pytest
+from support import sglang_code
 from support.measuring import measure
-from support.sglang_code import wheel_of
 
 from attnlib.engines import sglang, sglang_hooks
 from attnlib.engines.points import known_in, unfit
@@ -35,7 +37,7 @@ NEWEST_POINTS = known_in(sglang.NEWEST, sglang_hooks.POINTS)
 @pytest.fixture(scope="module", params=[sglang.OLDEST, sglang.NEWEST])
 def wheel(request):
     """A release, and its wheel."""
-    with ZipFile(wheel_of(request.param)) as archive:
+    with ZipFile(sglang_code.wheel_of(request.param)) as archive:
         yield request.param, archive
 
 
@@ -86,18 +88,30 @@ def test_sglang_has_what_the_hooks_read_of_its_objects(wheel):
         assert [name for name in names.split() if f".{name}" not in text] == []
 
 
-def test_its_own_kernel_writes_the_page_arrays_of_a_step(wheel, tmp_path, monkeypatch):
+def test_its_own_kernels_write_the_metadata_and_page_arrays_of_a_step(wheel, tmp_path, monkeypatch):
     release, archive = wheel
-    if release == sglang.OLDEST:
-        pytest.skip("its kernel is in a file that needs the server")
-    archive.extract(f"{rival.FOLDERS[0]}/{rival.PAGES}", tmp_path)
     monkeypatch.setattr(rival, "unavailable", lambda: "")
-    monkeypatch.setattr(rival, "_file", lambda name: tmp_path / rival.FOLDERS[0] / name)
-    monkeypatch.setattr(rival, "_module", rival._module.__wrapped__)
-    case = MetadataCase("kv_indices", 5, 1, 700, lengths="700+1+512+513+9")
-    record = measure(Item("sglang-metadata", "host", case))
-    assert (record.status, record.reason, record.oracle_error) == ("ok", "", 0.0)
-    record = measure(Item("sglang-metadata", "host", replace(case, page_size=16)))
+    monkeypatch.setattr(rival, "installed_version", lambda _: release)
+    monkeypatch.setitem(sys.modules, rival.POOLS, ModuleType(rival.POOLS))
+    if release == sglang.OLDEST:  # its kernels are in files that need the server
+        own = SimpleNamespace(**sglang_code.parts()[sglang_code.FLASH])
+        monkeypatch.setattr(rival, "_module", lambda name: own)
+        assert f"from {rival.POOLS} import SWAKVPool" in source(archive, sglang_code.FLASH)
+    else:
+        for name in (rival.FUSED, rival.PAGES):
+            archive.extract(f"{rival.FOLDERS[0]}/{name}", tmp_path)
+        monkeypatch.setattr(rival, "_file", lambda name: tmp_path / rival.FOLDERS[0] / name)
+        monkeypatch.setattr(rival, "_module", rival._module.__wrapped__)
+    cases = [
+        MetadataCase("decode", 5, page, 70, swa=swa) for page in (1, 4) for swa in (False, True)
+    ]
+    pages = MetadataCase("kv_indices", 5, 1, 700, lengths="700+1+512+513+9")
+    for case in cases if release == sglang.OLDEST else [*cases, pages]:
+        record = measure(Item("sglang-metadata", "host", case))
+        assert (record.status, record.reason, record.oracle_error) == ("ok", "", 0.0)
+    if release == sglang.OLDEST:
+        assert sys.modules[rival.POOLS].SWAKVPool is SimpleNamespace
+    record = measure(Item("sglang-metadata", "host", replace(pages, page_size=16)))
     assert (record.status, "page_size must be 1" in record.reason) == ("error", True)
 
 

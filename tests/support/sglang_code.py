@@ -97,7 +97,7 @@ def _definitions(module, **given):
 
 def parts():
     """What is imported of SGLang, by module."""
-    flash = _definitions(FLASH, triton=triton, tl=tl)
+    flash = _definitions(FLASH, triton=triton, tl=tl, SWAKVPool=SimpleNamespace)
     infer = _definitions(
         INFER,
         **{"partial": partial, "logger": None, "global_override_indptr_cpu": None},
