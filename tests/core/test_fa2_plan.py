@@ -274,17 +274,20 @@ def test_a_block_table_that_does_not_fit_is_refused_by_name_before_the_launch(ch
     assert (call["words"] == POISON).all()
 
 
-@pytest.mark.parametrize("page_size", [16, 64, 256])
-def test_chunks_are_whole_pages_and_the_librarys_is_its_own(page_size):
+@pytest.mark.parametrize("window", [-1, 5000])
+@pytest.mark.parametrize("page_size", [1, 16, 64, 256])
+def test_chunks_are_whole_pages_and_the_librarys_is_its_own(page_size, window):
     """FlashInfer takes the least number of pages whose blocks all run at once."""
-    for lens in drawn(replace(SHAPE, max_batch_size=15, max_seq_len=30748), 11, 20):
-        shape = replace(SHAPE, num_kv_heads=2, max_batch_size=15, max_seq_len=30748)
+    shape = replace(SHAPE, num_kv_heads=2, max_batch_size=15, max_seq_len=30748, window=window)
+    for drawn_lens in drawn(shape, 11, 20):
+        lens = counted(shape, drawn_lens)
         chunks = choose(replace(shape, page_size=page_size), lens).chunks
         assert not (chunks % page_size).any()
         sizes = np.arange(max(MIN_CHUNK // page_size, 1), 30748 // page_size + 2) * page_size
         fits = blocks_per_head(lens, sizes) <= shape.wave
         if lens.any() and chunks[-1] < 4096:
-            assert chunks[-1] == sizes[fits][0]
+            least = sizes[fits][0]
+            assert least <= chunks[-1] < least + max(page_size, least / 64)
 
 
 @pytest.mark.parametrize(

@@ -38,23 +38,12 @@ def test_the_tile_follows_head_dim_dtype_mask_and_how_pages_are_read(changes, ti
 
 
 QWEN = SchedulerFacts(4, 14, 2, 64, 9, 4096, 132, page_size=16, causal=True)
-CONTIGUOUS = {"page_size": None, "causal": False}
 
 
 @pytest.mark.parametrize(
     ("build", "changes", "tile"),
     [
         ("vllm", {}, (64, 192)),
-        ("vllm", {"max_seqlen_q": 10}, (192, 128)),
-        ("vllm", {"max_seqlen_q": 10, "causal": False}, (192, 160)),
-        ("vllm", {"window": (99, 0)}, (192, 160)),
-        ("vllm", {"head_dim": 128}, (64, 128)),
-        ("vllm", CONTIGUOUS | {"head_dim": 128}, (64, 176)),
-        ("vllm", CONTIGUOUS | {"head_dim": 128, "max_seqlen_q": 10}, (128, 160)),
-        ("vllm", CONTIGUOUS | {"head_dim": 192}, (128, 96)),
-        ("vllm", {"head_dim": 96}, (192, 128)),
-        ("vllm", FP8 | {"head_dim": 128}, (64, 96)),
-        ("vllm", FP8 | {"head_dim": 128, "max_seqlen_q": 10}, (128, 192)),
         ("sglang", {"window": (99, 0)}, (64, 192)),
         ("sglang", {"max_seqlen_q": 10}, (192, 128)),
         ("sglang", {"head_dim": 128}, (64, 128)),
@@ -64,11 +53,6 @@ CONTIGUOUS = {"page_size": None, "causal": False}
 )
 def test_the_engines_builds_have_a_tile_of_64_rows_for_up_to_64_packed_rows(build, changes, tile):
     assert replace(QWEN, **{"head_dim_v": 0, "build": build, **changes}).tile == tile
-
-
-def test_vllms_build_gathers_and_packs_its_windows():
-    windowed = replace(QWEN, build="vllm", num_qo_heads=16, window=(99, 0), page_size=192)
-    assert windowed.paged_gather and replace(windowed, page_size=None, num_splits=1).packs
 
 
 @pytest.mark.parametrize(

@@ -197,15 +197,6 @@ def test_replay_says_which_release_is_not_on_record(replay, options, words):
         run(**options)
 
 
-def test_replay_shows_the_machine_asked_for(replay, monkeypatch):
-    assert run().command in store.provenance("bisect_demo", SLUG)["commands"]
-    monkeypatch.setenv("ATTNLIB_MACHINE", "another-gpu")
-    with pytest.raises(ValueError, match=f"must be one of {SLUG}, or a part of it"):
-        run()
-    monkeypatch.setenv("ATTNLIB_MACHINE", SLUG[:6])
-    assert run().command in store.provenance("bisect_demo", SLUG)["commands"]
-
-
 def test_pre_releases_are_searched_only_if_they_are_given(lab, monkeypatch):
     listed = [*EACH, "0.6.1rc1", "0.6.0rc2"]
     monkeypatch.setattr(releases, "index_releases", lambda package: listed)

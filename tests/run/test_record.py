@@ -31,12 +31,6 @@ def test_samples_and_words_survive_json_to_the_last_bit(samples, reason):
     assert Record.from_json(line) == record
 
 
-def test_json_has_sorted_keys_the_id_and_the_schema(make_record):
-    flat = json.loads(make_record().to_json())
-    assert list(flat) == sorted(flat)
-    assert (flat["id"], flat["schema"]) == (make_record().id, SCHEMA)
-
-
 @pytest.mark.parametrize("schema", [SCHEMA + 1, "1", None])
 def test_a_newer_schema_is_refused_with_what_to_do(make_record, schema):
     line = edited(make_record(), schema=schema, field_of_the_future=1)

@@ -71,16 +71,6 @@ def test_a_study_killed_in_the_middle_is_measured_to_its_end_without_repeats_and
     assert machine_slug(study.describe.__wrapped__("cpu")) == machine, "from any folder"
 
 
-def test_a_sweep_resumes_with_what_is_missing_wherever_it_is(instant_jobs):
-    assert measure(TINY) == 6
-    path = store.journal_path("demo", CPU_SLUG)
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:2] + lines[4:]))
-    instant_jobs.jobs.clear()
-    assert measure(TINY) == 2
-    assert [(job.round, *cases_of(job)) for job in instant_jobs.jobs] == [(0, [FP8]), (1, [FP8])]
-
-
 def test_a_failure_counts_as_measured_unless_it_is_to_be_tried_again(instant_jobs, make_record):
     item = Item("sdpa", "host", SMALL)
     store.append(make_record(item=item, machine=study.describe("cpu"), status="crashed"))
