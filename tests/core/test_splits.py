@@ -1,6 +1,5 @@
 """The model of the scheduler metadata, against known schedules and the library's own words."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -112,16 +111,3 @@ def test_a_wrong_word_shows_in_its_part(tied, part):
     words[parts_of(plan.facts)[part]] += 1
     assert wrong_parts(plan, words) == {part}
     assert wrong_parts(plan, words[:-1]) == {"size"}
-
-
-def test_drawn_calls_reach_every_regime():
-    draws = (drawn_calls.draw_calls(7, num_sms=SMS, hdim96=False) for _ in range(2))
-    calls, again = (list(itertools.islice(draw, 300)) for draw in draws)
-    facts = [call.facts for call in calls]
-    assert calls == again
-    assert {f.is_causal for f in facts} == {f.is_local for f in facts} == {True, False}
-    assert {f.packs for f in facts} == {True, False}
-    assert {f.paged_gather for f in facts if f.page_size} == {True, False}
-    assert {f.varlen_q for f in facts} == {f.page_size is None for f in facts} == {True, False}
-    assert min(f.batch_size for f in facts) == 1 and max(f.batch_size for f in facts) > 992
-    assert {f.dtype for f in facts} == {"bfloat16", "float16", "float8_e4m3fn"}

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pandas as pd
 import pyarrow.parquet
 import pytest
-from support.records import MACHINE, OTHER, append, demo_path, tear
+from support.records import MACHINE, OTHER, append, demo_path, full_disk, tear
 
 from attnlib import cli
 from attnlib.core.backends.table import TABLE
@@ -178,6 +178,15 @@ def test_a_publish_that_was_killed_loses_nothing_and_the_next_one_removes_what_i
     assert store.read("demo", MACHINE) == records
     store.publish("demo")
     assert [path.name for path in demo_path().parent.iterdir()] == ["demo.parquet"]
+    assert store.read("demo", MACHINE) == records
+
+
+def test_a_full_disk_leaves_the_journal_and_no_half_of_a_published_file(make_record, fails):
+    records = append(*some_records(make_record))
+    with full_disk(5000):
+        words = fails("publish", "demo")
+    assert words.endswith(f"[Errno 27] File too large: '{store.published_path('demo', MACHINE)}'")
+    assert [path.name for path in demo_path().parent.iterdir()] == ["demo.jsonl"]
     assert store.read("demo", MACHINE) == records
 
 

@@ -61,6 +61,17 @@ def test_a_full_disk_leaves_the_journal_as_it_was_and_is_told_with_its_name(make
     assert len(store.read("demo", MACHINE)) == 3
 
 
+def test_a_new_sweep_moves_torn_lines_and_nothing_else_to_those_set_aside_before(make_record):
+    assert store.recover("demo", MACHINE) == []
+    records = append_rounds(make_record, 2)
+    assert store.recover("demo", MACHINE) == records
+    assert not store.torn_path("demo", MACHINE).exists()
+    for words in (b'{"half', b"two"):
+        tear(words)
+        assert store.recover("demo", MACHINE) == records
+    assert store.torn_path("demo", MACHINE).read_bytes() == b'{"half\ntwo\n'
+
+
 def test_a_line_that_is_no_record_of_this_machine_is_named_with_its_file(make_record):
     append_rounds(make_record, 3)
     first, second, third = demo_path().read_text().splitlines()
