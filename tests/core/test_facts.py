@@ -55,6 +55,10 @@ def test_the_engines_builds_have_a_tile_of_64_rows_for_up_to_64_packed_rows(buil
     assert replace(QWEN, **{"head_dim_v": 0, "build": build, **changes}).tile == tile
 
 
+def test_vllms_build_gathers_the_pages_of_windows():
+    assert replace(QWEN, build="vllm", window=(99, 0), page_size=192).paged_gather
+
+
 @pytest.mark.parametrize(
     ("window", "mask"),
     [
@@ -82,17 +86,6 @@ def test_enough_tiles_are_never_split_unless_one_heads_kv_overflows_l2():
     assert replace(prefill, max_seqlen_k=100_000).split_cap == 1
     assert replace(prefill, max_seqlen_k=300_000).split_cap == 3
     assert replace(prefill, max_seqlen_k=300_000, causal=True).split_cap == 1
-
-
-@given(CALLS, st.integers(0, 100_000), st.integers(1, 500))
-def test_a_wider_page_table_never_lowers_the_cap_and_the_batch_size_leaves_it(
-    call, more, batch_size
-):
-    assert replace(call, batch_size=batch_size).split_cap == call.split_cap
-    call = replace(call, window=(-1, -1), page_size=call.page_size or 1)
-    most = 2**31 // (call.kv_head_bytes // call.max_seqlen_k) - 1
-    wider = replace(call, max_seqlen_k=min(call.max_seqlen_k + more, most))
-    assert wider.split_cap >= call.split_cap
 
 
 @given(CALLS)
