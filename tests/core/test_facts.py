@@ -56,7 +56,10 @@ def test_the_engines_builds_have_a_tile_of_64_rows_for_up_to_64_packed_rows(buil
 
 
 def test_vllms_build_gathers_the_pages_of_windows():
-    assert replace(QWEN, build="vllm", window=(99, 0), page_size=192).paged_gather
+    long = replace(QWEN, max_seqlen_q=100, window=(99, 0), page_size=160)
+    assert (
+        replace(long, build="vllm").paged_gather and not replace(long, page_size=128).paged_gather
+    )
 
 
 @pytest.mark.parametrize(

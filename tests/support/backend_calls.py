@@ -147,7 +147,8 @@ def call_of(case, device):
 def two_steps(case, device):
     """Steps over one table, with other lengths and sinks; the one with more query rows first.
 
-    Of several queries per request, a second seed draws the other step; else requests change places.
+    Of several queries per request, a second seed draws the other step; else requests change places
+    and tokens, and of dense MLA the second step has more pages.
     """
     first = call_of(case, device)
     if isinstance(case, ExtendCase):
@@ -158,13 +159,15 @@ def two_steps(case, device):
         paged, chosen = first.batch.paged, first.batch.chosen
         chosen = None if chosen is None else chosen.flip(0).contiguous()
         table = paged.page_table.flip(0).contiguous()
-        turned = MlaBatch.build(case.spec, paged.seq_lens_cpu.flip(0), table, chosen)
-    else:
-        lens = first.batch.seq_lens_cpu.flip(0) // 3 + 1
-        table = first.batch.page_table.flip(0).contiguous()
-        sinks = first.batch.sinks
-        sinks = None if sinks is None else sinks.flip(0)
-        turned = DecodeBatch.build(case.spec, lens.int(), table, sinks)
+        lens = paged.seq_lens_cpu.flip(0)
+        lens = lens if case.spec.top_k else (lens // 3 + 1).int()
+        shorter = MlaBatch.build(case.spec, lens, table, chosen)
+        return replace(first, batch=shorter), first
+    lens = first.batch.seq_lens_cpu.flip(0) // 3 + 1
+    table = first.batch.page_table.flip(0).contiguous()
+    sinks = first.batch.sinks
+    sinks = None if sinks is None else sinks.flip(0)
+    turned = DecodeBatch.build(case.spec, lens.int(), table, sinks)
     return first, replace(first, batch=turned)
 
 
