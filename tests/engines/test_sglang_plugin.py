@@ -10,7 +10,6 @@ from support.schedule_words import words_of
 from support.sglang_code import DECODE, FLASH, LENS, RANKS, ROWS
 
 from attnlib.core.fa2.words import plan_words
-from attnlib.core.schedule import guard as guards
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec
@@ -387,20 +386,15 @@ def test_what_sglang_would_fail_to_hook_and_only_log_ends_the_process(
 def test_the_guard_is_put_in_by_its_variable_and_checks_one_plan_of_a_graph_in_a_hundred(
     loaded, monkeypatch, caplog
 ):
-    guarded, checked = [], []
+    guarded, checked = sglang_code.stand_in_guard(monkeypatch), []
 
     def short(wrapper, seq_lens):
         checked.append(seq_lens.tolist())
         raise ValueError("wrapper must have a plan of fa2")
 
-    def guard(engine, **words):
-        guarded.append((engine, words))
-        return SimpleNamespace(next_graph={})
-
-    monkeypatch.setattr(guards, "guard", guard)
     monkeypatch.setattr(plans, "require_plan", short)
     engine = loaded(GUARD="log")
-    assert len(engine.HookRegistry._hooks) == 1 and guarded == [("sglang", {"mode": "log"})]
+    assert len(engine.HookRegistry._hooks) == 1 and guarded == [("sglang", "log")]
     backend = engine.FlashInferAttnBackend(engine.ModelRunner())
     captured(backend)
     for _ in range(100):

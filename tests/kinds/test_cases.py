@@ -175,15 +175,6 @@ def test_names_say_only_what_is_unusual_after_the_shape(case, label, key):
     assert (case.label, case.key) == (label, key or re.sub(" ", ",", label))
 
 
-def test_facts_follow_from_the_fields():
-    assert (METADATA.max_pages, METADATA.width) == (513, 8200)
-    assert (WIDE.max_pages, WIDE.width, WIDE.kv_len) == (563, 9000, 8200)
-    assert WIDE.fetched_bytes == METADATA.fetched_bytes
-    assert {*WIDE.to_dict()} - {*METADATA.to_dict()} == {"context"}  # older records lack it
-    assert MlaSpec(128).softmax_scale == pytest.approx(0.0721687836)
-    assert (MlaSpec(128).token_bytes, MLA.spec.token_bytes) == (1152, 656)
-
-
 def test_the_key_of_every_case_of_the_studies_is_read_back():
     found = (case for study in STUDIES.values() for case in study.cases)
     cases = dict.fromkeys(case for case in found if isinstance(case, READ_BACK))

@@ -15,6 +15,7 @@ from support.measuring import measure as measured
 from attnlib.kinds.base import Bench
 from attnlib.kinds.engine import measure
 from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, EngineCase
+from attnlib.kinds.engine.group import EngineEndedError, EngineGroup
 from attnlib.kinds.engine.measure import EngineSubject
 from attnlib.kinds.item import Item
 from attnlib.run import parquet, store
@@ -238,3 +239,12 @@ def test_an_engine_dies_with_the_worker_whose_group_is_killed(tmp_path, number):
         assert worker.stdout.readline() == b"up\n"
         os.killpg(worker.pid, number)
     assert gone(int((tmp_path / "CHILD").read_text()))
+
+
+def test_a_question_to_an_engine_that_has_ended_is_answered_by_its_end():
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    group = EngineGroup((sys.executable, "-c", "pass"), env)
+    group._guard.wait(20)
+    group.send({})
+    with pytest.raises(EngineEndedError, match="the engine ended, status 0; it said nothing"):
+        group.answer(20)

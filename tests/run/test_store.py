@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.records import MACHINE, OTHER, append, demo_path, full_disk, tear
 
+from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.item import Item
 from attnlib.measure.spans import Kernel
 from attnlib.run import store
@@ -117,6 +118,23 @@ def test_a_loaded_row_holds_case_medians_kernels_and_oracle(make_record):
         **{"gpu": "Test GPU", "gpu_id": "0badcafe", "power_limit_w": 0, "num_sms": 4},
     }
     assert {name: row[name] for name in expected} == expected
+
+
+def test_a_row_of_several_queries_a_request_says_mode_mask_and_heads(make_record):
+    record = make_record()
+    case = ExtendCase(record.item.case, "target_verify", 4)
+    store.append(replace(record, item=Item("flashinfer-prefill-fa2", "graph", case)))
+    row = store.load("demo", MACHINE).iloc[0]
+    assert (row["mode"], row["mask"], row.q_len, row.heads) == ("target_verify", "tree", 4, "8/2")
+    assert (row.kind, row.batch_size, row.kv_len, row.lengths) == ("extend", 3, 40, "ragged")
+
+
+def test_items_measured_again_are_marked(make_record):
+    item = make_record().item
+    append(make_record(), make_record(item=replace(item, again=1)))
+    table = store.load("demo", MACHINE)
+    assert table["repeat"].tolist() == [False, True]
+    assert store.read("demo", MACHINE)[-1].item.again == 1
 
 
 def test_failures_and_ceilings_load_beside_times_without_one(make_record):

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from attnlib.core.fa2 import planner
+from attnlib.core.schedule import guard as guards
 from attnlib.engines import arms, sglang
 
 from .library_fakes import PlannedWrapper
@@ -195,6 +196,18 @@ class ModelRunner:
 
 def copies(*classes):
     return {real.__name__: type(real.__name__, (real,), {}) for real in classes}
+
+
+def stand_in_guard(monkeypatch):
+    """Put one in the guard's place; returns what it will be asked for, (engine, mode)."""
+
+    def guard(engine, mode):
+        asked.append((engine, mode))
+        return SimpleNamespace(next_graph={})
+
+    asked = []
+    monkeypatch.setattr(guards, "guard", guard)
+    return asked
 
 
 def installed(monkeypatch, parts):
