@@ -88,20 +88,10 @@ def test_the_splits_and_query_rows_of_vllms_build_are_the_librarys():
     assert wrong == []
 
 
-# What follows judges the judge: each wrong word shows, and nothing that is open.
-
-
-@pytest.fixture
-def tied():
-    """A plan of requests of 5, 1 and 1 blocks, and its words."""
-    facts = replace(FACTS, max_seqlen_k=1024, num_splits=1)
-    plan = plan_splits(facts, np.array([1024, 32, 32]))
-    return plan, words_of(plan)
-
-
 @pytest.mark.parametrize("part", ["num_splits", "num_m_blocks", "batch_order", "heads_in_l2"])
-def test_a_wrong_word_shows_in_its_part(tied, part):
-    plan, words = tied
+def test_the_judge_sees_a_wrong_word_of_each_part(part):
+    plan = plan_splits(FACTS, np.array([1024, 32, 32]))
+    words = words_of(plan)
     words[parts_of(plan.facts)[part]] += 1
     assert wrong_parts(plan, words) == {part}
     assert wrong_parts(plan, words[:-1]) == {"size"}

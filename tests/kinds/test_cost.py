@@ -76,3 +76,4 @@ def test_a_page_word_costs_its_own_memory_fetch_from_page_size_16_on(page_size, 
     words, lengths = 2 * 256, 2 * 24
     case = MetadataCase("decode", 2, page_size, 256 * page_size, "fixed")
     assert case.fetched_bytes == fetch * words + 4 * words + lengths
+    assert replace(case, context=2**20).fetched_bytes == case.fetched_bytes

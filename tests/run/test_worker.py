@@ -16,7 +16,7 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import DecodeSubject, build_workload
 from attnlib.kinds.item import Item
-from attnlib.measure.timer import PLAN_SAMPLES
+from attnlib.measure.timer import PLAN_SAMPLES, RUN_TIMERS
 from attnlib.run import worker
 from attnlib.run.record import Record
 from attnlib.run.worker import Worker
@@ -97,7 +97,11 @@ LONG = replace(ITEM, case=replace(CASE, kv_len=2**26, lengths="fixed"))
         (LONG, "refused", r"KV needs 24\.0 GiB, limit 3\.0 GiB$"),
         (replace(ITEM, backend="fa9"), "error", "one of sdpa, flashinfer-auto"),
         (replace(ITEM, timer="cupti"), "error", "one of graph, graph-cold, graph-behind, eager"),
-        (replace(ITEM, timer="graph"), "error", "timer 'graph' needs a CUDA GPU"),
+        *(
+            (replace(ITEM, timer=name), "error", f"timer '{name}' needs a CUDA GPU")
+            for name in RUN_TIMERS
+            if name != "host"
+        ),
         (replace(ITEM, release="0.0.1"), "error", r"must be torch 0\.0\.1, imported was \d"),
     ],
 )
