@@ -51,10 +51,9 @@ def ways(at, name):
 
 
 STEPS = [(*call, graph) for at, call in enumerate(CALLS) for graph in ways(at, call[0])]
-each_step = pytest.mark.parametrize(("name", "case", "cuda_graph"), STEPS, ids=named)
 
 
-@each_step
+@pytest.mark.parametrize(("name", "case", "cuda_graph"), STEPS, ids=named)
 def test_a_replan_in_place_serves_the_new_step(name, case, cuda_graph, libraries):
     first, second = calls.two_steps(case, "cpu")
     backend = calls.backend_for(name, case, "cpu", cuda_graph=cuda_graph)

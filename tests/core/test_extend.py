@@ -56,7 +56,6 @@ WIDE = {"mask": "chain", "drafts": torch.ones(3, 2, 3).bool()}
         (int32(1, 5, 1), {}, r"q_lens must lie in 1..4 \(tokens\) for request 1, got 5"),
         (int32(1, 1, 0), {}, r"q_lens must lie in 1..6 \(tokens\) for request 2, got 0"),
         (int32(1, 1), {}, r"q_lens must be \[3\] int32, got \[2\]"),
-        ([1, 1, 1], {}, "q_lens must be a tensor, got list"),
         (int32(1, 1, 1).long(), {}, r"q_lens must be \[3\] int32, got \[3\] int64"),
         (int32(1, 1, 1), {"mask": "tree"}, "given for .*, got none with mask 'tree'"),
         (int32(2, 2, 2), TREE | {"mask": "causal"}, "for .*, got some with mask 'causal'"),

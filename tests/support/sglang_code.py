@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache, partial, partialmethod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
 from zipfile import ZipFile
 
@@ -46,14 +47,18 @@ DECODE = SimpleNamespace(name="DECODE", is_decode_or_idle=lambda: True)
 @cache
 def _download(release):
     """The wheel, downloaded once into build/wheels, or why there is none."""
-    where = ["--no-deps", "--only-binary=:all:", "-q", "-d", str(FOLDER)]
-    command = [sys.executable, "-m", "pip", "download", *where, f"sglang=={release}"]
-    found = [*FOLDER.glob(f"sglang-{release}-*.whl")]
-    if found:
-        return found[0]
-    done = subprocess.run(command, capture_output=True, text=True)
-    found = [*FOLDER.glob(f"sglang-{release}-*.whl")]
-    return found[0] if found else f"no wheel of SGLang {release}: {done.stderr.strip()[-200:]}"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    name, said = f"sglang-{release}-*.whl", ""
+    if not [*FOLDER.glob(name)]:
+        # Apart until it is whole: another worker may look for it meanwhile.
+        with TemporaryDirectory(dir=FOLDER) as own:
+            command = [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "-d", own]
+            command += ["--only-binary=:all:", f"sglang=={release}"]
+            said = subprocess.run(command, capture_output=True, text=True).stderr
+            for path in Path(own).glob(name):
+                path.replace(FOLDER / path.name)
+    found = [*FOLDER.glob(name)]
+    return found[0] if found else f"no wheel of SGLang {release}: {said.strip()[-200:]}"
 
 
 def wheel_of(release=sglang.OLDEST):
