@@ -51,20 +51,14 @@ def ways(at, name):
 
 
 STEPS = [(*call, graph) for at, call in enumerate(CALLS) for graph in ways(at, call[0])]
-each_step = pytest.mark.parametrize(("name", "case", "cuda_graph"), STEPS, ids=named)
 
 
-@each_step
-def test_a_library_is_handed_what_the_oracle_attends_to(name, case, cuda_graph, libraries):
-    calls.assert_matches_oracle(name, case, "cpu", cuda_graph=cuda_graph)
-
-
-@each_step
+@pytest.mark.parametrize(("name", "case", "cuda_graph"), STEPS, ids=named)
 def test_a_replan_in_place_serves_the_new_step(name, case, cuda_graph, libraries):
     first, second = calls.two_steps(case, "cpu")
     backend = calls.backend_for(name, case, "cpu", cuda_graph=cuda_graph)
     plan = backend.plan(first.batch)
-    backend.run(first.q, first.cache, plan)
+    first.assert_right(backend.run(first.q, first.cache, plan))
     for step in (second, first):
         again = backend.plan(step.batch, out=plan)
         # The first plan's buffers hold the new step: they are what a captured graph reads.

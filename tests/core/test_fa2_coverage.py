@@ -16,8 +16,8 @@ def shape_of(batch_size, longest):
     return PlanShape(max_batch_size=batch_size, max_seq_len=longest, page_size=16, **HEADS)
 
 
-def image_of(shape, lens, chunk=0):
-    words = plan_words(shape, np.array(lens), chunk)
+def image_of(shape, lens):
+    words = plan_words(shape, np.array(lens))
     return words, words.image(PlanLayout.of(shape).int_bytes // 4, fill=0)
 
 
@@ -33,12 +33,6 @@ def walked(words, lens):
     return [len(tokens) for tokens in read]
 
 
-def wrapper_of(shape, lens, chunk=0):
-    _, image = image_of(shape, lens, chunk)
-    words = torch.from_numpy(image).view(torch.uint8)
-    return SimpleNamespace(_plan_info=list(PlanLayout.of(shape).info), _int_workspace_buffer=words)
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_tokens_read_are_those_of_the_blocks(seed):
     draw = np.random.default_rng(seed)
@@ -47,19 +41,6 @@ def test_tokens_read_are_those_of_the_blocks(seed):
     words, image = image_of(shape, planned)
     assert tokens_read(image, words.info, planned).tolist() == planned.tolist()
     assert tokens_read(image, words.info, now).tolist() == walked(words, now)
-
-
-def test_a_graph_captured_for_one_long_request_reads_320_tokens_of_seven():
-    """TensorRT-LLM #18769."""
-    wrapper = wrapper_of(shape_of(8, 8192), [8192, *[1] * 7], chunk=320)
-    require_plan(wrapper, torch.tensor([8192, *[1] * 7]))
-    lens = torch.full((8,), 4096)
-    image = wrapper._int_workspace_buffer.view(torch.int32).numpy()
-    read = tokens_read(image, tuple(wrapper._plan_info), lens.numpy())
-    assert read.tolist() == [4096, *[320] * 7]
-    words = "all 4096 tokens of request 1, it reads 320 .7 of 8 requests"
-    with pytest.raises(RuntimeError, match=words):
-        require_plan(wrapper, lens)
 
 
 def test_a_plan_without_splits_reads_whole_requests_that_have_a_block():

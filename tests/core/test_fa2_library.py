@@ -8,9 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from attnlib.core.fa2.choice import PlanShape, blocks_per_head, candidates, library_chunk
 from attnlib.core.fa2.library import FA2_INFO, MIN_CHUNK, RELEASES, ROWS_SINCE, tile_rows
 from attnlib.core.fa2.words import in_order, library_words, offsets
 
@@ -107,32 +105,6 @@ def test_the_model_fills_the_workspace_as_the_compiled_planner_of_each_release()
     assert len({release for _, release, _ in stamps}) == 7 and len(stamps) > 1000
     wrong = [line["call"] for line, name, want in stamps if stamp(library_plan(line, name)) != want]
     assert wrong == []
-
-
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_the_librarys_own_chunk_is_a_candidate_to_a_page_and_a_sixty_fourth(page_size):
-    decodes = [
-        line for line in LINES if line["mode"] == "decode" and line["call"]["graph_rows"] < 1
-    ]
-    decodes = [line for line in decodes if line["call"]["page_size"] == page_size]
-    assert len(decodes) > 30
-    for line in decodes:
-        call, lens = line["call"], np.maximum(lengths(line, "kv_lens"), 1)
-        names = ("num_qo_heads", "num_kv_heads", "head_dim", "num_sms")
-        shape = PlanShape(
-            **{name: call[name] for name in names},
-            kv_bytes=2,
-            max_batch_size=len(lens),
-            max_seq_len=int(lens.max()),
-            window=call["window_left"],
-        )
-        lens = np.minimum(lens, shape.most_seen)
-        theirs = library_plan(line, call["release"]).kv_chunk_size
-        ours = library_chunk(shape, lens, candidates(lens, shape.page_size))
-        if theirs >= lens.max():
-            assert ours >= lens.max() or blocks_per_head(lens, np.array([ours])) <= shape.wave
-        else:
-            assert theirs - page_size < ours + 1 and ours <= theirs * 1.01 + page_size
 
 
 def test_releases_stand_in_order():

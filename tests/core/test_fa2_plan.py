@@ -21,7 +21,6 @@ from attnlib.core.fa2.choice import (
 from attnlib.core.fa2.kernel import build_fa2_plan, parts_of
 from attnlib.core.fa2.library import FA2_INFO, MIN_CHUNK
 from attnlib.core.fa2.words import PlanLayout, chunk_in, plan_words
-from attnlib.kinds.metadata import oracle
 
 SHAPE = PlanShape(32, 8, 128, 2, 40, 131072, 132)
 SHAPES = {
@@ -172,34 +171,6 @@ def test_equal_requests_of_a_wave_stay_whole_and_those_just_past_one_are_cut():
     assert choose(past, np.full(34, 2048)).chunk < 2048
 
 
-@pytest.mark.parametrize("page_size", [1, 16, pytest.param(64, marks=pytest.mark.gpu)])
-def test_the_same_launch_writes_the_page_arrays(page_size):
-    shape = replace(SHAPE, max_batch_size=6, max_seq_len=256)
-    lens = np.array([200, 0, 1, 256, 33])
-    call = arguments(shape, lens)
-    pool = np.arange(8 * 256, dtype=np.int32).reshape(8, 256) * page_size
-    rows = np.array([7, 0, 3, 1, 2])
-    outputs = {"kv_indptr": 7, "kv_indices": 6 * 256, "kv_last_page_len": 6}
-    words = {n: torch.full((size,), POISON, dtype=torch.int32) for n, size in outputs.items()}
-    paged = {"req_pool_indices": torch.tensor(rows), "req_to_token": torch.tensor(pool)}
-    words, paged = ({n: t.to(HERE) for n, t in d.items()} for d in (words, paged))
-    build_fa2_plan(**call, **paged, **words, page_size=page_size)
-    sums, pages, last = oracle.kv_indices(
-        lens, rows, pool, page_size=page_size, max_pages=256 // page_size
-    )
-    assert words["kv_indptr"].tolist() == [*sums, sums[-1]]
-    assert words["kv_last_page_len"].tolist() == [*last, 0]
-    assert words["kv_indices"][: len(pages)].tolist() == pages.tolist()
-    assert (words["kv_indices"][len(pages) :] == POISON).all()
-    plan = call["words"].cpu().numpy()
-    chunk = chunk_in(plan, PlanLayout.of(shape))
-    wanted = plan_words(shape, lens, chunk).image(room(shape), POISON)
-    assert (plan == wanted).all()
-    with pytest.raises(ValueError, match=r"kv_indptr must be \[7\] int32"):
-        words["kv_indptr"] = words["kv_indptr"][:6]
-        build_fa2_plan(**call, **paged, **words, page_size=page_size)
-
-
 def paged_call(lens, page_size, capacity, columns=256):
     """A call that writes page arrays from a block table inside a wider tensor, and the table."""
     shape = replace(SHAPE, max_batch_size=6, max_seq_len=256, page_size=page_size)
@@ -232,12 +203,24 @@ def assert_words(call, lens):
     assert chunk % call["shape"].page_size == 0
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_a_block_table_gives_the_page_arrays_and_a_long_request_is_planned_whole(page_size):
+def of_pool(call, lens):
+    """The same pages as slots of a request pool, where the requests lie in reverse."""
+    call, size = dict(call), call["page_size"]
+    first = call.pop("block_table")[:, :, None] * size
+    slots = (first + torch.arange(size, dtype=torch.int32, device=HERE)).flatten(1)
+    rows = torch.arange(len(slots) - 1, -1, -1, device=HERE)[: len(lens)]
+    return call | {"req_to_token": slots.flip(0).contiguous(), "req_pool_indices": rows}
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("page_size", [1, 16, pytest.param(64, marks=pytest.mark.gpu)])
+def test_a_table_or_pool_gives_the_page_arrays_and_a_long_request_is_planned_whole(
+    page_size, pooled
+):
     for lens in ([200, 0, 1, 256, 33], [5, 250 * page_size, 0], [256 * page_size] * 6, []):
         lens = np.array(lens, np.int64)
         call = paged_call(lens, page_size, 6 * 256)
-        build_fa2_plan(**call)
+        build_fa2_plan(**(of_pool(call, lens) if pooled else call))
         assert_planned(call, lens)
         assert call["overflow"].tolist() == [0, 0]
 
@@ -270,8 +253,6 @@ def test_a_request_without_room_is_empty_and_flagged_and_so_is_a_batch_of_too_ma
     ("change", "words"),
     [
         ({"block_table": torch.zeros(5, 256)}, "block_table must be .* int32, got .* float32"),
-        ({"block_table": torch.zeros(5, 256).long()}, "block_table must be .*, got .* int64"),
-        ({"block_table": torch.zeros(1280).int()}, r"block_table must be .*, got \[1280\]"),
         ({"block_table": torch.zeros(2, 256).int()}, r"a row .* per request, 3, got \[2, 256\]"),
         ({"block_table": torch.zeros(256, 5).int().T}, "neighbouring words"),
         ({"block_table": torch.zeros(5, 15).int()}, r"column per page for max_seq_len 256, page"),
@@ -280,6 +261,7 @@ def test_a_request_without_room_is_empty_and_flagged_and_so_is_a_batch_of_too_ma
         ({"req_to_token": torch.zeros(5, 256).int()}, "must be given without req_to_token"),
         ({"page_size": 12}, "page_size must be a power of two, got 12"),
         ({"overflow": torch.zeros(1).int()}, r"overflow must be \[2\] int32"),
+        ({"kv_indptr": torch.zeros(6).int()}, r"kv_indptr must be \[7\] int32"),
     ],
 )
 def test_a_block_table_that_does_not_fit_is_refused_by_name_before_the_launch(change, words):
@@ -290,17 +272,20 @@ def test_a_block_table_that_does_not_fit_is_refused_by_name_before_the_launch(ch
     assert (call["words"] == POISON).all()
 
 
-@pytest.mark.parametrize("page_size", [16, 64, 256])
-def test_chunks_are_whole_pages_and_the_librarys_is_its_own(page_size):
+@pytest.mark.parametrize("window", [-1, 5000])
+@pytest.mark.parametrize("page_size", [1, 16, 64, 256])
+def test_chunks_are_whole_pages_and_the_librarys_is_its_own(page_size, window):
     """FlashInfer takes the least number of pages whose blocks all run at once."""
-    for lens in drawn(replace(SHAPE, max_batch_size=15, max_seq_len=30748), 11, 20):
-        shape = replace(SHAPE, num_kv_heads=2, max_batch_size=15, max_seq_len=30748)
+    shape = replace(SHAPE, num_kv_heads=2, max_batch_size=15, max_seq_len=30748, window=window)
+    for drawn_lens in drawn(shape, 11, 20):
+        lens = counted(shape, drawn_lens)
         chunks = choose(replace(shape, page_size=page_size), lens).chunks
         assert not (chunks % page_size).any()
         sizes = np.arange(max(MIN_CHUNK // page_size, 1), 30748 // page_size + 2) * page_size
         fits = blocks_per_head(lens, sizes) <= shape.wave
         if lens.any() and chunks[-1] < 4096:
-            assert chunks[-1] == sizes[fits][0]
+            least = sizes[fits][0]
+            assert least <= chunks[-1] < least + max(page_size, least / 64)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from attnlib.core.fa2.library import FA2_INFO
 from attnlib.core.fa2.planner import PRIVATE, Fa2Planner
 from attnlib.core.fa2.words import (
     ARRAYS,
-    chunk_in,
     in_order,
     library_words,
     offsets,
@@ -64,8 +63,6 @@ def test_page_arrays_are_written_where_the_wrapper_reads_them(wrapper):
     for name, tensor in pool.items():
         with pytest.raises(TypeError, match="must be a tensor, got NoneType"):
             planner.plan(lens, **{name: tensor})
-        with pytest.raises(ValueError, match=f"block_table must be given without {name}"):
-            planner.plan(lens, **table, **{name: tensor})
     with pytest.raises(ValueError, match=r"block_table\) must have .* 4096, .* got \[2, 256\]"):
         planner.plan(lens, **pool | {"req_to_token": slots[:, :256].contiguous()})
     for given in (pool, table):
@@ -77,13 +74,10 @@ def test_page_arrays_are_written_where_the_wrapper_reads_them(wrapper):
     assert planner.overflow.tolist() == [0, 0]
 
 
-def test_a_request_longer_than_max_seq_len_is_not_cut(wrapper):
+def test_what_was_too_long_is_told_until_an_engine_looks(wrapper):
     planner = Fa2Planner(wrapper, **LAYER, num_sms=132)
     planner.plan(torch.tensor([9000, 1, 5000]))
-    plan = plan_words(planner.shape, [9000, 1, 5000], chunk_in(planner._words, planner.layout))
-    assert planner._words.tolist() == plan.image(len(planner._words)).tolist()
-    parts = np.diff(plan.o_indptr)
-    assert (parts * plan.kv_chunk_size >= [9000, 1, 5000]).all()
+    assert planner.overflow.tolist() == [0, 0], "longer than max_seq_len, and planned whole"
     planner.plan(torch.tensor([2**21 + 1, 7]))
     assert planner.overflow.tolist() == [2**21 + 1, 0]
     planner.plan(torch.tensor([7]))

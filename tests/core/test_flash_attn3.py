@@ -10,7 +10,7 @@ from support.workloads import query_rows
 from attnlib.core import backends
 from attnlib.core.backends import flash_attn3
 from attnlib.core.backends.table import family_of
-from attnlib.core.batch import DecodeBatch, PagedKV
+from attnlib.core.batch import DecodeBatch
 from attnlib.core.schedule.flash_attn3 import precompute
 from attnlib.core.schedule.splits import max_words
 from attnlib.core.spec import AttnSpec
@@ -66,9 +66,6 @@ def test_queries_that_do_not_fit_the_batch_are_refused(fake_fa3):
         flash_attn3.attend(work.q, work.kv, work.batch, q_len=2)
     with pytest.raises(ValueError, match="k_cache and v_cache bfloat16, got .* torch.float16"):
         flash_attn3.attend(work.q.half(), work.kv, work.batch)
-    halves = (cache.view(-1, 8, 2, 64) for cache in (work.kv.k_cache, work.kv.v_cache))
-    with pytest.raises(ValueError, match=r"cache must have pages of .* \[16, 2, 64\] .* got \[8,"):
-        flash_attn3.attend(work.q, PagedKV(*halves), work.batch)
     assert fake_fa3.launched == []
 
 

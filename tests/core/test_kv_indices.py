@@ -1,6 +1,5 @@
 """What is special to FlashInfer's page arrays: empty requests, full last pages, and no room."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,15 +14,6 @@ from support.metadata_cases import (
 )
 
 from attnlib.core.metadata.kv_indices import build_kv_indices
-from attnlib.kinds.metadata import oracle
-
-
-def test_the_oracle_gives_flashinfers_own_example():
-    lens, rows, pool = np.array([17, 0, 4]), np.array([2, 0, 1]), np.arange(60).reshape(3, 20) * 8
-    kv_indptr, pages, last_page_len = oracle.kv_indices(lens, rows, pool, page_size=8, max_pages=3)
-    assert kv_indptr.tolist() == [0, 3, 3, 4]
-    assert pages.tolist() == [40, 48, 56, 20]
-    assert last_page_len.tolist() == [1, 0, 4]
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,10 @@
 """One table of limits: wrappers and `explain` give one answer, and it is the library's own."""
 
-import importlib.util
-import re
 from itertools import product
-from pathlib import Path
 
 import pytest
 
 from attnlib.core.backends import TABLE, flashinfer, mla, planned, unsupported, xqa
-from attnlib.core.backends.base import installed_version
-from attnlib.core.backends.limits import why_not
 from attnlib.core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 from attnlib.select import Call, explain
 
@@ -94,24 +89,3 @@ def test_auto_is_refused_only_what_neither_of_its_kernels_can_run(installed):
     assert "head_dim must be" in unsupported("flashinfer-auto", AttnSpec(8, 2, 96, 16))
     installed("0.5.3")
     assert "no FP8 query" in unsupported("flashinfer-auto", AttnSpec(8, 2, 128, 16, FP8))
-
-
-def header():
-    """include/flashinfer/utils.cuh of the installed FlashInfer; the package is not imported."""
-    found = importlib.util.find_spec("flashinfer")
-    if found is None:
-        pytest.skip("needs FlashInfer: pip install flashinfer-python")
-    folder = Path(found.submodule_search_locations[0])
-    return (folder / "data/include/flashinfer/utils.cuh").read_text()
-
-
-def test_group_sizes_and_head_dims_are_those_of_the_installed_header():
-    text, release = header(), installed_version("flashinfer-python")
-    sizes = set(map(int, re.findall(r"constexpr size_t GROUP_SIZE = (\d+);", text)))
-    head_dims = set(map(int, re.findall(r"constexpr size_t HEAD_DIM = (\d+);", text)))
-
-    def able(layer):
-        return not why_not("cuda-cores", layer, mode="decode", release=release)
-
-    assert {n for n in range(1, 65) if able(AttnSpec(n, 1, 128, 16))} == sizes
-    assert {n for n in range(16, 1025, 16) if able(AttnSpec(4, 1, n, 16))} == head_dims

@@ -103,7 +103,6 @@ def test_renewing_writes_new_lengths_into_the_same_words(fake_fa3, metadata):
         ({"out": torch.zeros(17, 1).int()}, r"out must be \[any\] int32, got \[17, 1\]"),
         ({"out": torch.zeros(40).int()[::2]}, "out must be contiguous"),
         ({"out": torch.zeros(17, device="meta").int()}, "device of the call, cpu, got meta"),
-        ({"out": torch.zeros(17).int(), "seq_lens": [1, 2, 3]}, "seq_lens must be a tensor, got l"),
         ({"cu_seqlens_q": LENS}, "cu_seqlens_q must be given if facts.varlen_q, and only"),
         ({"facts": replace(FACTS, pack_gqa=False)}, "pack_gqa must be None or True .* got False"),
     ],

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import drawn_calls
 from support import metadata_cases as cases
-from support import schedule_vectors as vectors
 from support.metadata_cases import DEVICE, ON_GPU, POISON, SMS, STEP, Shape
 from support.schedule_words import is_written, words_of
 
@@ -126,24 +125,6 @@ def test_lengths_of_zero_alone_give_one_split_each(num_splits):
     assert scheduler.words.tolist() == unsplit.tolist()
 
 
-def test_the_words_are_those_that_the_library_wrote():
-    header, found = vectors.read(vectors.COMMITTED)
-    if ON_GPU and header["num_sms"] != SMS:
-        pytest.skip(f"the vectors are of {header['num_sms']} multiprocessors, this GPU has {SMS}")
-    chosen = [(c, words) for c, words in found if words is not None and in_domain(c.facts)]
-    if not ON_GPU:
-        # A third of those that take no time in the interpreter, and a large one.
-        large = [pair for pair in chosen if pair[0].facts.batch_size > 992]
-        chosen = [pair for pair in chosen if pair[0].facts.batch_size <= 16][::3] + large[:1]
-    assert len(chosen) > (350 if ON_GPU else 50)
-    for call, words in chosen:
-        lens, _ = call.lengths()
-        written = is_written(call.facts)
-        mine = schedule(call.facts, lens).words.cpu().numpy()
-        np.testing.assert_array_equal(mine[written], words[written], err_msg=str(call))
-        assert not mine[~written].any()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -218,22 +199,6 @@ def test_a_reservation_is_checked_like_a_precomputed_one(step):
     if ON_GPU:
         with pytest.raises(ValueError, match="num_sms must be that of"):
             reserve(replace(step.facts, num_sms=SMS + 1), step.device)
-
-
-@pytest.mark.skipif(ON_GPU, reason="stand-in and interpreter run on the CPU")
-def test_attention_takes_the_words_at_the_cap_that_they_were_made_for(fake_fa3):
-    work = build_workload(DecodeCase(AttnSpec(8, 2, 64, 16), 5, 300, "ragged"), device="cpu")
-    own, call = over_own_buffers(work.batch)
-    scheduler = reserve(flash_attn3.facts_of(own), own.seq_lens.device)
-    for _ in range(2):
-        build_step_metadata(**call, scheduler=scheduler)
-        for _ in range(3):
-            out = flash_attn3.attend(work.q, work.kv, own, metadata=scheduler)
-            assert Oracle(work.q, work.kv, work.batch).check(out).passed
-    assert fake_fa3.scheduled == [] and len(fake_fa3.launched) == 6
-    assert {seen["num_splits"] for seen in fake_fa3.launched} == {scheduler.facts.num_splits}
-    assert all(seen["scheduler_metadata"] is scheduler.words for seen in fake_fa3.launched)
-    assert torch.equal(scheduler.words, precompute(flash_attn3.facts_of(own), own.seq_lens).words)
 
 
 def assert_words_of_library(scheduler, lens):

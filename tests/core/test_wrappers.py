@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import backend_calls as calls
 from support import library_fakes as fakes
-from support.backend_calls import DENSE, MLA, MODES, SPARSE
+from support.backend_calls import MLA, MODES, SPARSE
 
 from attnlib.core.batch import PagedKV
 from attnlib.core.spec import AttnSpec
@@ -24,19 +24,6 @@ def test_auto_reports_fa2_under_a_custom_mask_and_fa3_without(libraries):
         plan = backend.plan(calls.call_of(case, "cpu").batch)
         reported.setdefault(case.mask, set()).add(plan.reported_backend)
     assert reported == {"tree": {"fa2"}, "chain": {"fa2"}, "causal": {"fa3"}, "full": {"fa3"}}
-
-
-@pytest.mark.parametrize(("case", "masked"), [(MODES[2], 1), (MODES[0], 0), (MODES[-1], 0)])
-def test_under_cuda_graphs_prefill_has_room_for_the_whole_table_and_a_mask_if_any(
-    case, masked, libraries
-):
-    batch = calls.call_of(case, "cpu").batch
-    calls.backend_for("flashinfer-prefill-fa2", case, "cpu", cuda_graph=True).plan(batch)
-    buffers, columns = libraries.wrappers[-1].buffers, batch.paged.page_table.shape[1]
-    assert buffers and ("custom_mask_buf" in buffers) == masked
-    if masked:
-        assert len(buffers["paged_kv_indices_buf"]) == 5 * columns
-        assert len(buffers["custom_mask_buf"]) == 5 * -(-6 * columns * 16 // 8)
 
 
 def test_a_plan_is_promised_equal_queries_only_where_they_are(libraries):
@@ -60,14 +47,6 @@ def test_flashmla_sparse_pads_heads_to_what_its_kernel_has(libraries):
     for heads in (16, 64, 65, 128):
         calls.assert_matches_oracle(name, calls.mla_case(name, heads), "cpu")
     assert libraries.flashmla.heads == [64, 64, 128, 128]
-
-
-@pytest.mark.parametrize(("top_k", "room"), [(70, 3 * 70), (0, 3 * 4)])
-def test_under_cuda_graphs_mla_has_room_for_every_token(top_k, room, libraries):
-    case = calls.mla_case(DENSE[0], top_k=top_k)
-    batch = calls.call_of(case, "cpu").batch
-    calls.backend_for(DENSE[0], case, "cpu", cuda_graph=True).plan(batch)
-    assert len(libraries.wrappers[-1].buffers["kv_indices"]) == room
 
 
 def assert_refuses_wrong_index(name):

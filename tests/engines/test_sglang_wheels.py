@@ -5,14 +5,14 @@ They are downloaded once into build/wheels; without a package index these tests 
 
 import ast
 import re
-import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from zipfile import ZipFile
 
 import pytest
-from support.subject_fakes import measure
+from support import sglang_code
+from support.measuring import measure
 
 from attnlib.engines import sglang, sglang_hooks
 from attnlib.engines.points import known_in, unfit
@@ -20,7 +20,6 @@ from attnlib.kinds.item import Item
 from attnlib.kinds.metadata import sglang as rival
 from attnlib.kinds.metadata.case import MetadataCase
 
-FOLDER = Path(__file__).parents[2] / "build" / "wheels"
 FLASH = "sglang/srt/layers/attention/flashattention_backend.py"
 INFER = "sglang/srt/layers/attention/flashinfer_backend.py"
 MEMBERS = {
@@ -32,21 +31,12 @@ MEMBERS = {
     "server_args is_draft_worker",
 }
 """What the hooks read off SGLang's objects, by file."""
-NEWEST_POINTS = known_in(sglang.NEWEST, sglang_hooks.POINTS)
 
 
 @pytest.fixture(scope="module", params=[sglang.OLDEST, sglang.NEWEST])
 def wheel(request):
     """A release, and its wheel."""
-    paths = [*FOLDER.glob(f"sglang-{request.param}-*.whl")]
-    if not paths:
-        where = ["--no-deps", "--only-binary=:all:", "-q", "-d", str(FOLDER)]
-        command = [sys.executable, "-m", "pip", "download", *where, f"sglang=={request.param}"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"no wheel of SGLang {request.param}: {done.stderr.strip()[-200:]}")
-        paths = [*FOLDER.glob(f"sglang-{request.param}-*.whl")]
-    with ZipFile(paths[0]) as archive:
+    with ZipFile(sglang_code.wheel_of(request.param)) as archive:
         yield request.param, archive
 
 
@@ -82,14 +72,6 @@ def test_every_hook_point_has_the_parameters_that_are_read(wheel):
     assert [words for p in points if (words := unfit(p, {*parameters(archive, p.path)}))] == []
 
 
-@pytest.mark.parametrize("point", NEWEST_POINTS, ids=lambda point: point.path)
-def test_a_renamed_argument_is_noticed(point):
-    names = {*point.reads.split()}
-    assert not unfit(point, names)
-    for name in names:
-        assert name in unfit(point, (names - {name}) | {f"{name}_"})
-
-
 def test_sglang_has_what_the_hooks_read_of_its_objects(wheel):
     _, archive = wheel
     for path, names in MEMBERS.items():
@@ -97,18 +79,30 @@ def test_sglang_has_what_the_hooks_read_of_its_objects(wheel):
         assert [name for name in names.split() if f".{name}" not in text] == []
 
 
-def test_its_own_kernel_writes_the_page_arrays_of_a_step(wheel, tmp_path, monkeypatch):
+def test_its_own_kernels_write_the_metadata_and_page_arrays_of_a_step(wheel, tmp_path, monkeypatch):
     release, archive = wheel
-    if release == sglang.OLDEST:
-        pytest.skip("its kernel is in a file that needs the server")
-    archive.extract(f"{rival.FOLDERS[0]}/{rival.PAGES}", tmp_path)
     monkeypatch.setattr(rival, "unavailable", lambda: "")
-    monkeypatch.setattr(rival, "_file", lambda name: tmp_path / rival.FOLDERS[0] / name)
-    monkeypatch.setattr(rival, "_module", rival._module.__wrapped__)
-    case = MetadataCase("kv_indices", 5, 1, 700, lengths="700+1+512+513+9")
-    record = measure(Item("sglang-metadata", "host", case))
-    assert (record.status, record.reason, record.oracle_error) == ("ok", "", 0.0)
-    record = measure(Item("sglang-metadata", "host", replace(case, page_size=16)))
+    monkeypatch.setattr(rival, "installed_version", lambda _: release)
+    monkeypatch.setitem(sys.modules, rival.POOLS, ModuleType(rival.POOLS))
+    if release == sglang.OLDEST:  # its kernels are in files that need the server
+        own = SimpleNamespace(**sglang_code.parts()[sglang_code.FLASH])
+        monkeypatch.setattr(rival, "_module", lambda name: own)
+        assert f"from {rival.POOLS} import SWAKVPool" in source(archive, sglang_code.FLASH)
+    else:
+        for name in (rival.FUSED, rival.PAGES):
+            archive.extract(f"{rival.FOLDERS[0]}/{name}", tmp_path)
+        monkeypatch.setattr(rival, "_file", lambda name: tmp_path / rival.FOLDERS[0] / name)
+        monkeypatch.setattr(rival, "_module", rival._module.__wrapped__)
+    cases = [
+        MetadataCase("decode", 5, page, 70, swa=swa) for page in (1, 4) for swa in (False, True)
+    ]
+    pages = MetadataCase("kv_indices", 5, 1, 700, lengths="700+1+512+513+9")
+    for case in cases if release == sglang.OLDEST else [*cases, pages]:
+        record = measure(Item("sglang-metadata", "host", case))
+        assert (record.status, record.reason, record.oracle_error) == ("ok", "", 0.0)
+    if release == sglang.OLDEST:
+        assert sys.modules[rival.POOLS].SWAKVPool is SimpleNamespace
+    record = measure(Item("sglang-metadata", "host", replace(pages, page_size=16)))
     assert (record.status, "page_size must be 1" in record.reason) == ("error", True)
 
 

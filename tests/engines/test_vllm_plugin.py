@@ -2,17 +2,15 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 from support import vllm_fakes as fakes
-from support.sglang_fakes import installed
+from support.sglang_code import installed, stand_in_guard
 from support.vllm_fakes import FLASHINFER, LENS, PAGE, batch
 from support.vllm_points import FILE
 
 from attnlib.core.fa2.words import plan_words
-from attnlib.core.schedule import guard as guards
 from attnlib.core.spec import AttnSpec
 from attnlib.engines import arms, capture, plans, points, vllm
 
@@ -23,15 +21,9 @@ if torch.cuda.is_available():
 @pytest.fixture
 def load(monkeypatch):
     """Load the plugin with these variables, as that release of vLLM does; its parts, hooked."""
-
-    def guard(engine, mode):
-        guarded.append((engine, mode))
-        return SimpleNamespace(next_graph={})
-
-    monkeypatch.setattr(guards, "guard", guard)
     monkeypatch.setattr(vllm.importlib.util, "find_spec", lambda name: name)
-    engine, guarded = installed(monkeypatch, fakes.parts()), []
-    engine.guarded = guarded
+    engine = installed(monkeypatch, fakes.parts())
+    engine.guarded = stand_in_guard(monkeypatch)
 
     def loaded(release="0.33.0+cu129", **variables):
         monkeypatch.setattr(points, "installed_version", lambda name: release)

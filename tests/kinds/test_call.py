@@ -1,63 +1,47 @@
 """One attention call in the worker, kind by kind: judged, timed, named, refused."""
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
 from support.backend_calls import takes
-from support.subject_fakes import OracleBackend, measure, measure_with
+from support.measuring import measure
 from support.workloads import extend_case
 
 from attnlib.core import backends
 from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.kinds import call
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import MODES, ExtendCase
-from attnlib.kinds.extend.measure import attend_extend
 from attnlib.kinds.item import Item
 from attnlib.kinds.mla.case import MlaCase
-from attnlib.kinds.mla.measure import attend_mla
 from attnlib.run.record import Record
 
-VERIFY = ExtendCase(DecodeCase(AttnSpec(4, 2, 16, 4), 3, 40, "ragged"), "target_verify", 5)
+VERIFY = ExtendCase(DecodeCase(AttnSpec(4, 2, 64, 16), 3, 40, "ragged"), "target_verify", 5)
 SPARSE = MlaCase(MlaSpec(16, 70, 64, "fp8-656"), 3, 300, "ragged")
-EXTEND = (Item("flashinfer-prefill-fa2", "host", VERIFY), OracleBackend(attend_extend))
-MLA = (Item("flashmla-sparse-fp8", "host", SPARSE), OracleBackend(attend_mla))
 
 
 @pytest.mark.parametrize(
-    ("item", "backend", "family", "rows"),
-    [(*EXTEND, "fa2", 3 * 5 * 4), (*MLA, "flashmla-sparse", 48)],
+    ("name", "case", "family", "rows"),
+    [
+        ("flashinfer-prefill-fa2", VERIFY, "fa2", 3 * 5 * 4),
+        ("flashinfer-prefill-auto", VERIFY, "fa3", 3 * 5 * 4),
+        ("flashmla-sparse-fp8", SPARSE, "flashmla-sparse", 3 * 16),
+    ],
 )
-def test_a_right_output_gets_times_and_its_bytes(item, backend, family, rows, monkeypatch):
-    record = measure_with(backend, item, monkeypatch)
+def test_a_right_output_gets_times_and_its_bytes(name, case, family, rows, libraries, monkeypatch):
+    monkeypatch.setattr(call, "kernel_family", lambda names, family_of: family)
+    record = measure(Item(name, "host", case))
     assert record.status == "ok", record.reason
     assert record.run_us and record.plan_us
     assert (record.kernel_family, record.oracle_rows) == (family, rows)
-    assert record.work_per_call == item.case.cost.io_bytes
+    assert record.work_per_call == case.cost.io_bytes
     assert Record.from_json(record.to_json()) == record
 
 
-@pytest.mark.parametrize(("item", "backend"), [EXTEND, MLA], ids=["extend", "mla"])
-@pytest.mark.parametrize(
-    ("changes", "status", "words"),
-    [
-        ({"factor": 1.1}, "incorrect", "over budget"),
-        ({"family": "fa3"}, "error", "asked for {pinned}, but fa3 ran"),
-        ({"missing": "install it"}, "refused", "install it"),
-        ({"refusal": "takes no {mask}"}, "refused", "takes no {mask}"),
-    ],
-)
-def test_what_is_wrong_or_refused_gets_no_time(item, backend, changes, status, words, monkeypatch):
-    record = measure_with(replace(backend, **changes), item, monkeypatch)
-    pinned, mask = backends.TABLE[item.backend].family, getattr(item.case, "mask", "causal")
-    assert (record.status, record.run_us) == (status, ())
-    assert words.format(pinned=pinned, mask=mask) in record.reason
-
-
-def test_a_backend_that_may_choose_is_recorded_with_what_it_ran(monkeypatch):
-    item = replace(EXTEND[0], backend="flashinfer-prefill-auto")
-    record = measure_with(replace(EXTEND[1], family="fa3"), item, monkeypatch)
-    assert (record.status, record.kernel_family) == ("ok", "fa3")
+def test_a_mask_that_a_backend_lacks_gets_no_time(libraries):
+    record = measure(Item("flashinfer-prefill-fa3", "host", VERIFY))
+    assert (record.status, record.run_us) == ("refused", ())
+    assert "takes no custom mask, got tree" in record.reason
 
 
 SHAPES = {

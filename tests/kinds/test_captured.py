@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.records import full_disk
 
 from attnlib import cli
 from attnlib.core.spec import AttnSpec
@@ -45,6 +46,15 @@ def test_the_lines_are_those_that_a_capture_writes(path, tmp_path):
     for step in capture.read(path):
         again.write(step)
     assert (tmp_path / "again").read_text() == LINES
+
+
+def test_a_full_disk_leaves_whole_lines_and_is_told(path, tmp_path):
+    written, (step, _) = capture.Capture(str(tmp_path / "again")), capture.read(path)
+    written.write(step)
+    whole = (tmp_path / "again").read_text()
+    with full_disk(len(whole) + 20), pytest.raises(OSError, match=r"20 of \d+ bytes had room in"):
+        written.write(step)
+    assert (tmp_path / "again").read_text() == whole
 
 
 def test_a_step_is_a_case_of_its_own_lengths_and_equal_steps_are_one(path):

@@ -33,11 +33,13 @@ CACHED = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 100, "ragged", seed=4)
 EXTEND = extend_case(CACHED, "dllm_extend")
 PLAN = PlanCase(CACHED, 4)
 ENGINE = EngineCase("qwen3-32b-tp4", 3, 900, 40, "offline", 2, "1+900+7")
+READ_BACK = DecodeCase | ExtendCase | MlaCase
 EVERY = (DECODE, METADATA, STEP, MISMATCH, MLA, EXTEND, PLAN, ENGINE)
 """A case of every kind."""
 MORE = [extend_case(CACHED, *pair) for pair in MASKS]
 SWA = replace(CACHED, spec=replace(CACHED.spec, window=40))
-MORE += [SWA, PlanCase(SWA), StepCase(SWA, 4), WIDE]
+SUNK = DecodeCase(AttnSpec(64, 8, 64, 16, **MIXED_HALF, window=9, sinks=True), 4, 9, "9+1+2+3")
+MORE += [SUNK, SWA, PlanCase(SWA), StepCase(SWA, 4), WIDE]
 MORE += [DecodeCase(AttnSpec(8, 2, 128, 1), 4, 100), MlaCase(MlaSpec(128), 1, 100)]
 
 
@@ -48,6 +50,8 @@ def test_a_case_survives_its_json_form_and_has_a_name_for_command_lines(case):
     assert item_from_dict(Item("a", "graph", case).to_dict()) == Item("a", "graph", case)
     assert all(isinstance(value, int | str) for value in form.values())
     assert " " not in case.key
+    if isinstance(case, READ_BACK):
+        assert parse_cases([case.key]) == (case,)
 
 
 def test_an_unknown_kind_lists_the_kinds_there_are():
@@ -104,6 +108,10 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
         (EXTEND, "mode", "prefill", "one of prefill_paged, .*, got 'prefill'"),
         (EXTEND, "mask", "tree", "one of full for dllm_extend, got 'tree'"),
         (EXTEND, "q_len", 101, "an integer in 1..100, got 101"),
+        (ENGINE, "model", "gpt", "one of llama"),
+        (ENGINE, "driver", "http", "one of steps, off"),
+        (EngineCase("llama-3.1-8b", 1, 9), "tp", 2, "1 for the driver steps, got 2"),
+        (ENGINE, "tp", 0, "an integer >= 1, got 0"),
         (PLAN, "q_len", 0, "an integer >= 1, got 0"),
         (PLAN, "chunk", 64, "an integer in 0..0, got 64"),
     ],
@@ -111,6 +119,12 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
 def test_a_wrong_field_is_named_with_what_it_must_be_and_was(case, field, value, words):
     with pytest.raises(ValueError, match=f"^{field} must be {words}"):
         case_from_dict({**case.to_dict(), field: value})
+
+
+def test_groups_of_an_engine_divide_its_gpus():
+    assert replace(ENGINE, dp=2).key.endswith("tp,2,dp,2")
+    with pytest.raises(ValueError, match="dp must divide tp, 2, got 3"):
+        replace(ENGINE, dp=3)
 
 
 @pytest.mark.parametrize(("q_len", "got"), [(7, "7 and 16"), (100, "100 and 16")])
@@ -121,7 +135,6 @@ def test_a_ragged_prefill_asks_for_all_tokens_one_a_page(q_len, got):
 
 USUAL = DecodeCase(AttnSpec(32, 8, 128, 16), 16, 8192)
 ODD = replace(USUAL, spec=replace(USUAL.spec, kv_dtype="float8_e4m3fn"), lengths="ragged", seed=5)
-SUNK = DecodeCase(AttnSpec(64, 8, 64, 16, window=9, sinks=True), 4, 99)
 MLA_USUAL = MlaCase(MlaSpec(128), 1, 100)
 
 
@@ -134,7 +147,11 @@ MLA_USUAL = MlaCase(MlaSpec(128), 1, 100)
             "32/8 d128 bfloat16/float8_e4m3fn page 16 batch 16 kv_len 8192 ragged",
             "32/8,d128,p16,b16,k8192,bfloat16/float8_e4m3fn,ragged,seed5",
         ),
-        (SUNK, "64/8 d64 bfloat16 page 16 window 9 sinks batch 4 kv_len 99", SUNK.key),
+        (
+            SUNK,
+            "64/8 d64 float16/float8_e4m3fn page 16 window 9 sinks batch 4 kv_len 9 9+1+2+3",
+            "64/8,d64,p16,b4,k9,w9,sinks,float16/float8_e4m3fn,9+1+2+3",
+        ),
         (MetadataCase("decode", 1, 1, 128), "decode batch 1 page 1 ctx 128", ""),
         (METADATA, "decode batch 32 page 16 ctx 8200 seq_len_delta 3 swa True", ""),
         (WIDE, f"{METADATA.label} context 9000", ""),
@@ -158,34 +175,10 @@ def test_names_say_only_what_is_unusual_after_the_shape(case, label, key):
     assert (case.label, case.key) == (label, key or re.sub(" ", ",", label))
 
 
-def test_facts_follow_from_the_fields():
-    assert (METADATA.max_pages, METADATA.width) == (513, 8200)
-    assert (WIDE.max_pages, WIDE.width, WIDE.kv_len) == (563, 9000, 8200)
-    assert WIDE.fetched_bytes == METADATA.fetched_bytes
-    assert {*WIDE.to_dict()} - {*METADATA.to_dict()} == {"context"}  # older records lack it
-    assert MlaSpec(128).softmax_scale == pytest.approx(0.0721687836)
-    assert (MlaSpec(128).token_bytes, MLA.spec.token_bytes) == (1152, 656)
-
-
 def test_the_key_of_every_case_of_the_studies_is_read_back():
-    read = DecodeCase | ExtendCase | MlaCase
-    cases = dict.fromkeys(c for s in STUDIES.values() for c in s.cases if isinstance(c, read))
+    found = (case for study in STUDIES.values() for case in study.cases)
+    cases = dict.fromkeys(case for case in found if isinstance(case, READ_BACK))
     assert parse_cases([case.key for case in cases]) == tuple(cases)
-
-
-@pytest.mark.parametrize(
-    ("key", "spec", "lengths", "seed"),
-    [
-        ("64/8,d64,p16,b4,k9,w8,sinks,ragged", {"window": 8, "sinks": True}, "ragged", 0),
-        ("64/8,d64,p16,b4,k9,sinks,seed3", {"sinks": True}, "fixed", 3),
-        ("64/8,d64,p16,b4,k9,w8,float16/float8_e4m3fn", {"window": 8, **MIXED_HALF}, "fixed", 0),
-        ("64/8,d64,p16,b4,k9,9+1+2+3", {}, "9+1+2+3", 0),
-    ],
-)
-def test_window_sinks_dtypes_lengths_and_seed_are_read_from_a_key(key, spec, lengths, seed):
-    (case,) = parse_cases([key])
-    assert case == DecodeCase(AttnSpec(64, 8, 64, 16, **spec), 4, 9, lengths, seed)
-    assert case.key == key
 
 
 @pytest.mark.parametrize(

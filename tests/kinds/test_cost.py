@@ -7,9 +7,7 @@ import pytest
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.cost import Ceilings
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.metadata.case import MetadataCase
-from attnlib.studies.engine_modes import fa2_tile_rows
 from attnlib.studies.fa3_decode_regression import predict_fa3
 
 # 4,000 bytes and 10,000,000 FLOPs a microsecond and SM: round numbers to divide by.
@@ -73,28 +71,9 @@ def test_a_prediction_is_the_one_computed_by_hand(spec, batch_size, num_sms, ite
     assert (predicted["work_items"], predicted["busy_sms"]) == (items, min(items, num_sms))
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "q_len", "head_dim", "eager", "graph"),
-    [
-        (1, 4, 128, 16, 16),  # 16 packed rows, whoever has them
-        (1, 5, 128, 64, 64),
-        (2, 4, 128, 16, 64),  # 8 rows, of which one request could have 7: 28 packed
-        (32, 4, 128, 16, 128),
-        (32, 8, 128, 64, 128),
-        (32, 17, 128, 128, 128),
-        (32, 17, 256, 64, 64),  # no wider tile at head_dim 256
-    ],
-)
-def test_fa2_cuts_its_tiles_by_the_mean_request_or_for_a_graph_by_the_largest_there_could_be(
-    batch_size, q_len, head_dim, eager, graph
-):
-    cached = DecodeCase(AttnSpec(8, 2, head_dim, 1), batch_size, kv_len=100)
-    case = ExtendCase(cached, "target_verify", q_len)
-    assert [fa2_tile_rows(case, cuda_graph=on) for on in (False, True)] == [eager, graph]
-
-
 @pytest.mark.parametrize(("page_size", "fetch"), [(1, 4), (4, 16), (8, 32), (16, 64), (256, 64)])
 def test_a_page_word_costs_its_own_memory_fetch_from_page_size_16_on(page_size, fetch):
     words, lengths = 2 * 256, 2 * 24
     case = MetadataCase("decode", 2, page_size, 256 * page_size, "fixed")
     assert case.fetched_bytes == fetch * words + 4 * words + lengths
+    assert replace(case, context=2**20).fetched_bytes == case.fetched_bytes

@@ -3,23 +3,18 @@
 import json
 import re
 import sys
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
+from zipfile import ZipFile
 
-import numpy as np
 import pytest
 import torch
-from support import sglang_code
-from support import sglang_fakes as fakes
+from support.sglang_code import installed, wheel_of
 
 from attnlib.core.spec import MODELS
 from attnlib.engines import arms
-from attnlib.kinds.cases import case_from_dict
 from attnlib.kinds.engine import serve
-from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, START, EngineCase
+from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, START
 from attnlib.kinds.engine.model import CONFIGS, write_model
-from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.measure.spans import Kernel
 
 FA3 = (*SIDE_BY_SIDE["fa3"], "sglang-layer")
@@ -106,7 +101,7 @@ def engine(monkeypatch):
         "load_model": lambda args, ports, gpu, rank: (runner, None),
         "prepare_synthetic_inputs_for_latency_test": prepared,
     }
-    fakes.installed(
+    installed(
         monkeypatch,
         {
             "sglang.srt.plugins": {"load_plugins": started},
@@ -226,7 +221,7 @@ def test_offline_steps_are_what_more_tokens_take_longer(monkeypatch):
         return [{"output_ids": [7] * count} for _ in input_ids]
 
     made = SimpleNamespace(Engine=lambda **options: SimpleNamespace(generate=generate))
-    fakes.installed(monkeypatch, {"sglang": vars(made)})
+    installed(monkeypatch, {"sglang": vars(made)})
     monkeypatch.setattr(serve.time, "perf_counter", lambda: now[0])
     answer = serve.Offline(SETUP).measure(question(arms=["sglang-fa2"], steps=10))
     answer = answer["arms"]["sglang-fa2"]
@@ -258,40 +253,15 @@ def test_a_models_folder_has_the_heads_that_kernel_cases_have(name, tmp_path):
     assert len(words) == config["vocab_size"]
 
 
-def test_a_case_draws_lengths_as_others_do_and_keeps_its_form():
-    case = EngineCase("llama-3.1-8b", 32, 65536, lengths="retrieval")
-    lens = sample_seq_lens(case)
-    assert (lens[0], (lens == 65536).sum()) == (65536, 2) and np.median(lens) < 2100
-    assert case.key == "llama-3.1-8b,32,x,65536,retrieval,+,64,seed,0"
-    groups = replace(case, driver="offline", tp=2, dp=2)
-    assert groups.key.endswith("tp,2,dp,2") and case_from_dict(groups.to_dict()) == groups
-    assert "dp" not in case.to_dict(), "records from before it keep their ids"
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"model": 0}, "model must be one of llama"),
-        ({"driver": 0}, "driver must be one of steps, off"),
-        ({"tp": 0}, "tp must be .*>= 1"),
-        ({"tp": 2}, "tp must be 1 for the driver steps, got 2"),
-        ({"driver": "offline", "tp": 2, "dp": 3}, "dp must divide tp, 2, got 3"),
-    ],
-)
-def test_a_wrong_field_of_an_engines_case_is_named(changes, words):
-    with pytest.raises(ValueError, match=words):
-        EngineCase(**{"model": "llama-3.1-8b", "batch_size": 1, "kv_len": 9} | changes)
-
-
-@pytest.mark.skipif(not sglang_code.FOUND, reason="needs SGLang's wheel on PYTHONPATH")
 def test_sglang_has_the_names_that_are_used_of_it():
-    root = Path(sglang_code.FOUND.submodule_search_locations[0])
     used = "ServerArgs PortArgs _set_envs_and_config load_model initialize_moe_config "
     used += "initialize_fp8_gemm_config initialize_fp4_gemm_config "
     used += "prepare_synthetic_inputs_for_latency_test"
-    assert {*used.split()} <= {*re.findall(r"\w+", (root / "bench_one_batch.py").read_text())}
+    files = ("bench_one_batch", "srt/server_args", NATIVE.removeprefix("sglang.").replace(".", "/"))
+    with ZipFile(wheel_of()) as archive:
+        bench, server, native = (archive.read(f"sglang/{name}.py").decode() for name in files)
+    assert {*used.split()} <= {*re.findall(r"\w+", bench)}
     options = {*serve.server_options(SETUP | {"tp": 2, "dp": 2})}
-    fields = re.findall(r"^    (\w+): ", (root / "srt/server_args.py").read_text(), re.M)
+    fields = re.findall(r"^    (\w+): ", server, re.M)
     assert options | {"disable_radix_cache", "skip_tokenizer_init"} <= {*fields}
-    native = root / f"{NATIVE.replace('.', '/').removeprefix('sglang/')}.py"
-    assert "class TorchNativeAttnBackend" in native.read_text()
+    assert "class TorchNativeAttnBackend" in native

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.subject_fakes import measure as measured
+from support.measuring import measure as measured
 
 from attnlib.kinds.base import Bench
 from attnlib.kinds.engine import measure

@@ -1,19 +1,17 @@
 """Metadata in the worker: every word is checked before a time is taken."""
 
-import sys
 from dataclasses import replace
-from inspect import Parameter, Signature
 from itertools import product
 from types import SimpleNamespace
 
 import pytest
-from support.subject_fakes import measure
+from support.measuring import measure
 
 from attnlib.kinds.base import Bench
 from attnlib.kinds.item import Item
 from attnlib.kinds.metadata import eager, sglang
 from attnlib.kinds.metadata.case import MetadataCase
-from attnlib.kinds.metadata.measure import BUILDERS, POISON, MetadataSubject, build_call
+from attnlib.kinds.metadata.measure import BUILDERS, POISON, MetadataSubject
 from attnlib.run.record import Record
 
 CASE = MetadataCase("decode", 5, 4, 70, pool_size=9)
@@ -93,31 +91,6 @@ def test_sglang_copies_the_longest_requests_pages_or_from_0_5_15_on_the_whole_wi
     record = measure(Item("sglang-metadata", "host", replace(case, seq_len_delta=1)))
     assert (record.status, record.reason) == ("ok", "")
     assert set(told) == {(pages, (5, 75), 300)}
-
-
-@pytest.mark.parametrize("argument", ["token_to_kv_pool", "full_to_swa_index_mapping"])
-def test_sglang_gets_the_windows_map_as_its_release_takes_it(argument, monkeypatch):
-    names = "lens ends table tokens rows pages seq_lens delta page_size swa_page_table".split()
-    got = {}
-
-    def original(*args):
-        got.update(zip([*names, argument], args, strict=True))
-        if argument == "token_to_kv_pool":
-            from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
-
-            assert isinstance(got[argument], SWAKVPool)
-
-    original.__signature__ = Signature([Parameter(argument, Parameter.POSITIONAL_ONLY)])
-    module = SimpleNamespace(normal_decode_set_metadata=original)
-    monkeypatch.setattr(sglang, "_module", lambda name: module)
-    monkeypatch.delitem(sys.modules, sglang.POOLS, raising=False)
-    call = build_call(WINDOWED, "cpu")
-    sglang.build_decode_metadata(**call.inputs, **call.outputs, **call.numbers)
-    monkeypatch.delitem(sys.modules, sglang.POOLS, raising=False)
-    given = getattr(got[argument], "full_to_swa_index_mapping", got[argument])
-    assert given is call.inputs["swa_slot_map"]
-    assert got["swa_page_table"] is call.outputs["swa_page_table"]
-    assert got["page_size"] == WINDOWED.page_size
 
 
 def test_outputs_are_poisoned_before_each_call(monkeypatch):

@@ -8,18 +8,7 @@ import pytest
 import torch
 
 from attnlib.measure import timer
-from attnlib.measure.timer import RUN_TIMERS, run_timer
-
-
-def test_an_unknown_timer_lists_the_valid_ones():
-    with pytest.raises(ValueError, match="one of graph, graph-cold, graph-behind, eager, profiler"):
-        run_timer("cupti")
-
-
-@pytest.mark.parametrize("name", [name for name in RUN_TIMERS if name != "host"])
-def test_a_cuda_timer_without_a_gpu_raises_and_does_not_fall_back(name, without_gpu):
-    with pytest.raises(RuntimeError, match=f"timer '{name}' needs a CUDA GPU"):
-        run_timer(name)
+from attnlib.measure.timer import run_timer
 
 
 def test_the_host_timer_calls_once_a_sample_and_once_before_in_microseconds(

@@ -179,8 +179,3 @@ def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path):
     with pytest.raises(RuntimeError, match="died before its first item: exit status 3; broken"):
         run_job(job_of("demo", 16), CPU, tmp_path, Watch())
     assert store.machines("demo") == []
-
-
-def test_a_job_without_items_starts_no_process(monkeypatch):
-    monkeypatch.setattr(jobs.subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
-    run_job(job_of("demo"), CPU, None, Watch())

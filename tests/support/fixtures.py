@@ -2,12 +2,10 @@
 
 import itertools
 import logging
-import math
 import os
 import sys
 import tempfile
 from dataclasses import replace
-from functools import cache
 from types import SimpleNamespace
 
 import matplotlib
@@ -22,7 +20,6 @@ if not torch.cuda.is_available():
 from support import library_fakes as fakes
 from support.metadata_cases import FEWER
 from support.studies import CPU, QUICK_START
-from triton.language import core
 from triton.runtime import interpreter
 
 from attnlib import cli
@@ -69,29 +66,6 @@ def own_temporary_folder(tmp_path_factory):
         yield folder
 
 
-# Triton patches its language at each call of a function, and takes that back after each kernel.
-patch_language, patched = interpreter._patch_lang, set()
-
-
-def patch_once(function):
-    """As in Triton, but once for each module's functions, and for good."""
-    if function.__module__ not in patched:
-        patched.add(function.__module__)
-        patch_language(function)
-    return interpreter._LangPatchScope()
-
-
-@cache
-def shape_of(sizes):
-    """A tensor's shape and number of elements, as Triton makes them anew for each tensor."""
-    return core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))
-
-
-def init_tensor(tensor, handle, dtype):
-    tensor.handle, tensor.type, tensor.dtype = handle, dtype, dtype.scalar
-    tensor.shape, tensor.numel = shape_of(tuple(dtype.shape) if dtype.is_block() else ())
-
-
 @pytest.fixture(scope="session", autouse=True)
 def small_grids():
     """What `metadata_cases.FEWER` says, and fewer searches."""
@@ -100,8 +74,6 @@ def small_grids():
         for module, name in (*sizes, (kv_indices, "ROWS_PER_PROGRAM")):
             patch.setattr(module, name, getattr(module, name) // FEWER)
         if not torch.cuda.is_available():
-            patch.setattr(interpreter, "_patch_lang", patch_once)
-            patch.setattr(core.tensor, "__init__", init_tensor)
             # Without `debug` it computes whether each sum overflows, and drops the answer.
             options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
             patch.setattr(interpreter.interpreter_builder, "options", options)
@@ -253,3 +225,14 @@ def fake_fa3(monkeypatch):
     flash_attn3._facts.cache_clear()
     yield fake
     flash_attn3._facts.cache_clear()
+
+
+@pytest.fixture
+def libraries(monkeypatch, fake_fa2, fake_fa3):
+    """The libraries on the CPU: FlashInfer's wrappers as they are made, and FlashMLA."""
+    latent = SimpleNamespace(BatchMLAPagedAttentionWrapper=fakes.FakeMla)
+    monkeypatch.setitem(sys.modules, "flashinfer.mla", latent)
+    found = SimpleNamespace(wrappers=fake_fa2, flashmla=fakes.FakeFlashMla())
+    loaded = {library.FLASH_ATTN_3: fake_fa3, library.FLASHMLA: found.flashmla}
+    monkeypatch.setattr(library, "load", lambda name=library.FLASH_ATTN_3: loaded[name])
+    return found

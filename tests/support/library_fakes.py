@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from attnlib.core.fa2.coverage import tokens_read
 from attnlib.core.schedule import splits
 from attnlib.kinds.decode.measure import attend_rows
 from attnlib.kinds.mla.format import dequantize
@@ -171,25 +172,12 @@ class FakePaged(FakePrefill):
         return self.attend(q, self.tokens_of(self.kv_lens(), *cache))
 
     def follow_plan(self):
-        """Read a plan as the kernels do: its blocks must see each token of each tile once, and the
-        merge must find their partial rows."""
-        blocks, rows, _, tile, *offsets = self._plan_info[:10]
-        room, group = self._int_workspace_buffer.numpy(), self._num_qo_heads // self._num_kv_heads
-        sizes = (blocks, blocks, blocks, rows + 1, len(self.q_lens) + 1, 1)
-        each = zip(offsets, sizes, strict=True)
-        *tiles, merge, o, (chunk,) = (room.view(np.int32)[at // 4 :][:n] for at, n in each)
-        seen = self._window_left + tile if self._window_left >= 0 else 2**31
-        parts = [-(-min(length, seen) // chunk) for length in self.kv_lens()]
-        wanted = [
-            (i, a, b)
-            for i, own in enumerate(self.q_lens)
-            for a in range(-(-own * group // tile))
-            for b in range(parts[i])
-        ]
-        valid = room[self._plan_info[12] :][:blocks].astype(bool)
-        assert list(zip(*(of[valid].tolist() for of in tiles), strict=True)) == wanted
-        assert merge.tolist() == np.cumsum([0, *np.repeat(parts, self.q_lens)]).tolist()
-        assert o.tolist() == np.cumsum([0, *np.multiply(parts, self.q_lens)]).tolist()
+        """A plan of ours must be for these rows, and read all that they see."""
+        (_, rows, _, tile), lens = self._plan_info[:4], np.array(self.kv_lens())
+        assert rows == sum(self.q_lens)
+        words = self._int_workspace_buffer.view(torch.int32).numpy()
+        seen = lens if self._window_left < 0 else np.minimum(lens, self._window_left + tile)
+        assert (tokens_read(words, tuple(self._plan_info), lens) >= seen).all()
 
 
 class FakeDecode(FakePaged):

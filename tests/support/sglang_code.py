@@ -1,68 +1,133 @@
-"""SGLang's own definitions in the place of `sglang_fakes`, where its wheel is on PYTHONPATH.
+"""SGLang's own definitions that the plugin hooks, of the oldest release, without SGLang installed.
 
-They are compiled from its files, over the few names that they use, and SGLang is not imported: what
-it really passes meets our kernels, in Triton's interpreter.
+They are compiled from its wheel's files, over the few names that they use: what it really passes
+meets our kernels, in Triton's interpreter. Stand-ins are what a GPU or a model makes: the runner of
+a model, FlashInfer's wrappers, and how a backend is made.
 """
 
 import ast
-import importlib.util
+import linecache
+import subprocess
 import sys
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial, partialmethod
 from pathlib import Path
-from types import ModuleType
+from tempfile import TemporaryDirectory
+from types import ModuleType, SimpleNamespace
+from zipfile import ZipFile
 
+import pytest
 import torch
 import triton
 import triton.language as tl
 
-from . import sglang_fakes as fakes
+from attnlib.core.fa2 import planner
+from attnlib.core.schedule import guard as guards
+from attnlib.engines import arms, sglang
 
-FOUND = importlib.util.find_spec("sglang")
-FLASH = {
-    *("FlashAttentionMetadata", "FlashAttentionBackend", "normal_decode_set_metadata"),
-    *("_fused_metadata_kernel_general", "_fused_metadata_kernel_ps1_no_swa"),
+from .library_fakes import PlannedWrapper
+
+FOLDER = Path(__file__).parents[2] / "build" / "wheels"
+FLASH = "sglang.srt.layers.attention.flashattention_backend"
+INFER = "sglang.srt.layers.attention.flashinfer_backend"
+REGISTRY = "sglang.srt.plugins.hook_registry"
+RANKS = "sglang.srt.layers.dp_attention"
+COMPILED = {
+    FLASH: {
+        *("FlashAttentionMetadata", "FlashAttentionBackend", "normal_decode_set_metadata"),
+        *("_fused_metadata_kernel_general", "_fused_metadata_kernel_ps1_no_swa"),
+    },
+    INFER: {"FlashInferAttnBackend", "FlashInferIndicesUpdaterDecode", "DecodeMetadata"},
 }
-INFER = {"FlashInferAttnBackend", "FlashInferIndicesUpdaterDecode", "DecodeMetadata"}
+CONTEXT, MAX_BS, POOL = 64, 4, 5
+LENS, ROWS = torch.tensor([33, 1, 60], dtype=torch.int32), torch.tensor([2, 0, 4])
+DECODE = SimpleNamespace(name="DECODE", is_decode_or_idle=lambda: True)
+
+
+@cache
+def _download(release):
+    """The wheel, downloaded once into build/wheels, or why there is none."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    name, said = f"sglang-{release}-*.whl", ""
+    if not [*FOLDER.glob(name)]:
+        # Apart until it is whole: another worker may look for it meanwhile.
+        with TemporaryDirectory(dir=FOLDER) as own:
+            command = [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "-d", own]
+            command += ["--only-binary=:all:", f"sglang=={release}"]
+            said = subprocess.run(command, capture_output=True, text=True).stderr
+            for path in Path(own).glob(name):
+                path.replace(FOLDER / path.name)
+    found = [*FOLDER.glob(name)]
+    return found[0] if found else f"no wheel of SGLang {release}: {said.strip()[-200:]}"
+
+
+def wheel_of(release=sglang.OLDEST):
+    """Path of a release's wheel; without a package index the test is skipped."""
+    path = _download(release)
+    if isinstance(path, str):
+        pytest.skip(path)
+    return path
+
+
+@cache
+def _compiled(module):
+    """Its definitions of `COMPILED` alone, or all of a module that is not there."""
+    path = f"{module.replace('.', '/')}.py"
+    with ZipFile(wheel_of()) as archive:
+        text = archive.read(path).decode()
+    # Triton's decorator asks for a kernel's source by the name of its file.
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    tree, wanted = ast.parse(text), COMPILED.get(module)
+    if wanted:
+        tree.body = [
+            node
+            for node in tree.body
+            if getattr(node, "name", "") in wanted or getattr(node, "module", "") == "__future__"
+        ]
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                node.bases = []
+    return compile(tree, path, "exec")
+
+
+def _definitions(module, **given):
+    """What the module defines, anew, over the names that are given."""
+    # Under another name than the one that is imported: dataclasses look annotations up there, and
+    # the registry hooks a function wherever a module has it.
+    name = module.rpartition(".")[2]
+    made = sys.modules[name] = ModuleType(name)
+    vars(made).update(given, torch=torch, dataclass=dataclass)
+    exec(_compiled(module), vars(made))  # noqa: S102
+    return vars(made)
 
 
 def parts():
-    """As `sglang_fakes.parts`; the runner of a model stays a stand-in."""
-    root = Path(FOUND.submodule_search_locations[0])
-    path = root / "srt/plugins/hook_registry.py"
-    spec = importlib.util.spec_from_file_location("hook_registry", path)
-    spec.loader.exec_module(registry := importlib.util.module_from_spec(spec))
-    folder = root / "srt/layers/attention"
-    flash = _compiled(folder / "flashattention_backend.py", FLASH, triton=triton, tl=tl)
-    infer = _compiled(
-        folder / "flashinfer_backend.py",
+    """What is imported of SGLang, by module."""
+    flash = _definitions(FLASH, triton=triton, tl=tl, SWAKVPool=SimpleNamespace)
+    infer = _definitions(
         INFER,
         **{"partial": partial, "logger": None, "global_override_indptr_cpu": None},
         **{"debug_kernel_api": lambda f: f, "create_flashinfer_kv_indices_triton": _Indices()},
-        BatchDecodeWithPagedKVCacheWrapper=fakes.Wrapper,
-        fast_decode_plan=fakes.Wrapper.begin_forward,
+        BatchDecodeWithPagedKVCacheWrapper=PlannedWrapper,
+        fast_decode_plan=PlannedWrapper.begin_forward,
     )
     flash["FlashAttentionBackend"].__init__ = _flash_attention
-    infer["FlashInferAttnBackend"].__init__ = _flashinfer(infer["FlashInferIndicesUpdaterDecode"])
-    return fakes.parts() | {fakes.REGISTRY: vars(registry), fakes.FLASH: flash, fakes.INFER: infer}
+    infer["FlashInferAttnBackend"].__init__ = partialmethod(
+        _flashinfer, infer["FlashInferIndicesUpdaterDecode"]
+    )
+    ranks = {"get_attention_tp_rank": lambda: 0, "get_attention_tp_size": lambda: 1}
+    return {
+        REGISTRY: _definitions(REGISTRY),
+        FLASH: flash,
+        INFER: infer,
+        "sglang.srt.model_executor.model_runner": copies(ModelRunner),
+        RANKS: ranks | {"is_dp_attention_enabled": lambda: False},
+    }
 
 
-def _compiled(path, wanted, **given):
-    """The names of a module of these of its definitions alone."""
-    tree = ast.parse(path.read_text())
-    tree.body = [
-        node
-        for node in tree.body
-        if getattr(node, "name", "") in wanted or getattr(node, "module", "") == "__future__"
-    ]
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            node.bases = []
-    module = sys.modules[path.stem] = ModuleType(path.stem)  # dataclasses look annotations up there
-    # Triton's decorator reads a kernel's source, from the file that the code names.
-    vars(module).update(given, __file__=str(path), torch=torch, dataclass=dataclass)
-    exec(compile(tree, str(path), "exec"), vars(module))  # noqa: S102
-    return vars(module)
+def pool():
+    """Each request's slots, [POOL, CONTEXT + 4] int32: no two rows alike."""
+    return torch.randperm(POOL * (CONTEXT + 4), dtype=torch.int32).view(POOL, -1)
 
 
 def _flash_attention(self, page_size=1):
@@ -75,29 +140,35 @@ def _flash_attention(self, page_size=1):
     none = "use_mla has_local_attention use_sliding_window_kv_pool is_encoder_decoder has_softcap"
     vars(self).update(
         **dict.fromkeys(none.split(), False),
-        **{"max_context_len": 64, "page_size": page_size, "device": "cpu", "topk": 0},
+        **{"max_context_len": CONTEXT, "page_size": page_size, "device": "cpu", "topk": 0},
         **{"speculative_num_steps": 0, "speculative_num_draft_tokens": 0, "has_swa": False},
         **{"num_attention_heads": 32, "num_kv_heads": 8, "head_dim": 128, "num_splits": 0},
-        **{"kv_cache_dtype": torch.bfloat16, "req_to_token": fakes.pool(), "schedules": 0},
+        **{"kv_cache_dtype": torch.bfloat16, "req_to_token": pool(), "schedules": 0},
         **{"speculative_step_id": 1, "_get_scheduler_metadata": schedule},
     )
-    self.init_cuda_graph_state(4, fakes.MAX_BS)
+    self.init_cuda_graph_state(MAX_BS, MAX_BS)
     graph = self.decode_cuda_graph_metadata
     graph["page_table_draft_decode"] = graph["page_table"]
 
 
-def _flashinfer(updaters):
-    def make(self, model_runner):
-        fakes.FlashInferAttnBackend.__init__(self, model_runner)
-        updater = self.indices_updater_decode = object.__new__(updaters)
-        vars(updater).update(
-            **{"req_to_token": fakes.pool(), "head_dim": 128, "num_qo_heads": 32},
-            **{"num_kv_heads": 8, "q_data_type": torch.bfloat16, "data_type": torch.bfloat16},
-            **{"kv_indptr": self.kv_indptr, "kv_last_page_len": self.kv_last_page_len},
-            **{"update": updater.update_single_wrapper, "attn_backend": self},
-        )
-
-    return make
+def _flashinfer(self, updaters, model_runner):
+    self.decode_use_tensor_cores, self.num_wrappers, self.enable_deterministic = True, 1, False
+    self.decode_backend, self.max_context_len = "fa2", CONTEXT
+    self.disable_cuda_graph_kv_split = False
+    vars(self).update(model_runner.backend)
+    self.workspace_buffer = torch.zeros(2**24, dtype=torch.uint8)
+    self.kv_indptr = [torch.zeros(MAX_BS + 1, dtype=torch.int32)]
+    self.cuda_graph_kv_indices = [torch.zeros(MAX_BS * CONTEXT, dtype=torch.int32)]
+    self.kv_last_page_len = torch.ones(MAX_BS, dtype=torch.int32)
+    self.decode_wrappers = [PlannedWrapper(self.workspace_buffer, "NHD", "fa2", True)]
+    self.decode_cuda_graph_metadata = {}
+    updater = self.indices_updater_decode = object.__new__(updaters)
+    vars(updater).update(
+        **{"req_to_token": pool(), "head_dim": 128, "num_qo_heads": 32, "num_kv_heads": 8},
+        **{"q_data_type": torch.bfloat16, "data_type": torch.bfloat16, "attn_backend": self},
+        **{"kv_indptr": self.kv_indptr, "kv_last_page_len": self.kv_last_page_len},
+        update=updater.update_single_wrapper,
+    )
 
 
 class _Indices:
@@ -105,3 +176,57 @@ class _Indices:
 
     def __getitem__(self, grid):
         return lambda *args: None
+
+
+class ModelRunner:
+    """A rank of Llama-3.1-8B."""
+
+    page_size, is_draft_worker = 16, False
+    dtype, kv_cache_dtype = torch.bfloat16, torch.float8_e4m3fn
+    model_config = SimpleNamespace(
+        num_attention_heads=32,
+        head_dim=128,
+        get_num_kv_heads=lambda ranks: 8 // ranks,
+        attention_arch=SimpleNamespace(name="MHA"),
+    )
+
+    def __init__(self, backend=(), **server_args):
+        self.backend = dict(backend)
+        given = {"attention_backend": "fa3", "disable_cuda_graph": False}
+        self.server_args = SimpleNamespace(**given | {"speculative_algorithm": None} | server_args)
+
+    def forward(self, forward_batch, skip_attn_backend_init=False):
+        return "logits"
+
+
+def copies(*classes):
+    return {real.__name__: type(real.__name__, (real,), {}) for real in classes}
+
+
+def stand_in_guard(monkeypatch):
+    """Put one in the guard's place; returns what it will be asked for, (engine, mode)."""
+
+    def guard(engine, mode):
+        asked.append((engine, mode))
+        return SimpleNamespace(next_graph={})
+
+    asked = []
+    monkeypatch.setattr(guards, "guard", guard)
+    return asked
+
+
+def installed(monkeypatch, parts):
+    """These parts where Python imports them from, and all their names at once; this process's state
+    as a new one has it, on a small GPU."""
+    for name, value in vars(arms.State()).items():
+        monkeypatch.setattr(arms.STATE, name, value)
+    monkeypatch.setattr(planner, "installed_version", lambda name: "0.6.8.post1")
+    small = SimpleNamespace(multi_processor_count=4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: small)
+    for path, content in parts.items():
+        names = path.split(".")
+        for end in range(1, len(names) + 1):
+            name = ".".join(names[:end])
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        vars(sys.modules[path]).update(content)
+    return SimpleNamespace(**{k: v for content in parts.values() for k, v in content.items()})

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from .library_fakes import PlannedWrapper
-from .sglang_fakes import copies
+from .sglang_code import copies
 
 FLASHINFER = "vllm.v1.attention.backends.flashinfer"
 LENS, PAGE, ROWS = torch.tensor([33, 1, 60, 0], dtype=torch.int32), 16, 4
