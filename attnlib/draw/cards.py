@@ -109,4 +109,4 @@ def _kind(column: Sequence[str]) -> str:
 
 def _left_out(table: pd.DataFrame) -> list[str]:
     more = len(table) - MAX_ROWS
-    return [f"and {more} more rows: .table() has them all"] if more > 0 else []
+    return [f"and {more} more rows: .table() or --json has them all"] if more > 0 else []

@@ -110,7 +110,9 @@ class Advice(Shown):
         """The rule, what other backends would change, the nearest batches, how to measure."""
         decided, first = self.choice.decided_by, self.nearest.iloc[0]
         gpus = ", ".join(dict.fromkeys(self.nearest.gpu))
-        ran = f", which runs {self.choice.kernel}" if self.choice.inner else ""
+        ran = f", here {self.ours}" if self.ours not in ("", self.choice.backend) else ""
+        if self.choice.inner:
+            ran = f", which runs {self.choice.kernel}"
         near, far = self.nearest.distance.iloc[0], self.nearest.distance.iloc[-1]
         days = " to ".join(dict.fromkeys((self.nearest.day.min(), self.nearest.day.max())))
         heads = f"{self.layer.heads} heads, head_dim {self.layer.head_dim}"

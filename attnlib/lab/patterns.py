@@ -191,8 +191,9 @@ def host_plans(trace: Trace, step: Step) -> Evidence | None:
         return None
     if lengths_copied(trace, step):  # which says why the host is late
         return None
-    times = f"{idle:,.0f} us idle before the first layer, {busy_us(step.work):,.0f} us of work"
-    return Evidence(f"copies to the GPU, a plan among them: {len(copies)}; {times}", idle)
+    text = f"copies to the GPU, a plan among them: {len(copies)}; {idle:,.0f} us idle before the "
+    text += f"first layer, of which the plan is a part; {busy_us(step.work):,.0f} us of work"
+    return Evidence(text, idle)
 
 
 def planned_on_gpu(step: Step) -> bool:
@@ -347,18 +348,23 @@ def gains() -> dict[str, Any]:
 
 
 def gained(pattern: Pattern, shape: Mapping[str, Any], us: float) -> str:
-    """What the records at the shape (or nearest to it) say that the fix saves of `us` per step."""
+    """What the records of shapes like `shape` say that the fix saves of `us` per step."""
     entry = gains().get(pattern.gain)
     if entry is None:
         return "no records of the fix"
-    rows, at = entry["rows"], []
+    rows: list[dict[str, Any]] = entry["rows"]
+    at: list[str] = []
     varying = [n for n in STATED if n in rows[0] and len({row[n] for row in rows}) > 1]
     for name in (name for name in varying if name in shape):
-        near = _nearest(rows, name, shape[name])
-        at.append(f"{name} {near[0][name]}" if near else f"no {name} {shape[name]!r}")
-        rows = near or rows
+        rows = [row for row in rows if _alike(row[name], shape[name])]
+        if not rows:
+            return f"no records like {', '.join([*at, f'{name} {shape[name]}'])}; {entry['gpu']}"
+        at.append(f"{name} {shape[name]}")
+    if "kv_len" in shape:  # where the lengths are open, so is the gain
+        distances = [_distance(row, shape) for row in rows]
+        rows = [row for row, far in zip(rows, distances, strict=True) if far == min(distances)]
     ratios = sorted(row["ratio"] for row in rows)
-    where = f" nearest to it: {', '.join(at)}" if at else ""
+    where = f" like {', '.join(at)}" if at else ""
     unknown = [name for name in varying if name not in shape]
     where += f"; the trace does not give {', '.join(unknown)}" if unknown else ""
     count = f"{len(rows)} recorded shape{'s' if len(rows) > 1 else ''}{where}; {entry['gpu']}"
@@ -370,9 +376,14 @@ def gained(pattern: Pattern, shape: Mapping[str, Any], us: float) -> str:
     return f"saves {spread} of {us:,.1f} us per step, by {count}"
 
 
-def _nearest(rows: list[dict[str, Any]], name: str, value: Any) -> list[dict[str, Any]]:
-    """The rows with the value, or the nearest number; none for a word that is not on record."""
-    if isinstance(value, str):
-        return [row for row in rows if row[name] == value]
-    distance = [abs(math.log(row[name] / value)) for row in rows]
-    return [row for row, far in zip(rows, distance, strict=True) if far == min(distance)]
+def _distance(row: Mapping[str, Any], shape: Mapping[str, Any]) -> float:
+    """Factors of two between the numbers of both."""
+    numbers = [name for name in SIZES if name in row and name in shape]
+    return sum(abs(math.log2(row[name] / shape[name])) for name in numbers)
+
+
+def _alike(recorded: Any, given: Any) -> bool:
+    """Whether a word is the same, or a number within a factor of two."""
+    if isinstance(given, str):
+        return bool(recorded == given)
+    return abs(math.log2(recorded / given)) <= 1

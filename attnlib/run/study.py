@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property, lru_cache, partial
 from itertools import product
 from pathlib import Path
@@ -91,11 +92,12 @@ class Study:
         return tuple(dict.fromkeys(case for grid in self.grids for case in grid.cases))
 
     def case_named(self, name: str) -> Case:
-        """The case with this key or label; ValueError lists the keys there are."""
+        """The case with this key or label; ValueError names the keys that are nearest."""
         matches = [case for case in self.cases if name in (case.key, case.label)]
         if len(matches) != 1:
-            keys = "  ".join(case.key for case in self.cases)
-            raise ValueError(f"case must be one of study {self.name!r}: {keys}; got {name!r}")
+            keys = [case.key for case in self.cases]
+            near = "  ".join(get_close_matches(name, keys, 5, 0) or keys[:5])
+            raise ValueError(f"case must be one of study {self.name!r}, got {name!r}; near: {near}")
         return matches[0]
 
     def jobs(self, *, headline: bool, rounds: int | None = None) -> list[Job]:

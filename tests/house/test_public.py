@@ -10,7 +10,8 @@ import attnlib
 from attnlib import core, studies
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = {"captured", "claims", "vllm_steps"}  # of `attnlib.studies`, beside the studies themselves
+MODULES = {"captured", "claims", "vllm_steps"}
+"""Of `attnlib.studies`, beside the studies themselves."""
 PUBLIC = {
     "attnlib": {*attnlib.HOME, "doctor", "__version__"},
     "attnlib.core": set(core.HOME),

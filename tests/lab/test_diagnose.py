@@ -218,14 +218,14 @@ def test_prefill_is_told_from_decode_by_the_mark_and_without_one_by_the_kernel(p
     assert "No decode step" in repr(found)
 
 
-def test_gains_are_of_the_nearest_shape(published_records, path, capsys, fails):
+def test_gains_are_of_shapes_within_a_factor_of_two(published_records, path, capsys, fails):
     told = attnlib.diagnose(BAD[0].save(path)).patterns.iloc[0]
-    assert "nearest to it: batch_size 16; the trace does not give heads" in told["by the records"]
+    assert "shapes like batch_size 16; the trace does not give heads" in told["by the records"]
     assert cli.main(["diagnose", str(path), "--shape", "heads=32/8,kv_len=9000"]) == 0
     printed = capsys.readouterr().out
-    assert "1 known pattern" in printed and "heads 32/8, batch_size 16, kv_len 8192" in printed
-    unknown = gained(PATTERNS[0], {"heads": "7/7", "kv_len": 9}, 100.0)
-    assert "nearest to it: no heads '7/7'," in unknown
+    assert "1 known pattern" in printed and "like heads 32/8, batch_size 16, kv_len 9000" in printed
+    for far in ({"heads": "7/7"}, {"heads": "32/8", "kv_len": 9}):
+        assert gained(PATTERNS[0], far, 100.0).startswith("no records like heads ")
     for shape, why in {
         "head=1": "must be one of heads",
         "kv_len=8k": "kv_len must be an",
