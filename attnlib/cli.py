@@ -270,19 +270,26 @@ def _advise(
     **options: Any,
 ) -> None:
     """For a decode call: the rule, the nearest recorded batches, and how to measure it."""
+    from dataclasses import replace
+
     from .lab.advise import advise
     from .lab.view import measure_call
     from .select.facts import Call, facts_of_model
     from .select.text import PINS
 
     pinned: dict[str, Any] = {fact: True for option, fact in PINS.items() if option in options}
-    how = {name: options.pop(name) for name in ("library", "backend", "gpu") if name in options}
+    named = [name for name in ("library", "backend", "gpu") if name in options]
+    how: dict[str, Any] = {name: options.pop(name) for name in named}
     layer = parse_layer(heads, model=model, **options)
     lengths = parse_lengths("lens", lens, batch)
     if measure:
         print(measure_call(layer, lengths))
     else:
-        print(advise(layer, lengths, facts=Call(**pinned, **facts_of_model(model)), **how))
+        how["facts"] = Call(**pinned, **facts_of_model(model))
+        advice = advise(layer, lengths, **how)
+        if pages := advice.choice.pages:  # not given: the engine's own
+            advice = advise(replace(layer, page_size=pages), lengths, **how)
+        print(advice)
 
 
 def _refresh() -> None:

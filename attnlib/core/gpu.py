@@ -1,7 +1,5 @@
 """What the code assumes of a GPU that it cannot ask it. SMs, L2 and memory are asked for."""
 
-REFERENCE = "sm90"
-"""Architecture of the published records, as `select` spells it: they are of an H200."""
 HOPPER = 9
 """Major compute capability that has wgmma: fa3, FlashAttention-3 and FlashMLA need it."""
 FA2_CTAS = 2

@@ -11,15 +11,7 @@ from ..run.study import Study
 
 FIRST = ("fa3_decode_regression", "auto_resolution", "measurement_trust")
 """Listed before the others: a view shows the regression first."""
-NOT_STUDIES = {
-    "captured",
-    "claims",
-    "gains",
-    "next_step",
-    "upgrade",
-    "usual_calls",
-    "vllm_steps",
-}
+NOT_STUDIES = {*"captured claims gains next_step upgrade usual_calls vllm_steps".split()}
 
 
 def discover() -> dict[str, Study]:
