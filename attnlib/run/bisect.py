@@ -140,10 +140,10 @@ def bisect(
     machine = machine_shown(PREFIX + study.name, study.device, published)
     if not releases and (live or overlays):
         releases = available_releases(package, sweep.overlays)
-    asked = Bisection(package, study.name, case, backend, first, last, (), machine, rounds)
-    inside = tuple(releases_between(releases or recorded_releases(asked), first, last))
+    search = Bisection(package, study.name, case, backend, first, last, (), machine, rounds)
+    inside = tuple(releases_between(releases or recorded_releases(search), first, last))
     ends = (inside[0], inside[-1]) if good == first else (inside[-1], inside[0])
-    question = replace(asked, good=ends[0], bad=ends[1], releases=inside)
+    question = replace(search, good=ends[0], bad=ends[1], releases=inside)
     return _Search(question, study.device, sweep if live else None, on_round).run()
 
 
@@ -233,24 +233,24 @@ def first_changed(releases: Sequence[str], differs: Callable[[str], bool]) -> st
     return releases[high]
 
 
-def recorded_releases(asked: Bisection) -> list[str]:
+def recorded_releases(search: Bisection) -> list[str]:
     """The releases that the newest search on record between both ends went through.
 
     Raises FileNotFoundError saying what is not on record.
     """
-    ends = {Version(asked.good), Version(asked.bad)}
+    ends = {Version(search.good), Version(search.bad)}
     seen: set[Version] = set()
-    for record in reversed(asked.records()):
+    for record in reversed(search.records()):
         option = RELEASES.search(record.command)
         listed = option[1].split(",") if option else []
         seen |= set(map(Version, listed))
         if ends <= set(map(Version, listed)):
             return listed
-    missing = ", ".join(map(str, sorted(ends - seen))) or f"{asked.good} to {asked.bad}"
+    missing = ", ".join(map(str, sorted(ends - seen))) or f"{search.good} to {search.bad}"
     have = ", ".join(map(str, sorted(seen))) or "none"
     raise FileNotFoundError(
         f"release {missing} must be on record to be replayed, "
-        f"in {asked.records_of!r} on {asked.machine!r} are: {have}"
+        f"in {search.records_of!r} on {search.machine!r} are: {have}"
     )
 
 

@@ -85,9 +85,9 @@ def whole_counts(rows: pd.DataFrame) -> pd.DataFrame:
 def cases_of(rows: pd.DataFrame) -> pd.DataFrame:
     """A row per case: `case` and its own columns, in the order of `COLUMNS`."""
     first_rows = rows[~rows.case.duplicated()]
-    told = [name for name in COLUMNS if name in rows and first_rows[name].notna().all()]
-    first_rows = first_rows[["case", *told]]
-    return first_rows.sort_values(told, kind="stable", ignore_index=True) if told else first_rows
+    known = [name for name in COLUMNS if name in rows and first_rows[name].notna().all()]
+    first_rows = first_rows[["case", *known]]
+    return first_rows.sort_values(known, kind="stable", ignore_index=True) if known else first_rows
 
 
 def times(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:

@@ -84,19 +84,19 @@ def run_job(job: Job, machine: dict[str, Any], overlay: Path | None, watch: Watc
 def _run_process(job: Job, overlay: Path | None, watch: Watch) -> tuple[int, bool, str]:
     """How many items a process did, whether it died measuring the next one, and how it ended."""
     # Files without a name: if we are killed, nothing of them stays.
-    with TemporaryFile() as asked, TemporaryFile() as progress, TemporaryFile() as log:
-        asked_path, progress_path = (f"/dev/fd/{file.fileno()}" for file in (asked, progress))
+    with TemporaryFile() as job_file, TemporaryFile() as progress, TemporaryFile() as log:
+        job_path, progress_path = (f"/dev/fd/{file.fileno()}" for file in (job_file, progress))
         form = {name: getattr(job, name) for name in ("study", "round", "device", "command")}
         form |= {"progress": progress_path, "items": [item.to_dict() for item in job.items]}
-        asked.write(json.dumps(form).encode())
-        asked.flush()
+        job_file.write(json.dumps(form).encode())
+        job_file.flush()
         with subprocess.Popen(
-            [sys.executable, "-m", "attnlib.run.worker", "--end-with-stdin", asked_path],
+            [sys.executable, "-m", "attnlib.run.worker", "--end-with-stdin", job_path],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=worker_environment(overlay),
-            pass_fds=(asked.fileno(), progress.fileno(), *watch.held),
+            pass_fds=(job_file.fileno(), progress.fileno(), *watch.held),
             start_new_session=True,
         ) as process:
             try:

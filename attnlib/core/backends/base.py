@@ -69,8 +69,8 @@ class Backend(ABC, Generic[Batch, Cache]):
     def reported(self, state: Any) -> str:
         """What the library says it runs, or what the mode asks for; of FlashAttention-3 with the
         distribution that supplied it."""
-        asked = self.entry.family or self.entry.name
-        return f"{asked} ({library.supplier()})" if self.source == FLASH_ATTN_3 else asked
+        family = self.entry.family or self.entry.name
+        return f"{family} ({library.supplier()})" if self.source == FLASH_ATTN_3 else family
 
     @abstractmethod
     def run(self, q: torch.Tensor, cache: Cache, plan: Plan[Batch]) -> torch.Tensor:

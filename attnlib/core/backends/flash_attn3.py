@@ -54,12 +54,12 @@ class FlashAttn3(_FlashAttention[DecodeBatch]):
     def prepare(self, batch: DecodeBatch, held: Any) -> tuple[DecodeBatch, Any]:
         """Copy lengths, page table and sinks, and precompute the metadata where the mode does."""
         if held is None:
-            own = batch.cloned()
-            return own, precompute(facts_of(own), own.seq_lens) if self.precomputes else None
-        own, metadata = held
-        own.overwrite(batch)
+            copy = batch.cloned()
+            return copy, precompute(facts_of(copy), copy.seq_lens) if self.precomputes else None
+        copy, metadata = held
+        copy.overwrite(batch)
         if metadata is not None:
-            metadata.renew(own.seq_lens)
+            metadata.renew(copy.seq_lens)
         return held
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
