@@ -23,7 +23,9 @@ SIZES = (
 SEED = "plan and rivals"
 CASES = drawn_cases(tuple(AttnSpec(*sizes) for sizes in SIZES), 10, SEED)
 BATCH_ATTENTION = "flashinfer-batch-attention"
-RIVALS = (FA2, BATCH_ATTENTION, FLASH_ATTENTION)
+PAGES_OF_16 = ("flashinfer-xqa", "vllm-flash-attn-3", "vllm-triton")
+"""Rivals that refuse the layers with pages of one token. An H100 of 2026-11-26 has none of them."""
+RIVALS = (FA2, BATCH_ATTENTION, FLASH_ATTENTION, *PAGES_OF_16)
 BACKENDS = (*RIVALS, PLANNED)
 
 STUDY = Study(

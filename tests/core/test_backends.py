@@ -168,11 +168,11 @@ def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeyp
     install = (
         "sglang-kernel"
         if name == "flash-attn-3-mla"
-        else "flashinfer-python|sgl-flash-mla|tokenspeed"
+        else "flashinfer-python|sgl-flash-mla|tokenspeed|vllm"
     )
     with pytest.raises(RuntimeError, match=f"{name} cannot run .*pip install ({install})"):
         backends.create(name, spec)
-    monkeypatch.setattr(base, "installed_version", lambda _: "0.7.2.post1")
+    monkeypatch.setattr(base, "installed_version", lambda _: "99")
     monkeypatch.setattr(library, "find_module", lambda name: "flash_attn_interface")
     lacks_gpu = "needs a CUDA GPU (torch.cuda.is_available() is False)"
     assert backends.unavailable(name) == lacks_gpu

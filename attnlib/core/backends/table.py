@@ -28,6 +28,7 @@ LIBRARIES = {
     "sglang": Library(("sglang",), compared=True),
     "flash-attn-3": Library(("tokenspeed-fa3", "flash-attn-3", "sgl-kernel")),
     "flashmla": Library(("sgl-flash-mla", "flash-mla")),
+    "vllm": Library(("vllm",), since="0.33.0"),
 }
 """Prefix of a backend's name -> its library. SGLang's backends are metadata kernels."""
 
@@ -262,6 +263,14 @@ _ENTRIES = (
         "flash_attn3:FlashAttn3Precomputed",
         "flash-attn-3",
         label="FlashAttention-3, precomputed",
+    ),
+    Entry("vllm-triton", "decode", "vllm:VllmTriton", "triton-unified", label="vLLM's Triton"),
+    Entry(
+        "vllm-flash-attn-3",
+        "decode",
+        "vllm:VllmFlashAttn3",
+        "flash-attn-3",
+        label="vLLM's FlashAttention-3",
     ),
     Entry("flashinfer-mla-fa2", "mla", "mla:FlashInferMla", "mla-fa2"),
     Entry("flashinfer-mla-fa3", "mla", "mla:FlashInferMla", "mla-fa3"),

@@ -1,0 +1,132 @@
+"""vLLM's decode kernels, out of its wheel: Triton's unified attention, and its FlashAttention-3.
+
+Calls and sizes are those of vLLM 0.33.0 in full CUDA graphs (v1/attention/backends/triton_attn.py
+and flash_attn.py): Triton splits requests into 16 parts while requests x KV heads are few, and the
+schedule of FlashAttention-3, whose tiles have 64 query rows, is made once per step. vLLM's pages
+hold 16 tokens or a multiple.
+"""
+
+import importlib
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..batch import DecodeBatch, PagedKV
+from ..spec import AttnSpec
+from .base import Backend, Plan
+from .table import Entry
+
+PAGE_STEP = 16
+CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+"""vLLM's batch sizes with a CUDA graph, by default (config/vllm.py)."""
+BLOCKS_2D, SEGMENTS = 128, 16
+"""Requests x KV heads from which Triton's kernel splits nothing, and its parts below."""
+MOST_SPLITS = 32
+"""Splits of FlashAttention-3 in a CUDA graph (flash_attn_max_num_splits_for_cuda_graph)."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A batch with its own lengths and page table, the library's call without query, cache and
+    output, and the words of a schedule, if there is one."""
+
+    batch: DecodeBatch
+    call: "partial[object]"
+    words: torch.Tensor | None = None
+
+
+class _Vllm(Backend[DecodeBatch, PagedKV]):
+    """One query per request, over a 16-bit cache."""
+
+    def options(self, batch: DecodeBatch) -> dict[str, Any]:
+        """What both kernels are told of a batch."""
+        spec = batch.spec
+        rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
+        return {
+            "cu_seqlens_q": rows,
+            "max_seqlen_q": 1,
+            "seqused_k": batch.seq_lens,
+            "max_seqlen_k": batch.page_table.shape[1] * spec.page_size,
+            "softmax_scale": spec.softmax_scale,
+            "causal": True,
+            "window_size": (spec.window - 1, 0) if spec.window else (-1, -1),
+            "block_table": batch.page_table,
+        }
+
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+        """The library's call."""
+        cache.require_pages_of(plan.batch.spec)
+        out = torch.empty_like(q)
+        plan.state.call(q=q, k=cache.k_cache, v=cache.v_cache, out=out)
+        return out
+
+    @classmethod
+    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
+        """Pages that vLLM does not make; FP8."""
+        if spec.page_size % PAGE_STEP:
+            return f"page_size must be a multiple of {PAGE_STEP}, as vLLM's, got {spec.page_size}"
+        if "float8" in spec.dtypes:
+            return f"dtype and kv_dtype must have 16 bits, got {spec.dtypes}"
+        return ""
+
+
+class VllmTriton(_Vllm):
+    """Triton's unified attention. A plan is the copy of lengths and page table."""
+
+    def prepare(self, batch: DecodeBatch, held: Any) -> State:
+        """Copy lengths and page table; the first time also make room for partial outputs."""
+        if held is not None:
+            held.batch.overwrite(batch)
+            return held
+        spec, copy = batch.spec, batch.cloned()
+        most = min(CAPTURED, key=lambda size: abs(size - BLOCKS_2D // spec.num_kv_heads))
+        parts = (most, spec.num_qo_heads, SEGMENTS)
+        padded = 1 << (spec.head_dim - 1).bit_length()
+        empty = partial(torch.empty, dtype=torch.float32, device=self.device)
+        ops = importlib.import_module("vllm.v1.attention.ops.triton_unified_attention")
+        call = partial(
+            ops.unified_attention,
+            **self.options(copy),
+            **dict.fromkeys(("q_descale", "k_descale", "v_descale")),
+            softcap=0.0,
+            seq_threshold_3D=most,
+            num_par_softmax_segments=SEGMENTS,
+            softmax_segm_output=empty((*parts, padded)),
+            softmax_segm_max=empty(parts),
+            softmax_segm_expsum=empty(parts),
+        )
+        return State(copy, call)
+
+
+class VllmFlashAttn3(_Vllm):
+    """vLLM's build of FlashAttention-3. A plan makes the schedule, as vLLM does once per step."""
+
+    def prepare(self, batch: DecodeBatch, held: Any) -> State:
+        """Copy lengths and page table, make the schedule; a replan overwrites its words."""
+        library = importlib.import_module("vllm.vllm_flash_attn")
+        copy = batch.cloned() if held is None else held.batch
+        if held is not None:
+            copy.overwrite(batch)
+        spec, options = batch.spec, self.options(copy)
+        words = library.get_scheduler_metadata(
+            batch_size=batch.batch_size,
+            max_seqlen_q=1,
+            max_seqlen_k=options["max_seqlen_k"],
+            num_heads_q=spec.num_qo_heads,
+            num_heads_kv=spec.num_kv_heads,
+            headdim=spec.head_dim,
+            cache_seqlens=copy.seq_lens,
+            qkv_dtype=getattr(torch, spec.dtype),
+            cu_seqlens_q=options["cu_seqlens_q"],
+            page_size=spec.page_size,
+            causal=True,
+            window_size=options["window_size"],
+            num_splits=MOST_SPLITS,
+        )
+        if held is not None:
+            held.words.copy_(words)
+            return held
+        made = {"scheduler_metadata": words, "num_splits": MOST_SPLITS, "fa_version": 3}
+        return State(copy, partial(library.flash_attn_varlen_func, **options, **made), words)
