@@ -36,6 +36,6 @@ STUDY = Study(
         Grid(CASES[::10], (), timers=(COLD,), rounds=2, again=(PLANNED,)),
         Grid(CASES[::50], BACKENDS, timers=(COLD,), headline=True),
     ),
-    reference_machine="nvidia-h100-80gb-hbm3-f1c08183",
+    reference_machine="nvidia-h200-a1283d40",
     ceilings=("copy",),
 )
