@@ -23,11 +23,10 @@ STUDY = Study(
 
 
 def mismatch_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per mismatch on record: splits, outcome without the guard and with it, relative error.
+    """A row per mismatch on record: splits, outcome without the guard, error, what the guard said.
 
-    Splits are those of the request with the most, by the model; `overruns` says whether they are
-    more than the call's buffers hold. The error is the worst row's, without the guard; NaN where
-    there is no output or no finite one.
+    Splits are the most of any request, by the model; `overruns`: more than the call's buffers hold.
+    The error is the worst row's, without the guard; NaN where no output is, or no finite one.
     """
     runs = frame.set_index("name")
     outcome = runs.reported_backend.where(runs.reported_backend != "", runs.status)
@@ -39,5 +38,6 @@ def mismatch_table(frame: pd.DataFrame) -> pd.DataFrame:
     table["overruns"] = ["yes" if split.overrun else "" for split in splits]
     table["without guard"] = outcome[bare]
     table["relative error"] = runs.oracle_error[bare].astype(float).round(4)
-    table["with guard"] = outcome[~bare]
+    said = "refused: " + runs.reason.str.removeprefix("scheduler metadata does not fit the call: ")
+    table["with guard"] = said.where(runs.status == "refused", outcome)[~bare]
     return table.fillna({"without guard": "not run", "with guard": "not run"}).reset_index()
