@@ -39,10 +39,14 @@ GROUP_WEIGHT = 3.0
 """Weight of a factor of two in query heads per KV head. It and `OTHER_KERNEL` were chosen among 24
 settings by `neighbour_loss`."""
 PRESENT_PLANNER = "2026-11-26"
-DRAWS = {"": (random_batches.STUDY.name, "0.7.2"), "h100": (plan_rivals.STUDY.name, "0.6.13")}
-"""The GPU that a caller names -> the study with its random batches, and FlashInfer's release; of
-any other GPU those of H200s."""
-SHOWN = (*random_batches.BACKENDS, plan_rivals.BATCH_ATTENTION)
+DRAWS = {
+    "all layers": (random_batches.STUDY.name, "H200", "0.7.2"),
+    "all rivals": (plan_rivals.STUDY.name, "H200", plan_rivals.H200_RELEASE),
+    "h100": (plan_rivals.STUDY.name, "H100", plan_rivals.H100_RELEASE),
+}
+"""Random batches -> the study, the GPU and FlashInfer's release. All rivals are on record for
+head_dim 128 and 16 bits."""
+SHOWN = (*random_batches.BACKENDS, plan_rivals.BATCH_ATTENTION, *plan_rivals.PAGES_OF_16)
 NAMES = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
 FEATURES = "tokens x KV heads, requests, longest / mean length, query heads per KV head"
 
@@ -64,9 +68,10 @@ class Advice(Shown):
 
     @property
     def ours(self) -> str:
-        """The column of `nearest` that is what the rule chose, or the empty string."""
+        """The column of `nearest` that is what the rule chose, or the empty string; where vLLM's
+        build of a kernel is not on record, another build of it."""
         name = (self.choice.inner or self.choice).ours
-        names = (name, f"{name}-precomputed")
+        names = (name, f"{name}-precomputed", f"{name.removeprefix('vllm-')}-precomputed")
         times = self.nearest.dropna(axis=1, how="all")
         return next((name for name in names if name in times), "")
 
@@ -205,7 +210,9 @@ def advise(
     require_word("backend", backend, find(library)[0].policies_for("decode"))
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
     choice = explain(layer, mode="decode", call=stated, env={}, **how)
-    batches = recorded_batches("h100" if gpu.lower() == "h100" else "")
+    batches = recorded_batches(_draw_of(layer, gpu))
+    if layer.page_size % 16:
+        batches = batches.drop(columns=[*plan_rivals.PAGES_OF_16], errors="ignore")
     distance = distances(layer, tokens, batches)
     nearest = batches.assign(distance=distance.round(3)).nsmallest(count, "distance")
     case = call if isinstance(call, DecodeCase) else DecodeCase(layer, **lengths_of_case(kv_lens))
@@ -265,14 +272,23 @@ def _features(layer: AttnSpec, lengths: NDArray[np.int64]) -> dict[str, float]:
     }
 
 
+def _draw_of(layer: AttnSpec, gpu: str) -> str:
+    """The one of `DRAWS` for a layer and the GPU that a caller names."""
+    if gpu.lower() == "h100":
+        return "h100"
+    is_usual = layer.head_dim == 128 and "float8" not in layer.dtypes
+    return "all rivals" if is_usual else "all layers"
+
+
 @cache
-def recorded_batches(gpu: str = "") -> pd.DataFrame:
+def recorded_batches(draw: str = "all layers") -> pd.DataFrame:
     """A row per recorded random batch: case, features, median us per backend, where measured.
 
-    `gpu` is one of `DRAWS`.
+    `draw` is one of `DRAWS`.
     """
-    study, release = DRAWS[gpu]
+    study, gpu, release = DRAWS[draw]
     rows = random_batches.load_all(study)
+    rows = rows[rows.gpu.str.contains(gpu)]
     keys = ["machine", "case"]
     wide = rows.pivot_table("run_us", keys, "backend", "median", sort=False)
     ends = rows.groupby([*keys, "backend"], sort=False).run_us.agg(["min", "max", "size"])

@@ -13,7 +13,7 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.lab.advise import neighbour_loss
 from attnlib.select.facts import GPUS
 from attnlib.select.libraries import LIBRARIES
-from attnlib.studies.random_batches import BACKENDS
+from attnlib.studies.plan_rivals import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("published_records")
 
