@@ -47,7 +47,6 @@ class DecodeBatch:
     | `kv_indptr` | [bs + 1] int32, prefix sums in pages | device |
     | `kv_indices` | [pages used] int32, the live page-table entries, ragged | device |
     | `kv_last_page_len` | [bs] int32, tokens in the last page, 1..page_size | device |
-    | `sinks` | [num_qo_heads] bfloat16, of a layer with sinks; else None | device |
     """
 
     spec: AttnSpec
@@ -57,7 +56,6 @@ class DecodeBatch:
     kv_indptr: torch.Tensor
     kv_indices: torch.Tensor
     kv_last_page_len: torch.Tensor
-    sinks: torch.Tensor | None = None
 
     @property
     def batch_size(self) -> int:
@@ -66,23 +64,13 @@ class DecodeBatch:
 
     @classmethod
     def build(
-        cls,
-        spec: AttnSpec,
-        seq_lens: torch.Tensor,
-        page_table: torch.Tensor,
-        sinks: torch.Tensor | None = None,
+        cls, spec: AttnSpec, seq_lens: torch.Tensor, page_table: torch.Tensor
     ) -> "DecodeBatch":
         """Check `seq_lens` [bs] int32 and `page_table` [bs, max_pages] int32, derive the rest.
 
-        `sinks` are only for a layer with sinks. The result is on `page_table.device`, lengths are
-        copied. Raises ValueError for an empty batch, a wrong shape or dtype, a length below 1 or
-        beyond the page table, a negative page.
+        The result is on `page_table.device`, lengths are copied. Raises ValueError for an empty
+        batch, a wrong shape or dtype, a length below 1 or beyond the page table, a negative page.
         """
-        if sinks is not None:
-            require_tensor("sinks", sinks, (spec.num_qo_heads,), "bfloat16", contiguous=True)
-        if spec.sinks != (sinks is not None):
-            wanted = "given" if spec.sinks else "None"
-            raise ValueError(f"sinks must be {wanted} for a layer with sinks={spec.sinks}")
         require_tensor("page_table", page_table, (None, None), "int32")
         (bs, columns), device = page_table.shape, page_table.device
         require_tensor("seq_lens", seq_lens, (max(1, bs),), "int32")
@@ -99,25 +87,20 @@ class DecodeBatch:
                 f"page_table must hold pages >= 0 in live columns, got {kv_indices.min().item()}"
             )
         last = (lens - (pages - 1) * spec.page_size).to(device)
-        pages_of = (kv_indptr.to(device), kv_indices, last)
-        return cls(spec, lens, page_table, lens.to(device), *pages_of, sinks)
+        return cls(spec, lens, page_table, lens.to(device), kv_indptr.to(device), kv_indices, last)
 
     def cloned(self) -> "DecodeBatch":
-        """The same batch with its own lengths, page table and sinks, as a captured graph reads."""
-        sinks = None if self.sinks is None else self.sinks.clone()
-        lens, table = self.seq_lens.clone(), self.page_table.clone()
-        return replace(self, seq_lens=lens, page_table=table, sinks=sinks)
+        """The same batch with its own lengths and page table, as a captured graph reads."""
+        return replace(self, seq_lens=self.seq_lens.clone(), page_table=self.page_table.clone())
 
     def overwrite(self, given: "DecodeBatch") -> None:
-        """Copy lengths, page table and sinks of `given` into this batch's tensors.
+        """Copy lengths and page table of `given` into this batch's tensors.
 
         ValueError unless the layer and the page table's shape are the same.
         """
         self.require_alike(given)
         self.page_table.copy_(given.page_table)
         self.seq_lens.copy_(given.seq_lens)
-        if self.sinks is not None and given.sinks is not None:
-            self.sinks.copy_(given.sinks)
 
     def require_alike(self, given: "DecodeBatch") -> None:
         """ValueError unless `given` has this batch's layer and its page table's shape."""

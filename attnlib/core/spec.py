@@ -64,8 +64,7 @@ class AttnSpec(Grouped):
     `dtype` is the query's, `kv_dtype` the cache's (default: the same); both are torch dtype names
     in `ELEMENT_BYTES`. `page_size` is the number of tokens in a KV page, a power of two. `window`
     is the number of tokens that a query sees, itself included (0: all): FlashInfer's
-    window_left + 1; FlashAttention-3's window_size is (window - 1, 0). With `sinks` (gpt-oss) each
-    query head has one more logit in every softmax, without a value; a batch has these logits.
+    window_left + 1; FlashAttention-3's window_size is (window - 1, 0).
     Raises ValueError that names the argument, what it must be and what it was.
     """
 
@@ -76,7 +75,6 @@ class AttnSpec(Grouped):
     dtype: str = "bfloat16"
     kv_dtype: str = ""
     window: int = field(default=0, metadata=LATER)
-    sinks: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_dtype", self.kv_dtype or self.dtype)

@@ -34,7 +34,7 @@ KINDS = {cls.kind: cls for cls in get_args(Case)}
 _LENGTHS = r"\d+(?:\+\d+)*"
 _DECODE = (
     r"(?P<num_qo_heads>\d+)/(?P<num_kv_heads>\d+),d(?P<head_dim>\d+),p(?P<page_size>\d+)"
-    r",b(?P<batch_size>\d+),k(?P<kv_len>\d+)(?:,w(?P<window>\d+))?(?P<sinks>,sinks)?"
+    r",b(?P<batch_size>\d+),k(?P<kv_len>\d+)(?:,w(?P<window>\d+))?"
     r"(?:,(?P<dtype>(?:bfloat16|float)\w*)(?:/(?P<kv_dtype>\w+))?)?"
     rf"(?:,(?!seed)(?P<lengths>[a-z_]+|{_LENGTHS}))?(?:,seed(?P<seed>\d+))?"
 )

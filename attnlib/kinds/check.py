@@ -79,25 +79,18 @@ def attend_rows(
     *,
     probs_dtype: torch.dtype | None,
     sees: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Output [rows, heads, dim of v] float64 of rows of queries over K and V of one request.
 
     `sees` [rows, tokens] bool says which tokens a row attends to, all of them if it is None.
-    `sinks` [heads] are logits without a value.
     """
     grouped = q.double().view(len(q), k.shape[1], -1, q.shape[-1])
     scores = torch.einsum("rhgd,nhd->hgrn", grouped, k).mul_(softmax_scale)
     if sees is not None:
         scores.masked_fill_(~sees, float("-inf"))
-    top, rest = scores.amax(-1, keepdim=True), 0.0
-    if sinks is not None:
-        logits = sinks.double().view(*scores.shape[:2], 1, 1)
-        top = torch.maximum(top, logits)
-        rest = (logits - top).exp()
-    probs = scores.sub_(top).exp_()
+    probs = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
     weights = probs if probs_dtype is None else round_probs(probs, probs_dtype)
-    out = torch.einsum("hgrn,nhd->hgrd", weights, v) / (probs.sum(-1, keepdim=True) + rest)
+    out = torch.einsum("hgrn,nhd->hgrd", weights, v) / probs.sum(-1, keepdim=True)
     return out.permute(2, 0, 1, 3).reshape(*q.shape[:2], -1)
 
 

@@ -22,17 +22,10 @@ class Workload:
     kv: Any
 
 
-def paged_batch(
-    spec: AttnSpec,
-    lens: np.ndarray,
-    seed: int | None,
-    *,
-    device: str,
-    sinks: torch.Tensor | None = None,
-) -> DecodeBatch:
+def paged_batch(spec: AttnSpec, lens: np.ndarray, seed: int | None, *, device: str) -> DecodeBatch:
     """Requests of `lens` [bs] int32 whose pages are distinct, shuffled by `seed` or in order."""
     table = torch.from_numpy(shuffled_pages(lens, spec.page_size, seed)).to(device)
-    return DecodeBatch.build(spec, torch.from_numpy(lens), table, sinks)
+    return DecodeBatch.build(spec, torch.from_numpy(lens), table)
 
 
 def draw_inputs(batch: DecodeBatch, *, rows: int, seed: int) -> tuple[torch.Tensor, PagedKV]:

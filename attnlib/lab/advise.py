@@ -65,6 +65,7 @@ class Advice(Shown):
     choice: Choice
     nearest: pd.DataFrame
     same: pd.DataFrame
+    has_sinks: bool = False
 
     @property
     def ours(self) -> str:
@@ -136,7 +137,7 @@ class Advice(Shown):
             if value not in recorded:
                 words = f"{NAMES[name]} {value}: these are of {', '.join(map(str, recorded))}"
                 notes.append(f"No batch near it is on record of {words}.")
-        if self.layer.window or self.layer.sinks:
+        if self.layer.window or self.has_sinks:
             notes.append("No batch has a window or sinks, and the last line measures without.")
         if not self.ours:
             notes.append(f"No batch near it is on record of {self.choice.kernel or 'the pick'}.")
@@ -205,8 +206,7 @@ def advise(
     require_int("count", count)
     stated = facts or Call()
     layer = call.spec if isinstance(call, DecodeCase) else call
-    layer = replace(layer, sinks=layer.sinks or stated.sinks)
-    stated = replace(stated, kv_lens=kv_lens, graph=True, sinks=layer.sinks)
+    stated = replace(stated, kv_lens=kv_lens, graph=True)
     require_word("backend", backend, find(library)[0].policies_for("decode"))
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
     choice = explain(layer, mode="decode", call=stated, env={}, **how)
@@ -219,7 +219,8 @@ def advise(
     same = recorded_calls(case)
     of_gpu = same[same.gpu.str.contains(gpu.upper(), regex=False)]
     same = of_gpu if len(of_gpu) else same
-    return Advice(layer, kv_lens, choice, nearest.reset_index(drop=True), same)
+    nearest = nearest.reset_index(drop=True)
+    return Advice(layer, kv_lens, choice, nearest, same, has_sinks=stated.sinks)
 
 
 def recorded_calls(case: DecodeCase) -> pd.DataFrame:

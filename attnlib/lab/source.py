@@ -1,7 +1,7 @@
 """What a view can show: a study's records, or what this GPU measures; and how a case is chosen.
 
 A model is the attention that one GPU has of it. What its name leaves open, `variant` says: dtypes
-of query and cache, window and sinks (`bfloat16/float8_e4m3fn, window 4096, sinks`), or for MLA
+of query and cache, window (`bfloat16/float8_e4m3fn, window 4096`), or for MLA
 query heads, attended tokens and cache format (`128 heads, dense, bfloat16`).
 """
 
@@ -296,7 +296,7 @@ def variant_of(spec: AttnSpec | MlaSpec) -> str:
         attended = f"top {spec.top_k}" if spec.top_k else "dense"
         return f"{spec.num_qo_heads} heads, {attended}, {spec.kv_format}"
     window = f", window {spec.window}" if spec.window else ""
-    return spec.dtypes + window + (", sinks" if spec.sinks else "")
+    return spec.dtypes + window
 
 
 def calls_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:

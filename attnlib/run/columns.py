@@ -98,8 +98,8 @@ def _case_columns(table: pa.Table) -> pd.DataFrame:
     frame = fields.to_pandas()
     frame.insert(0, "case", pd.Series(cases, dtype=object))
     frame.insert(1, "heads", [heads_of(case) for case in cases])
-    for name in {"window", "sinks"} & {*frame}:  # layers without them do not say so
-        frame[name] = frame[name].astype(float).fillna(0).where(frame.heads.notna())
+    if "window" in frame:  # layers without one do not say so
+        frame["window"] = frame["window"].astype(float).fillna(0).where(frame.heads.notna())
     return frame
 
 

@@ -24,7 +24,7 @@ from .store import require_comparable
 CASE = ["heads", "head_dim", "dtype", "kv_dtype", "page_size", "batch_size", "kv_len", "lengths"]
 SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
 FIELDS = [field for case in KINDS.values() for field in flat_fields(case)]
-COUNTS = tuple(dict.fromkeys(field.name for field in FIELDS if field.type is int)) + ("sinks",)
+COUNTS = tuple(dict.fromkeys(field.name for field in FIELDS if field.type is int))
 """Columns of a case that are integers."""
 _FIRST = ("model", "driver", "builder", "heads", "num_qo_heads", "top_k", *CASE)
 COLUMNS = tuple(dict.fromkeys((*_FIRST, "mode", "mask", "q_lengths", "group", *COUNTS, "swa")))

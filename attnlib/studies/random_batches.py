@@ -65,8 +65,7 @@ def drawn_cases(specs: tuple[AttnSpec, ...], count: int, seed: str) -> tuple[Dec
     """`count` different random cases of each spec that fit the memory and can be timed cold."""
     cases: dict[DecodeCase, None] = {}
     for number, spec in enumerate(specs, 1):
-        # The text of a spec when these layers were drawn, before `sinks` was a field.
-        draw = random.Random(f"{seed} {repr(spec).replace(', sinks=False', '')}")
+        draw = random.Random(f"{seed} {spec!r}")
         while len(cases) < number * count:
             batch, kv_len = (
                 round(low * (high / low) ** draw.random()) for low, high in (BATCHES, KV_LENS)

@@ -106,21 +106,3 @@ def test_the_ragged_page_list_is_exact_for_any_lengths(lens, page_size, spare, g
     derived = (batch.kv_indptr, batch.kv_indices, batch.kv_last_page_len)
     assert {t.dtype for t in (*derived, batch.seq_lens, batch.seq_lens_cpu)} == {torch.int32}
     assert batch.batch_size == len(lens)
-
-
-SUNK = replace(SPEC, sinks=True)
-
-
-@pytest.mark.parametrize(
-    ("spec", "sinks", "words"),
-    [
-        (SUNK, None, "sinks must be given for a layer with sinks=True"),
-        (SPEC, torch.zeros(8).bfloat16(), "sinks must be None for a layer with sinks=False"),
-        (SUNK, torch.zeros(4).bfloat16(), r"sinks must be \[8\] bfloat16, got \[4\]"),
-        (SUNK, torch.zeros(8), r"sinks must be \[8\] bfloat16, got \[8\] float32"),
-        (SUNK, torch.zeros(16).bfloat16()[::2], "sinks must be contiguous"),
-    ],
-)
-def test_sinks_are_of_a_layer_that_has_them_and_of_its_heads(spec, sinks, words):
-    with pytest.raises(ValueError, match=words):
-        DecodeBatch.build(spec, int32([3]), int32([[0]]), sinks)

@@ -11,7 +11,7 @@ from attnlib.core.layer import WHOLE_MODELS, parse_layer, parse_lengths, words_o
 from attnlib.core.spec import ELEMENT_BYTES, MODELS, MlaSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.lab.advise import neighbour_loss
-from attnlib.select.facts import GPUS
+from attnlib.select.facts import GPUS, Call
 from attnlib.select.libraries import LIBRARIES
 from attnlib.studies.plan_rivals import BACKENDS
 
@@ -72,7 +72,10 @@ def test_what_the_records_do_not_have_is_said():
             "layer": AttnSpec(32, 8, 128, 16, kv_dtype="float8_e4m3fn"),
             "library": "sglang==0.5.23",
         },
-        "No batch has a window or sinks": {"layer": AttnSpec(8, 1, 64, 16, sinks=True)},
+        "No batch has a window or sinks": {
+            "library": "sglang==0.5.23",
+            "facts": Call(sinks=True),
+        },
     }
     for sentence, given in words.items():
         layer = given.pop("layer", AttnSpec(8, 1, 128, 16))

@@ -94,14 +94,6 @@ WINDOWS = [
     for page, window in ((16, 100), (64, 1), (1, 700), (16, 1500))
 ]
 """Layers with a window: inside a page and across pages, shorter and longer than requests."""
-SINKS = [
-    DecodeCase(replace(spec_of(8, 16, 64), sinks=True, window=window), 5, 700, "ragged")
-    for window in (0, 128)
-]
-"""Layers of gpt-oss."""
-SUNK = [
-    (n, c) for n in ("flash-attn-3", "flash-attn-3-precomputed", "flashinfer-xqa") for c in SINKS
-]
 WINDOWED = [(n, c) for n in (*FAKED[:-1], "flashinfer-fa2") for c in WINDOWS]
 XQA = [
     ("flashinfer-xqa", case)
@@ -111,7 +103,8 @@ XQA = [
         *(case for case in WINDOWS if case.spec.page_size > 1),
     )
 ]
-CALLS = [*((n, DECODE) for n in FAKED), *PLANNED_DECODE, *WINDOWED, *XQA, *SUNK, *EXTEND, *MLA]
+VLLM = [(n, c) for n in ("vllm-triton", "vllm-flash-attn-3") for c in (DECODE, *WINDOWS[::3])]
+CALLS = [*((n, DECODE) for n in FAKED), *PLANNED_DECODE, *WINDOWED, *XQA, *VLLM, *EXTEND, *MLA]
 """A call of every backend that has a stand-in, or needs none."""
 
 
@@ -145,7 +138,7 @@ def call_of(case, device):
 
 @lru_cache(maxsize=4)
 def two_steps(case, device):
-    """Steps over one table, with other lengths and sinks; the one with more query rows first.
+    """Steps over one table, with other lengths; the one with more query rows first.
 
     Of several queries per request, a second seed draws the other step; else requests change places
     and tokens, and of dense MLA the second step has more pages.
@@ -165,9 +158,7 @@ def two_steps(case, device):
         return replace(first, batch=shorter), first
     lens = first.batch.seq_lens_cpu.flip(0) // 3 + 1
     table = first.batch.page_table.flip(0).contiguous()
-    sinks = first.batch.sinks
-    sinks = None if sinks is None else sinks.flip(0)
-    turned = DecodeBatch.build(case.spec, lens.int(), table, sinks)
+    turned = DecodeBatch.build(case.spec, lens.int(), table)
     return first, replace(first, batch=turned)
 
 

@@ -232,6 +232,8 @@ def libraries(monkeypatch, fake_fa2, fake_fa3):
     """The libraries on the CPU: FlashInfer's wrappers as they are made, and FlashMLA."""
     latent = SimpleNamespace(BatchMLAPagedAttentionWrapper=fakes.FakeMla)
     monkeypatch.setitem(sys.modules, "flashinfer.mla", latent)
+    for name in ("vllm.vllm_flash_attn", "vllm.v1.attention.ops.triton_unified_attention"):
+        monkeypatch.setitem(sys.modules, name, fakes.FakeVllm)
     found = SimpleNamespace(wrappers=fake_fa2, flashmla=fakes.FakeFlashMla())
     loaded = {library.FLASH_ATTN_3: fake_fa3, library.FLASHMLA: found.flashmla}
     monkeypatch.setattr(library, "load", lambda name=library.FLASH_ATTN_3: loaded[name])

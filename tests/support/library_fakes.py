@@ -19,13 +19,12 @@ from .schedule_words import words_of
 SMS = 132
 
 
-def attend(q, q_lens, tokens, sees, scale, sinks=None):
+def attend(q, q_lens, tokens, sees, scale):
     """Like `q`, of which each request has `q_lens` rows, over its K and V in `tokens`."""
     assert len(q) == sum(q_lens), "q must have the planned rows"
     each = zip(q.split(q_lens), tokens, sees, strict=True)
     rows = ((x, k.double(), v.double(), seen) for x, (k, v), seen in each)
-    options = {"probs_dtype": None, "sinks": sinks}
-    out = [attend_rows(*row, scale, sees=seen, **options) for *row, seen in rows]
+    out = [attend_rows(*row, scale, sees=seen, probs_dtype=None) for *row, seen in rows]
     return torch.cat(out).to(q.dtype)
 
 
@@ -247,9 +246,8 @@ def fake_xqa(*, query, kv_cache, workspace_buffer, block_tables, seq_lens, max_s
     assert query.dtype == kv_cache[0].dtype and workspace_buffer.count_nonzero() == 0
     sees = masks_of([1] * len(lens), lens, True, given.pop("window_left"))
     scale, tokens = given.pop("bmm1_scale"), gather(block_tables, lens, kv_cache)
-    sinks = given.pop("sinks")
-    assert not given and (sinks is None or sinks.dtype == torch.float32)
-    return attend(query, [1] * len(lens), tokens, sees, scale, sinks)
+    assert not given
+    return attend(query, [1] * len(lens), tokens, sees, scale)
 
 
 class FakeMla(FakeWrapper):
@@ -348,8 +346,30 @@ class FakeFlashAttention:
         left, right = given.get("window_size", (-1, -1))
         assert right == (0 if left >= 0 else -1)
         sees = masks_of(lens, kv_lens, given["causal"], left)
-        scale, sinks = given["softmax_scale"], given.get("sinks")
-        return attend(q[: sum(lens)], lens, tokens, sees, scale, sinks)
+        return attend(q[: sum(lens)], lens, tokens, sees, given["softmax_scale"])
+
+
+class FakeVllm:
+    """vLLM's two kernels; a schedule is its lengths."""
+
+    def get_scheduler_metadata(*, cache_seqlens, **sizes):
+        assert sizes["num_splits"] == 32
+        return cache_seqlens.clone()
+
+    def flash_attn_varlen_func(*, scheduler_metadata, seqused_k, fa_version, **given):
+        assert torch.equal(scheduler_metadata, seqused_k) and fa_version == 3, "a stale schedule"
+        FakeVllm._attend(seqused_k=seqused_k, **given)
+
+    def unified_attention(*, seq_threshold_3D, softmax_segm_max, **given):
+        assert softmax_segm_max.shape == (seq_threshold_3D, given["q"].shape[1], 16)
+        FakeVllm._attend(**given)
+
+    def _attend(*, q, k, v, out, cu_seqlens_q, seqused_k, block_table, window_size, **given):
+        lens = seqused_k.tolist()
+        assert cu_seqlens_q.tolist() == [*range(len(q) + 1)] and max(lens) <= given["max_seqlen_k"]
+        sees = masks_of([1] * len(lens), lens, given["causal"], window_size[0])
+        tokens = gather(block_table, lens, (k, v))
+        out.copy_(attend(q, [1] * len(lens), tokens, sees, given["softmax_scale"]))
 
 
 class FakeFlashMla:

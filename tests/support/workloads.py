@@ -26,7 +26,7 @@ def query_rows(batch, q_len):
     unseen = torch.arange(q_len - 1, -1, -1, dtype=torch.int32)
     lens = (batch.seq_lens_cpu[:, None] - unseen).flatten()
     table = batch.page_table.repeat_interleave(q_len, 0)
-    return DecodeBatch.build(batch.spec, lens, table, batch.sinks)
+    return DecodeBatch.build(batch.spec, lens, table)
 
 
 def work_of(case, device="cpu"):

@@ -38,8 +38,6 @@ def unsupported(name: str, spec: AttnSpec | MlaSpec, *, mask: str = "causal") ->
         raise TypeError(f"spec must be an {layer.__name__} for {name}, got {type(spec).__name__}")
     if entry.plans == "extend" and isinstance(spec, AttnSpec) and spec.window:
         return f"window must be 0 for several queries per request, got {spec.window}"
-    if isinstance(spec, AttnSpec) and spec.sinks and not backend_class(name).takes_sinks:
-        return f"sinks must be False for {name}, got True"
     return backend_class(name).unsupported(entry, spec, mask)
 
 

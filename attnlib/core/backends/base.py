@@ -45,7 +45,6 @@ class Backend(ABC, Generic[Batch, Cache]):
     """
 
     source: ClassVar[str] = ""
-    takes_sinks: ClassVar[bool] = False
 
     def __init__(self, entry: Entry, *, device: str, cuda_graph: bool = False) -> None:
         self.entry = entry

@@ -45,14 +45,13 @@ class _FlashAttention(Backend[Batch, PagedKV]):
 class FlashAttn3(_FlashAttention[DecodeBatch]):
     """Every call prepares its own schedule.
 
-    A plan's state is the batch with its own lengths, page table and sinks, and the metadata if any.
+    A plan's state is the batch with its own lengths and page table, and the metadata if any.
     """
 
-    takes_sinks = True
     precomputes: ClassVar[bool] = False
 
     def prepare(self, batch: DecodeBatch, held: Any) -> tuple[DecodeBatch, Any]:
-        """Copy lengths, page table and sinks, and precompute the metadata where the mode does."""
+        """Copy lengths and page table, and precompute the metadata where the mode does."""
         if held is None:
             copy = batch.cloned()
             return copy, precompute(facts_of(copy), copy.seq_lens) if self.precomputes else None
@@ -162,7 +161,6 @@ def launch(
         window_size=facts.window,
         scheduler_metadata=words,
         num_splits=facts.num_splits,
-        **({} if batch.sinks is None else {"sinks": batch.sinks}),
     )
     return out.view(q.shape)
 

@@ -7,7 +7,6 @@ hold 16 tokens or a multiple.
 """
 
 import importlib
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,39 +26,35 @@ MOST_SPLITS = 32
 """Splits of FlashAttention-3 in a CUDA graph (flash_attn_max_num_splits_for_cuda_graph)."""
 
 
-@dataclass(frozen=True, eq=False)
-class State:
-    """A batch with its own lengths and page table, the library's call without query, cache and
-    output, and the words of a schedule, if there is one."""
-
-    batch: DecodeBatch
-    call: "partial[object]"
-    words: torch.Tensor | None = None
-
-
 class _Vllm(Backend[DecodeBatch, PagedKV]):
-    """One query per request, over a 16-bit cache."""
+    """One query per request, over a 16-bit cache. A plan's state is the library's call, with all
+    but query, cache and output."""
 
     def options(self, batch: DecodeBatch) -> dict[str, Any]:
-        """What both kernels are told of a batch."""
+        """What both kernels are told of a batch, with copies of its lengths and page table."""
         spec = batch.spec
         rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         return {
             "cu_seqlens_q": rows,
             "max_seqlen_q": 1,
-            "seqused_k": batch.seq_lens,
+            "seqused_k": batch.seq_lens.clone(),
             "max_seqlen_k": batch.page_table.shape[1] * spec.page_size,
             "softmax_scale": spec.softmax_scale,
             "causal": True,
             "window_size": (spec.window - 1, 0) if spec.window else (-1, -1),
-            "block_table": batch.page_table,
+            "block_table": batch.page_table.clone(),
         }
+
+    def overwrite(self, held: "partial[object]", batch: DecodeBatch) -> None:
+        """Copy lengths and page table into what a call holds."""
+        held.keywords["seqused_k"].copy_(batch.seq_lens)
+        held.keywords["block_table"].copy_(batch.page_table)
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
         """The library's call."""
         cache.require_pages_of(plan.batch.spec)
         out = torch.empty_like(q)
-        plan.state.call(q=q, k=cache.k_cache, v=cache.v_cache, out=out)
+        plan.state(q=q, k=cache.k_cache, v=cache.v_cache, out=out)
         return out
 
     @classmethod
@@ -73,22 +68,22 @@ class _Vllm(Backend[DecodeBatch, PagedKV]):
 
 
 class VllmTriton(_Vllm):
-    """Triton's unified attention. A plan is the copy of lengths and page table."""
+    """Triton's unified attention, which plans nothing."""
 
-    def prepare(self, batch: DecodeBatch, held: Any) -> State:
+    def prepare(self, batch: DecodeBatch, held: Any) -> "partial[object]":
         """Copy lengths and page table; the first time also make room for partial outputs."""
         if held is not None:
-            held.batch.overwrite(batch)
+            self.overwrite(held, batch)
             return held
-        spec, copy = batch.spec, batch.cloned()
+        spec = batch.spec
         most = min(CAPTURED, key=lambda size: abs(size - BLOCKS_2D // spec.num_kv_heads))
         parts = (most, spec.num_qo_heads, SEGMENTS)
         padded = 1 << (spec.head_dim - 1).bit_length()
         empty = partial(torch.empty, dtype=torch.float32, device=self.device)
         ops = importlib.import_module("vllm.v1.attention.ops.triton_unified_attention")
-        call = partial(
+        return partial(
             ops.unified_attention,
-            **self.options(copy),
+            **self.options(batch),
             **dict.fromkeys(("q_descale", "k_descale", "v_descale")),
             softcap=0.0,
             seq_threshold_3D=most,
@@ -97,19 +92,16 @@ class VllmTriton(_Vllm):
             softmax_segm_max=empty(parts),
             softmax_segm_expsum=empty(parts),
         )
-        return State(copy, call)
 
 
 class VllmFlashAttn3(_Vllm):
     """vLLM's build of FlashAttention-3. A plan makes the schedule, as vLLM does once per step."""
 
-    def prepare(self, batch: DecodeBatch, held: Any) -> State:
+    def prepare(self, batch: DecodeBatch, held: Any) -> "partial[object]":
         """Copy lengths and page table, make the schedule; a replan overwrites its words."""
         library = importlib.import_module("vllm.vllm_flash_attn")
-        copy = batch.cloned() if held is None else held.batch
-        if held is not None:
-            copy.overwrite(batch)
-        spec, options = batch.spec, self.options(copy)
+        spec = batch.spec
+        options = self.options(batch) if held is None else held.keywords
         words = library.get_scheduler_metadata(
             batch_size=batch.batch_size,
             max_seqlen_q=1,
@@ -117,7 +109,7 @@ class VllmFlashAttn3(_Vllm):
             num_heads_q=spec.num_qo_heads,
             num_heads_kv=spec.num_kv_heads,
             headdim=spec.head_dim,
-            cache_seqlens=copy.seq_lens,
+            cache_seqlens=batch.seq_lens,
             qkv_dtype=getattr(torch, spec.dtype),
             cu_seqlens_q=options["cu_seqlens_q"],
             page_size=spec.page_size,
@@ -126,7 +118,8 @@ class VllmFlashAttn3(_Vllm):
             num_splits=MOST_SPLITS,
         )
         if held is not None:
-            held.words.copy_(words)
+            self.overwrite(held, batch)
+            options["scheduler_metadata"].copy_(words)
             return held
         made = {"scheduler_metadata": words, "num_splits": MOST_SPLITS, "fa_version": 3}
-        return State(copy, partial(library.flash_attn_varlen_func, **options, **made), words)
+        return partial(library.flash_attn_varlen_func, **options, **made)

@@ -29,15 +29,11 @@ WORKSPACE_BYTES = 2**27
 class Xqa(Backend[DecodeBatch, PagedKV]):
     """One query per request. A plan's state is the library's call, with all but query and cache."""
 
-    takes_sinks = True
-
     def prepare(self, batch: DecodeBatch, held: Any) -> partial[torch.Tensor]:
-        """Copy lengths, page table and sinks."""
+        """Copy lengths and page table."""
         if held is not None:
             held.keywords["block_tables"].copy_(batch.page_table)
             held.keywords["seq_lens"].copy_(batch.seq_lens)
-            if batch.sinks is not None:
-                held.keywords["sinks"].copy_(batch.sinks)
             return held
         spec = batch.spec
         return partial(
@@ -50,7 +46,6 @@ class Xqa(Backend[DecodeBatch, PagedKV]):
             window_left=spec.window - 1,
             kv_layout="NHD",
             backend=self.entry.asks,
-            sinks=None if batch.sinks is None else batch.sinks.float(),  # A copy.
         )
 
     def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:

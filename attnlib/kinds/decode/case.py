@@ -52,19 +52,17 @@ class DecodeCase(NamedCase):
         tail = "" if self.lengths == "fixed" else f" {self.lengths}"
         layer = f"{s.heads} d{s.head_dim} {s.dtypes} page {s.page_size}"
         layer += f" window {s.window}" if s.window else ""
-        layer += " sinks" if s.sinks else ""
         return f"{layer} batch {self.batch_size} kv_len {self.kv_len}{tail}"
 
     @property
     def key(self) -> str:
         """A name without spaces for command lines, `32/8,d128,p16,b16,k8192`; stable.
 
-        Defaults are left out: no window (else `,w4096`), no sinks, bfloat16, fixed lengths, seed 0.
+        Defaults are left out: no window (else `,w4096`), bfloat16, fixed lengths, seed 0.
         """
         s = self.spec
         key = f"{s.heads},d{s.head_dim},p{s.page_size},b{self.batch_size},k{self.kv_len}"
         key += f",w{s.window}" if s.window else ""
-        key += ",sinks" if s.sinks else ""
         key += f",{s.dtypes}" if s.dtypes != "bfloat16" else ""
         key += f",{self.lengths}" if self.lengths != "fixed" else ""
         return key + (f",seed{self.seed}" if self.seed else "")

@@ -6,8 +6,6 @@ head h:
 
     out[i, h] = softmax(softmax_scale * q[i, h] K^T) V
 
-With sinks the softmax has one more logit, sinks[h], without a value.
-
 No batching, no splitting, no online softmax: it shares nothing with the kernels it checks.
 """
 
@@ -27,14 +25,8 @@ from .case import DecodeCase
 
 
 def build_workload(case: DecodeCase, *, device: str) -> Workload:
-    """Batch, query and cache on `device`; sinks are about as large as the largest scores."""
-    spec, sinks = case.spec, None
-    if spec.sinks:
-        generator = torch.Generator().manual_seed(case.seed)
-        drawn = torch.randn(spec.num_qo_heads, generator=generator)
-        sinks = (2 + drawn).bfloat16().to(device)
-    lens = sample_seq_lens(case)
-    batch = paged_batch(spec, lens, case.seed + 1, device=device, sinks=sinks)
+    """Batch, query and cache on `device`."""
+    batch = paged_batch(case.spec, sample_seq_lens(case), case.seed + 1, device=device)
     q, kv = draw_inputs(batch, rows=case.batch_size, seed=case.seed)
     return Workload(case, batch, q, kv)
 
@@ -52,7 +44,7 @@ def attend(
     out = []
     for i, row in enumerate(q.split(1)):
         k, v = (tokens[-window:] for tokens in gather_tokens(kv, batch, i))  # -0: all
-        out.append(attend_rows(row, k, v, scale, probs_dtype=probs_dtype, sinks=batch.sinks))
+        out.append(attend_rows(row, k, v, scale, probs_dtype=probs_dtype))
     return torch.cat(out)
 
 
