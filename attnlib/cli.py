@@ -46,8 +46,8 @@ class Command(NamedTuple):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """The usage, and what is wrong in one last line, whatever it quotes."""
-        super().error(" ".join(message.splitlines()))
+        """What is wrong, without the usage; `main` prints it as it does every other error."""
+        raise ValueError(f"{message}; see --help")
 
 
 def build_parser(only: str = "") -> argparse.ArgumentParser:
@@ -75,9 +75,10 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an expected failure is one line on stderr and a non-zero status."""
     words = [*(sys.argv[1:] if arguments is None else arguments)]
-    given = vars(build_parser(*words[:1]).parse_args(words))
-    name = given.pop("command")
+    name = next((word for word in words[:1] if word in COMMANDS), "")
     try:
+        given = vars(build_parser(*words[:1]).parse_args(words))
+        name = given.pop("command")
         if empty := [argument for argument, value in given.items() if value == ""]:
             raise ValueError(f"{empty[0]} must not be empty")
         sizes_given(**{size: given[size] for size in SIZES if size in given})
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"attnlib {name}:", *str(error).splitlines(), file=sys.stderr)
+        print(" ".join(["attnlib", name]).rstrip() + ":", *str(error).splitlines(), file=sys.stderr)
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
 
@@ -270,8 +271,6 @@ def _advise(
     **options: Any,
 ) -> None:
     """For a decode call: the rule, the nearest recorded batches, and how to measure it."""
-    from dataclasses import replace
-
     from .lab.advise import advise
     from .lab.view import measure_call
     from .select.facts import Call, facts_of_model
@@ -286,10 +285,7 @@ def _advise(
         print(measure_call(layer, lengths))
     else:
         how["facts"] = Call(**pinned, **facts_of_model(model))
-        advice = advise(layer, lengths, **how)
-        if pages := advice.choice.pages:  # not given: the engine's own
-            advice = advise(replace(layer, page_size=pages), lengths, **how)
-        print(advice)
+        print(advise(layer, lengths, **how))
 
 
 def _refresh() -> None:

@@ -185,8 +185,9 @@ def advise(
 
     `call` is a case, or a layer with the `lengths` (tokens) of its requests. `library` is an engine
     or FlashInfer, `backend` the one that its user pins, `gpu` a name such as h100 or sm90. `facts`
-    are others that rules test, such as Call(pinned_page=True). Raises TypeError for a call of
-    another kind, ValueError for lengths that are missing or below 1, and what `explain` raises.
+    are others that rules test. An engine takes its own page size for a layer, unless the facts have
+    `pinned_page`; that of a case is pinned. Raises TypeError for a call of another kind, ValueError
+    for lengths that are missing or below 1, and what `explain` raises.
     """
     if not isinstance(call, DecodeCase | AttnSpec):
         raise TypeError(f"call must be a DecodeCase or an AttnSpec, got {type(call).__name__}")
@@ -198,13 +199,15 @@ def advise(
     for length in kv_lens:
         require_int("lengths", length)
     require_int("count", count)
-    stated = facts or Call()
-    layer = call.spec if isinstance(call, DecodeCase) else call
+    layer, stated = call, facts or Call()
+    if isinstance(call, DecodeCase):
+        layer, stated = call.spec, replace(stated, pinned_page=True)
     layer = replace(layer, sinks=layer.sinks or stated.sinks)
     stated = replace(stated, kv_lens=kv_lens, graph=True, sinks=layer.sinks)
     require_word("backend", backend, find(library)[0].policies_for("decode"))
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
     choice = explain(layer, mode="decode", call=stated, env={}, **how)
+    layer = replace(layer, page_size=choice.pages or layer.page_size)
     batches = recorded_batches("h100" if gpu.lower() == "h100" else "")
     distance = distances(layer, tokens, batches)
     nearest = batches.assign(distance=distance.round(3)).nsmallest(count, "distance")

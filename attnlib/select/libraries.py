@@ -198,7 +198,7 @@ def find(text: str) -> tuple[Library, Version | None]:
     name, _, release = text.partition("==")
     library = next((lib for lib in LIBRARIES.values() if name in (lib.name, *lib.aliases)), None)
     if library is None:
-        names = ", ".join(LIBRARIES) or f"none, without {FOLDER}"
+        names = ", ".join(LIBRARIES)
         raise ValueError(f"library must be one of {names} (with ==RELEASE), got {text!r}")
     if not library.releases and release:
         raise ValueError(f"{name} has no releases: give library={name!r}, got {text!r}")
