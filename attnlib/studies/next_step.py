@@ -9,6 +9,7 @@ from ..kinds.item import Item
 from ..run import store
 from ..run.pairs import Comparison
 from ..run.releases import Version
+from ..select.libraries import neighbours
 from . import STUDIES
 
 PACE = "fa3_decode_regression"
@@ -65,16 +66,28 @@ def nearest_on_record(item: Item[Any], both: tuple[str, str]) -> str:
         rows = rows[good & (rows.release != "")]
     if rows.empty:
         return f"{item.backend} is in no record"
-    of_call = sorted({*rows.release[rows.case == item.case]}, key=Version)
+    of_call = {*rows.release[rows.case == item.case]}
     if len(of_call) > 1:
-        return f"releases on record of {item.case.key}: {', '.join(of_call)}"
+        return _nearest_releases(item.case.key, of_call, both)
     tried = rows[rows.release.isin(both)].groupby("case", sort=False).release.nunique()
     cases = [case for case in tried.index[tried == len(both)] if case.kind == item.case.kind]
     if not cases:
-        known = sorted({*rows.release}, key=Version)
-        return f"releases on record of {item.backend}: {', '.join(known)}"
+        return _nearest_releases(item.backend, {*rows.release}, both)
     nearest = min(cases, key=lambda case: distance(case, item.case))
     return f"nearest call on record of both: {nearest.key}"
+
+
+def _nearest_releases(name: str, releases: set[str], both: tuple[str, str]) -> str:
+    """What is on record of a call or a backend in place of each of two releases."""
+    known = sorted(map(Version, releases))
+    words = [
+        f"{release}: {' and '.join(map(str, neighbours(known, Version(release))))}"
+        for release in both
+        if Version(release) not in known
+    ]
+    if not words:
+        return f"{name} is on record of both releases, but of no round with both"
+    return f"releases of {name} on record nearest to {', to '.join(words)}"
 
 
 def distance(a: Any, b: Any) -> float:
