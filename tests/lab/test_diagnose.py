@@ -247,6 +247,15 @@ def test_a_gpu_that_waits_is_said_and_evidence_is_of_the_usual_step():
     assert abs(idle - plans["us per step"]) < 0.1 * idle
 
 
+def test_a_batch_size_that_no_mark_tells_is_taken_from_the_shape(path):
+    split = (runs(traces.FA2_16, grid=(24, 1, 8)), runs(traces.MERGE, 2.0))
+    found = attnlib.diagnose(served(*split).save(path))
+    assert found.patterns.empty and "--shape batch_size=N tells" in repr(found)
+    full = attnlib.diagnose(path, batch_size=64)
+    assert full.patterns.pattern.tolist() == [PATTERNS[3].name]
+    assert "--shape" not in repr(full) and attnlib.diagnose(path, batch_size=16).patterns.empty
+
+
 def test_every_fix_that_was_measured_has_its_gain_on_record():
     told = {pattern.name: gained(pattern, {"heads": "32/8"}, 100.0) for pattern in PATTERNS}
     unmeasured = [name for name, words in told.items() if words == "no records of the fix"]
