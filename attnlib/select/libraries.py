@@ -35,7 +35,8 @@ class Library:
     `resolves` are rows of what the library settles first, `limits` of what a backend cannot run,
     `problems` of what the library takes all the same and cannot run.
     `calls` maps a backend and release to the library and policy that it calls in turn; `pages` a
-    backend, a mode or `default` to the tokens of a page where the user gives none.
+    backend, a mode or `default` to the tokens of a page where the user gives none, then others that
+    are taken, 0 for any.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Library:
     limits: tuple[Rule, ...] = ()
     problems: tuple[Rule, ...] = ()
     calls: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    pages: dict[str, int] = field(default_factory=dict)
+    pages: dict[str, list[int]] = field(default_factory=dict)
 
     @cached_property
     def versions(self) -> list[Version]:
@@ -59,6 +60,11 @@ class Library:
     def modes(self) -> tuple[str, ...]:
         """The modes that the library's rules speak of."""
         return tuple(mode for mode in MODES if mode in self.policies[AUTO])
+
+    def pages_of(self, backend: str, mode: str) -> list[int]:
+        """The tokens of a page that a backend takes, the usual ones first; 0 is any."""
+        keys = (key for key in (backend, mode, "default") if key in self.pages)
+        return self.pages[next(keys)]
 
     def policies_for(self, mode: str) -> tuple[str, ...]:
         """Every policy there is in a mode, backends asked for by name included."""

@@ -59,6 +59,7 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     spec, call = parse_layer(**layer), Call(**facts)
     choice = explain(spec, call=call, **given)
     unused = sorted(name for name in stated if not decided(name, call) & choice.tested)
+    unused = [name for name in unused if name != "page_size" or not choice.refused_page]
     choice = replace(choice, unused=tuple(unused))
     layers = layers_of(spec, call, **given)
     if as_json:
@@ -134,7 +135,9 @@ def render(choice: Choice, layers: Sequence[Mapping[str, str]] = ()) -> str:
     if choice.problem:
         head.append(f"but it cannot run: {choice.problem}")
     if choice.pages:
-        head.append(f"no page size is given: {choice.library} takes pages of {choice.pages}")
+        refused = f"{choice.backend} takes no pages of {choice.refused_page}"
+        why = refused if choice.refused_page else "no page size is given"
+        head.append(f"{why}: {choice.library} takes pages of {choice.pages}")
     if choice.unused:
         head.append(f"not used by its rules: {', '.join(choice.unused)}")
     if any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons):

@@ -17,6 +17,7 @@ DEEPSEEK_V4 = (*SPARSE, "--call", "model=deepseek-v4")
 MHA_DECODE = ("--mode", "decode", *MHA)
 MIMO = ("--call", "model=MiMoV2FlashForCausalLM")
 LATENT_96 = ("--mode", "mla", "--heads", "96/1")
+WIDE_BLOCK = ("--policy", "FLASHINFER", "--page-size", "256")
 NAMED_AUTO = ("--kv-dtype", "auto")
 NAMED_BF16 = ("--kv-dtype", "bfloat16")
 V32 = ("--call", "model=DeepseekV32ForCausalLM")
@@ -36,6 +37,7 @@ def explained(capsys, *arguments):
         ((*VLLM, "--gpu", "sm89", *GEMMA), "TRITON_ATTN", ""),
         ((*VLLM, "--gpu", "h100", *GEMMA), "FLASH_ATTN", ""),
         (("--library", "vllm==0.22.0", "--gpu", "h100", *GEMMA), "TRITON_ATTN", ""),
+        ((*VLLM, "--gpu", "sm90", *MHA_DECODE, *WIDE_BLOCK), "FLASHINFER", ""),
         ((*SGLANG, "--gpu", "sm100", *BRANCH), "trtllm_mha", ""),
         ((*SGLANG, "--gpu", "sm90", *BRANCH), "fa3", ""),
         ((*SGLANG, "--gpu", "sm90", *BRANCH, "--page-size", "16"), "flashinfer", ""),

@@ -13,6 +13,7 @@ PLAIN = "--library sglang==0.5.23 --gpu sm90 --mode decode --heads 32/8"
 LATENT = f"{PLAIN} --mode mla --heads 128/1"
 VERIFY = f"{PLAIN} --gpu sm100 --mode target_verify"
 FIVE_DRAFTED = "--heads 32/4 --call eagle_topk=1 --call kv_lens=999x4 --call q_lens=5x4"
+DEEPSEEK = "--call model=deepseek"
 UNUSED = "not used by its rules: "
 
 
@@ -23,6 +24,8 @@ UNUSED = "not used by its rules: "
         (f"{PLAIN} --call eagle_topk=1", "takes pages of 1"),
         (f"{VERIFY} --call eagle_topk=1", "auto: trtllm_mha"),
         (f"{PLAIN} --call eagle_topk=1 --page-size 16", "policy auto: flashinfer"),
+        (f"{PLAIN} --gpu sm100 --page-size 1", "trtllm-gen\ntrtllm_mha takes no pages of 1: sglang"),
+        (f"{LATENT} --gpu sm100 {DEEPSEEK} --page-size 16", "trtllm_mla takes no pages of 16"),
         # What no rule of the mode tests is said, options too.
         (f"{PLAIN} --call topk=2048 --call positions", f"{UNUSED}positions, topk"),
         (f"{PLAIN} --call model=gemma3", f"{UNUSED}model"),
@@ -32,8 +35,10 @@ UNUSED = "not used by its rules: "
         (f"{LATENT} --library flashinfer==0.6.13 --call fixed_split", f"{UNUSED}fixed_split"),
         # A pick that cannot run.
         (f"{VERIFY} --call batch_invariant --call model=gpt-oss", "cannot run: trtllm_mha"),
+        (f"{PLAIN} --gpu sm100 --head-dim 96", "cannot run: trtllm-gen: no list of its kernels"),
+        (f"{PLAIN} --mode prefill_paged --head-dim 512", "fa3: head_dim must be at most 256"),
         (f"{PLAIN} --call fixed_split --gpu sm75", "cannot run: fa3: needs 8.x or 9.x"),
-        (f"{LATENT} --gpu sm100 --heads 96/1 --call model=deepseek", "64 and 128"),
+        (f"{LATENT} --gpu sm100 --heads 96/1 {DEEPSEEK}", "64 and 128"),
         (f"{PLAIN} --library sglang==0.5.12 --call model=qwen3-next --call eagle_topk=1", "Mamba"),
         (f"{VERIFY} --library sglang==0.5.15 --head-dim 512 {FIVE_DRAFTED}", "up to 32 query rows"),
         (
@@ -51,7 +56,7 @@ UNUSED = "not used by its rules: "
         (f"{VERIFY} --gpu sm90 --page-size 16", "auto: fa3"),
         (f"{VERIFY} --call eagle_topk=4", "auto: flashinfer"),
         (f"{VERIFY} --call eagle_topk=4 --call model=gpt-oss", "speculates with one branch"),
-        (f"{LATENT} --gpu sm100 --call eagle_topk=4 --call model=deepseek", "several branches"),
+        (f"{LATENT} --gpu sm100 --call eagle_topk=4 {DEEPSEEK}", "several branches"),
         (f"{LATENT} --call speculative --call model=deepseek-v4", "one branch, told"),
         # Models whose prefill and decode differ are a table.
         (f"{PLAIN} --call model=qwen3-vl", "prefill_paged (head_dim 128): fa3"),
