@@ -175,7 +175,10 @@ def parse_call(settings: list[str]) -> dict[str, Any]:
 
     Raises ValueError naming the fields there are.
     """
-    return dict(map(_setting, settings))
+    facts = dict(map(_setting, settings))
+    if len(facts) < len(settings):
+        raise ValueError(f"a call's field must be given once, got {', '.join(settings)}")
+    return facts
 
 
 def _setting(text: str) -> tuple[str, Any]:

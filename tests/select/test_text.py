@@ -38,6 +38,8 @@ def test_a_call_is_read_from_text():
 def test_a_call_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match="must be"):
         parse_call([text])
+    with pytest.raises(ValueError, match="must be given once, got graph, graph=no"):
+        parse_call(["graph", "graph=no"])
 
 
 def test_a_layer_is_read_from_text():
