@@ -164,6 +164,7 @@ def test_a_data_folder_that_is_missing_is_an_error_and_no_empty_one(fails, monke
 
 
 DIFF = ("--diff", "flashinfer==0.6.3", "flashinfer==0.6.4")
+TEXT_ALONE = "--library vllm==0.33.0 --gpu h100 --call model=gemma3 --call mm_prefix=no".split()
 EXPLAIN = ("explain", "--library", "flashinfer==0.6.3", "--mode", "decode", "--heads", "32/8")
 
 
@@ -196,6 +197,7 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
         ((*DIFF, "--mode", "chunk"), "mode of flashinfer must be one of decode, "),
         ((*DIFF, "--policy", "best"), "policy of flashinfer must be one of auto, "),
         ((*DIFF, "--library", "vllm==0.33.0"), "--library must be left out with --diff"),
+        (TEXT_ALONE, "mm_prefix must be left out: Gemma 3 and its like with images"),
         ((*DIFF, "--call", "mm_prefix"), "no rule of flashinfer tests mm_prefix"),
         ((*DIFF, "--gpu", "sm90,sm70"), "gpu must be one of sm75: T4"),
         (("--gpu", "sm90", "--head-dim", "0"), "head_dim must be an integer >= 1, got 0"),

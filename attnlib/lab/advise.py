@@ -199,9 +199,8 @@ def advise(
     for length in kv_lens:
         require_int("lengths", length)
     require_int("count", count)
-    layer, stated = call, facts or Call()
-    if isinstance(call, DecodeCase):
-        layer, stated = call.spec, replace(stated, pinned_page=True)
+    layer, stated = call.spec if isinstance(call, DecodeCase) else call, facts or Call()
+    stated = replace(stated, pinned_page=stated.pinned_page or isinstance(call, DecodeCase))
     layer = replace(layer, sinks=layer.sinks or stated.sinks)
     stated = replace(stated, kv_lens=kv_lens, graph=True, sinks=layer.sinks)
     require_word("backend", backend, find(library)[0].policies_for("decode"))

@@ -11,13 +11,14 @@ SPARSE = ("--mode", "sparse_mla", "--heads", "8/1")
 VLLM, SGLANG = ("--library", "vllm==0.33.0"), ("--library", "sglang==0.5.23")
 GEMMA = ("--mode", "decode", "--heads", "8/2", "--head-dim", "256", "--call", "model=gemma4")
 BRANCH = ("--mode", "target_verify", *MHA, "--call", "eagle_topk=1")
-FP8_DEEPSEEK = ("--kv-dtype", "float8_e4m3fn", "--call", "model=deepseek")
+FP8_DEEPSEEK = ("--kv-dtype", "fp8", "--call", "model=deepseek")
 GLM = ("--call", "model=GlmMoeDsaForCausalLM")
 DEEPSEEK_V4 = (*SPARSE, "--call", "model=deepseek-v4")
 MHA_DECODE = ("--mode", "decode", *MHA)
 MIMO = ("--call", "model=MiMoV2FlashForCausalLM")
 LATENT_96 = ("--mode", "mla", "--heads", "96/1")
 WIDE_BLOCK = ("--policy", "FLASHINFER", "--page-size", "256")
+OFFLINE, FP8 = ("--call", "cubins=no"), ("--kv-dtype", "fp8_e4m3")
 NAMED_AUTO = ("--kv-dtype", "auto")
 NAMED_BF16 = ("--kv-dtype", "bfloat16")
 V32 = ("--call", "model=DeepseekV32ForCausalLM")
@@ -38,6 +39,8 @@ def explained(capsys, *arguments):
         ((*VLLM, "--gpu", "h100", *GEMMA), "FLASH_ATTN", ""),
         (("--library", "vllm==0.22.0", "--gpu", "h100", *GEMMA), "TRITON_ATTN", ""),
         ((*VLLM, "--gpu", "sm90", *MHA_DECODE, *WIDE_BLOCK), "FLASHINFER", ""),
+        ((*VLLM, "--gpu", "B200", *MHA_DECODE, *OFFLINE), "FLASHINFER", ""),
+        ((*VLLM, "--gpu", "B200", *MHA_DECODE, *OFFLINE, *FP8), "FLASHINFER", "no FP8 query"),
         ((*SGLANG, "--gpu", "sm100", *BRANCH), "trtllm_mha", ""),
         ((*SGLANG, "--gpu", "sm90", *BRANCH), "fa3", ""),
         ((*SGLANG, "--gpu", "sm90", *BRANCH, "--page-size", "16"), "flashinfer", ""),

@@ -24,7 +24,7 @@ UNUSED = "not used by its rules: "
         (f"{PLAIN} --call eagle_topk=1", "takes pages of 1"),
         (f"{VERIFY} --call eagle_topk=1", "auto: trtllm_mha"),
         (f"{PLAIN} --call eagle_topk=1 --page-size 16", "policy auto: flashinfer"),
-        (f"{PLAIN} --gpu sm100 --page-size 1", "trtllm-gen\ntrtllm_mha takes no pages of 1: sglang"),
+        (f"{PLAIN} --gpu sm100 --page-size 1", "trtllm-gen\ntrtllm_mha takes no pages of 1"),
         (f"{LATENT} --gpu sm100 {DEEPSEEK} --page-size 16", "trtllm_mla takes no pages of 16"),
         # What no rule of the mode tests is said, options too.
         (f"{PLAIN} --call topk=2048 --call positions", f"{UNUSED}positions, topk"),
