@@ -133,7 +133,7 @@ class Diagnosis(Shown):
                 bool(fa2) and not any(step.batch_size for step in self.decodes)
             ),
             "No calls of the CUDA API: launches, graphs and waits of the host are unseen.": (
-                not trace.launched_us
+                not any(span.launch in trace.launched_us for span in trace.work)
             ),
             f"The GPU idles for {idle:,.0f} us before the first layer; a profiler adds to it.": (
                 2 * len(waiting) > len(self.decodes)

@@ -15,7 +15,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
@@ -71,6 +71,16 @@ class Trace:
     def names(self) -> frozenset[str]:
         """The names of all work."""
         return frozenset(span.name for span in self.work)
+
+
+@dataclass
+class _Host:
+    """What a process launched, waited for and marked; correlation ids are its own."""
+
+    waits: list[Span] = field(default_factory=list)
+    marks: list[Span] = field(default_factory=list)
+    launched_us: dict[int, float] = field(default_factory=dict)
+    graphs: set[int] = field(default_factory=set)
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
@@ -172,9 +182,11 @@ def _event(row: Mapping[str, Any], category: str, names: Mapping[Any, str]) -> d
         counts = [row.get(f"{size}{axis}") for axis in "XYZ"]
         args[size] = counts if None not in counts else ()
     start = _number(row, "start")
+    process = (row.get("globalPid") or row.get("globalTid") or 0) >> 24
     us = {"ts": start / 1e3, "dur": (_number(row, "end") - start) / 1e3}
     named = {"gpu_memcpy": COPIES.get(row.get("copyKind", 0), "Memcpy"), "gpu_memset": "Memset"}
-    return {"ph": "X", "cat": category, "name": named.get(category, name), "args": args, **us}
+    whole = {"ph": "X", "cat": category, "name": named.get(category, name), "args": args}
+    return {**whole, "pid": f"[{process}]", **us}
 
 
 def _kept(
@@ -184,8 +196,9 @@ def _kept(
     events: Iterable[Mapping[str, Any]],
 ) -> Trace:
     """What is looked at, of the GPU that ran most; ValueError if none ran anything."""
-    work: dict[Any, list[Span]] = defaultdict(list)
-    waits, marks, launched, graphs, begin = [], [], {}, set(), None
+    work: dict[tuple[str, Any], list[Span]] = defaultdict(list)
+    hosts: dict[str, _Host] = defaultdict(_Host)
+    begin = None
     for event in events:
         if event.get("ph") != "X":
             continue
@@ -199,35 +212,44 @@ def _kept(
             continue
         start, length = round(_number(event, "ts") - begin, 3), _number(event, "dur")
         _require_counts(name, args)
-        launch = args.get("correlation")
+        launch, process = args.get("correlation"), _process_of(event)
+        host = hosts[process]
         if category in GPU_WORK:
             lane = sys.intern(f"stream {args.get('stream', '?')}")
-            work[args.get("device", event.get("pid"))].append(work_span(event, start, lane))
+            device = args.get("device", event.get("pid"))
+            work[process, device].append(work_span(event, start, lane))
         elif category in LAUNCHES and "Synchronize" in name:
-            waits.append(Span("wait", name, "", start, length, length))
+            host.waits.append(Span("wait", name, "", start, length, length))
         elif category in LAUNCHES and launch is not None:
-            launched[launch] = start
-            graphs |= {launch} if "GraphLaunch" in name else set()
+            host.launched_us[launch] = start
+            host.graphs |= {launch} if "GraphLaunch" in name else set()
         elif category == "user_annotation" and name.startswith(MARKS):
-            marks.append(Span("mark", name, "", start, length, length))
+            host.marks.append(Span("mark", name, "", start, length, length))
     if not any(span.kind == "kernel" for spans in work.values() for span in spans):
         raise ValueError(
             f"{path} has no kernel of a GPU: profile with ProfilerActivity.CUDA, or nsys with "
             "--trace cuda, on the process that holds the GPU"
         )
-    device = max(work, key=lambda gpu_number: len(work[gpu_number]))
+    process, device = max(work, key=lambda place: len(work[place]))
+    host = hosts[process]
     # Older profilers tell a graph's kernels by their launch alone.
     ran = [
-        span if span.in_graph or span.launch not in graphs else replace(span, in_graph=True)
-        for span in work[device]
+        span if span.in_graph or span.launch not in host.graphs else replace(span, in_graph=True)
+        for span in work[process, device]
     ]
-    for spans in (ran, waits, marks):
+    for spans in (ran, host.waits, host.marks):
         spans.sort(key=lambda span: span.start_us)
     gpu, sms = gpus.get(device, (None, None))
     if not isinstance(gpu or "", str) or type(sms or 0) is not int:
         raise TypeError(f"a GPU must have a name and a count of SMs, got {gpu!r} and {sms!r}")
     facts = (path.name, source, gpu or "", sms or 0, len(work))
-    return Trace(*facts, ran, waits, marks, launched)
+    return Trace(*facts, ran, host.waits, host.marks, host.launched_us)
+
+
+def _process_of(event: Mapping[str, Any]) -> str:
+    """Which process ran or launched it, where a file has several (SGLang's `[TP0] 7`); else ""."""
+    pid = event.get("pid")
+    return pid.partition("]")[0] if isinstance(pid, str) and pid.startswith("[") else ""
 
 
 def _number(owner: Mapping[str, Any], name: str) -> float:

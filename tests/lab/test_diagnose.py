@@ -115,6 +115,7 @@ def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
     [
         ("step[VERIFY bs=4]", traces.FLASH_ATTN_3, "verify", "flash-attn-3"),
         ("step[DRAFT bs=4]", traces.FLASH_ATTN_3, "decode", "flash-attn-3"),
+        ("step[DRAFT bs=2 toks=4096]", traces.FLASH_ATTN_3, "prefill", "flash-attn-3"),
         ("step[DRAFT_LOOP raw_bs=3 bs=4 topk=1]", traces.FLASH_ATTN_3, "decode", "flash-attn-3"),
         ("step[DRAFT_EXTEND_V2 bs=4]", traces.FLASH_ATTN_3, "draft_extend_v2", "flash-attn-3"),
         (
@@ -196,6 +197,39 @@ def test_a_marked_step_without_known_attention_is_no_part_of_the_next_one(path):
     diagnosis = attnlib.diagnose(writer.save(path))
     assert {step.kind for step in diagnosis.steps} == {"decode"}
     assert diagnosis.table().share.tolist() == pytest.approx([0.43], abs=0.01)
+
+
+def rank_of_two(rank):
+    """Events of a rank of a merged file: it launches two steps, which two streams run at once."""
+    writer = Writer()
+    writer.idle(1000.0 * rank)
+    for _ in range(STEPS):
+        graphs = {}
+        for mark, kernel in (("DECODE", traces.FLASH_ATTN_3), ("EXTEND", traces.FA2_128)):
+            graphs[kernel] = writer.launch("cudaGraphLaunch")
+            writer._add("user_annotation", f"step[{mark} bs=2]", writer.clock - 0.6, 1.0)
+            writer.idle(2.0)
+        begin = writer.clock
+        for late, (kernel, graph) in enumerate(graphs.items()):
+            writer.clock = begin + 5.0 * late
+            for _ in range(4):
+                writer.kernel(kernel, graph=graph)
+    for event in writer.events:
+        event["args"] |= {"device": rank} if event["cat"] == "kernel" else {}
+        yield event | {"pid": f"[TP{rank}] {event['pid']}"}
+
+
+def test_steps_that_overlap_and_ranks_of_one_file_are_told_apart(path):
+    path = path.with_suffix("")
+    events = [*rank_of_two(0), *rank_of_two(1)]
+    path.write_text(json.dumps({**traces.HEAD, "traceEvents": events}))
+    found = attnlib.diagnose(path)
+    assert found.trace.gpus == 2
+    parts = {(step.kind, *(span.name for span in step.work)) for step in found.steps}
+    assert len(found.steps) == 2 * STEPS and parts == {
+        ("decode", *["FlashAttnFwdSm90"] * 4),
+        ("prefill", *["BatchPrefillWithPagedKVCacheKernel"] * 4),
+    }
 
 
 def test_steps_layers_and_what_comes_before_them_are_counted(path):
