@@ -87,9 +87,9 @@ def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
         _key(trace, span, 0 if usual else copied) for span, copied in zip(work, copies, strict=True)
     ]
     runs: dict[Any, list[int]] = {}
-    for number, (key, run) in enumerate(groupby(places, keys.__getitem__)):
+    for number, (key, several) in enumerate(groupby(places, keys.__getitem__)):
         # Steps on two streams overlap; without mark and graph a step ends where another begins.
-        runs.setdefault((*key, number) if key[0] == "eager" else key, []).extend(run)
+        runs.setdefault((*key, number) if key[0] == "eager" else key, []).extend(several)
     steps, begin = [], 0
     nexts = [*(run[0] for run in runs.values()), len(work)][1:]
     for run, after in zip(runs.values(), nexts, strict=True):
@@ -105,8 +105,7 @@ def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
         ahead = [work[at] for at in range(begin, first) if at not in others]
         body = [work[at] for at in range(first, end) if at not in others]
         waits = _waits(trace, [*ahead, work[first]])
-        marked = [work[at] for at in mine]
-        attention = [work[at] for at in run]
+        attention, marked = ([work[at] for at in places] for places in (run, mine))
         steps.append(Step(kind, batch, ahead, body, attention, waits, marked))
         begin = max(begin, end)
     return steps
