@@ -133,6 +133,9 @@ def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
         ("step[DECODE bs=4]", "attention_decode_bf16_smallm_splitk_kernel", "decode", "hpc-ops"),
         ("step[EXTEND bs=4]", "_fwd_kernel_unified", "prefill", "triton-extend"),
         ("step[DECODE bs=4]", PAGED, "decode", "paged-attention"),
+        ("step[DECODE bs=4]", "_lean_attention_decode_kernel", "decode", "triton-decode"),
+        ("step[DECODE bs=4]", "_sparse_mla_split_k_kernel", "decode", "triton-sparse-mla"),
+        ("step[DECODE bs=4]", "sparse_mla_decode_dsv3_2_kernel<16>", "decode", "sparse-mla"),
     ],
 )
 def test_a_mark_tells_the_kind_of_a_step_and_a_name_the_kernels_family(
@@ -152,6 +155,9 @@ def test_a_mark_tells_the_kind_of_a_step_and_a_name_the_kernels_family(
         ("topk_transform_prefill_ragged_kernel", "indexer"),
         ("void deep_gemm::smxx_clean_logits<1u>(int)", "indexer"),
         ("_fwd_kernel_ep_scatter_1", ""),
+        ("void vllm::merge_attn_states_kernel<float, 128u>(int)", "cascade"),
+        ("_fused_dsa_target_verify_metadata_kernel", "metadata"),
+        ("_sparse_mla_reduce_kernel", "merge"),
     ],
 )
 def test_a_kernel_beside_attention_is_none_and_has_its_role(kernel, role, path):
