@@ -139,6 +139,9 @@ class Diagnosis(Shown):
                 2 * len(waiting) > len(self.decodes)
             ),
             "The GPU is not named.": not trace.gpu,
+            "Its SMs are not counted: whether a kernel has few blocks is unseen.": (
+                not trace.num_sms
+            ),
             f"Of {trace.gpus} GPUs only the one that ran most is looked at.": trace.gpus > 1,
             "No decode step: the patterns are of decode and verification.": not self.decodes,
             "Names are without template arguments: fa2's tiles are unseen.": (

@@ -102,7 +102,7 @@ def _kernels(spans: Sequence[Span], more: str = "") -> Evidence | None:
 
 def fa3_decodes(trace: Trace, step: Step) -> Evidence | None:
     """FlashInfer's Hopper prefill kernel runs decode."""
-    return _kernels(ran(step, "fa3"))
+    return _kernels(ran(step, "fa3") if step.kind == DECODE else [])
 
 
 def schedule_per_layer(trace: Trace, step: Step) -> Evidence | None:
@@ -236,8 +236,9 @@ def outside_graph(trace: Trace, step: Step) -> Evidence | None:
     """Attention is launched kernel by kernel, and the GPU idles between them."""
     if step.in_graph:
         return None
+    idle = sum(gap.length_us for gap in find_gaps(step.body))
     text = "attention launched one by one; the GPU idles between kernels"
-    return Evidence(text, sum(gap.length_us for gap in find_gaps(step.body)))
+    return Evidence(text, idle) if idle else None
 
 
 PATTERNS = (

@@ -39,6 +39,8 @@ MOST = 2**63
 """Above every time and count of a trace."""
 COUNTS = "device", "correlation", "graph id", "bytes"
 CUPTI = "CUPTI_ACTIVITY_KIND_"
+Gpus = dict[Any, tuple[str | None, int | None]]
+"""Number of a GPU -> its name and count of SMs."""
 TABLES = {
     f"{CUPTI}KERNEL": "kernel",
     f"{CUPTI}MEMCPY": "gpu_memcpy",
@@ -112,18 +114,28 @@ def _read_chrome(path: Path, text: TextIO) -> Trace:
                 f"{path} must be a Chrome trace of torch.profiler (.json, .json.gz) or an export "
                 f"by nsys export --type sqlite; it begins with {head[:24]!r}"
             )
-    header = DEVICES.search(head, 0, start.start())
-    devices = DECODER.raw_decode(head, header.end())[0] if header else []
-    gpus = {device.get("id"): (device.get("name"), device.get("numSms")) for device in devices}
-    return _kept(path, "torch.profiler", gpus, _events(path, text, head[start.end() + 1 :]))
+    gpus = _devices(head[: start.start()])
+    events = _events(path, text, head[start.end() + 1 :], gpus)
+    return _kept(path, "torch.profiler", gpus, events)
 
 
-def _events(path: Path, text: TextIO, buffer: str) -> Iterator[dict[str, Any]]:
-    """The events of a Chrome trace, one after the other; `buffer` begins within their list."""
+def _devices(text: str) -> Gpus:
+    """The GPUs that this part of a file describes."""
+    header = DEVICES.search(text)
+    devices = DECODER.raw_decode(text, header.end())[0] if header else []
+    return {device.get("id"): (device.get("name"), device.get("numSms")) for device in devices}
+
+
+def _events(path: Path, text: TextIO, buffer: str, gpus: Gpus) -> Iterator[dict[str, Any]]:
+    """The events of a Chrome trace, one after the other; `buffer` begins within their list.
+
+    A file may describe its GPUs behind them (SGLang's merged ranks); they are put into `gpus`.
+    """
     place = count = 0
     while True:
         place = next(BETWEEN.finditer(buffer, place)).end()
         if buffer.startswith("]", place):
+            gpus |= _devices(buffer[place:] + text.read(MOST_CHARACTERS))
             return
         try:
             event, place = DECODER.raw_decode(buffer, place)
@@ -192,7 +204,7 @@ def _event(row: Mapping[str, Any], category: str, names: Mapping[Any, str]) -> d
 def _kept(
     path: Path,
     source: str,
-    gpus: Mapping[Any, tuple[str | None, int | None]],
+    gpus: Gpus,
     events: Iterable[Mapping[str, Any]],
 ) -> Trace:
     """What is looked at, of the GPU that ran most; ValueError if none ran anything."""

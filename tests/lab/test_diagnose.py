@@ -227,10 +227,12 @@ def rank_of_two(rank):
 
 def test_steps_that_overlap_and_ranks_of_one_file_are_told_apart(path):
     path = path.with_suffix("")
-    events = [*rank_of_two(0), *rank_of_two(1)]
-    path.write_text(json.dumps({**traces.HEAD, "traceEvents": events}))
+    events = {"traceEvents": [*rank_of_two(0), *rank_of_two(1)]}
+    path.write_text(json.dumps(events))
+    assert "Its SMs are not counted" in repr(attnlib.diagnose(path))
+    path.write_text(json.dumps(events | traces.HEAD))  # the GPUs behind the events
     found = attnlib.diagnose(path)
-    assert found.trace.gpus == 2
+    assert (found.trace.gpus, found.trace.num_sms) == (2, 132)
     parts = {(step.kind, *(span.name for span in step.work)) for step in found.steps}
     assert len(found.steps) == 2 * STEPS and parts == {
         ("decode", *["FlashAttnFwdSm90"] * 4),
@@ -255,6 +257,8 @@ def test_prefill_is_told_from_decode_by_the_mark_and_without_one_by_the_kernel(p
     assert [(step.kind, step.batch_size) for step in found.steps] == [("prefill", 2), ("decode", 3)]
     found = attnlib.diagnose(eager(runs(traces.FA2_128)).save(path))
     assert [step.kind for step in found.steps] == ["prefill"] * STEPS
+    verify = served(runs(traces.FA3, 40.0), mark="step[VERIFY bs=4]").save(path)
+    assert attnlib.diagnose(verify).patterns.empty, "its kernel is one for several query tokens"
     assert "No decode step" in repr(found)
 
 
