@@ -367,11 +367,15 @@ def test_two_traces_differ_by_role_by_name_and_by_step(tmp_path, capsys):
 
 
 def test_two_traces_without_a_common_kind_of_step_are_refused(tmp_path, fails):
-    decode = str(served(runs(traces.FLASH_ATTN_3), **DECODE).save(tmp_path / "a.json.gz"))
+    both = served(runs(traces.FLASH_ATTN_3), **DECODE)
+    decode = str(both.save(tmp_path / "a.json.gz"))
     other = str(served(runs(traces.FLASH_ATTN_3), mark="step[EXTEND bs=4]").save(tmp_path / "b.gz"))
     assert "steps of one kind with known attention, got decode and prefill" in fails(
         "diagnose", decode, other
     )
+    both.step([runs(traces.FLASH_ATTN_3)], mark="step[EXTEND bs=4]")
+    change = attnlib.diagnose(both.save(tmp_path / "both.gz"), other)
+    assert change.kinds == ["prefill"] and "Steps of decode are in one trace alone." in repr(change)
 
 
 FIELD = {
