@@ -5,6 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from ..core.backends.limits import why_not
+from ..core.backends.table import TABLE
+from ..core.spec import AttnSpec
 from ..kinds.item import Item
 from ..run import store
 from ..run.pairs import Comparison
@@ -25,6 +28,8 @@ def next_step(comparison: Comparison) -> str:
     items = comparison.undecided()
     if not items:
         return ""
+    if all(reasons := [why_not_run(item, comparison.both) for item in items]):
+        return reasons[0]
     spent = [len(comparison.pairs[item]) >= comparison.looks[-1] for item in items]
     measured = [pairs[0][0].study for pairs in comparison.pairs.values() if pairs]
     if all(spent) and {*measured} == {comparison.study}:
@@ -39,6 +44,16 @@ def next_step(comparison: Comparison) -> str:
     if missing := [item for item in items if not comparison.pairs[item]]:
         steps.append(nearest_on_record(missing[0], comparison.both))
     return "; ".join(steps)
+
+
+def why_not_run(item: Item[Any], both: tuple[str, str]) -> str:
+    """Why one of two releases of FlashInfer cannot run a call, or the empty string."""
+    case, entry = item.case, TABLE[item.backend]
+    for release in both if isinstance(case.spec, AttnSpec) else ():
+        mode = getattr(case, "mode", "decode")
+        if why := why_not(entry.asks, case.spec, mode=mode, release=release):
+            return f"{item.backend} of {release} cannot run {case.key}: {why}"
+    return ""
 
 
 def seconds_of_a_sweep() -> tuple[float, float] | None:

@@ -182,6 +182,8 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     near = "0.6.5: 0.6.4 and 0.7.2.post1, to 0.6.6: 0.6.4 and 0.7.2.post1"
     assert f"releases of {KEYS[0]} on record nearest to {near}" in other.conclusion
     assert "on a GPU this line measures it, in about 1 to 5 minutes" in other.conclusion
+    wide = compare_releases("0.6.3", "0.6.4", heads="8/1", lens="9", head_dim=576)
+    assert "auto of 0.6.3 cannot run 8/1,d576,p16,b1,k9: head_dim must be 64" in wide.conclusion
     fp8 = f"{KEYS[0]},bfloat16/float8_e4m3fn"
     broken = compare_releases("0.5.3", "0.6.3", cases=[KEYS[0], fp8])
     assert broken.conclusion == f"slower: {KEYS[0]}; fails: {fp8}"
