@@ -33,6 +33,7 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
     assert table["fastest in"].sum() == len(advice.nearest) == 16
     assert advice.nearest.distance.is_monotonic_increasing
     words = repr(advice)
+    assert "sglang==0.5.23 takes pages of 1 for it." in words and "--page-size 1 " in words
     assert "SGLang #18364" in words and advice.command in words and len(words.splitlines()) < 30
 
 
