@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from support.flashmla_words import schedule_words
 
 from attnlib.core import backends, require_schedule
 from attnlib.core.schedule import library
-from attnlib.core.schedule.flashmla import schedule_words, tokens_read
+from attnlib.core.schedule.flashmla import tokens_read
 
 
 def walked(tiles, lens):

@@ -78,7 +78,7 @@ KERNELS = [
         for heads, kernel in GROUPS.items()
     ),
     (*NEW_SGLANG, AttnSpec(8, 8, 128, 16, "bfloat16", FP8), "sm90", "decode", NO_FLAGS, "fa2"),
-    # Of SGLang and vLLM the calls that `test_sglang` and `test_selectors` have not drawn.
+    # Of SGLang and vLLM calls that `test_selectors` has not drawn.
     ("sglang==0.5.23", "auto", LATENT, "sm100", "mla", {"kv_lens": (9,)}, "flashinfer fa2"),
     *(
         (f"sglang=={r}", "auto", BF16, "sm90", mode, {"model": model}, kernel)
