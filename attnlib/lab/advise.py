@@ -180,10 +180,9 @@ def advise(
     library: str = "flashinfer==0.7.2",
     backend: str = AUTO,
     gpu: str = RECORDED_GPU,
-    count: int = NEAREST,
     facts: Call | None = None,
 ) -> Advice:
-    """The rule of `library` for a decode call, and the `count` nearest recorded batches.
+    """The rule of `library` for a decode call, and the nearest recorded batches.
 
     `call` is a case, or a layer with the `lengths` (tokens) of its requests. `library` is an engine
     or FlashInfer, `backend` the one that its user pins, `gpu` a name such as h100 or sm90. `facts`
@@ -200,7 +199,6 @@ def advise(
     kv_lens = tuple(tokens.tolist())
     for length in kv_lens:
         require_int("lengths", length)
-    require_int("count", count)
     layer, stated = call.spec if isinstance(call, DecodeCase) else call, facts or Call()
     stated = replace(stated, pinned_page=stated.pinned_page or isinstance(call, DecodeCase))
     layer = replace(layer, sinks=layer.sinks or stated.sinks)
@@ -211,7 +209,7 @@ def advise(
     layer = replace(layer, page_size=choice.pages or layer.page_size)
     batches = recorded_batches("h100" if gpu.lower() == "h100" else "")
     distance = distances(layer, tokens, batches)
-    nearest = batches.assign(distance=distance.round(3)).nsmallest(count, "distance")
+    nearest = batches.assign(distance=distance.round(3)).nsmallest(NEAREST, "distance")
     case = call if isinstance(call, DecodeCase) else DecodeCase(layer, **lengths_of_case(kv_lens))
     same = recorded_calls(case)
     of_gpu = same[same.gpu.str.contains(gpu.upper(), regex=False)]

@@ -15,7 +15,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
@@ -73,16 +73,6 @@ class Trace:
     def names(self) -> frozenset[str]:
         """The names of all work."""
         return frozenset(span.name for span in self.work)
-
-
-@dataclass
-class _Host:
-    """What a process launched, waited for and marked; correlation ids are its own."""
-
-    waits: list[Span] = field(default_factory=list)
-    marks: list[Span] = field(default_factory=list)
-    launched_us: dict[int, float] = field(default_factory=dict)
-    graphs: set[int] = field(default_factory=set)
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
@@ -209,7 +199,11 @@ def _kept(
 ) -> Trace:
     """What is looked at, of the GPU that ran most; ValueError if none ran anything."""
     work: dict[tuple[str, Any], list[Span]] = defaultdict(list)
-    hosts: dict[str, _Host] = defaultdict(_Host)
+    # By process: correlation ids are its own.
+    waits: dict[str, list[Span]] = defaultdict(list)
+    marks: dict[str, list[Span]] = defaultdict(list)
+    launched: dict[str, dict[int, float]] = defaultdict(dict)
+    graphs: dict[str, set[int]] = defaultdict(set)
     begin = None
     for event in events:
         if event.get("ph") != "X":
@@ -225,37 +219,36 @@ def _kept(
         start, length = round(_number(event, "ts") - begin, 3), _number(event, "dur")
         _require_counts(name, args)
         launch, process = args.get("correlation"), _process_of(event)
-        host = hosts[process]
         if category in GPU_WORK:
             lane = sys.intern(f"stream {args.get('stream', '?')}")
             device = args.get("device", event.get("pid"))
             work[process, device].append(work_span(event, start, lane))
         elif category in LAUNCHES and "Synchronize" in name:
-            host.waits.append(Span("wait", name, "", start, length, length))
+            waits[process].append(Span("wait", name, "", start, length, length))
         elif category in LAUNCHES and launch is not None:
-            host.launched_us[launch] = start
-            host.graphs |= {launch} if "GraphLaunch" in name else set()
+            launched[process][launch] = start
+            graphs[process] |= {launch} if "GraphLaunch" in name else set()
         elif category == "user_annotation" and name.startswith(MARKS):
-            host.marks.append(Span("mark", name, "", start, length, length))
+            marks[process].append(Span("mark", name, "", start, length, length))
     if not any(span.kind == "kernel" for spans in work.values() for span in spans):
         raise ValueError(
             f"{path} has no kernel of a GPU: profile with ProfilerActivity.CUDA, or nsys with "
             "--trace cuda, on the process that holds the GPU"
         )
     process, device = max(work, key=lambda place: len(work[place]))
-    host = hosts[process]
     # Older profilers tell a graph's kernels by their launch alone.
+    replays = graphs[process]
     ran = [
-        span if span.in_graph or span.launch not in host.graphs else replace(span, in_graph=True)
+        span if span.in_graph or span.launch not in replays else replace(span, in_graph=True)
         for span in work[process, device]
     ]
-    for spans in (ran, host.waits, host.marks):
+    for spans in (ran, waits[process], marks[process]):
         spans.sort(key=lambda span: span.start_us)
     gpu, sms = gpus.get(device, (None, None))
     if not isinstance(gpu or "", str) or type(sms or 0) is not int:
         raise TypeError(f"a GPU must have a name and a count of SMs, got {gpu!r} and {sms!r}")
     facts = (path.name, source, gpu or "", sms or 0, len(work))
-    return Trace(*facts, ran, host.waits, host.marks, host.launched_us)
+    return Trace(*facts, ran, waits[process], marks[process], launched[process])
 
 
 def _process_of(event: Mapping[str, Any]) -> str:
