@@ -38,7 +38,7 @@ BROKEN = *TORN, RecursionError, KeyError, TypeError, AttributeError
 MOST = 2**63
 """Above every time and count of a trace."""
 COUNTS = "device", "correlation", "graph id", "bytes"
-CUPTI = "CUPTI_ACTIVITY_KIND_"
+CUPTI, CAPTURE = "CUPTI_ACTIVITY_KIND_", "--trace cuda,nvtx --cuda-graph-trace=node"
 Gpus = dict[Any, tuple[str | None, int | None]]
 """Number of a GPU -> its name and count of SMs."""
 TABLES = {
@@ -145,10 +145,11 @@ def _read_nsys(path: Path, base: sqlite3.Connection) -> Trace:
         zip((column[0] for column in cursor.description), row, strict=True)
     )
     tables = {row["name"] for row in base.execute("SELECT name FROM sqlite_master")}
+    whole_graphs = f"SELECT * FROM {CUPTI}GRAPH_TRACE LIMIT 1"  # noqa: S608 - our own name
+    if f"{CUPTI}GRAPH_TRACE" in tables and base.execute(whole_graphs).fetchone():
+        raise ValueError(f"{path} has CUDA graphs as a whole: capture with {CAPTURE}")
     if f"{CUPTI}KERNEL" not in tables:
-        raise ValueError(
-            f"{path} has no kernels: capture with --trace cuda,nvtx --cuda-graph-trace=node"
-        )
+        raise ValueError(f"{path} has no kernels: capture with {CAPTURE}")
     strings = [*base.execute("SELECT id, value FROM StringIds")]
     names = {row["id"]: row["value"] for row in strings}
     if len(names) < len(strings):
