@@ -28,6 +28,8 @@ OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
 """Of `compare` -> its exit status."""
 DEFAULT_REPORT = Path("build/report/index.html")
 SIZES = ("tp", "head_dim", "page_size")
+DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16"}
+DTYPE_WORDS |= dict.fromkeys(("fp8", "fp8_e4m3"), "float8_e4m3fn")
 
 
 class Command(NamedTuple):
@@ -46,8 +48,8 @@ class Command(NamedTuple):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """The usage, and what is wrong in one last line, whatever it quotes."""
-        super().error(" ".join(message.splitlines()))
+        """What is wrong, without the usage; `main` prints it as it does every other error."""
+        raise ValueError(f"{message}; see --help")
 
 
 def build_parser(only: str = "") -> argparse.ArgumentParser:
@@ -75,11 +77,14 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an expected failure is one line on stderr and a non-zero status."""
     words = [*(sys.argv[1:] if arguments is None else arguments)]
-    given = vars(build_parser(*words[:1]).parse_args(words))
-    name = given.pop("command")
+    name = next((word for word in words[:1] if word in COMMANDS), "")
     try:
+        given = vars(build_parser(*words[:1]).parse_args(words))
+        name = given.pop("command")
         if empty := [argument for argument, value in given.items() if value == ""]:
             raise ValueError(f"{empty[0]} must not be empty")
+        if given.get("kv_dtype") == "auto":  # no wish
+            del given["kv_dtype"]
         sizes_given(**{size: given[size] for size in SIZES if size in given})
         status = COMMANDS[name].run(**given) or 0
         print(end="", flush=True)
@@ -90,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
-        print(f"attnlib {name}:", *str(error).splitlines(), file=sys.stderr)
+        print(" ".join(["attnlib", name]).rstrip() + ":", *str(error).splitlines(), file=sys.stderr)
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
 
@@ -238,6 +243,11 @@ def _percent(text: str) -> float:
     return float(text[:-1]) / 100
 
 
+def _dtype(text: str) -> str:
+    """A dtype by its name or by the engines' word for it."""
+    return DTYPE_WORDS.get(text, text)
+
+
 def _claims(ids: Sequence[str] = (), as_json: bool = False) -> None:
     """Published claims, and what the published records say."""
     from .studies import claims
@@ -270,8 +280,6 @@ def _advise(
     **options: Any,
 ) -> None:
     """For a decode call: the rule, the nearest recorded batches, and how to measure it."""
-    from dataclasses import replace
-
     from .lab.advise import advise
     from .lab.view import measure_call
     from .select.facts import Call, facts_of_model
@@ -286,10 +294,7 @@ def _advise(
         print(measure_call(layer, lengths))
     else:
         how["facts"] = Call(**pinned, **facts_of_model(model))
-        advice = advise(layer, lengths, **how)
-        if pages := advice.choice.pages:  # not given: the engine's own
-            advice = advise(replace(layer, page_size=pages), lengths, **how)
-        print(advice)
+        print(advise(layer, lengths, **how))
 
 
 def _refresh() -> None:
@@ -339,8 +344,10 @@ LAYER = {
     "--page-size": _of("default: 16; explain: the library's own", type=int, metavar="N"),
 }
 DTYPES = {
-    "--dtype": _of("the query's; default: bfloat16"),
-    "--kv-dtype": _of("the cache's; default: the query's, or as an engine resolves auto"),
+    "--dtype": _of("the query's; default: bfloat16", type=_dtype),
+    "--kv-dtype": _of(
+        "the cache's; default: auto, the query's or as an engine resolves it", type=_dtype
+    ),
 }
 BATCH = {"--batch": _of("requests, if --lens is one length or range", type=int, metavar="N")}
 MEASURE = {

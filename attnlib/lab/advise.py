@@ -125,6 +125,8 @@ class Advice(Shown):
         notes = ["Times of recorded batches; nothing is predicted for this call."]
         if self.nearest.day.min() < PRESENT_PLANNER:
             notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
+        if self.choice.pages:
+            notes.append(f"{self.choice.library} takes pages of {self.choice.pages} for it.")
         if near > OTHER_KERNEL:
             notes.append(f"Nothing near is on record: the nearest batch is at distance {near:.1f}.")
         if self.choice.problem:
@@ -184,15 +186,15 @@ def advise(
     library: str = "flashinfer==0.7.2",
     backend: str = AUTO,
     gpu: str = RECORDED_GPU,
-    count: int = NEAREST,
     facts: Call | None = None,
 ) -> Advice:
-    """The rule of `library` for a decode call, and the `count` nearest recorded batches.
+    """The rule of `library` for a decode call, and the nearest recorded batches.
 
     `call` is a case, or a layer with the `lengths` (tokens) of its requests. `library` is an engine
     or FlashInfer, `backend` the one that its user pins, `gpu` a name such as h100 or sm90. `facts`
-    are others that rules test, such as Call(pinned_page=True). Raises TypeError for a call of
-    another kind, ValueError for lengths that are missing or below 1, and what `explain` raises.
+    are others that rules test. An engine takes its own page size for a layer, unless the facts have
+    `pinned_page`; that of a case is pinned. Raises TypeError for a call of another kind, ValueError
+    for lengths that are missing or below 1, and what `explain` raises.
     """
     if not isinstance(call, DecodeCase | AttnSpec):
         raise TypeError(f"call must be a DecodeCase or an AttnSpec, got {type(call).__name__}")
@@ -203,18 +205,18 @@ def advise(
     kv_lens = tuple(tokens.tolist())
     for length in kv_lens:
         require_int("lengths", length)
-    require_int("count", count)
-    stated = facts or Call()
-    layer = call.spec if isinstance(call, DecodeCase) else call
-    stated = replace(stated, kv_lens=kv_lens, graph=True)
+    layer, stated = call.spec if isinstance(call, DecodeCase) else call, facts or Call()
+    pinned = stated.pinned_page or isinstance(call, DecodeCase)
+    stated = replace(stated, kv_lens=kv_lens, graph=True, pinned_page=pinned)
     require_word("backend", backend, find(library)[0].policies_for("decode"))
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
     choice = explain(layer, mode="decode", call=stated, env={}, **how)
+    layer = replace(layer, page_size=choice.pages or layer.page_size)
     batches = recorded_batches(_draw_of(layer, gpu))
     if layer.page_size % 16:
         batches = batches.drop(columns=[*plan_rivals.PAGES_OF_16], errors="ignore")
     distance = distances(layer, tokens, batches)
-    nearest = batches.assign(distance=distance.round(3)).nsmallest(count, "distance")
+    nearest = batches.assign(distance=distance.round(3)).nsmallest(NEAREST, "distance")
     case = call if isinstance(call, DecodeCase) else DecodeCase(layer, **lengths_of_case(kv_lens))
     same = recorded_calls(case)
     of_gpu = same[same.gpu.str.contains(gpu.upper(), regex=False)]

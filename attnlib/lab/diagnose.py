@@ -148,6 +148,9 @@ class TraceChange(Shown):
             ]
             if all(sizes) and sizes[0] != sizes[1]:
                 notes.append(f"Batch sizes of {kind} differ: {sizes[0]} and {sizes[1]}.")
+        alone = {step.kind for step in (*self.before.steps, *self.after.steps)} - {*self.kinds}
+        if alone:
+            notes.append(f"Steps of {', '.join(sorted(alone))} are in one trace alone.")
         if self.before.trace.gpu != self.after.trace.gpu:
             notes.append("The traces are of different GPUs.")
         return notes

@@ -7,7 +7,7 @@ import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_KERNELS = 12
+DECODES = (DECODE, VERIFY)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,7 +41,7 @@ class Diagnosis(Shown):
     @cached_property
     def decodes(self) -> list[Step]:
         """The steps with a query, or a few, per request."""
-        return [step for step in self.steps if step.kind in (DECODE, VERIFY)]
+        return [step for step in self.steps if step.kind in DECODES]
 
     @property
     def origin(self) -> str:
@@ -128,13 +129,19 @@ class Diagnosis(Shown):
             "No marks of steps: kernels tell decode from prefill, copies of lengths are unseen.": (
                 not trace.marks
             ),
+            "No batch size: --shape batch_size=N tells whether fa2 splits requests.": (
+                bool(fa2) and not any(step.batch_size for step in self.decodes)
+            ),
             "No calls of the CUDA API: launches, graphs and waits of the host are unseen.": (
-                not trace.launched_us
+                not any(span.launch in trace.launched_us for span in trace.work)
             ),
             f"The GPU idles for {idle:,.0f} us before the first layer; a profiler adds to it.": (
                 2 * len(waiting) > len(self.decodes)
             ),
             "The GPU is not named.": not trace.gpu,
+            "Its SMs are not counted: whether a kernel has few blocks is unseen.": (
+                not trace.num_sms
+            ),
             f"Of {trace.gpus} GPUs only the one that ran most is looked at.": trace.gpus > 1,
             "No decode step: the patterns are of decode and verification.": not self.decodes,
             "Names are without template arguments: fa2's tiles are unseen.": (
@@ -182,8 +189,12 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Di
             require_int(name, value)
         if name.endswith("dtype"):
             require_word(name, value, ELEMENT_BYTES)
-    trace = read_trace(path)
-    diagnosis = Diagnosis(trace, find_steps(trace, kind_of), {})
+    trace, stated = read_trace(path), shape.get("batch_size", 0)
+    steps = [
+        replace(step, batch_size=stated) if step.kind in DECODES and not step.batch_size else step
+        for step in find_steps(trace, kind_of)
+    ]
+    diagnosis = Diagnosis(trace, steps, {})
     sizes = [step.batch_size for step in diagnosis.decodes if step.batch_size]
     diagnosis.shape.update({"batch_size": round(median(sizes))} if sizes else {}, **shape)
     return diagnosis

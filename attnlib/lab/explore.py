@@ -207,9 +207,10 @@ class Explorer(w.VBox):
 
     def _offer(self, name: str, labels: dict[Any, str], value: Any) -> None:
         control, options = self.controls[name], tuple((text, o) for o, text in labels.items())
-        if control.options != options:
-            control.options = options
-        control.value = value
+        with control.hold_sync():  # a page that gets options alone fails at what was chosen before
+            if control.options != options:
+                control.options = options
+            control.value = value
 
     def _measure(self, view: View) -> None:
         """Measure, show the result and say how it ended; runs in a thread of its own."""

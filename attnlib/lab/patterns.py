@@ -1,7 +1,8 @@
 """Known patterns of a slow attention step: what shows each one in a trace, its fix, and the gain.
 
-A pattern is a function from a trace and a step to the evidence, or None. Gains are ratios of times
-without and with the fix, recorded by the studies and kept in data/gains.json (`studies.gains`).
+A pattern is a function from a trace and a step to the evidence, or None; what is said of it is in
+data/patterns.yaml, under the name of the function. Gains are ratios of times without and with the
+fix, recorded by the studies and kept in data/gains.json (`studies.gains`).
 Times are microseconds per step.
 """
 
@@ -16,12 +17,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import yaml
+
 from ..core.backends.table import FAMILIES, family_of, role_of
 from ..measure.spans import Span, busy_us, find_gaps
 from ..measure.steps import DECODE, PREFILL, UNKNOWN, Step
 from ..measure.trace_file import Trace
 
-GAINS = Path(__file__).resolve().parents[1] / "data" / "gains.json"
+DATA = Path(__file__).resolve().parents[1] / "data"
+GAINS = DATA / "gains.json"
 TILE = re.compile(r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned int\))?|.*?ELj)(\d+)")
 OPERATORS = re.compile(r"elementwise|DeviceScan|scan_innermost|^Memcpy DtoD|gather_kernel|^Memset")
 SCAN, INDEX = re.compile("DeviceScanKernel|scan_innermost"), re.compile("index|gather")
@@ -102,7 +106,7 @@ def _kernels(spans: Sequence[Span], more: str = "") -> Evidence | None:
 
 def fa3_decodes(trace: Trace, step: Step) -> Evidence | None:
     """FlashInfer's Hopper prefill kernel runs decode."""
-    return _kernels(ran(step, "fa3"))
+    return _kernels(ran(step, "fa3") if step.kind == DECODE else [])
 
 
 def schedule_per_layer(trace: Trace, step: Step) -> Evidence | None:
@@ -236,109 +240,24 @@ def outside_graph(trace: Trace, step: Step) -> Evidence | None:
     """Attention is launched kernel by kernel, and the GPU idles between them."""
     if step.in_graph:
         return None
+    idle = sum(gap.length_us for gap in find_gaps(step.body))
     text = "attention launched one by one; the GPU idles between kernels"
-    return Evidence(text, sum(gap.length_us for gap in find_gaps(step.body)))
+    return Evidence(text, idle) if idle else None
 
 
-PATTERNS = (
-    Pattern(
-        name="fa3 of FlashInfer decodes",
-        shows=fa3_decodes,
-        fix="pin backend fa2, or use FlashInfer 0.6.4 or later; FP8 queries have only fa3",
-        since="auto of FlashInfer 0.6.0 to 0.6.3; for FP8 queries to 0.7.2.post1",
-        notebook="01_fa3_decode_regression",
-        gain="fa3",
-    ),
-    Pattern(
-        name="FlashAttention-3's schedule is prepared in every layer",
-        shows=schedule_per_layer,
-        fix="call get_scheduler_metadata once per step and pass the result to every layer",
-        since="SGLang before 0.5.11 (#21104), later with DP attention",
-        notebook="04_schedule_once_per_step",
-        gain="schedule",
-    ),
-    Pattern(
-        name="metadata op by op",
-        shows=metadata_op_by_op,
-        fix="one fused launch: SGLang's, or attnlib.core.build_decode_metadata",
-        since="SGLang before 0.5.10 (#20778)",
-        notebook="03_decode_metadata",
-        gain="metadata",
-    ),
-    Pattern(
-        name="fa2 splits no request",
-        shows=fa2_unsplit,
-        fix="a plan that splits long requests (Fa2Planner), or FlashAttention-3",
-        since="every FlashInfer release that was read, to 0.7.2.post1",
-        notebook="07_plan_on_the_gpu",
-        gain="plan",
-    ),
-    Pattern(
-        name="tiles of 128 rows for a few queries",
-        shows=wide_tiles,
-        fix="plan without use_cuda_graph, or uniform_q_len from FlashInfer 0.7.2.post1 on",
-        since="FlashInfer's plan for a graph, to 0.7.2.post1",
-        notebook="10_every_mode",
-        gain="uniform_q_len",
-    ),
-    Pattern(
-        name="CUDA cores decode large groups",
-        shows=cuda_cores_large_group,
-        fix="use_tensor_cores=True",
-        since="every release: the caller asks for it; SGLang does below groups of 4",
-        notebook="01_fa3_decode_regression",
-        gain="cuda cores",
-    ),
-    Pattern(
-        name="lengths are copied to the host in every step",
-        shows=lengths_copied,
-        fix="plan from lengths that the host knows, or on the GPU (Fa2Planner)",
-        since="FlashInfer's plan() copies indptr from the GPU in every release that was read",
-        notebook="07_plan_on_the_gpu",
-    ),
-    Pattern(
-        name="attention outside the CUDA graph",
-        shows=outside_graph,
-        fix="capture decode as a whole (SGLang's default; FULL_DECODE_ONLY of vLLM)",
-        since="any release: a setting",
-        notebook="01_fa3_decode_regression",
-    ),
-    Pattern(
-        name="Triton's 2D kernel splits no request",
-        shows=triton_unsplit,
-        fix="a backend that splits the KV axis: FlashAttention-3, or Triton's 3D kernel",
-        since="vLLM's Triton backend, reported in vllm #48076",
-        notebook="05_which_backend",
-    ),
-    Pattern(
-        name="the GPU waits for the host's plan",
-        shows=host_plans,
-        fix="plan on the GPU inside the graph (Fa2Planner), or a backend without a host plan",
-        since="FlashInfer's plan() runs on the host before every step, to 0.7.2.post1",
-        notebook="07_plan_on_the_gpu",
-    ),
-    Pattern(
-        name="the page table is copied over the whole context",
-        shows=whole_table_copied,
-        fix="pass the step's longest request, or attnlib.core.build_decode_metadata",
-        since="SGLang from 0.5.15 on; from 0.5.17 on blocks past the live pages return at once",
-        notebook="03_decode_metadata",
-    ),
-    Pattern(
-        name="FlashAttention-3's schedule is older than its lengths",
-        shows=old_schedule,
-        fix="write the schedule in every step; attnlib.guard raises where it does not fit",
-        since="any engine that keeps scheduler_metadata over steps",
-        notebook="04_schedule_once_per_step",
-    ),
-    Pattern(
-        name="FlashInfer's plan is older than its lengths",
-        shows=old_plan,
-        fix="plan before every replay, or on the GPU inside the graph (Fa2Planner)",
-        since="any engine that replays a captured plan (TensorRT-LLM #18769)",
-        notebook="07_plan_on_the_gpu",
-    ),
+SHOWS = {
+    shows.__name__: shows
+    for shows in (
+        *(fa3_decodes, schedule_per_layer, metadata_op_by_op, fa2_unsplit, triton_unsplit),
+        *(wide_tiles, cuda_cores_large_group, lengths_copied, host_plans, whole_table_copied),
+        *(old_schedule, old_plan, outside_graph),
+    )
+}
+PATTERNS = tuple(
+    Pattern(shows=SHOWS[key], **row)
+    for key, row in yaml.safe_load((DATA / "patterns.yaml").read_text()).items()
 )
+"""In the order of data/patterns.yaml."""
 
 
 @cache

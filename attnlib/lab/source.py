@@ -36,7 +36,8 @@ AXES = ("release", "timer", "variant", "page_size", "lengths", "batch", "kv_len"
 LIVE, EXPLORER = "live", "explorer"
 """The name of the source that measures here, and the study that keeps its records."""
 DEVICE, CEILINGS = "cuda", ("copy", "matmul")
-ROUNDS = 3
+ROUNDS, NEAREST = 3, 12
+"""Rounds measured by default; and most values that a refusal names."""
 NO_WISHES: Mapping[str, Any] = {}
 WORDS = ("model", "heads", "records", "machine")
 SIZES = ("tp", "page_size", "batch", "kv_len", "rounds")
@@ -195,8 +196,8 @@ def _holding(wishes: Mapping[str, Any], rows: pd.DataFrame) -> tuple[pd.DataFram
     held = 0
     for axis in AXES:
         wish = wishes.get(axis)
-        if wish is not None and (matches := _matches(rows, axis, wish)).any():
-            rows, held = rows[matches], held + 1
+        if wish is not None and (rows[axis] == wish).any():
+            rows, held = rows[_matches(rows, axis, wish)], held + 1
     backends = {*(wishes.get("backends") or ())} & {*rows.backend}
     return (rows[rows.backend.isin(backends)] if backends else rows), held + len(backends)
 
@@ -278,7 +279,8 @@ def _elsewhere(calls: pd.DataFrame, name: str, wish: Any, arguments: Mapping[str
             if wish in values:
                 return f"; records={pair[0]!r}, machine={pair[1]!r} have it"
             every |= {*values}
-        return f"; records of this layer have {', '.join(map(str, sorted(every)))}"
+        nearest = sorted(every - {""}, key=lambda value: _apart(value, wish))[:NEAREST]
+        return f"; nearest on record of this layer: {', '.join(map(str, sorted(nearest)))}"
     rows, changed = calls[matches], []
     for axis in [axis for axis in AXES if axis in arguments and axis != name]:
         same = _matches(rows, axis, arguments[axis])
@@ -288,6 +290,12 @@ def _elsewhere(calls: pd.DataFrame, name: str, wish: Any, arguments: Mapping[str
             same = _matches(rows, axis, value)
         rows = rows[same]
     return f"; it is on record with {', '.join(changed)}"
+
+
+def _apart(value: Any, wish: Any) -> float:
+    """How far a size is from the one that is wished; words are all as near."""
+    is_size = isinstance(value, int) and isinstance(wish, int)
+    return abs(math.log(value / wish)) if is_size else 0.0
 
 
 def variant_of(spec: AttnSpec | MlaSpec) -> str:

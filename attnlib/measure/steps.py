@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
+from typing import Any
 
 from .spans import Span, find_gaps
 from .trace_file import Trace
@@ -33,7 +34,8 @@ SGLANG_KINDS = {
     "SPLIT_PREFILL": PREFILL,
     "MIXED": MIXED,
 }
-"""VERIFY and DRAFT are its words from 0.5.20 on; any other word of a mark is its own kind."""
+"""VERIFY and DRAFT are its words from 0.5.20 on, DRAFT of prompts too, whose tokens are then told;
+any other word of a mark is its own kind."""
 HOST_COPIES = ("Memcpy HtoD", "Memcpy DtoH")
 Key = tuple[str, int]
 """What the GPU work of one step shares: its mark, its graph launch, or the copies before it."""
@@ -84,22 +86,28 @@ def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
     keys = [
         _key(trace, span, 0 if usual else copied) for span, copied in zip(work, copies, strict=True)
     ]
-    runs = [list(run) for _, run in groupby(places, keys.__getitem__)]
+    runs: dict[Any, list[int]] = {}
+    for number, (key, several) in enumerate(groupby(places, keys.__getitem__)):
+        # Steps on two streams overlap; without mark and graph a step ends where another begins.
+        runs.setdefault((*key, number) if key[0] == "eager" else key, []).extend(several)
     steps, begin = [], 0
-    for number, run in enumerate(runs):
+    nexts = [*(run[0] for run in runs.values()), len(work)][1:]
+    for run, after in zip(runs.values(), nexts, strict=True):
         key, first = keys[run[0]], run[0]
-        after = runs[number + 1][0] if number + 1 < len(runs) else len(work)
-        end = 1 + max(place for place in range(run[-1], after) if keys[place] == key)
+        end = 1 + max(at for at in range(run[-1], max(after, run[-1] + 1)) if keys[at] == key)
         kind, batch = _kind_and_size(trace.marks[key[1]].name) if key[0] == "mark" else ("", 0)
         kind = kind or (DECODE if work[first].in_graph else kind_of(work[first]))
-        # What ran under the mark of a step without known attention belongs to no other step.
-        others = [at for at in range(begin, first) if keys[at][0] == "mark" and keys[at] != key]
-        begin = others[-1] + 1 if others else begin
-        ahead, attention = work[begin:first], [work[place] for place in run]
-        marked = [work[at] for at in range(begin, first) if keys[at] == key and key[0] == "mark"]
-        waits = _waits(trace, work[begin : first + 1])
-        steps.append(Step(kind, batch, ahead, work[first:end], attention, waits, marked))
-        begin = end
+        # What ran under another mark belongs to no other step, whether its attention is known.
+        near = range(min(begin, first), end)
+        others = {at for at in near if keys[at][0] == "mark" and keys[at] != key}
+        mine = [at for at in range(begin, first) if keys[at] == key and key[0] == "mark"]
+        begin = min([*mine, 1 + max((at for at in others if at < first), default=begin - 1)])
+        ahead = [work[at] for at in range(begin, first) if at not in others]
+        body = [work[at] for at in range(first, end) if at not in others]
+        waits = _waits(trace, [*ahead, work[first]])
+        attention, marked = ([work[at] for at in places] for places in (run, mine))
+        steps.append(Step(kind, batch, ahead, body, attention, waits, marked))
+        begin = max(begin, end)
     return steps
 
 
@@ -114,7 +122,8 @@ def _key(trace: Trace, span: Span, copied: int) -> Key:
 def _kind_and_size(mark: str) -> tuple[str, int]:
     """Kind and batch size that a mark tells; nothing and 0 if it tells none."""
     if match := SGLANG.match(mark):
-        return SGLANG_KINDS.get(match[1], match[1].lower()), int(match[2])
+        word = "EXTEND" if match[1] == "DRAFT" and " toks=" in mark else match[1]
+        return SGLANG_KINDS.get(word, word.lower()), int(match[2])
     if match := VLLM.match(mark):
         context, generation = int(match[1]), int(match[2])
         several = int(match[3] or 0) > generation

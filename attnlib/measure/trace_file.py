@@ -38,7 +38,9 @@ BROKEN = *TORN, RecursionError, KeyError, TypeError, AttributeError
 MOST = 2**63
 """Above every time and count of a trace."""
 COUNTS = "device", "correlation", "graph id", "bytes"
-CUPTI = "CUPTI_ACTIVITY_KIND_"
+CUPTI, CAPTURE = "CUPTI_ACTIVITY_KIND_", "--trace cuda,nvtx --cuda-graph-trace=node"
+Gpus = dict[Any, tuple[str | None, int | None]]
+"""Number of a GPU -> its name and count of SMs."""
 TABLES = {
     f"{CUPTI}KERNEL": "kernel",
     f"{CUPTI}MEMCPY": "gpu_memcpy",
@@ -102,18 +104,28 @@ def _read_chrome(path: Path, text: TextIO) -> Trace:
                 f"{path} must be a Chrome trace of torch.profiler (.json, .json.gz) or an export "
                 f"by nsys export --type sqlite; it begins with {head[:24]!r}"
             )
-    header = DEVICES.search(head, 0, start.start())
-    devices = DECODER.raw_decode(head, header.end())[0] if header else []
-    gpus = {device.get("id"): (device.get("name"), device.get("numSms")) for device in devices}
-    return _kept(path, "torch.profiler", gpus, _events(path, text, head[start.end() + 1 :]))
+    gpus = _devices(head[: start.start()])
+    events = _events(path, text, head[start.end() + 1 :], gpus)
+    return _kept(path, "torch.profiler", gpus, events)
 
 
-def _events(path: Path, text: TextIO, buffer: str) -> Iterator[dict[str, Any]]:
-    """The events of a Chrome trace, one after the other; `buffer` begins within their list."""
+def _devices(text: str) -> Gpus:
+    """The GPUs that this part of a file describes."""
+    header = DEVICES.search(text)
+    devices = DECODER.raw_decode(text, header.end())[0] if header else []
+    return {device.get("id"): (device.get("name"), device.get("numSms")) for device in devices}
+
+
+def _events(path: Path, text: TextIO, buffer: str, gpus: Gpus) -> Iterator[dict[str, Any]]:
+    """The events of a Chrome trace, one after the other; `buffer` begins within their list.
+
+    A file may describe its GPUs behind them (SGLang's merged ranks); they are put into `gpus`.
+    """
     place = count = 0
     while True:
         place = next(BETWEEN.finditer(buffer, place)).end()
         if buffer.startswith("]", place):
+            gpus |= _devices(buffer[place:] + text.read(MOST_CHARACTERS))
             return
         try:
             event, place = DECODER.raw_decode(buffer, place)
@@ -133,10 +145,11 @@ def _read_nsys(path: Path, base: sqlite3.Connection) -> Trace:
         zip((column[0] for column in cursor.description), row, strict=True)
     )
     tables = {row["name"] for row in base.execute("SELECT name FROM sqlite_master")}
+    whole_graphs = f"SELECT * FROM {CUPTI}GRAPH_TRACE LIMIT 1"  # noqa: S608 - our own name
+    if f"{CUPTI}GRAPH_TRACE" in tables and base.execute(whole_graphs).fetchone():
+        raise ValueError(f"{path} has CUDA graphs as a whole: capture with {CAPTURE}")
     if f"{CUPTI}KERNEL" not in tables:
-        raise ValueError(
-            f"{path} has no kernels: capture with --trace cuda,nvtx --cuda-graph-trace=node"
-        )
+        raise ValueError(f"{path} has no kernels: capture with {CAPTURE}")
     strings = [*base.execute("SELECT id, value FROM StringIds")]
     names = {row["id"]: row["value"] for row in strings}
     if len(names) < len(strings):
@@ -172,20 +185,27 @@ def _event(row: Mapping[str, Any], category: str, names: Mapping[Any, str]) -> d
         counts = [row.get(f"{size}{axis}") for axis in "XYZ"]
         args[size] = counts if None not in counts else ()
     start = _number(row, "start")
+    process = (row.get("globalPid") or row.get("globalTid") or 0) >> 24
     us = {"ts": start / 1e3, "dur": (_number(row, "end") - start) / 1e3}
     named = {"gpu_memcpy": COPIES.get(row.get("copyKind", 0), "Memcpy"), "gpu_memset": "Memset"}
-    return {"ph": "X", "cat": category, "name": named.get(category, name), "args": args, **us}
+    whole = {"ph": "X", "cat": category, "name": named.get(category, name), "args": args}
+    return {**whole, "pid": f"[{process}]", **us}
 
 
 def _kept(
     path: Path,
     source: str,
-    gpus: Mapping[Any, tuple[str | None, int | None]],
+    gpus: Gpus,
     events: Iterable[Mapping[str, Any]],
 ) -> Trace:
     """What is looked at, of the GPU that ran most; ValueError if none ran anything."""
-    work: dict[Any, list[Span]] = defaultdict(list)
-    waits, marks, launched, graphs, begin = [], [], {}, set(), None
+    work: dict[tuple[str, Any], list[Span]] = defaultdict(list)
+    # By process: correlation ids are its own.
+    waits: dict[str, list[Span]] = defaultdict(list)
+    marks: dict[str, list[Span]] = defaultdict(list)
+    launched: dict[str, dict[int, float]] = defaultdict(dict)
+    graphs: dict[str, set[int]] = defaultdict(set)
+    begin = None
     for event in events:
         if event.get("ph") != "X":
             continue
@@ -199,35 +219,43 @@ def _kept(
             continue
         start, length = round(_number(event, "ts") - begin, 3), _number(event, "dur")
         _require_counts(name, args)
-        launch = args.get("correlation")
+        launch, process = args.get("correlation"), _process_of(event)
         if category in GPU_WORK:
             lane = sys.intern(f"stream {args.get('stream', '?')}")
-            work[args.get("device", event.get("pid"))].append(work_span(event, start, lane))
+            device = args.get("device", event.get("pid"))
+            work[process, device].append(work_span(event, start, lane))
         elif category in LAUNCHES and "Synchronize" in name:
-            waits.append(Span("wait", name, "", start, length, length))
+            waits[process].append(Span("wait", name, "", start, length, length))
         elif category in LAUNCHES and launch is not None:
-            launched[launch] = start
-            graphs |= {launch} if "GraphLaunch" in name else set()
+            launched[process][launch] = start
+            graphs[process] |= {launch} if "GraphLaunch" in name else set()
         elif category == "user_annotation" and name.startswith(MARKS):
-            marks.append(Span("mark", name, "", start, length, length))
+            marks[process].append(Span("mark", name, "", start, length, length))
     if not any(span.kind == "kernel" for spans in work.values() for span in spans):
         raise ValueError(
             f"{path} has no kernel of a GPU: profile with ProfilerActivity.CUDA, or nsys with "
             "--trace cuda, on the process that holds the GPU"
         )
-    device = max(work, key=lambda gpu_number: len(work[gpu_number]))
+    process, device = max(work, key=lambda place: len(work[place]))
     # Older profilers tell a graph's kernels by their launch alone.
+    replays = graphs[process]
     ran = [
-        span if span.in_graph or span.launch not in graphs else replace(span, in_graph=True)
-        for span in work[device]
+        span if span.in_graph or span.launch not in replays else replace(span, in_graph=True)
+        for span in work[process, device]
     ]
-    for spans in (ran, waits, marks):
+    for spans in (ran, waits[process], marks[process]):
         spans.sort(key=lambda span: span.start_us)
     gpu, sms = gpus.get(device, (None, None))
     if not isinstance(gpu or "", str) or type(sms or 0) is not int:
         raise TypeError(f"a GPU must have a name and a count of SMs, got {gpu!r} and {sms!r}")
     facts = (path.name, source, gpu or "", sms or 0, len(work))
-    return Trace(*facts, ran, waits, marks, launched)
+    return Trace(*facts, ran, waits[process], marks[process], launched[process])
+
+
+def _process_of(event: Mapping[str, Any]) -> str:
+    """Which process ran or launched it, where a file has several (SGLang's `[TP0] 7`); else ""."""
+    pid = event.get("pid")
+    return pid.partition("]")[0] if isinstance(pid, str) and pid.startswith("[") else ""
 
 
 def _number(owner: Mapping[str, Any], name: str) -> float:

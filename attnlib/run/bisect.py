@@ -243,9 +243,10 @@ def recorded_releases(search: Bisection) -> list[str]:
     for record in reversed(search.records()):
         option = RELEASES.search(record.command)
         listed = option[1].split(",") if option else []
-        seen |= set(map(Version, listed))
-        if ends <= set(map(Version, listed)):
+        versions = set(map(Version, listed))
+        if ends <= versions:
             return listed
+        seen |= versions
     missing = ", ".join(map(str, sorted(ends - seen))) or f"{search.good} to {search.bad}"
     have = ", ".join(map(str, sorted(seen))) or "none"
     raise FileNotFoundError(

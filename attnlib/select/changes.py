@@ -136,7 +136,8 @@ def _layers(
 def markdown(table: "pd.DataFrame", old: str, new: str) -> str:
     """The changes as a Markdown table for a pull request; it reads well in a terminal too."""
     if not len(table):
-        return f"From {old} to {new} nothing changes in these calls."
+        same = "each of these calls gets the same backend and kernel, or still cannot run"
+        return f"From {old} to {new} no pick changes: {same}. Reasons and orders are not compared."
     rows = [COLUMNS, ["-"] * len(COLUMNS), *table.to_numpy().tolist()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ([word.ljust(n) for word, n in zip(row, widths, strict=True)] for row in rows)

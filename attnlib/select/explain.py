@@ -29,8 +29,8 @@ class Choice:
     considered. `problem` says why the chosen backend cannot run the call. `inner` is the choice of
     the library that the backend calls. `tested` are the facts that a rule on the way tests,
     `unused` the fields of the call that were stated and decide none of them. `pages` are the tokens
-    of a page that the library takes where the user gives none; 0 if it was given, or the library's
-    is not known.
+    of a page that the library takes where the user gives none, or `refused_page`, which the backend
+    does not take; 0 if the user's is taken, or the library's is not known.
     """
 
     library: str
@@ -44,6 +44,7 @@ class Choice:
     tested: frozenset[str] = frozenset()
     unused: tuple[str, ...] = ()
     pages: int = 0
+    refused_page: int = 0
 
     @property
     def backend(self) -> str:
@@ -109,10 +110,12 @@ def explain(
         choice = _walked(choice, rules, facts)
     problem = choice.problem or rules.problem_of(choice.backend, facts)
     choice = replace(choice, reasons=settled + choice.reasons, problem=problem)
-    if rules.pages and not call.pinned_page and choice.backend:
-        usual = rules.pages.get(mode, rules.pages["default"])
-        pages = rules.pages.get(choice.backend, usual)
-        spec, choice = replace(spec, page_size=pages), replace(choice, pages=pages)
+    if rules.pages and choice.backend:
+        pages = rules.pages_of(choice.backend, mode)
+        if not call.pinned_page or not {0, spec.page_size} & {*pages}:
+            refused = spec.page_size if call.pinned_page else 0
+            choice = replace(choice, pages=pages[0], refused_page=refused)
+            spec = replace(spec, page_size=pages[0])
     target, policy = rules.calls.get((choice.backend, str(release or MAIN)), ("", ""))
     if not target or policy not in find(target)[0].policies_for(mode):
         return choice

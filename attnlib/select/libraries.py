@@ -1,7 +1,7 @@
 """The libraries whose choices can be explained, read from data/rules/*.yaml (see its README.md)."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,7 +35,8 @@ class Library:
     `resolves` are rows of what the library settles first, `limits` of what a backend cannot run,
     `problems` of what the library takes all the same and cannot run.
     `calls` maps a backend and release to the library and policy that it calls in turn; `pages` a
-    backend, a mode or `default` to the tokens of a page where the user gives none.
+    backend, a mode or `default` to the tokens of a page where the user gives none, then others that
+    are taken, 0 for any.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Library:
     limits: tuple[Rule, ...] = ()
     problems: tuple[Rule, ...] = ()
     calls: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    pages: dict[str, int] = field(default_factory=dict)
+    pages: dict[str, list[int]] = field(default_factory=dict)
 
     @cached_property
     def versions(self) -> list[Version]:
@@ -59,6 +60,11 @@ class Library:
     def modes(self) -> tuple[str, ...]:
         """The modes that the library's rules speak of."""
         return tuple(mode for mode in MODES if mode in self.policies[AUTO])
+
+    def pages_of(self, backend: str, mode: str) -> list[int]:
+        """The tokens of a page that a backend takes, the usual ones first; 0 is any."""
+        keys = (key for key in (backend, mode, "default") if key in self.pages)
+        return self.pages[next(keys)]
 
     def policies_for(self, mode: str) -> tuple[str, ...]:
         """Every policy there is in a mode, backends asked for by name included."""
@@ -190,6 +196,12 @@ def _flat(names: Any) -> list[str]:
 LIBRARIES = load()
 
 
+def neighbours(versions: Sequence[Version], wanted: Version) -> list[Version]:
+    """Of `versions`, oldest first, the last one up to the one that is wanted, and the next one."""
+    place = bisect_right(versions, wanted)
+    return [*versions[max(0, place - 1) : place + 1]]
+
+
 def find(text: str) -> tuple[Library, Version | None]:
     """The library and release of `flashinfer==0.6.3`, `mini-sglang` and the like.
 
@@ -198,7 +210,7 @@ def find(text: str) -> tuple[Library, Version | None]:
     name, _, release = text.partition("==")
     library = next((lib for lib in LIBRARIES.values() if name in (lib.name, *lib.aliases)), None)
     if library is None:
-        names = ", ".join(LIBRARIES) or f"none, without {FOLDER}"
+        names = ", ".join(LIBRARIES)
         raise ValueError(f"library must be one of {names} (with ==RELEASE), got {text!r}")
     if not library.releases and release:
         raise ValueError(f"{name} has no releases: give library={name!r}, got {text!r}")
@@ -206,8 +218,7 @@ def find(text: str) -> tuple[Library, Version | None]:
         return library, None
     near = []
     with suppress(InvalidVersion):
-        place = bisect_right(library.versions, Version(release))
-        near = library.versions[max(0, place - 1) : place + 1]
+        near = neighbours(library.versions, Version(release))
         if near[0] == Version(release):
             return library, near[0]
     first, *_, last = library.releases

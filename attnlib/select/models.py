@@ -14,8 +14,7 @@ def yaml_loader() -> Any:
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-PATH = DATA / "models.yaml"  # not there in an installation without data
-TABLE = yaml.load(PATH.read_text(), yaml_loader()) if PATH.exists() else {}
+TABLE = yaml.load((DATA / "models.yaml").read_text(), yaml_loader())
 OTHER = "other"
 MODELS: Mapping[str, tuple[str, ...]] = {
     name: tuple(row["architectures"].split()) for name, row in TABLE.items()

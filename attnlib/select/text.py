@@ -11,7 +11,6 @@ from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec
 from .changes import LATENT_PAGE, TOPK, changes, markdown
 from .explain import Choice, explain
 from .facts import GPUS, Call, decided, facts_of_model, gpu_named
-from .libraries import AUTO
 from .models import FAMILIES, LAYERS, OTHER
 from .models import MODELS as RULED
 
@@ -34,8 +33,6 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     given = dict(options)
     facts = parse_call(given.pop("call", []))
     layer = {name: given.pop(name) for name in LAYER if name in given}
-    if layer.get("kv_dtype") == AUTO:
-        del layer["kv_dtype"]
     stated = {*facts, *(name for name in FIELDS if name in layer)}
     for option, fact in PINS.items():
         if option in layer:
@@ -58,7 +55,12 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     given["gpu"] = given["gpu"][0]
     spec, call = parse_layer(**layer), Call(**facts)
     choice = explain(spec, call=call, **given)
+    settled = {row.subject: row for row in choice.reasons if row.kind == "settled"}
+    for name, value in facts.items():
+        if row := settled.get(f"{name.replace('_', ' ')}: {'no' if value else 'yes'}"):
+            raise ValueError(f"{name} must be left out: {row.why} ({row.source})")
     unused = sorted(name for name in stated if not decided(name, call) & choice.tested)
+    unused = [name for name in unused if name != "page_size" or not choice.refused_page]
     choice = replace(choice, unused=tuple(unused))
     layers = layers_of(spec, call, **given)
     if as_json:
@@ -134,7 +136,9 @@ def render(choice: Choice, layers: Sequence[Mapping[str, str]] = ()) -> str:
     if choice.problem:
         head.append(f"but it cannot run: {choice.problem}")
     if choice.pages:
-        head.append(f"no page size is given: {choice.library} takes pages of {choice.pages}")
+        refused = f"{choice.backend} takes no pages of {choice.refused_page}"
+        why = refused if choice.refused_page else "no page size is given"
+        head.append(f"{why}: {choice.library} takes pages of {choice.pages}")
     if choice.unused:
         head.append(f"not used by its rules: {', '.join(choice.unused)}")
     if any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons):
@@ -172,7 +176,10 @@ def parse_call(settings: list[str]) -> dict[str, Any]:
 
     Raises ValueError naming the fields there are.
     """
-    return dict(map(_setting, settings))
+    facts = dict(map(_setting, settings))
+    if len(facts) < len(settings):
+        raise ValueError(f"a call's field must be given once, got {', '.join(settings)}")
+    return facts
 
 
 def _setting(text: str) -> tuple[str, Any]:

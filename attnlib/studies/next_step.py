@@ -5,10 +5,14 @@ from typing import Any
 
 import pandas as pd
 
+from ..core.backends.limits import why_not
+from ..core.backends.table import TABLE
+from ..core.spec import AttnSpec
 from ..kinds.item import Item
 from ..run import store
 from ..run.pairs import Comparison
 from ..run.releases import Version
+from ..select.libraries import neighbours
 from . import STUDIES
 
 PACE = "fa3_decode_regression"
@@ -24,6 +28,8 @@ def next_step(comparison: Comparison) -> str:
     items = comparison.undecided()
     if not items:
         return ""
+    if all(reasons := [why_not_run(item, comparison.both) for item in items]):
+        return reasons[0]
     spent = [len(comparison.pairs[item]) >= comparison.looks[-1] for item in items]
     measured = [pairs[0][0].study for pairs in comparison.pairs.values() if pairs]
     if all(spent) and {*measured} == {comparison.study}:
@@ -38,6 +44,16 @@ def next_step(comparison: Comparison) -> str:
     if missing := [item for item in items if not comparison.pairs[item]]:
         steps.append(nearest_on_record(missing[0], comparison.both))
     return "; ".join(steps)
+
+
+def why_not_run(item: Item[Any], both: tuple[str, str]) -> str:
+    """Why one of two releases of FlashInfer cannot run a call, or the empty string."""
+    case, entry = item.case, TABLE[item.backend]
+    for release in both if isinstance(case.spec, AttnSpec) else ():
+        mode = getattr(case, "mode", "decode")
+        if why := why_not(entry.asks, case.spec, mode=mode, release=release):
+            return f"{item.backend} of {release} cannot run {case.key}: {why}"
+    return ""
 
 
 def seconds_of_a_sweep() -> tuple[float, float] | None:
@@ -65,16 +81,28 @@ def nearest_on_record(item: Item[Any], both: tuple[str, str]) -> str:
         rows = rows[good & (rows.release != "")]
     if rows.empty:
         return f"{item.backend} is in no record"
-    of_call = sorted({*rows.release[rows.case == item.case]}, key=Version)
+    of_call = {*rows.release[rows.case == item.case]}
     if len(of_call) > 1:
-        return f"releases on record of {item.case.key}: {', '.join(of_call)}"
+        return _nearest_releases(item.case.key, of_call, both)
     tried = rows[rows.release.isin(both)].groupby("case", sort=False).release.nunique()
     cases = [case for case in tried.index[tried == len(both)] if case.kind == item.case.kind]
     if not cases:
-        known = sorted({*rows.release}, key=Version)
-        return f"releases on record of {item.backend}: {', '.join(known)}"
+        return _nearest_releases(item.backend, {*rows.release}, both)
     nearest = min(cases, key=lambda case: distance(case, item.case))
     return f"nearest call on record of both: {nearest.key}"
+
+
+def _nearest_releases(name: str, releases: set[str], both: tuple[str, str]) -> str:
+    """What is on record of a call or a backend in place of each of two releases."""
+    known = sorted(map(Version, releases))
+    words = [
+        f"{release}: {' and '.join(map(str, neighbours(known, Version(release))))}"
+        for release in both
+        if Version(release) not in known
+    ]
+    if not words:
+        return f"{name} is on record of both releases, but of no round with both"
+    return f"releases of {name} on record nearest to {', to '.join(words)}"
 
 
 def distance(a: Any, b: Any) -> float:

@@ -3,44 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from support.flashmla_words import schedule_words
 
 from attnlib.core import backends, require_schedule
 from attnlib.core.schedule import library
-from attnlib.core.schedule.flashmla import BLOCK, tokens_read
-
-REQUEST_BLOCKS = 5
-"""What starting a request counts for, in blocks (fixed_overhead_num_blocks)."""
-
-
-def schedule_words(seq_lens: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """What FlashMLA writes for `seq_lens` [bs] tokens: tiles [parts, 8] and splits [bs + 1] int32.
-
-    Parts get equal shares of blocks, in the order of requests. What nothing reads is 0: the
-    padding, and all but the requests of a part without work.
-    """
-    lens = np.asarray(seq_lens, np.int64)
-    blocks = np.maximum(-(-lens // BLOCK), 1)
-    share = -(-int((blocks + REQUEST_BLOCKS).sum()) // parts) + REQUEST_BLOCKS
-    tiles, sums = np.zeros((parts, 8), np.int32), [0]
-    request = block = split = 0
-    for part in tiles:
-        part[:2] = request, request - 1
-        if request == len(lens):
-            continue
-        first, first_block, first_split, room = request, block, split, share
-        while request < len(lens) and room >= blocks[request] - block + REQUEST_BLOCKS:
-            room -= blocks[request] - block + REQUEST_BLOCKS
-            sums.append(sums[-1] + split + 1)
-            request, block, split = request + 1, 0, 0
-        if request < len(lens) and room > REQUEST_BLOCKS:
-            block, split = block + room - REQUEST_BLOCKS, split + 1
-        last = request if block else request - 1
-        end = block or min(lens[last], blocks[last])  # an empty request has no block to read
-        begins_inside, ends_inside = first_block > 0, 0 < end < blocks[last]
-        if first == last:
-            begins_inside = ends_inside = begins_inside or ends_inside
-        part[1:7] = last, first_block, end, first_split, begins_inside, ends_inside
-    return tiles, np.array(sums, np.int32)
+from attnlib.core.schedule.flashmla import tokens_read
 
 
 def walked(tiles, lens):

@@ -13,7 +13,7 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.lab.advise import neighbour_loss
 from attnlib.select.facts import GPUS, Call
 from attnlib.select.libraries import LIBRARIES
-from attnlib.studies.plan_rivals import BACKENDS
+from attnlib.studies.plan_rivals import BACKENDS, PAGES_OF_16
 
 pytestmark = pytest.mark.usefixtures("published_records")
 
@@ -28,11 +28,12 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
         "flashinfer-fa2",
     )
     table = advice.table().set_index("backend")
-    assert set(table.index) == set(BACKENDS)
+    assert set(table.index) == set(BACKENDS) - set(PAGES_OF_16)  # SGLang's pages are tokens
     assert (table.loc["flashinfer-fa2", ["over the rule's", "least", "most"]] == 1).all()
     assert table["fastest in"].sum() == len(advice.nearest) == 16
     assert advice.nearest.distance.is_monotonic_increasing
     words = repr(advice)
+    assert "sglang==0.5.23 takes pages of 1 for it." in words and "--page-size 1 " in words
     assert "SGLang #18364" in words and advice.command in words and len(words.splitlines()) < 30
 
 

@@ -115,6 +115,7 @@ def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
     [
         ("step[VERIFY bs=4]", traces.FLASH_ATTN_3, "verify", "flash-attn-3"),
         ("step[DRAFT bs=4]", traces.FLASH_ATTN_3, "decode", "flash-attn-3"),
+        ("step[DRAFT bs=2 toks=4096]", traces.FLASH_ATTN_3, "prefill", "flash-attn-3"),
         ("step[DRAFT_LOOP raw_bs=3 bs=4 topk=1]", traces.FLASH_ATTN_3, "decode", "flash-attn-3"),
         ("step[DRAFT_EXTEND_V2 bs=4]", traces.FLASH_ATTN_3, "draft_extend_v2", "flash-attn-3"),
         (
@@ -132,6 +133,9 @@ def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
         ("step[DECODE bs=4]", "attention_decode_bf16_smallm_splitk_kernel", "decode", "hpc-ops"),
         ("step[EXTEND bs=4]", "_fwd_kernel_unified", "prefill", "triton-extend"),
         ("step[DECODE bs=4]", PAGED, "decode", "paged-attention"),
+        ("step[DECODE bs=4]", "_lean_attention_decode_kernel", "decode", "triton-decode"),
+        ("step[DECODE bs=4]", "_sparse_mla_split_k_kernel", "decode", "triton-sparse-mla"),
+        ("step[DECODE bs=4]", "sparse_mla_decode_dsv3_2_kernel<16>", "decode", "sparse-mla"),
     ],
 )
 def test_a_mark_tells_the_kind_of_a_step_and_a_name_the_kernels_family(
@@ -151,6 +155,9 @@ def test_a_mark_tells_the_kind_of_a_step_and_a_name_the_kernels_family(
         ("topk_transform_prefill_ragged_kernel", "indexer"),
         ("void deep_gemm::smxx_clean_logits<1u>(int)", "indexer"),
         ("_fwd_kernel_ep_scatter_1", ""),
+        ("void vllm::merge_attn_states_kernel<float, 128u>(int)", "cascade"),
+        ("_fused_dsa_target_verify_metadata_kernel", "metadata"),
+        ("_sparse_mla_reduce_kernel", "merge"),
     ],
 )
 def test_a_kernel_beside_attention_is_none_and_has_its_role(kernel, role, path):
@@ -198,6 +205,41 @@ def test_a_marked_step_without_known_attention_is_no_part_of_the_next_one(path):
     assert diagnosis.table().share.tolist() == pytest.approx([0.43], abs=0.01)
 
 
+def rank_of_two(rank):
+    """Events of a rank of a merged file: it launches two steps, which two streams run at once."""
+    writer = Writer()
+    writer.idle(1000.0 * rank)
+    for _ in range(STEPS):
+        graphs = {}
+        for mark, kernel in (("DECODE", traces.FLASH_ATTN_3), ("EXTEND", traces.FA2_128)):
+            graphs[kernel] = writer.launch("cudaGraphLaunch")
+            writer._add("user_annotation", f"step[{mark} bs=2]", writer.clock - 0.6, 1.0)
+            writer.idle(2.0)
+        begin = writer.clock
+        for late, (kernel, graph) in enumerate(graphs.items()):
+            writer.clock = begin + 5.0 * late
+            for _ in range(4):
+                writer.kernel(kernel, graph=graph)
+    for event in writer.events:
+        event["args"] |= {"device": rank} if event["cat"] == "kernel" else {}
+        yield event | {"pid": f"[TP{rank}] {event['pid']}"}
+
+
+def test_steps_that_overlap_and_ranks_of_one_file_are_told_apart(path):
+    path = path.with_suffix("")
+    events = {"traceEvents": [*rank_of_two(0), *rank_of_two(1)]}
+    path.write_text(json.dumps(events))
+    assert "Its SMs are not counted" in repr(attnlib.diagnose(path))
+    path.write_text(json.dumps(events | traces.HEAD))  # the GPUs behind the events
+    found = attnlib.diagnose(path)
+    assert (found.trace.gpus, found.trace.num_sms) == (2, 132)
+    parts = {(step.kind, *(span.name for span in step.work)) for step in found.steps}
+    assert len(found.steps) == 2 * STEPS and parts == {
+        ("decode", *["FlashAttnFwdSm90"] * 4),
+        ("prefill", *["BatchPrefillWithPagedKVCacheKernel"] * 4),
+    }
+
+
 def test_steps_layers_and_what_comes_before_them_are_counted(path):
     found = attnlib.diagnose(BAD[2].save(path))
     ahead = [span.name for span in found.steps[1].ahead]
@@ -215,6 +257,8 @@ def test_prefill_is_told_from_decode_by_the_mark_and_without_one_by_the_kernel(p
     assert [(step.kind, step.batch_size) for step in found.steps] == [("prefill", 2), ("decode", 3)]
     found = attnlib.diagnose(eager(runs(traces.FA2_128)).save(path))
     assert [step.kind for step in found.steps] == ["prefill"] * STEPS
+    verify = served(runs(traces.FA3, 40.0), mark="step[VERIFY bs=4]").save(path)
+    assert attnlib.diagnose(verify).patterns.empty, "its kernel is one for several query tokens"
     assert "No decode step" in repr(found)
 
 
@@ -245,6 +289,15 @@ def test_a_gpu_that_waits_is_said_and_evidence_is_of_the_usual_step():
     ]
     idle = float(plans.evidence.partition(" us idle")[0].split()[-1].replace(",", ""))
     assert abs(idle - plans["us per step"]) < 0.1 * idle
+
+
+def test_a_batch_size_that_no_mark_tells_is_taken_from_the_shape(path):
+    split = (runs(traces.FA2_16, grid=(24, 1, 8)), runs(traces.MERGE, 2.0))
+    found = attnlib.diagnose(served(*split).save(path))
+    assert found.patterns.empty and "--shape batch_size=N tells" in repr(found)
+    full = attnlib.diagnose(path, batch_size=64)
+    assert full.patterns.pattern.tolist() == [PATTERNS[3].name]
+    assert "--shape" not in repr(full) and attnlib.diagnose(path, batch_size=16).patterns.empty
 
 
 def test_every_fix_that_was_measured_has_its_gain_on_record():
@@ -314,11 +367,15 @@ def test_two_traces_differ_by_role_by_name_and_by_step(tmp_path, capsys):
 
 
 def test_two_traces_without_a_common_kind_of_step_are_refused(tmp_path, fails):
-    decode = str(served(runs(traces.FLASH_ATTN_3), **DECODE).save(tmp_path / "a.json.gz"))
+    both = served(runs(traces.FLASH_ATTN_3), **DECODE)
+    decode = str(both.save(tmp_path / "a.json.gz"))
     other = str(served(runs(traces.FLASH_ATTN_3), mark="step[EXTEND bs=4]").save(tmp_path / "b.gz"))
     assert "steps of one kind with known attention, got decode and prefill" in fails(
         "diagnose", decode, other
     )
+    both.step([runs(traces.FLASH_ATTN_3)], mark="step[EXTEND bs=4]")
+    change = attnlib.diagnose(both.save(tmp_path / "both.gz"), other)
+    assert change.kinds == ["prefill"] and "Steps of decode are in one trace alone." in repr(change)
 
 
 FIELD = {
@@ -368,8 +425,10 @@ def test_what_is_no_whole_trace_of_a_gpu_is_one_line(tmp_path, fails):
         (tmp_path / name).write_bytes(data)
         assert words in fails("diagnose", str(tmp_path / name))
     assert "No such file" in fails("diagnose", str(tmp_path / "missing.json"))
+    GOOD.export(tmp_path / "graphs.sqlite")
     with sqlite3.connect(tmp_path / "graphs.sqlite") as base:
         base.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start)")
+        base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1)")
     assert "--cuda-graph-trace=node" in fails("diagnose", str(tmp_path / "graphs.sqlite"))
 
 

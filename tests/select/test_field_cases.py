@@ -1,28 +1,17 @@
-"""Calls from public threads on which a selection was told wrongly, and the engines' answers."""
+"""What `explain` answers to calls from public threads and of SGLang, by the engines' sources."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from attnlib import cli
+from attnlib.core.spec import AttnSpec
+from attnlib.select import explain
 
+ANSWERS = Path(__file__).with_name("answers.txt").read_text().splitlines()
 MHA = ("--heads", "32/8")
-SPARSE = ("--mode", "sparse_mla", "--heads", "8/1")
-VLLM, SGLANG = ("--library", "vllm==0.33.0"), ("--library", "sglang==0.5.23")
-GEMMA = ("--mode", "decode", "--heads", "8/2", "--head-dim", "256", "--call", "model=gemma4")
-BRANCH = ("--mode", "target_verify", *MHA, "--call", "eagle_topk=1")
-FP8_DEEPSEEK = ("--kv-dtype", "float8_e4m3fn", "--call", "model=deepseek")
-GLM = ("--call", "model=GlmMoeDsaForCausalLM")
-DEEPSEEK_V4 = (*SPARSE, "--call", "model=deepseek-v4")
-MHA_DECODE = ("--mode", "decode", *MHA)
-MIMO = ("--call", "model=MiMoV2FlashForCausalLM")
-LATENT_96 = ("--mode", "mla", "--heads", "96/1")
-NAMED_AUTO = ("--kv-dtype", "auto")
-NAMED_BF16 = ("--kv-dtype", "bfloat16")
-V32 = ("--call", "model=DeepseekV32ForCausalLM")
-KIMI_FIXED = ("--mode", "mla", "--heads", "16/1", "--call", "batch_invariant")
-KIMI_FIXED += ("--call", "model=KimiK25ForConditionalGeneration")
-FIXED = ("--mode", "decode", *MHA, "--call", "fixed_split")
 
 
 def explained(capsys, *arguments):
@@ -30,71 +19,14 @@ def explained(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "backend", "problem"),
-    [
-        ((*VLLM, "--gpu", "sm89", *GEMMA), "TRITON_ATTN", ""),
-        ((*VLLM, "--gpu", "h100", *GEMMA), "FLASH_ATTN", ""),
-        (("--library", "vllm==0.22.0", "--gpu", "h100", *GEMMA), "TRITON_ATTN", ""),
-        ((*SGLANG, "--gpu", "sm100", *BRANCH), "trtllm_mha", ""),
-        ((*SGLANG, "--gpu", "sm90", *BRANCH), "fa3", ""),
-        ((*SGLANG, "--gpu", "sm90", *BRANCH, "--page-size", "16"), "flashinfer", ""),
-        ((*SGLANG, "--gpu", "sm120", *SPARSE, *FP8_DEEPSEEK), "trtllm", "SM100 and SM103"),
-        ((*SGLANG, "--gpu", "sm100", *SPARSE, *FP8_DEEPSEEK), "trtllm", ""),
-        *(((*SGLANG, "--gpu", gpu, *FIXED), "fa3", "") for gpu in ("sm80", "sm89", "sm90")),
-        ((*SGLANG, "--gpu", "sm120", *FIXED), "flashinfer", ""),
-        ((*VLLM, "--gpu", "sm100", *SPARSE, *GLM), "FLASHINFER_MLA_SPARSE", ""),
-        (
-            (*VLLM, "--gpu", "sm100", *SPARSE, *GLM, "--kv-dtype", "bfloat16"),
-            "FLASH_ATTN_MLA_SPARSE_FA4",
-            "",
-        ),
-        (
-            ("--library", "vllm==0.19.0", "--gpu", "sm90", "--mode", "decode", *MHA),
-            "FLASH_ATTN",
-            "",
-        ),
-        ((*VLLM, "--gpu", "sm121", "--mode", "decode", *MHA), "FLASH_ATTN", ""),
-        ((*VLLM, "--gpu", "sm90", *DEEPSEEK_V4), "FLASHMLA_SPARSE_DSV4", ""),
-        ((*VLLM, "--gpu", "sm120", *DEEPSEEK_V4), "FLASHINFER_MLA_SPARSE_DSV4", ""),
-        ((*VLLM, "--gpu", "sm89", *DEEPSEEK_V4), "FLASHMLA_SPARSE_DSV4", "needs Hopper or SM100"),
-        (
-            ("--library", "vllm==0.22.1", "--gpu", "sm100", *DEEPSEEK_V4),
-            "V4_FLASHMLA_SPARSE",
-            "",
-        ),
-        ((*VLLM, "--gpu", "L40S", *MHA_DECODE, "--call", "model=gpt-oss"), "TRITON_ATTN", ""),
-        ((*VLLM, "--gpu", "GH200", *MHA_DECODE, *MIMO), "FLASH_ATTN_DIFFKV", ""),
-        ((*VLLM, "--gpu", "sm120", *MHA_DECODE, *MIMO), "TRITON_ATTN_DIFFKV", ""),
-        (
-            ("--library", "vllm==0.22.0", "--gpu", "sm80", *MHA_DECODE, *MIMO),
-            "FLASH_ATTN_DIFFKV",
-            "FlashAttention 3 or 4",
-        ),
-        ((*VLLM, "--gpu", "sm120", *SPARSE, *NAMED_BF16, *V32), "FLASHINFER_MLA_SPARSE_SM120", ""),
-        ((*VLLM, "--gpu", "sm120", *SPARSE, *NAMED_BF16), "", "bfloat16 by name is refused"),
-        (
-            (*VLLM, "--gpu", "sm100", *SPARSE, *GLM, "--kv-dtype", "auto"),
-            "FLASHINFER_MLA_SPARSE",
-            "",
-        ),
-        (
-            (*VLLM, "--gpu", "sm100", "--mode", "mla", "--heads", "96/1"),
-            "FLASHINFER_MLA",
-            "64 and 128",
-        ),
-        ((*SGLANG, "--gpu", "sm120", *KIMI_FIXED), "flashinfer", ""),
-        (
-            ("--library", "sglang==0.5.10.post1", "--gpu", "H200", "--mode", "decode", *MHA),
-            "fa3",
-            "",
-        ),
-    ],
-)
-def test_the_pick_is_the_engines(capsys, arguments, backend, problem):
-    choice = explained(capsys, *arguments)
-    assert choice["backend"] == backend and problem in choice["problem"]
-    assert bool(choice["problem"]) == bool(problem)
+@pytest.mark.parametrize("line", [line for line in ANSWERS if not line.startswith("#")])
+def test_the_answer_is_the_engines(line, capsys):
+    options, _, answer = line.partition(" -> ")
+    words, _, problem = answer.partition("! ")
+    assert cli.main(["explain", *options.split()]) == 0
+    printed = capsys.readouterr().out
+    (cannot,) = re.findall("but it cannot run: (.*)", printed) or [""]
+    assert words.strip() in printed and problem in cannot and bool(problem) == bool(cannot)
 
 
 @pytest.mark.parametrize(
@@ -137,3 +69,20 @@ def test_every_option_counts_with_diff(capsys):
 def test_what_does_not_count_is_refused_with_diff(options, word, capsys):
     assert cli.main(["explain", "--diff", "vllm==0.24.0", "vllm==0.33.0", *options.split()]) == 2
     assert word in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("policy", "layer", "gpu", "why"),
+    [
+        ("hpc_ops", AttnSpec(8, 1, 128, 64), "sm100", "needs Hopper"),
+        ("hpc_ops", AttnSpec(16, 1, 128, 64), "sm90", "group size must be 4 or 8"),
+        ("hpc_ops", AttnSpec(8, 1, 64, 64), "sm90", "head_dim must be 128"),
+        ("trtllm_mha", AttnSpec(32, 8, 128, 64), "sm89", "needs Hopper or Blackwell"),
+        ("trtllm_mha", AttnSpec(32, 8, 72, 64), "sm90", "XQA decodes"),
+    ],
+)
+def test_a_backend_asked_for_by_name_is_held_to_its_limits(policy, layer, gpu, why):
+    options = {"mode": "decode", "library": "sglang==0.5.23", "policy": policy, "env": {}}
+    with pytest.raises(RuntimeError, match=why):
+        explain(layer, gpu=gpu, **options)
+    assert explain(AttnSpec(32, 8, 128, 64), gpu="sm90", **options).backend == policy

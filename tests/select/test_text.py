@@ -38,6 +38,8 @@ def test_a_call_is_read_from_text():
 def test_a_call_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match="must be"):
         parse_call([text])
+    with pytest.raises(ValueError, match="must be given once, got graph, graph=no"):
+        parse_call(["graph", "graph=no"])
 
 
 def test_a_layer_is_read_from_text():
@@ -61,4 +63,4 @@ def test_what_changes_between_releases_is_what_both_are_explained_to_pick(capsys
     assert title == "### From flashinfer==0.6.3 to flashinfer==0.6.4" and head.startswith("| model")
     assert set(rule) == set("|- ") and len({len(row) for row in (head, rule, *rows)}) == 1
     assert cli.main(["explain", "--diff", *releases, "--gpu", "sm80"]) == 0
-    assert "nothing changes" in capsys.readouterr().out
+    assert "no pick changes: each" in capsys.readouterr().out

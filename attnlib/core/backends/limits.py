@@ -101,10 +101,8 @@ def _fa2(call: Facts) -> Iterator[Limit]:
     if call["fp8_query"]:
         yield Limit("dtypes", "fa2 takes no FP8 query", "prefill.cuh")
     if not latent and call["one_head_dim"]:
-        if head_dim not in (64, 128, 256) and _before(call, "0.6.14"):
-            why = "head_dim must be 64, 128 or 256 before 0.6.14"
-            yield Limit("head_dim", why, "prefill.cuh")
-        if head_dim not in (64, 128, 256, 512):
+        since = "0.6.14" if head_dim == 512 else "0"
+        if head_dim not in (64, 128, 256, 512) or _before(call, since):
             why = "head_dim must be 64, 128, 256, or from 0.6.14 512"
             yield Limit("head_dim", why, "prefill.cuh")
     if not latent and call["fixed_split"] and _before(call, "0.4.0"):
@@ -180,14 +178,10 @@ def _cuda_cores(call: Facts) -> Iterator[Limit]:
     if call["fixed_split"]:
         yield Limit("fixed_split", "only tensor cores take a fixed split", "decode.py")
     # DISPATCH_GQA_GROUP_SIZE of utils.cuh.
-    if group not in (1, 2, 3, 4, 8) and _before(call, "0.6.18"):
-        yield Limit("group_size", "group size must be 1, 2, 3, 4 or 8 before 0.6.18", "utils.cuh")
-    if group not in (1, 2, 3, 4, 6, 8) and _before(call, "0.7.1"):
-        why = "group size must be 1, 2, 3, 4, 6 or 8 before 0.7.1"
-        yield Limit("group_size", why, "utils.cuh, 0.6.18")
-    if group not in (1, 2, 3, 4, 6, 8, 16):
-        why = "group size must be 1, 2, 3, 4, 6, 8 or 16"
-        yield Limit("group_size", why, "utils.cuh, 0.7.1")
+    since = {6: "0.6.18", 16: "0.7.1"}.get(group, "0")
+    if group not in (1, 2, 3, 4, 6, 8, 16) or _before(call, since):
+        why = "group size must be 1, 2, 3, 4 or 8, 6 from 0.6.18, or 16 from 0.7.1"
+        yield Limit("group_size", why, "utils.cuh")
 
 
 def _xqa(call: Facts) -> Iterator[Limit]:

@@ -83,7 +83,7 @@ FAMILIES = {
     "flashmla-sparse": Family(
         ("flash_fwd_splitkv_mla_fp8_sparse_kernel",), hopper=True, library="FlashMLA", decodes=True
     ),
-    "flashmla-sparse-prefill": Family(("sparse_attn_fwd_kernel",), hopper=True, library="FlashMLA"),
+    "flashmla-sparse-prefill": Family(("sparse_attn_fwd_",), hopper=True, library="FlashMLA"),
     "flash-attn-2": Family(
         ("flash_fwd_kernel", "flash_fwd_splitkv_kernel"), library="FlashAttention-2"
     ),
@@ -106,16 +106,18 @@ FAMILIES = {
         ),
         library="HPC-Ops",
     ),
-    "paged-attention": Family(
-        ("paged_attention_v1_kernel", "paged_attention_v2_kernel"), library="vLLM", decodes=True
-    ),
+    "paged-attention": Family(("paged_attention_v?_kernel",), library="vLLM", decodes=True),
     "fmha-v2": Family(("fmha_v2_flash_attention_",), library="TensorRT-LLM"),
     "mmha": Family(("masked_multihead_attention_kernel",), library="TensorRT-LLM", decodes=True),
     "cudnn": Family(("cudnn_generated_fort_native_sdpa_",), library="cuDNN"),
     "cutlass": Family(("Sm100FmhaFwdKernelTma", "Sm100FmhaMlaKernelTma"), library="CUTLASS"),
     "triton-decode": Family(
-        ("_fwd_kernel_stage1", "_fwd_grouped_kernel_stage1"), library="Triton", decodes=True
+        ("_fwd_kernel_stage1", "_fwd_grouped_kernel_stage1", "_lean_attention_decode_kernel"),
+        library="Triton",
+        decodes=True,
     ),
+    "sparse-mla": Family(("sparse_mla_decode_", "sparse_mla_prefill_")),
+    "triton-sparse-mla": Family(("_sparse_mla_",), library="SGLang's Triton"),
     "triton-extend": Family(("_fwd_kernel",), library="Triton"),
     "triton-unified": Family(("kernel_unified_attention",), library="vLLM's Triton"),
     "triton-paged": Family(("kernel_paged_attention_2d",), library="vLLM's Triton", decodes=True),
@@ -135,6 +137,10 @@ ROLE_OF = {
     "fmhaReductionKernel": "merge",
     "lean_reduction_kernel": "merge",
     "reduce_segments": "merge",
+    "_sparse_mla_reduce_kernel": "merge",
+    "sparse_mla_decode_*merge_kernel": "merge",
+    "merge_*state*_kernel": "cascade",
+    "MergeState": "cascade",
     "paged_attention_v2_reduce_kernel": "merge",
     "assign_attention_decode_task_kernel": "metadata",
     "get_num_kv_splits_triton": "metadata",
@@ -142,14 +148,9 @@ ROLE_OF = {
     "smxx_paged_mqa_logits_metadata": "indexer",
     "smxx_clean_logits": "indexer",
     "fp8_index_kernel": "indexer",
-    "topKPerRowDecode": "indexer",
-    "topKPerRowPrefill": "indexer",
-    "_fused_decode_metadata_kernel": "metadata",
-    "_fused_metadata_kernel_general": "metadata",
-    "_fused_metadata_kernel_ps1_no_swa": "metadata",
-    "create_flashinfer_kv_indices_triton": "metadata",
-    "create_flashmla_kv_indices_triton": "metadata",
-    "create_trtllm_mha_kv_indices_triton": "metadata",
+    "topKPerRow": "indexer",
+    "_fused_*metadata_kernel": "metadata",
+    "create_*_kv_indices_triton": "metadata",
     "update_trtllm_mha_graph_metadata_kernel": "metadata",
     "generate_draft_decode_kv_indices": "metadata",
     "_draft_extend_metadata_kernel": "metadata",
@@ -168,8 +169,8 @@ ROLE_OF = {
     "sm*_fp?_*mqa_logits": "indexer",
 }
 """How the name of a kernel beside attention begins (`*` is any text) -> what it does:
-FlashAttention-3's schedule, the merge of a request's splits, page tables and lengths, or the choice
-of tokens for sparse attention (DSA)."""
+FlashAttention-3's schedule, the merge of a request's splits, of a prefix and the rest (cascade),
+page tables and lengths, or the choice of tokens for sparse attention (DSA)."""
 OF_EXPERTS = (
     "_fwd_kernel_ep_",
     "_fwd_kernel_expand_to_masked_slab",
