@@ -44,7 +44,7 @@ DRAWS = {"": (random_batches.STUDY.name, "0.7.2"), "h100": (plan_rivals.STUDY.na
 any other GPU those of H200s."""
 SHOWN = (*random_batches.BACKENDS, plan_rivals.BATCH_ATTENTION)
 NAMES = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
-FEATURES = "tokens x KV heads, requests, longest / mean length, query heads per KV head"
+FEATURES = "tokens x KV heads, requests, longest / mean length, (query heads per KV head) ^ 3"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,7 +167,8 @@ class Advice(Shown):
             caption="backends among the nearest recorded batches",
             footer=f"distance: sum of differences of log2({FEATURES})",
             more=[("the nearest of them", rows)],
-            code=f"measure this call on a GPU: {self.command}",
+            code=self.command,
+            code_caption="Measure this call on a GPU:",
         )
 
 
