@@ -20,7 +20,7 @@ class Card:
     """What is shown: `table` holds ready words, its first column names the row.
 
     `bars` are fractions 0..1, one per row of the table, or none at all. `more` are further tables,
-    each after its caption; empty ones are left out. `code` is what repeats it.
+    each after its caption; empty ones are left out. `code` is what to run, after its caption.
     """
 
     title: str
@@ -32,6 +32,7 @@ class Card:
     bars: Sequence[float] = ()
     more: Sequence[tuple[str, pd.DataFrame]] = ()
     code: str = ""
+    code_caption: str = "This view again:"
 
     @property
     def tables(self) -> list[tuple[str, pd.DataFrame, Sequence[float]]]:
@@ -86,7 +87,7 @@ def as_text(card: Card) -> str:
     for place, (caption, table, _) in enumerate(card.tables):
         rows = table.head(MAX_ROWS).to_string(index=False) if len(table) else "  (nothing)"
         body += ["", *([f"{caption}:"] if place else []), rows, *_left_out(table)]
-    code = [card.code, ""] if card.code else []
+    code = [card.code_caption, card.code, ""] if card.code else []
     text = "\n".join([card.title, *card.notes, *facts, *body, "", *code, card.footer])
     return "\n".join(line.rstrip() for line in text.splitlines())
 

@@ -23,7 +23,6 @@ OTHERS = "all others"
 LABELLED_GAPS = 3
 MIN_LABELLED = 0.06
 """Part of the axis that a gap must take to carry its length."""
-NAME_LENGTH, ENDS = 44, 20
 LANE_INCHES, LINE_INCHES, LEGEND_COLUMNS = 0.42, 0.17, 2
 BELOW_LABEL = 4.5
 """From the axis to the legend below ticks and label, in heights of its letters."""
@@ -76,9 +75,7 @@ def _looks(work: Sequence[Span]) -> dict[str, dict[str, Any]]:
     longest = sorted(ran, key=lambda name: (-sum(ran[name]), name))
     looks = {}
     for name, color in zip(longest, style.PALETTE, strict=False):
-        # Both ends of a long name tell most: `autograd::engine::...AddmmBackward0`.
-        short = name if len(name) <= NAME_LENGTH else f"{name[:ENDS]}...{name[-ENDS:]}"
-        label = f"{short}: {len(ran[name])} x, {sum(ran[name]):,.1f} us"
+        label = f"{charts.shorten(name)}: {len(ran[name])} x, {sum(ran[name]):,.1f} us"
         looks[name] = {"label": label, "color": color}
     # The edge keeps a kernel of a microsecond visible in a call of milliseconds.
     looks[OTHERS] = {"label": OTHERS, "color": style.OTHER}

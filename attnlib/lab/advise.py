@@ -48,7 +48,7 @@ DRAWS = {
 head_dim 128 and 16 bits."""
 SHOWN = (*random_batches.BACKENDS, plan_rivals.BATCH_ATTENTION, *plan_rivals.PAGES_OF_16)
 NAMES = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
-FEATURES = "tokens x KV heads, requests, longest / mean length, query heads per KV head"
+FEATURES = "tokens x KV heads, requests, longest / mean length, (query heads per KV head) ^ 3"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -175,7 +175,8 @@ class Advice(Shown):
             caption="backends among the nearest recorded batches",
             footer=f"distance: sum of differences of log2({FEATURES})",
             more=[("the nearest of them", rows)],
-            code=f"measure this call on a GPU: {self.command}",
+            code=self.command,
+            code_caption="Measure this call on a GPU:",
         )
 
 

@@ -27,7 +27,7 @@ from .diagnosis import Diagnosis, read_diagnosis, times_by
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_ROWS, ROW_INCHES, LONGEST_NAMES = 12, 0.3, 56
+MOST_ROWS, ROW_INCHES, LONGEST_NAMES = 12, 0.3, 80
 NO_PART: dict[str, Any] = {"us": 0.0, "launches": 0.0, "kernels": {}}
 WHOLE, BUSY, BEFORE, WITHIN = "whole step", "GPU busy", "idle before the first layer", "idle later"
 
@@ -87,8 +87,10 @@ class TraceChange(Shown):
         figure, (axis,) = charts.panels([title], size, self.origin, words)
         words_of = [SLOWER if us > 0 else FASTER for us in rows["after - before"]]
         colors = [charts.VERDICTS[word].color for word in words_of]
-        axis.barh(range(len(rows)), rows["after - before"], color=colors)
-        charts.categories(axis, "y", rows.step + ": " + rows.part.str.slice(0, 44))
+        bars = axis.barh(range(len(rows)), rows["after - before"], color=colors)
+        axis.bar_label(bars, fmt="{:+,.1f}", padding=3, fontsize=7)
+        axis.margins(x=0.15)
+        charts.categories(axis, "y", rows.step + ": " + rows.part.map(charts.shorten))
         axis.axvline(0, **style.RULE)
         return figure
 
@@ -127,6 +129,7 @@ class TraceChange(Shown):
         numbers = {name: shown[name].map("{:,.1f}".format) for name in ("before", "after")}
         numbers["after - before"] = shown["after - before"].map("{:+,.1f}".format)
         numbers["ratio"] = shown.ratio.map("{:.2f}".format).where(shown.ratio.notna(), "-")
+        numbers["kernels"] = shown.kernels.map(lambda names: charts.shorten(names, LONGEST_NAMES))
         patterns = [
             (f"pattern {word}", name) for word, names in self.patterns.items() for name in names
         ]
@@ -134,7 +137,7 @@ class TraceChange(Shown):
             title=f"{self._name(self.before)} to {self._name(self.after)}: {title}",
             notes=self._notes(),
             facts=patterns,
-            table=shown.assign(**numbers, kernels=shown.kernels.str.slice(0, LONGEST_NAMES)),
+            table=shown.assign(**numbers),
             caption="microseconds a step, medians over the steps of a kind, as traced",
             footer=self.origin,
         )

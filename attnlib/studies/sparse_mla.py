@@ -13,7 +13,7 @@ import pandas as pd
 
 from ..core.spec import MlaSpec
 from ..kinds.mla.case import MlaCase
-from ..run.frame import good_rows, intervals, over, whole_counts
+from ..run.frame import good_rows, whole_counts
 from ..run.study import Grid, Study
 
 KERNELS = {
@@ -77,18 +77,3 @@ def kernel_rows(frame: pd.DataFrame) -> pd.DataFrame:
     plain = [replace(case, spec=replace(case.spec, kv_format="bfloat16")) for case in rows.case]
     rows = whole_counts(rows.assign(backend=names, case=plain).drop(columns=["heads", "kv_format"]))
     return rows.rename(columns={"num_qo_heads": "heads"})
-
-
-def formats(frame: pd.DataFrame) -> pd.DataFrame:
-    """The fastest kernel (by median) over FP8 vs. the fastest over bfloat16, per sparse shape."""
-    rows = kernel_rows(frame)
-    rows = rows[rows.top_k > 0]
-    median = rows.pivot_table("run_us", "case", "backend", "median", sort=False)
-    sides, best = [], {}
-    for word in ("bf16", "FP8"):
-        best[word] = median[[name for name in median if name.endswith(word)]].idxmin(axis=1)
-        sides.append(rows[rows.backend == rows.case.map(best[word])].assign(backend=word))
-    table = over(pd.concat(sides), "FP8", "bf16").sort_values(SIZES, ignore_index=True)
-    shown = table.assign(ratio=table.ratio.round(2), **{"95 % CI": intervals(table)})
-    kernels = {word: table.case.map(names).str.split(",").str[0] for word, names in best.items()}
-    return shown[[*SIZES, "ratio", "95 % CI", "rounds", "verdict"]].assign(**kernels)

@@ -1,10 +1,9 @@
 """XQA, which vLLM's FlashInfer backend decodes with on Hopper, beside its rivals, L2 cold.
 
 Records of `H200` are older: four rounds. Those of the H100 also have cuDNN's decode, whose wrapper
-was removed. Layers of models at vLLM's usual
-page of 16 tokens. Each shape asks one thing of XQA's rule, which knows the number of requests and
-the page table's width: for a request and KV head as many blocks as fit the SMs once, so one from 67
-of these pairs on (an H200 has 132 SMs, and an H100).
+was removed. Layers of models at vLLM's usual page of 16 tokens. Each shape asks one thing of XQA's
+rule, which knows the number of requests and the page table's width: for a request and KV head as
+many blocks as fit the SMs once, so one from 67 such pairs on (an H200 has 132 SMs, and an H100).
 """
 
 from ..core.spec import AttnSpec

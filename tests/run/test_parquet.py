@@ -275,9 +275,9 @@ def test_the_data_stay_small():
 
 
 HEAD = "| column | type | meaning |\n|---|---|---|\n"
-MEANING = dict(
-    re.findall(r"^\| `(\w+)(?:\.\*)?` \|.*?\| (.+) \|$", README.partition(HEAD)[2], re.M)
-)
+ROWS = README.partition(HEAD)[2]
+MEANING = dict(re.findall(r"^\| `(\w+)(?:\.\*)?` \|.*?\| (.+) \|$", ROWS, re.M))
+MEMBERS = dict(re.findall(r"^\| `(\w+\.[\w-]+)` \| \w+ \| (.* )?\|$", ROWS, re.M))
 
 
 def test_the_readme_has_the_columns_of_the_published_files():
@@ -290,7 +290,7 @@ def test_the_readme_has_the_columns_of_the_published_files():
     for name, meaning in MEANING.items():
         members = sorted(column for column in seen if column.startswith(f"{name}."))
         table += f"| `{name}{'.*' if members else ''}` | {seen.pop(name, '')} | {meaning} |\n"
-        table += "".join(f"| `{column}` | {seen.pop(column)} | |\n" for column in members)
+        table += "".join(f"| `{n}` | {seen.pop(n)} | {MEMBERS.get(n, '')}|\n" for n in members)
     assert README.endswith(table), f"the table of data/README.md must be:\n{table}"
     assert seen == {}
 
