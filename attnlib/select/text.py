@@ -37,7 +37,11 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     for option, fact in PINS.items():
         if option in layer:
             facts.setdefault(fact, True)
-    facts = facts_of_model(layer.get("model", "")) | facts
+    of_model = facts_of_model(layer.get("model", ""))
+    for name in {*of_model} & {*facts}:
+        if FAMILIES.get(facts[name], facts[name]) != of_model[name]:
+            raise ValueError(f"{name} must be left out, {layer['model']} says it")
+    facts = of_model | facts
     if given.get("mode") in LATENT_MODES:
         layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
     if given.get("mode") == "sparse_mla":
