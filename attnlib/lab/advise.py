@@ -207,7 +207,7 @@ def advise(
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
     choice = explain(layer, mode="decode", call=stated, env={}, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)
-    batches = recorded_batches("h100" if gpu.lower() == "h100" else "")
+    batches = recorded_batches("h100" if "h100" in gpu.lower() else "")
     distance = distances(layer, tokens, batches)
     nearest = batches.assign(distance=distance.round(3)).nsmallest(NEAREST, "distance")
     case = call if isinstance(call, DecodeCase) else DecodeCase(layer, **lengths_of_case(kv_lens))
