@@ -30,8 +30,8 @@ def gpu_named(text: str) -> str:
     """The key of `GPUS` of `sm90`, `rtx4090` or `NVIDIA H100 80GB HBM3`; ValueError lists all."""
     words = f" {text.lower().replace('-', ' ')} "
     for gpu, names in GPUS.items():
-        known = (gpu, *names.lower().split(", "))
-        if any(f" {name} " in words or words.strip() == name.replace(" ", "") for name in known):
+        called = (gpu, *names.lower().split(", "))
+        if any(f" {name} " in words or words.strip() == name.replace(" ", "") for name in called):
             return gpu
     known = "; ".join(f"{gpu}: {names}" for gpu, names in GPUS.items())
     raise ValueError(f"gpu must be one of {known}, got {text!r}")
