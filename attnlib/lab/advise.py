@@ -119,8 +119,9 @@ class Advice(Shown):
         notes = ["Times of recorded batches; nothing is predicted for this call."]
         if self.nearest.day.min() < PRESENT_PLANNER:
             notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
-        if self.choice.pages:
-            notes.append(f"{self.choice.library} takes pages of {self.choice.pages} for it.")
+        if self.choice.refused_page:
+            words = f"takes pages of {self.choice.pages}, not of {self.choice.refused_page}"
+            notes.append(f"{self.choice.backend} of {self.choice.library} {words}.")
         if near > OTHER_KERNEL:
             notes.append(f"Nothing near is on record: the nearest batch is at distance {near:.1f}.")
         if self.choice.problem:

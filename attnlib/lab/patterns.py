@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,8 +23,8 @@ from ..core.backends.table import FAMILIES, family_of, role_of
 from ..measure.spans import Span, busy_us, find_gaps
 from ..measure.steps import DECODE, PREFILL, UNKNOWN, Step
 from ..measure.trace_file import Trace
-from ..select.models import DATA, yaml_loader
 
+DATA = Path(__file__).resolve().parents[1] / "data"
 GAINS = DATA / "gains.json"
 TILE = re.compile(r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned int\))?|.*?ELj)(\d+)")
 OPERATORS = re.compile(r"elementwise|DeviceScan|scan_innermost|^Memcpy DtoD|gather_kernel|^Memset")
@@ -254,7 +255,7 @@ SHOWS = {
 }
 PATTERNS = tuple(
     Pattern(shows=SHOWS[key], **row)
-    for key, row in yaml.load((DATA / "patterns.yaml").read_text(), yaml_loader()).items()
+    for key, row in yaml.safe_load((DATA / "patterns.yaml").read_text()).items()
 )
 """In the order of data/patterns.yaml."""
 

@@ -170,7 +170,7 @@ def headline(choice: Choice) -> str:
 
 def to_dict(choice: Choice) -> dict[str, Any]:
     """The choice as JSON data: its fields, its kernel, its reasons as objects."""
-    names = "library mode gpu policy backend order problem kernel unused pages".split()
+    names = "library mode gpu policy backend order problem kernel unused pages refused_page".split()
     plain = {name: getattr(choice, name) for name in names}
     return {**plain, "reasons": [vars(reason) for reason in choice.reasons]}
 
