@@ -201,6 +201,8 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Di
     ]
     diagnosis = Diagnosis(trace, steps, {})
     sizes = [step.batch_size for step in diagnosis.decodes if step.batch_size]
+    if stated and sizes and stated not in sizes:
+        raise ValueError(f"batch_size must be as marked, {sorted({*sizes})}, got {stated}")
     diagnosis.shape.update({"batch_size": round(median(sizes))} if sizes else {}, **shape)
     return diagnosis
 

@@ -282,6 +282,7 @@ def test_gains_are_of_shapes_within_a_factor_of_two(published_records, path, cap
     for shape, why in {
         "head=1": "must be one of heads",
         "kv_len=8k": "kv_len must be an",
+        "batch_size=64": "batch_size must be as marked, [16], got 64",
         "heads=7/3": "num_qo_heads must be",
         "heads": "heads or model must be given",
         "dtype=foo": "dtype must be one of",
