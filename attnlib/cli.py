@@ -30,6 +30,7 @@ DEFAULT_REPORT = Path("build/report/index.html")
 SIZES = ("tp", "head_dim", "page_size")
 DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16"}
 DTYPE_WORDS |= dict.fromkeys(("fp8", "fp8_e4m3"), "float8_e4m3fn")
+"""The engines' words for dtypes."""
 
 
 class Command(NamedTuple):
@@ -83,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = given.pop("command")
         if empty := [argument for argument, value in given.items() if value == ""]:
             raise ValueError(f"{empty[0]} must not be empty")
+        for option in {"dtype", "kv_dtype"} & {*given}:
+            given[option] = DTYPE_WORDS.get(given[option], given[option])
         if given.get("kv_dtype") == "auto":  # no wish
             del given["kv_dtype"]
         sizes_given(**{size: given[size] for size in SIZES if size in given})
@@ -243,11 +246,6 @@ def _percent(text: str) -> float:
     return float(text[:-1]) / 100
 
 
-def _dtype(text: str) -> str:
-    """A dtype by its name or by the engines' word for it."""
-    return DTYPE_WORDS.get(text, text)
-
-
 def _claims(ids: Sequence[str] = (), as_json: bool = False) -> None:
     """Published claims, and what the published records say."""
     from .studies import claims
@@ -344,10 +342,8 @@ LAYER = {
     "--page-size": _of("default: 16; explain: the library's own", type=int, metavar="N"),
 }
 DTYPES = {
-    "--dtype": _of("the query's; default: bfloat16", type=_dtype),
-    "--kv-dtype": _of(
-        "the cache's; default: auto, the query's or as an engine resolves it", type=_dtype
-    ),
+    "--dtype": _of("the query's; default: bfloat16"),
+    "--kv-dtype": _of("the cache's; default: auto, the query's or as an engine resolves it"),
 }
 BATCH = {"--batch": _of("requests, if --lens is one length or range", type=int, metavar="N")}
 MEASURE = {

@@ -197,6 +197,10 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
         ((*DIFF, "--mode", "chunk"), "mode of flashinfer must be one of decode, "),
         ((*DIFF, "--policy", "best"), "policy of flashinfer must be one of auto, "),
         ((*DIFF, "--library", "vllm==0.33.0"), "--library must be left out with --diff"),
+        (
+            ("--model", "gpt-oss-20b", *DIFF, "--call", "model=gemma4"),
+            "model must be left out, gpt",
+        ),
         (TEXT_ALONE, "mm_prefix must be left out: Gemma 3 and its like with images"),
         ((*DIFF, "--call", "mm_prefix"), "no rule of flashinfer tests mm_prefix"),
         ((*DIFF, "--gpu", "sm90,sm70"), "gpu must be one of sm75: T4"),

@@ -125,8 +125,9 @@ class Advice(Shown):
         notes = ["Times of recorded batches; nothing is predicted for this call."]
         if self.nearest.day.min() < PRESENT_PLANNER:
             notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
-        if self.choice.pages:
-            notes.append(f"{self.choice.library} takes pages of {self.choice.pages} for it.")
+        if self.choice.refused_page:
+            words = f"takes pages of {self.choice.pages}, not of {self.choice.refused_page}"
+            notes.append(f"{self.choice.backend} of {self.choice.library} {words}.")
         if near > OTHER_KERNEL:
             notes.append(f"Nothing near is on record: the nearest batch is at distance {near:.1f}.")
         if self.choice.problem:
@@ -278,7 +279,7 @@ def _features(layer: AttnSpec, lengths: NDArray[np.int64]) -> dict[str, float]:
 
 def _draw_of(layer: AttnSpec, gpu: str) -> str:
     """The one of `DRAWS` for a layer and the GPU that a caller names."""
-    if gpu.lower() == "h100":
+    if "h100" in gpu.lower():
         return "h100"
     is_usual = layer.head_dim == 128 and "float8" not in layer.dtypes
     return "all rivals" if is_usual else "all layers"

@@ -97,19 +97,24 @@ class Diagnosis(Shown):
 
     @cached_property
     def patterns(self) -> pd.DataFrame:
-        """A row per known pattern that at least half of the decode steps show, by median cost."""
+        """A row per known pattern that at least half of the steps of a kind show: decode, in which
+        drafts count, or verification."""
         rows = []
         for pattern in PATTERNS:
-            shown = [e for step in self.decodes if (e := pattern.shows(self.trace, step))]
-            if not shown or 2 * len(shown) < len(self.decodes):
+            shown, count = list[Any](), 0
+            for kind in DECODES:
+                steps = [step for step in self.decodes if step.kind == kind]
+                found = [e for step in steps if (e := pattern.shows(self.trace, step))]
+                if found and 2 * len(found) >= len(steps):
+                    shown, count = shown + found, count + len(steps)
+            if not shown:
                 continue
             us = median(evidence.us for evidence in shown)
             usual = min(shown, key=lambda evidence: abs(evidence.us - us))
             rows.append(
                 {
                     "pattern": pattern.name,
-                    "evidence": f"{usual.text}; "
-                    f"in {len(shown)} of {len(self.decodes)} decode steps",
+                    "evidence": f"{usual.text}; in {len(shown)} of {count} decode steps",
                     "us per step": round(us, 1),
                     "fix": pattern.fix,
                     "by the records": gained(pattern, self.shape, us),
@@ -196,6 +201,8 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Di
     ]
     diagnosis = Diagnosis(trace, steps, {})
     sizes = [step.batch_size for step in diagnosis.decodes if step.batch_size]
+    if stated and sizes and stated not in sizes:
+        raise ValueError(f"batch_size must be as marked, {sorted({*sizes})}, got {stated}")
     diagnosis.shape.update({"batch_size": round(median(sizes))} if sizes else {}, **shape)
     return diagnosis
 

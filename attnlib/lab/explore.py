@@ -11,13 +11,7 @@ from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
 
-try:
-    import ipywidgets as w
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        'attnlib.explore needs ipywidgets: pip install "ipywidgets>=8.1"; '
-        "attnlib.view shows the same without it"
-    ) from error
+import ipywidgets as w
 
 from ..draw.cards import STYLE, as_html, as_text
 from ..kinds.decode.case import DecodeCase

@@ -111,7 +111,8 @@ def explain(
     problem = choice.problem or rules.problem_of(choice.backend, facts)
     choice = replace(choice, reasons=settled + choice.reasons, problem=problem)
     if rules.pages and choice.backend:
-        pages = rules.pages_of(choice.backend, mode)
+        usual = rules.pages.get(mode, rules.pages["default"])
+        pages = rules.pages.get(choice.backend, usual)
         if not call.pinned_page or not {0, spec.page_size} & {*pages}:
             refused = spec.page_size if call.pinned_page else 0
             choice = replace(choice, pages=pages[0], refused_page=refused)

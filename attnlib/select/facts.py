@@ -16,7 +16,7 @@ from .models import ARCHITECTURES, FAMILIES, MODELS, OTHER, TABLE
 GPUS = {
     "sm75": "T4, RTX 2080",
     "sm80": "A100, A800, A30",
-    "sm86": "A10, A40, RTX 3090",
+    "sm86": "A10, A10G, A40, RTX 3090",
     "sm89": "L4, L40, L40S, RTX 4090",
     "sm90": "H100, H200, H20, H800, GH200",
     "sm100": "B200, GB200",
@@ -27,10 +27,11 @@ GPUS = {
 
 
 def gpu_named(text: str) -> str:
-    """The key of `GPUS` of `sm90`, `H100` or `RTX 4090`; ValueError lists what there is."""
-    plain = text.lower().replace(" ", "")
+    """The key of `GPUS` of `sm90`, `rtx4090` or `NVIDIA H100 80GB HBM3`; ValueError lists all."""
+    words = f" {text.lower().replace('-', ' ')} "
     for gpu, names in GPUS.items():
-        if plain in (gpu, *names.lower().replace(" ", "").split(",")):
+        called = (gpu, *names.lower().split(", "))
+        if any(f" {name} " in words or words.strip() == name.replace(" ", "") for name in called):
             return gpu
     known = "; ".join(f"{gpu}: {names}" for gpu, names in GPUS.items())
     raise ValueError(f"gpu must be one of {known}, got {text!r}")

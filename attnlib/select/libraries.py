@@ -61,11 +61,6 @@ class Library:
         """The modes that the library's rules speak of."""
         return tuple(mode for mode in MODES if mode in self.policies[AUTO])
 
-    def pages_of(self, backend: str, mode: str) -> list[int]:
-        """The tokens of a page that a backend takes, the usual ones first; 0 is any."""
-        keys = (key for key in (backend, mode, "default") if key in self.pages)
-        return self.pages[next(keys)]
-
     def policies_for(self, mode: str) -> tuple[str, ...]:
         """Every policy there is in a mode, backends asked for by name included."""
         named = tuple(name for name, tables in self.policies.items() if mode in tables)

@@ -37,7 +37,11 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     for option, fact in PINS.items():
         if option in layer:
             facts.setdefault(fact, True)
-    facts = facts_of_model(layer.get("model", "")) | facts
+    of_model = facts_of_model(layer.get("model", ""))
+    for name in {*of_model} & {*facts}:
+        if FAMILIES.get(facts[name], facts[name]) != of_model[name]:
+            raise ValueError(f"{name} must be left out, {layer['model']} says it")
+    facts = of_model | facts
     if given.get("mode") in LATENT_MODES:
         layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
     if given.get("mode") == "sparse_mla":
@@ -166,7 +170,7 @@ def headline(choice: Choice) -> str:
 
 def to_dict(choice: Choice) -> dict[str, Any]:
     """The choice as JSON data: its fields, its kernel, its reasons as objects."""
-    names = "library mode gpu policy backend order problem kernel unused pages".split()
+    names = "library mode gpu policy backend order problem kernel unused pages refused_page".split()
     plain = {name: getattr(choice, name) for name in names}
     return {**plain, "reasons": [vars(reason) for reason in choice.reasons]}
 

@@ -33,7 +33,6 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
     assert table["fastest in"].sum() == len(advice.nearest) == 16
     assert advice.nearest.distance.is_monotonic_increasing
     words = repr(advice)
-    assert "sglang==0.5.23 takes pages of 1 for it." in words and "--page-size 1 " in words
     assert "SGLang #18364" in words and advice.command in words and len(words.splitlines()) < 30
 
 
@@ -110,6 +109,10 @@ def test_rules_of_the_model_and_of_what_the_user_fixed_count(capsys):
     assert "TRITON_ATTN" in capsys.readouterr().out
     assert cli.main([*call, "--heads", "8/1", "--page-size", "1"]) == 0
     assert "the block size must be a multiple of 16" in capsys.readouterr().out
+    call[4:] = ["sglang==0.5.23", "--gpu", "b200"]
+    assert cli.main([*call, "--heads", "8/1", "--page-size", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "takes pages of 64, not of 1." in printed and "--page-size 64 " in printed
 
 
 @pytest.mark.parametrize(

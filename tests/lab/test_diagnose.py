@@ -195,6 +195,15 @@ def test_the_host_plans_for_every_kernel_of_flashinfers_wrappers(kernel, path):
     assert found.patterns.pattern.tolist() == [PATTERNS[9].name]
 
 
+def test_a_pattern_of_verification_counts_however_many_draft_steps_there_are(path):
+    writer = Writer()
+    for mark in ("DRAFT", "DRAFT", "DRAFT", "VERIFY") * 2:
+        each_layer = [PREPARE] if mark == "VERIFY" else []
+        writer.step([*each_layer, runs(traces.FLASH_ATTN_3)], mark=f"step[{mark} bs=4]")
+    (row,) = attnlib.diagnose(writer.save(path)).patterns.to_dict("records")
+    assert row["pattern"] == PATTERNS[1].name and "in 2 of 2 decode" in row["evidence"]
+
+
 def test_a_marked_step_without_known_attention_is_no_part_of_the_next_one(path):
     writer = Writer()
     for _ in range(STEPS):
@@ -273,6 +282,7 @@ def test_gains_are_of_shapes_within_a_factor_of_two(published_records, path, cap
     for shape, why in {
         "head=1": "must be one of heads",
         "kv_len=8k": "kv_len must be an",
+        "batch_size=64": "batch_size must be as marked, [16], got 64",
         "heads=7/3": "num_qo_heads must be",
         "heads": "heads or model must be given",
         "dtype=foo": "dtype must be one of",

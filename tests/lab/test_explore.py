@@ -198,7 +198,9 @@ def test_a_measurement_can_be_stopped_and_taken_up_and_says_what_could_not_run(
 def test_without_ipywidgets_the_install_line_is_the_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     monkeypatch.delitem(sys.modules, "attnlib.lab.explore")
-    with pytest.raises(ModuleNotFoundError, match='needs ipywidgets: pip install "ipywidgets>='):
+    with pytest.raises(
+        ModuleNotFoundError, match='attnlib.explore: needs ipywidgets: pip install "attnlib\\[lab'
+    ):
         attnlib.explore  # noqa: B018 - the attribute is asked for
 
 

@@ -149,7 +149,7 @@ ROLE_OF = {
     "smxx_clean_logits": "indexer",
     "fp8_index_kernel": "indexer",
     "topKPerRow": "indexer",
-    "_fused_*metadata_kernel": "metadata",
+    "_fused_*metadata_*kernel": "metadata",
     "create_*_kv_indices_triton": "metadata",
     "update_trtllm_mha_graph_metadata_kernel": "metadata",
     "generate_draft_decode_kv_indices": "metadata",
