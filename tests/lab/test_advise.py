@@ -61,7 +61,7 @@ def test_every_option_that_is_offered_has_advice_of_one_screen(engine):
     for model in WHOLE_MODELS:
         arguments = ["--model", model, "--tp", "2", "--lens", "1..900", "--batch", "3"]
         assert cli.main(["advise", *arguments, "--engine", engine, "--gpu", "h200"]) == 0
-    assert len(repr(advice).splitlines()) < 30
+    assert len(repr(advice).splitlines()) <= 30
 
 
 def test_what_the_records_do_not_have_is_said():
