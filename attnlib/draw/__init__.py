@@ -1,1 +1,1 @@
-"""How tables and records become figures: style, chart shapes, cards, timelines."""
+"""How tables and records become figures: style, chart shapes, cards."""

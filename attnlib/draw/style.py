@@ -24,8 +24,8 @@ BLUE, VERMILION, GREEN, _, ORANGE, SKY, _ = PALETTE
 SHAPES = ("o", "^", "s", "D", "v", "P", "X")
 """A marker for each colour of the palette, for print in grey."""
 PALE_BLUE = "#BFDDF0"
-IDLE, OTHER, HOST, LAUNCH = "0.90", "0.55", "0.75", "0.25"
-"""Greys: nothing ran; ran, but is not named; the host in a call; the host launching."""
+OTHER = "0.55"
+"""The grey of what has no name."""
 RULE: dict[str, Any] = {"color": "0.3", "linewidth": 1}
 """A line to compare with: at 1, at 0, at a bound."""
 SMALL: dict[str, Any] = {"fontsize": 6.5, "bbox": {"color": "white", "pad": 0.3}}

@@ -24,7 +24,7 @@ from ..measure.trace_file import Trace, read_trace
 from .patterns import PATTERNS, SIZES, STATED, WAITING, gained, kind_of, ran, tile_rows
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 MOST_KERNELS = 12
 DECODES = (DECODE, VERIFY)
@@ -47,13 +47,6 @@ class Diagnosis(Shown):
     def origin(self) -> str:
         """Who traced, and which GPU."""
         return f"{self.trace.source}, {self.trace.gpu or 'GPU unknown'}"
-
-    def timeline(self, step: int = 0) -> "Figure":
-        """A step drawn to scale; IndexError if there are fewer."""
-        from ..draw.timeline import draw_timeline
-
-        title = f"{os.path.basename(self.trace.path)}: step {step}, {self.steps[step].kind}"
-        return draw_timeline(self.steps[step].work, title=title, footer=self.origin)
 
     def table(self) -> pd.DataFrame:
         """A row per kind of step and kernel of attention or beside it, medians over the steps."""

@@ -10,7 +10,6 @@ from typing import NoReturn
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.display import display
 from IPython.utils.process import arg_split
 
 from .profile import CALLS, DEVICES, WARM_UP, Profile, profile
@@ -34,7 +33,6 @@ OPTIONS.add_argument(
 OPTIONS.add_argument("--warmup", type=int, default=WARM_UP, help="calls before them (%(default)s)")
 OPTIONS.add_argument("--device", choices=DEVICES, default="auto")
 OPTIONS.add_argument("--graph", action="store_true", help="capture the cell, profile its replays")
-OPTIONS.add_argument("--timeline", action="store_true", help="draw one call to scale as well")
 OPTIONS.add_argument("--trace", type=Path, help="write the Chrome trace here, for Perfetto")
 OPTIONS.add_argument("--into", help="keep the profile under this name, for attnlib.compare")
 
@@ -100,6 +98,4 @@ def profile_cell(shell: InteractiveShell, line: str, cell: str) -> Profile:
         taken.save_trace(options.trace)
     if options.into:
         shell.user_ns[options.into] = taken
-    if options.timeline:
-        display(taken.timeline())
     return taken

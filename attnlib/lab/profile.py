@@ -12,7 +12,6 @@ import datetime
 import gzip
 import json
 import os
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -29,7 +28,7 @@ from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, op
 from ..run.store import data_root
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 DEVICES = ("auto", "cuda", "cpu")
 CALLS, WARM_UP = 10, 3
@@ -130,27 +129,6 @@ class Profile(Shown):
         }
         table = pd.DataFrame(columns)
         return table.sort_values("us", ascending=False, kind="stable").round(3).reset_index()
-
-    def timeline(self, call: int | None = None) -> Figure:
-        """One call drawn to scale, a lane per stream: by default the one of median length.
-
-        The figure is closed for pyplot. ValueError for a call that was not profiled.
-        """
-        from ..draw.timeline import draw_timeline
-
-        if call is not None and not 0 <= call < self.calls:
-            raise ValueError(f"call must be 0..{self.calls - 1}, got {call}")
-        calls: dict[int, list[Span]] = defaultdict(list)
-        for span in self.spans:
-            calls[span.call].append(span)
-
-        def length_us(call: int) -> float:
-            start = next(span.start_us for span in calls[call] if span.kind == "call")
-            return max(span.end_us for span in calls[call]) - start
-
-        if call is None:
-            call = sorted(range(self.calls), key=length_us)[self.calls // 2]
-        return draw_timeline(calls[call], title=f"{self.name}: {self.headline}", footer=self.origin)
 
     def save(self, path: Path) -> Path:
         """Write the profile without its trace as JSON, for `profile(..., recorded=...)`."""

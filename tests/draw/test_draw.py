@@ -6,14 +6,6 @@ import pytest
 
 import attnlib
 from attnlib.draw import charts, style
-from attnlib.draw.timeline import draw_timeline
-from attnlib.measure.spans import Span
-
-CALL = Span("call", "attnlib call", "host", 0.0, 40.0, 40.0, call=0)
-LAUNCH = Span("launch", "cudaLaunchKernel", "host", 5.0, 4.0, 4.0, call=0)
-OPERATOR = Span("operator", "aten::add_", "main thread", 4.0, 8.0, 8.0, call=0)
-KERNEL = Span("kernel", "add", "stream 7", 12.0, 10.0, 10.0, call=0)
-COPY = Span("memcpy", "Memcpy DtoH", "stream 9", 25.0, 5.0, 5.0, call=0)
 
 
 def test_every_row_is_a_dot_with_its_interval_if_it_has_one_and_an_unknown_name_comes_last():
@@ -50,15 +42,3 @@ def test_a_saved_figure_is_the_same_twice_and_another_suffix_is_refused(tmp_path
     assert attnlib.save(figure, tmp_path / "b.png").read_bytes() == first
     with pytest.raises(ValueError, match=r"path must end in .png or .svg, got 'a.pdf'"):
         attnlib.save(figure, tmp_path / "a.pdf")
-
-
-def lanes(*spans: Span) -> list[str]:
-    figure = draw_timeline(spans, title="a step", footer="by hand")
-    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
-
-
-def test_gpu_work_has_a_lane_per_stream_and_operators_are_the_work_only_without_it():
-    assert lanes(CALL, OPERATOR, LAUNCH, KERNEL, COPY) == ["host", "stream 7", "stream 9"]
-    assert lanes(CALL, OPERATOR) == ["host", "main thread"]
-    with pytest.raises(ValueError, match="must hold a kernel or an operator"):
-        lanes(CALL)

@@ -106,8 +106,6 @@ def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
     told = repr(found)
     assert "6 steps, no known pattern" in told and "lengths of the requests are in no" in told
     assert "<table" in found._repr_html_()
-    (axis,) = found.timeline(2).axes
-    assert axis.get_title(loc="left") or axis.get_title()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from traitlets.config import Config
 
 from attnlib.lab.profile import Profile
 
-OPTIONS = ("--calls", "--warmup", "--device", "--graph", "--timeline", "--trace", "--into")
+OPTIONS = ("--calls", "--warmup", "--device", "--graph", "--trace", "--into")
 
 
 @pytest.fixture
@@ -43,14 +43,11 @@ def test_the_cells_profile_is_the_cells_output(shell):
     assert shell.user_ns["y"].shape == (16, 16)
 
 
-def test_options_keep_the_profile_write_the_trace_and_show_a_timeline(shell, tmp_path, monkeypatch):
-    shown = []
-    monkeypatch.setattr("attnlib.lab.magic.display", shown.append)
-    line = "%%attn_profile --calls 1 --into before --trace t.json --timeline"
+def test_options_keep_the_profile_and_write_the_trace(shell, tmp_path):
+    line = "%%attn_profile --calls 1 --into before --trace t.json"
     shell.run_cell(f"{line}\nx.relu()").raise_error()
     assert shell.user_ns["before"].calls == 1
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    assert [type(figure).__name__ for figure in shown] == ["Figure"]
 
 
 @pytest.mark.parametrize(
