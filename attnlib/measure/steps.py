@@ -90,16 +90,17 @@ def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
     for number, (key, several) in enumerate(groupby(places, keys.__getitem__)):
         # Steps on two streams overlap; without mark and graph a step ends where another begins.
         runs.setdefault((*key, number) if key[0] == "eager" else key, []).extend(several)
-    steps, begin = [], 0
+    steps, begin, attended = [], 0, {*places}
     nexts = [*(run[0] for run in runs.values()), len(work)][1:]
     for run, after in zip(runs.values(), nexts, strict=True):
         key, first = keys[run[0]], run[0]
         end = 1 + max(at for at in range(run[-1], max(after, run[-1] + 1)) if keys[at] == key)
         kind, batch = _kind_and_size(trace.marks[key[1]].name) if key[0] == "mark" else ("", 0)
         kind = kind or (DECODE if work[first].in_graph else kind_of(work[first]))
-        # What ran under another mark belongs to no other step, whether its attention is known.
-        near = range(min(begin, first), end)
-        others = {at for at in near if keys[at][0] == "mark" and keys[at] != key}
+        # What ran under another mark belongs to no other step, whether its attention is known; nor
+        # does another step's attention, nor what the step before has.
+        near = (at for at in range(min(begin, first), end) if keys[at] != key)
+        others = {at for at in near if keys[at][0] == "mark" or at in attended or at < begin}
         mine = [at for at in range(begin, first) if keys[at] == key and key[0] == "mark"]
         begin = min([*mine, 1 + max((at for at in others if at < first), default=begin - 1)])
         ahead = [work[at] for at in range(begin, first) if at not in others]
