@@ -18,9 +18,9 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from support import library_fakes as fakes
+from support.interpreter import make_quick
 from support.metadata_cases import FEWER
 from support.studies import CPU, QUICK_START
-from triton.runtime import interpreter
 
 from attnlib import cli
 from attnlib.core import backends
@@ -74,9 +74,7 @@ def small_grids():
         for module, name in (*sizes, (kv_indices, "ROWS_PER_PROGRAM")):
             patch.setattr(module, name, getattr(module, name) // FEWER)
         if not torch.cuda.is_available():
-            # Without `debug` it computes whether each sum overflows, and drops the answer.
-            options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
-            patch.setattr(interpreter.interpreter_builder, "options", options)
+            make_quick(patch)
         yield
 
 
