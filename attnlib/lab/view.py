@@ -25,7 +25,7 @@ from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 from ..draw.cards import Card, Shown
 from ..kinds.cost import Ceilings
 from ..run import store
-from ..run.frame import ceilings, intervals, over
+from ..run.frame import PAIRED, ceilings, intervals, over
 from ..select import Call, explain
 from ..select.facts import gpu_of_capability
 from .source import (
@@ -124,9 +124,10 @@ class View(Shown):
         columns = ["backend", "against", "ratio", "low", "high", "rounds", "verdict", "margin"]
         against, measured = self.choice.arguments["against"], set(self.good.backend)
         tables = [pd.DataFrame(columns=columns)]
+        good = self.good[PAIRED]
         for name in self.backends:
             if name != against and {name, against} <= measured:
-                tables.append(over(self.good, name, against).assign(backend=name, against=against))
+                tables.append(over(good, name, against).assign(backend=name, against=against))
         return pd.concat(tables[1:] or tables, ignore_index=True)[columns]
 
     @cached_property
@@ -164,7 +165,7 @@ class View(Shown):
         """The time at the ceiling, NaN without ceilings."""
         return max(self.bounds_us.values(), default=math.nan)
 
-    @property
+    @cached_property
     def machine(self) -> dict[str, Any]:
         """The newest record's columns about its machine; empty without a record."""
         frame = self.source.frame

@@ -27,7 +27,10 @@ def make_quick(patch):
     patch.setattr(interpreter.interpreter_builder, "options", options)
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     patch.setattr(interpreter, "_patch_lang", lambda _: SimpleNamespace(restore=lambda: None))
-    of_scalar, address = cache(interpreter._get_np_dtype), np.dtype(np.uint64)
-    of = lambda dtype: address if dtype.scalar.is_ptr() else of_scalar(dtype.scalar)
-    patch.setattr(interpreter, "_get_np_dtype", of)
+    of_scalar = cache(interpreter._get_np_dtype)
+
+    def numpy_dtype(of):
+        return np.dtype(np.uint64) if of.scalar.is_ptr() else of_scalar(of.scalar)
+
+    patch.setattr(interpreter, "_get_np_dtype", numpy_dtype)
     patch.setattr(interpreter.ReduceOps, "generic_reduce", reduced)
