@@ -210,5 +210,8 @@ def _prior(variance: Floats, freedom: Floats) -> tuple[float, float]:
     half = 0.5 + 1 / between  # start of Newton's method for trigamma(half) = between
     for _ in range(20):
         now = polygamma(1, half)
-        half += now * (1 - now / between) / polygamma(2, half)
+        step = now * (1 - now / between) / polygamma(2, half)
+        half += step
+        if abs(step) <= 1e-9 * half:
+            break
     return float(np.exp(logs.mean() + digamma(half) - np.log(half))), float(2 * half)

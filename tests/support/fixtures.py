@@ -32,6 +32,7 @@ from attnlib.core.schedule import library
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
+from attnlib.measure import timer
 from attnlib.run import store, study
 from attnlib.run.record import Record
 
@@ -68,13 +69,14 @@ def own_temporary_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def small_grids():
-    """What `metadata_cases.FEWER` says, and fewer searches."""
+    """What `metadata_cases.FEWER` says, fewer searches, and without a GPU fewer times."""
     sizes = (device, "MAX_SCAN"), (decode, "MANY_ROWS"), (kv_indices, "SMALL_GRID")
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (*sizes, (kv_indices, "ROWS_PER_PROGRAM")):
             patch.setattr(module, name, getattr(module, name) // FEWER)
         if not torch.cuda.is_available():
             make_quick(patch)
+            patch.setattr(timer, "PLAN_SAMPLES", 2)
         yield
 
 
