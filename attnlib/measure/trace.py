@@ -74,7 +74,7 @@ def _profile(call: Callable[[], object], calls: int) -> list[tuple[str, float]]:
     call()
     torch.cuda.synchronize()
     profile = _record(lambda: repeat(call, calls), [ProfilerActivity.CUDA])
-    on_gpu = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    on_gpu = [e for e in profile.function_events if e.device_type == torch.autograd.DeviceType.CUDA]
     if not on_gpu:
         raise RuntimeError("torch.profiler saw no GPU activity: is CUPTI in use by another tool?")
     on_gpu.sort(key=lambda event: event.time_range.start)
@@ -89,14 +89,19 @@ def repeat(call: Callable[[], object], calls: int) -> None:
 
 def _record(
     run: Callable[[], object], activities: list[ProfilerActivity]
-) -> torch.profiler.profile:
+) -> torch.autograd.profiler.profile:
     # Kineto reports its own stages on stderr, which a notebook shows as if the cell had failed.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    # Not `torch.profiler.profile`, which imports torch's compiler for seconds.
     # A second recording would empty the first one, and may end the process.
     if torch.autograd._profiler_enabled() or not _RECORDING.acquire(blocking=False):
         raise RuntimeError("torch.profiler must not be recording already, in any thread: end that")
     try:
-        with torch.profiler.profile(activities=activities) as profile:
+        with torch.autograd.profiler.profile(
+            use_cpu=ProfilerActivity.CPU in activities,
+            use_device="cuda" if ProfilerActivity.CUDA in activities else None,
+            use_kineto=True,
+        ) as profile:
             run()
             if ProfilerActivity.CUDA in activities:
                 torch.cuda.synchronize()
