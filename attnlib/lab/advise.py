@@ -245,14 +245,20 @@ def _decode_calls(sources: tuple[tuple[str, str, object], ...]) -> pd.DataFrame:
     return table.sort_values([*by[:-1], "us"], ignore_index=True)
 
 
-def distances(layer: AttnSpec, lengths: NDArray[np.int64], batches: pd.DataFrame) -> pd.Series:
+def distances(
+    layer: AttnSpec, lengths: NDArray[np.int64], batches: pd.DataFrame
+) -> NDArray[np.float64]:
     """How far the recorded batches are from a call: 1 is a factor of two in one feature."""
-    point = _features(layer, lengths)
-    apart = sum((batches[name] - value).abs() for name, value in point.items())
-    other_dim = batches.head_dim != layer.head_dim
-    other_bytes = batches.kv_bytes != ELEMENT_BYTES[layer.kv_dtype]
-    other_query = batches.query_bytes != ELEMENT_BYTES[layer.dtype]
-    return apart + OTHER_KERNEL * (1.0 * other_dim + other_bytes + other_query)
+    point, apart = _features(layer, lengths), np.zeros(len(batches))
+    for name, value in point.items():
+        apart += np.abs(batches[name].to_numpy() - value)
+    kernel = {
+        "head_dim": layer.head_dim,
+        "kv_bytes": ELEMENT_BYTES[layer.kv_dtype],
+        "query_bytes": ELEMENT_BYTES[layer.dtype],
+    }
+    others = sum(1.0 * (batches[name].to_numpy() != value) for name, value in kernel.items())
+    return apart + OTHER_KERNEL * others
 
 
 def _features(layer: AttnSpec, lengths: NDArray[np.int64]) -> dict[str, float]:
@@ -304,10 +310,11 @@ def neighbour_loss(
     batches = recorded_batches().dropna(subset=list(backends)).reset_index(drop=True)
     times = batches[list(backends)].to_numpy()
     over_best = times / times.min(axis=1, keepdims=True)
+    layers, _ = pd.factorize(np.array([case.spec for case in batches.case], dtype=object))
     losses = []
     for place, case in enumerate(batches.case):
-        far = distances(case.spec, sample_seq_lens(case), batches).to_numpy(copy=True)
-        far[[other.spec == case.spec for other in batches.case]] = np.inf
+        far = distances(case.spec, sample_seq_lens(case), batches)
+        far[layers == layers[place]] = np.inf
         nearest = np.argsort(far)[:count]
         chosen = np.log(over_best[nearest]).mean(axis=0).argmin()
         losses.append(over_best[place, chosen] - 1)
