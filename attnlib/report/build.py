@@ -29,7 +29,7 @@ SIDE_BY_SIDE = 2
 README_FIGURE = ROOT / "data" / "figures" / "fa3_decode_slowdown.png"
 KEPT_METADATA = ("kernelspec",)
 MACHINE_TAG = "nbval-ignore-output"
-LEFT_OUT = "(depends on the machine, so it is left out of a replayed report: run the notebook)"
+LEFT_OUT = "(depends on the machine: run the notebook)"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 

@@ -19,7 +19,7 @@ from ..kinds.cases import KINDS
 from ..kinds.cost import Ceilings
 from ..kinds.form import flat_fields
 from ..measure.stats import FASTER, SLOWER, Pair, Ratio, Saving, judge_ratios, judge_savings
-from .store import COMPARABLE, require_comparable
+from .store import require_comparable
 
 CASE = ["heads", "head_dim", "dtype", "kv_dtype", "page_size", "batch_size", "kv_len", "lengths"]
 SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
@@ -33,8 +33,6 @@ FA2, FA3, AUTO = "flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto"
 GRAPH_AUTO, CUDA_CORES = "flashinfer-graph-auto", "flashinfer-cuda-cores"
 RATIO_COLUMNS = [field.name for field in fields(Ratio)]
 SAVING_COLUMNS = [field.name for field in fields(Saving)]
-PAIRED = ["backend", "release", "case", "round", "run_us", *COMPARABLE]
-"""Columns that a ratio is computed from."""
 LABELS = {entry.name: entry.label for entry in TABLE.values() if entry.label}
 
 
@@ -135,7 +133,7 @@ def savings(rows: pd.DataFrame, base: str, new: str) -> pd.DataFrame:
 
 def _paired_by_case(rows: pd.DataFrame, a: str, b: str) -> tuple[pd.DataFrame, list[Pair]]:
     """The cases that both sides ran, with their columns, and the times of both, round by round."""
-    sides = [side_rows(rows[PAIRED], side) for side in (a, b)]
+    sides = [side_rows(rows, side) for side in (a, b)]
     require_comparable(pd.concat(sides))
     times_us = []
     for side, part in zip((a, b), sides, strict=True):
