@@ -1,0 +1,21 @@
+"""nbval's kernels as the report has them: forks that need not import torch anew."""
+
+from nbval import kernel
+
+from attnlib.report.kernels import ForkedKernel
+
+
+class Kernel(ForkedKernel):
+    """What nbval asks of a kernel, which waits for each answer."""
+
+    client_class = "jupyter_client.blocking.BlockingKernelClient"
+
+    def __init__(self, **_):
+        super().__init__(kernel_name="python3")
+
+    def start_kernel(self, *, cwd, stderr):
+        stderr.close()
+        super().start_kernel(extra_arguments=["--IPKernelApp.log_level=40"], cwd=cwd)
+
+
+kernel.KernelManager = Kernel
