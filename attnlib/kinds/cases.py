@@ -11,7 +11,6 @@ import importlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, get_args
 
 from .decode.case import DecodeCase
@@ -70,12 +69,8 @@ def subject_class(case: object) -> Callable[[Bench], Subject]:
 
 def case_from_dict(form: dict[str, Any]) -> Case:
     """The case of a record's JSON; ValueError for an unknown kind or fields that do not fit."""
-    return _case_of_form(**form)
-
-
-@lru_cache(maxsize=4096, typed=True)
-def _case_of_form(kind: str = "", **fields: Any) -> Case:
-    # Kept: a case has a record per backend and round.
+    fields = dict(form)
+    kind = fields.pop("kind", "")
     if kind not in KINDS:
         kinds = ", ".join(filter(None, KINDS))
         raise ValueError(f"kind of a case must be one of {kinds}, got {kind!r}")

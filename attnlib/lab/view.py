@@ -127,10 +127,10 @@ class View(Shown):
         store.require_comparable(self.good)
         times = self.good.pivot(index="round", columns="backend", values="run_us")
         for name in self.backends:
-            if name != against and {name, against} <= {*times}:
-                pair = times[[name, against]].dropna().to_numpy().T
-                for ratio in judge_ratios([pair]) if pair.size else ():
-                    table.append({"backend": name, "against": against, **vars(ratio)})
+            pair = times.reindex(columns=[name, against]).dropna().to_numpy().T
+            if name != against and pair.size:
+                (ratio,) = judge_ratios([pair])
+                table.append({"backend": name, "against": against, **vars(ratio)})
         return pd.DataFrame(table, columns=columns)
 
     @cached_property

@@ -95,11 +95,10 @@ def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
 
 def draw_readme_figure(path: Path) -> None:
     """The slowdown heat map of the published study, page size 16, as a PNG."""
-    from importlib import import_module
-
     import matplotlib
 
-    study = import_module("..studies.fa3_decode_regression", __package__)
+    from ..studies import fa3_decode_regression as study
+
     matplotlib.use("agg")
     frame = load_or_measure(STUDIES["fa3_decode_regression"])
     wide = frame[frame.case.isin(study.WIDE)]
