@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from support.measuring import measure
+from support.records import measure
 
 from attnlib.core.backends import TABLE
 from attnlib.core.backends.sdpa import Sdpa

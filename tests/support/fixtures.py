@@ -117,6 +117,12 @@ def without_gpu(monkeypatch):
 
 
 @pytest.fixture
+def on_hopper():
+    if reason := backends.unavailable("flash-attn-3"):
+        pytest.skip(reason)
+
+
+@pytest.fixture
 def make_record():
     """A right record, less what the overrides change; a status other than ok takes its times."""
 

@@ -11,13 +11,12 @@ from triton.runtime import interpreter
 
 def reduced(reduction, given):
     """`tl.reduce` of 1-D tensors: halves combined as whole vectors, not element by element."""
-    values = [(one.handle.data, one.dtype) for one in given]
-    while size := len(values[0][0]) // 2:
-        first = (reduction.to_tensor(data[:size], dtype) for data, dtype in values)
-        second = (reduction.to_tensor(data[size:], dtype) for data, dtype in values)
-        combined = reduction.combine_fn.fn(*first, *second)
-        values = [(one.handle.data, one.dtype) for one in combined]
-    return [reduction.to_tensor(data[0], dtype) for data, dtype in values]
+    values, made = given, reduction.to_tensor
+    while size := len(values[0].handle.data) // 2:
+        first = (made(each.handle.data[:size], each.dtype) for each in values)
+        second = (made(each.handle.data[size:], each.dtype) for each in values)
+        values = reduction.combine_fn.fn(*first, *second)
+    return [made(each.handle.data[0], each.dtype) for each in values]
 
 
 def make_quick(patch):
