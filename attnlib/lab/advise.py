@@ -134,11 +134,10 @@ class Advice(Shown):
             notes.append(f"The rule's pick cannot run: {self.choice.problem}.")
         if self.choice.gpu != RECORDED_GPU:
             notes.append(f"No batch is on record of {self.choice.gpu}: these are of {gpus}.")
-        kv_bytes = ELEMENT_BYTES[self.layer.kv_dtype]
-        for name, value in (("head_dim", self.layer.head_dim), ("kv_bytes", kv_bytes)):
-            recorded = sorted({*self.nearest[name]})
+        for name, words in NAMES.items():
+            recorded, value = sorted({*self.nearest[name]}), _kernel(self.layer)[name]
             if value not in recorded:
-                words = f"{NAMES[name]} {value}: these are of {', '.join(map(str, recorded))}"
+                words = f"{words} {value}: these are of {', '.join(map(str, recorded))}"
                 notes.append(f"No batch near it is on record of {words}.")
         if self.layer.window or self.has_sinks:
             notes.append("No batch has a window or sinks, and the last line measures without.")
@@ -257,14 +256,20 @@ def _decode_calls(sources: tuple[tuple[str, str, object], ...]) -> pd.DataFrame:
     return table.sort_values([*by[:-1], "us"], ignore_index=True)
 
 
-def distances(layer: AttnSpec, lengths: NDArray[np.int64], batches: pd.DataFrame) -> pd.Series:
+def distances(layer: AttnSpec, lens: NDArray[np.int64], rows: pd.DataFrame) -> NDArray[np.float64]:
     """How far the recorded batches are from a call: 1 is a factor of two in one feature."""
-    point = _features(layer, lengths)
-    apart = sum((batches[name] - value).abs() for name, value in point.items())
-    other_dim = batches.head_dim != layer.head_dim
-    other_bytes = batches.kv_bytes != ELEMENT_BYTES[layer.kv_dtype]
-    other_query = batches.query_bytes != ELEMENT_BYTES[layer.dtype]
-    return apart + OTHER_KERNEL * (1.0 * other_dim + other_bytes + other_query)
+    apart = np.zeros(len(rows))
+    for name, value in _features(layer, lens).items():
+        apart += np.abs(rows[name].to_numpy() - value)
+    for name, kind in _kernel(layer).items():
+        apart += OTHER_KERNEL * (rows[name].to_numpy() != kind)
+    return apart
+
+
+def _kernel(layer: AttnSpec) -> dict[str, int]:
+    """What has kernels of its own."""
+    query_bytes, kv_bytes = ELEMENT_BYTES[layer.dtype], ELEMENT_BYTES[layer.kv_dtype]
+    return {"head_dim": layer.head_dim, "kv_bytes": kv_bytes, "query_bytes": query_bytes}
 
 
 def _features(layer: AttnSpec, lengths: NDArray[np.int64]) -> dict[str, float]:
@@ -301,22 +306,17 @@ def recorded_batches(draw: str = "all layers") -> pd.DataFrame:
     spread = (ends["max"] / ends["min"] - 1).groupby(keys, sort=False).max()
     table = wide.assign(rounds=rounds, spread=spread).reset_index()
     cases = table.case
-    features = pd.DataFrame([_features(case.spec, sample_seq_lens(case)) for case in cases])
+    features = (_features(case.spec, sample_seq_lens(case)) | _kernel(case.spec) for case in cases)
     machines = rows.drop_duplicates("machine").set_index("machine")
-    return pd.concat([table, features], axis=1).assign(
+    return pd.concat([table, pd.DataFrame(features)], axis=1).assign(
         heads=[case.spec.heads for case in cases],
-        head_dim=[case.spec.head_dim for case in cases],
-        kv_bytes=[ELEMENT_BYTES[case.spec.kv_dtype] for case in cases],
-        query_bytes=[ELEMENT_BYTES[case.spec.dtype] for case in cases],
         gpu=table.machine.map(machines.gpu),
         day=table.machine.map(machines.started_at.str[:10]),
         release=release,
     )
 
 
-def neighbour_loss(
-    backends: Sequence[str] = random_batches.BACKENDS, count: int = NEAREST
-) -> pd.Series:
+def neighbour_loss(backends: Sequence[str] = random_batches.BACKENDS) -> pd.Series:
     """Time of the backend that the nearest batches of *other layers* choose / the best, - 1.
 
     The choice is the backend with the least mean of log(time / best). A value per recorded batch
@@ -325,11 +325,12 @@ def neighbour_loss(
     batches = recorded_batches().dropna(subset=list(backends)).reset_index(drop=True)
     times = batches[list(backends)].to_numpy()
     over_best = times / times.min(axis=1, keepdims=True)
+    layers, _ = pd.factorize(np.array([case.spec for case in batches.case], dtype=object))
     losses = []
     for place, case in enumerate(batches.case):
-        far = distances(case.spec, sample_seq_lens(case), batches).to_numpy(copy=True)
-        far[[other.spec == case.spec for other in batches.case]] = np.inf
-        nearest = np.argsort(far)[:count]
+        far = distances(case.spec, sample_seq_lens(case), batches)
+        far[layers == layers[place]] = np.inf
+        nearest = np.argsort(far)[:NEAREST]
         chosen = np.log(over_best[nearest]).mean(axis=0).argmin()
         losses.append(over_best[place, chosen] - 1)
     return pd.Series(losses, name="loss")

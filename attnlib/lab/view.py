@@ -24,8 +24,9 @@ from ..core.layer import lengths_of_case, name_of
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 from ..draw.cards import Card, Shown
 from ..kinds.cost import Ceilings
+from ..measure.stats import judge_ratios
 from ..run import store
-from ..run.frame import ceilings, intervals, over
+from ..run.frame import ceilings, intervals
 from ..select import Call, explain
 from ..select.facts import gpu_of_capability
 from .source import (
@@ -122,12 +123,15 @@ class View(Shown):
     def comparison(self) -> pd.DataFrame:
         """A row per backend that shares rounds with `against`: ratio, interval, verdict."""
         columns = ["backend", "against", "ratio", "low", "high", "rounds", "verdict", "margin"]
-        against, measured = self.choice.arguments["against"], set(self.good.backend)
-        tables = [pd.DataFrame(columns=columns)]
+        against, table = self.choice.arguments["against"], []
+        store.require_comparable(self.good)
+        times = self.good.pivot(index="round", columns="backend", values="run_us")
         for name in self.backends:
-            if name != against and {name, against} <= measured:
-                tables.append(over(self.good, name, against).assign(backend=name, against=against))
-        return pd.concat(tables[1:] or tables, ignore_index=True)[columns]
+            pair = times.reindex(columns=[name, against]).dropna().to_numpy().T
+            if name != against and pair.size:
+                (ratio,) = judge_ratios([pair])
+                table.append({"backend": name, "against": against, **vars(ratio)})
+        return pd.DataFrame(table, columns=columns)
 
     @cached_property
     def rules(self) -> pd.DataFrame:
@@ -164,7 +168,7 @@ class View(Shown):
         """The time at the ceiling, NaN without ceilings."""
         return max(self.bounds_us.values(), default=math.nan)
 
-    @property
+    @cached_property
     def machine(self) -> dict[str, Any]:
         """The newest record's columns about its machine; empty without a record."""
         frame = self.source.frame

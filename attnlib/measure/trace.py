@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity
 
 from .spans import CALL, Kernel, short_name
 
@@ -62,7 +61,7 @@ def trace_calls(
             with torch.profiler.record_function(CALL):
                 call()
 
-    profile = _record(run, [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * gpu)
+    profile = _record(run, cpu=True, gpu=gpu)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profile.export_chrome_trace(str(path))
@@ -73,8 +72,8 @@ def trace_calls(
 def _profile(call: Callable[[], object], calls: int) -> list[tuple[str, float]]:
     call()
     torch.cuda.synchronize()
-    profile = _record(lambda: repeat(call, calls), [ProfilerActivity.CUDA])
-    on_gpu = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    profile = _record(lambda: repeat(call, calls), cpu=False, gpu=True)
+    on_gpu = [e for e in profile.function_events if e.device_type == torch.autograd.DeviceType.CUDA]
     if not on_gpu:
         raise RuntimeError("torch.profiler saw no GPU activity: is CUPTI in use by another tool?")
     on_gpu.sort(key=lambda event: event.time_range.start)
@@ -87,18 +86,18 @@ def repeat(call: Callable[[], object], calls: int) -> None:
         call()
 
 
-def _record(
-    run: Callable[[], object], activities: list[ProfilerActivity]
-) -> torch.profiler.profile:
+def _record(run: Callable[[], object], *, cpu: bool, gpu: bool) -> torch.autograd.profiler.profile:
     # Kineto reports its own stages on stderr, which a notebook shows as if the cell had failed.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    # Not `torch.profiler.profile`, which imports torch's compiler for seconds.
     # A second recording would empty the first one, and may end the process.
     if torch.autograd._profiler_enabled() or not _RECORDING.acquire(blocking=False):
         raise RuntimeError("torch.profiler must not be recording already, in any thread: end that")
     try:
-        with torch.profiler.profile(activities=activities) as profile:
+        devices = {"use_cpu": cpu, "use_device": "cuda" if gpu else None}
+        with torch.autograd.profiler.profile(use_kineto=True, **devices) as profile:
             run()
-            if ProfilerActivity.CUDA in activities:
+            if gpu:
                 torch.cuda.synchronize()
         return profile
     finally:

@@ -29,7 +29,7 @@ SIDE_BY_SIDE = 2
 README_FIGURE = ROOT / "data" / "figures" / "fa3_decode_slowdown.png"
 KEPT_METADATA = ("kernelspec",)
 MACHINE_TAG = "nbval-ignore-output"
-LEFT_OUT = "(depends on the machine, so it is left out of a replayed report: run the notebook)"
+LEFT_OUT = "(depends on the machine: run the notebook)"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -95,11 +95,10 @@ def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
 
 def draw_readme_figure(path: Path) -> None:
     """The slowdown heat map of the published study, page size 16, as a PNG."""
-    from importlib import import_module
-
     import matplotlib
 
-    study = import_module("..studies.fa3_decode_regression", __package__)
+    from ..studies import fa3_decode_regression as study
+
     matplotlib.use("agg")
     frame = load_or_measure(STUDIES["fa3_decode_regression"])
     wide = frame[frame.case.isin(study.WIDE)]

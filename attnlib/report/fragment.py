@@ -133,6 +133,7 @@ def _mark_heads(table: Tag) -> None:
     for cell in table.find_all("th"):
         if not cell.get_text(strip=True):
             cell.name = "td"
+            del cell["scope"]
         else:
             cell["scope"] = "col" if cell.find_parent("thead") else "row"
 

@@ -53,11 +53,6 @@ class Shown:
         return store.provenance(self.study, self.machine)
 
     @property
-    def commands(self) -> list[str]:
-        """The commands that measure it again."""
-        return list(self.provenance["commands"])
-
-    @property
     def facts(self) -> dict[str, str]:
         """The rows of its provenance table; published records of other machines are listed too."""
         source = self.provenance
@@ -92,11 +87,6 @@ class Page:
     def name(self) -> str:
         """`a slug` of `02_a_slug`."""
         return " ".join(self.anchor.split("_")[1:])
-
-    @property
-    def on_record(self) -> list[Shown]:
-        """Those of its studies that have records."""
-        return [study for study in self.shown if study.on_record]
 
 
 def published() -> list[Shown]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from io import FileIO
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+PUBLISHED = Path(__file__).resolve().parents[1] / "data"
 COMPARABLE = ("gpu_id", "power_limit_w", "timer", "schema")
 """Columns that must not differ within one comparison: each moves times, whatever the backend."""
 
@@ -44,7 +45,7 @@ def data_root() -> Path:
     named = os.environ.get("ATTNLIB_DATA")
     if named and not Path(named).is_dir():
         raise ValueError(f"ATTNLIB_DATA must name a folder, got {named!r}")
-    return Path(named) if named else Path(__file__).resolve().parents[1] / "data"
+    return Path(named) if named else PUBLISHED
 
 
 def published_path(study: str, machine: str) -> Path:
@@ -57,10 +58,12 @@ def journal_path(study: str, machine: str) -> Path:
     return published_path(study, machine).with_suffix(".jsonl")
 
 
-def machines(study: str, suffixes: Iterable[str] = (".parquet", ".jsonl")) -> list[str]:
+def machines(study: str, suffixes: Sequence[str] = (".parquet", ".jsonl")) -> list[str]:
     """The machines that have records of `study`, sorted."""
-    files = [path for end in suffixes for path in data_root().glob(f"records/*/{study}{end}")]
-    return sorted({path.parent.name for path in files if (seen := _stat(path)) and seen.st_size})
+    folder = os.path.join(data_root(), "records")
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    files = ((name, _stat(f"{folder}/{name}/{study}{end}")) for name in names for end in suffixes)
+    return sorted({name for name, seen in files if seen and seen.st_size})
 
 
 def on_machine(name: str, wish: str, sources: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -284,10 +287,10 @@ def _stamp(path: Path) -> tuple[object, ...]:
     return path, seen and (seen.st_ino, seen.st_mtime_ns, seen.st_size)
 
 
-def _stat(path: Path) -> os.stat_result | None:
+def _stat(path: Path | str) -> os.stat_result | None:
     try:
-        return path.stat()
-    except FileNotFoundError:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

@@ -6,6 +6,7 @@ data/rules/README.md describes how they are written.
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from packaging.version import Version
@@ -37,7 +38,7 @@ class Condition:
     op: str
     value: Any
 
-    @property
+    @cached_property
     def tests(self) -> set[str]:
         """The facts that it tests; of a model's names, each by itself."""
         if self.fact not in ("model", "architecture"):
@@ -71,7 +72,7 @@ class Group:
     joint: str
     of: "tuple[Condition | Group, ...]"
 
-    @property
+    @cached_property
     def tests(self) -> set[str]:
         """The facts that they test."""
         return {fact for condition in self.of for fact in condition.tests}
@@ -105,7 +106,7 @@ class Rule:
 
     def speaks_of(self, facts: Facts) -> bool:
         """Whether the row can match a call of which these facts alone are known."""
-        return all(when.holds(facts) for when in self.when if when.tests <= {*facts})
+        return all(when.holds(facts) for when in self.when if when.tests <= facts.keys())
 
     def failing(self, facts: Facts) -> Condition | Group | None:
         """The first condition that does not hold, or None where the row matches."""

@@ -75,15 +75,11 @@ def headless_chromium():
         browser.close()
 
 
-def severe_violations(page, *, contrast=True):
-    """What axe-core finds serious or critical on the page as it is shown: rule, impact, where.
-
-    `contrast` of each text with its background takes four fifths of the time.
-    """
+def severe_violations(page, **options):
+    """What axe-core finds serious or critical on the page as it is shown: rule, impact, where."""
     from axe_playwright_python.sync_playwright import Axe
 
-    options = {"resultTypes": ["violations"], "rules": {"color-contrast": {"enabled": contrast}}}
-    answer = Axe().run(page, options=options).response
+    answer = Axe().run(page, options={"resultTypes": ["violations"], **options}).response
     severe = [rule for rule in answer["violations"] if rule["impact"] in SEVERE]
     return [f"{r['id']} ({r['impact']}): {r['nodes'][0]['html'][:200]}" for r in severe]
 

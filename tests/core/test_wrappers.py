@@ -85,10 +85,10 @@ def test_a_cache_without_the_planned_pages_is_refused_before_the_call(name, case
     assert libraries.flashmla.calls == []
 
 
-PAGED = [each for each in calls.CALLS if "mla" not in each[0]]
+PAGED = dict(each for each in calls.CALLS if "mla" not in each[0])
 
 
-@pytest.mark.parametrize(("name", "case"), PAGED)
+@pytest.mark.parametrize(("name", "case"), PAGED.items())
 def test_a_cache_of_other_pages_than_the_plan_s_is_refused_before_the_call(name, case, libraries):
     call, backend = calls.call_of(case, "cpu"), calls.backend_for(name, case, "cpu")
     plan, (pages, size, *rest) = backend.plan(call.batch), call.cache.k_cache.shape

@@ -12,7 +12,7 @@ from zipfile import ZipFile
 
 import pytest
 from support import sglang_code
-from support.measuring import measure
+from support.records import measure
 
 from attnlib.engines import sglang, sglang_hooks
 from attnlib.engines.points import known_in, unfit

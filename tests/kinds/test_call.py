@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 from support.backend_calls import takes
-from support.measuring import measure
+from support.records import measure
 from support.workloads import extend_case
 
 from attnlib.core import backends

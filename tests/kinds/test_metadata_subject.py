@@ -5,7 +5,7 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
-from support.measuring import measure
+from support.records import measure
 
 from attnlib.kinds.base import Bench
 from attnlib.kinds.item import Item

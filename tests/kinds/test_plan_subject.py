@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.measuring import measure
+from support.records import measure
 
 from attnlib.core.fa2.choice import PlanShape
 from attnlib.core.spec import AttnSpec

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.measuring import measure
+from support.records import measure
 
 from attnlib.core import backends
 from attnlib.core.spec import AttnSpec

@@ -1,6 +1,7 @@
 """Advice: the rule with its source, what was measured nearby, and a line that measures the call."""
 
 import shlex
+from itertools import product
 
 import numpy as np
 import pytest
@@ -47,17 +48,16 @@ def test_the_line_that_measures_parses_to_the_same_call(monkeypatch):
 @pytest.mark.parametrize("engine", ["flashinfer==0.7.2", "sglang==0.5.23", "vllm==0.33.0"])
 def test_every_option_that_is_offered_has_advice_of_one_screen(engine):
     library = LIBRARIES[engine.partition("==")[0]]
-    for backend in library.policies_for("decode"):
-        for gpu in GPUS:
-            for kv_dtype in ELEMENT_BYTES:
-                layer = AttnSpec(8, 1, 128, 16, "bfloat16", kv_dtype)
-                how = {"library": engine, "backend": backend, "gpu": gpu}
-                try:
-                    advice = attnlib.advise(layer, [4096], **how)
-                except RuntimeError as error:
-                    assert f"cannot run decode on {gpu}: " in str(error) and backend in str(error)
-                else:
-                    assert advice.choice.backend or advice.choice.problem
+    calls = [*product(GPUS, ["bfloat16"]), *product(["sm90"], ELEMENT_BYTES)]
+    for backend, (gpu, kv_dtype) in product(library.policies_for("decode"), calls):
+        layer = AttnSpec(8, 1, 128, 16, "bfloat16", kv_dtype)
+        how = {"library": engine, "backend": backend, "gpu": gpu}
+        try:
+            advice = attnlib.advise(layer, [4096], **how)
+        except RuntimeError as error:
+            assert f"cannot run decode on {gpu}: " in str(error) and backend in str(error)
+        else:
+            assert advice.choice.backend or advice.choice.problem
     for model in WHOLE_MODELS:
         arguments = ["--model", model, "--tp", "2", "--lens", "1..900", "--batch", "3"]
         assert cli.main(["advise", *arguments, "--engine", engine, "--gpu", "h200"]) == 0

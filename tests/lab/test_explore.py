@@ -94,16 +94,16 @@ def test_advice_is_of_the_layer_that_is_shown_and_a_problem_is_said(published):
     assert "advice must be of a decode call" in published.advice.value
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_choice_of_records_is_shown_and_named_by_gpu_and_question(published, name):
-    published.controls["model"].value = name
-    offered = [option for option in published.controls["records"].options if option[1][1]]
-    assert len(offered) >= 2
-    for label, pair in offered:
+def test_every_choice_of_records_is_named_by_gpu_and_question_and_one_a_model_is_shown(published):
+    for name in NAMES:
+        published.controls["model"].value = name
+        offered = [option for option in published.controls["records"].options if option[1][1]]
+        assert len(offered) >= 2
+        for label, pair in offered:
+            gpu, _, question = label.partition(": ")
+            assert gpu.split()[0] in ("H100", "H200") and question == STUDIES[pair[0]].question
         published.controls["records"].value = pair
         assert (published.view.source.records, published.view.source.machine) == pair
-        gpu, _, question = label.partition(": ")
-        assert gpu.split()[0] in ("H100", "H200") and question == STUDIES[pair[0]].question
 
 
 def test_a_machine_is_kept_until_a_model_has_no_records_of_it(published_records):

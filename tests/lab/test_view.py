@@ -24,6 +24,19 @@ from attnlib.studies.fa3_decode_regression import H100_MACHINE, STUDY
 MODEL = "Qwen3-0.6B"
 LLAMA = "Llama-3.1-8B"
 EVIL = "<img src=x onerror=alert(1)>"
+TIMES = {FA2: (100.0, 110.0, 105.0), FA3: (300.0, 330.0, 318.0)}
+
+
+@pytest.fixture
+def demo(make_record, monkeypatch, replayed):
+    """A study of Qwen3-0.6B: three rounds of fa2 and fa3 of one case, `TIMES`, with ceilings."""
+    publish(monkeypatch, "demo", QWEN, backends=(FA2, FA3))
+    made.keep_ceilings(make_record, "demo")
+    for backend, times in TIMES.items():
+        for round_, us in enumerate(times):
+            family = {"kernel_family": backend[-3:], "round": round_}
+            keep(make_record, "demo", timed(backend, QWEN), us, **family)
+    return TIMES
 
 
 def by_backend(table):

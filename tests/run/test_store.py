@@ -2,10 +2,12 @@
 
 import hashlib
 import json
-import subprocess
-import sys
+import multiprocessing
+import os
+import random
+import signal
+import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from support.records import MACHINE, OTHER, append, demo_path, full_disk, tear
@@ -15,8 +17,6 @@ from attnlib.kinds.item import Item
 from attnlib.measure.spans import Kernel
 from attnlib.run import store
 from attnlib.run.record import SCHEMA
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def append_rounds(make_record, count):
@@ -167,60 +167,51 @@ def test_provenance_names_both_files_hashes_machine_versions_and_days(make_recor
     }
 
 
-# Two processes that import once and fork writers, each killed at a random instant of one of its
-# first four writes. A writer reports a round when `append` has returned; an unfinished report is no
-# report. Lines are pages long, so that a kill can fall inside a write.
-KILLED_WRITERS = """
-import os, random, signal, sys, time
-from dataclasses import replace
-from attnlib.run import store
-from attnlib.run.record import Record
+KILLERS, KILLS_EACH = 2, 100
 
-record, kills, first = Record.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-chance = random.Random(first)
 
-def append(round_):
-    store.append(replace(record, round=round_, reason=f"{round_} " * 4_000))
-
-def write(report, next_round):
+def write(record, report, next_round):
+    """Append rounds until the end, and report each when `append` has returned."""
     os.write(report, b"!")
     while True:
-        append(next_round)
-        os.write(report, b"%d\\n" % next_round)
+        append_long(record, next_round)
+        os.write(report, b"%d\n" % next_round)
         next_round += 1
 
-began = time.monotonic()
-for round_ in range(990, 995):
-    append(first + round_)
-write_s = (time.monotonic() - began) / 5
-reported = []
-for kill in range(kills):
-    receive, report = os.pipe()
-    child = os.fork()
-    if not child:
-        write(report, first + 1_000 * kill)
-    os.close(report)
-    os.read(receive, 1)
-    with os.fdopen(receive) as pipe:
-        reported += [pipe.readline().strip() for _ in range(chance.randrange(4))]
-        time.sleep(chance.uniform(0.0, write_s))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        reported += [line.strip() for line in pipe if line.endswith("\\n")]
-print(*reported)
-"""
-KILLERS, KILLS_EACH = 2, 100
+
+def append_long(record, round_):
+    """Pages long, so that a kill can fall inside a write."""
+    store.append(replace(record, round=round_, reason=f"{round_} " * 4_000))
+
+
+def kill_writers(record, first):
+    """The rounds that writers reported; each is killed at a random instant of one of its first four
+    writes. An unfinished report is no report."""
+    chance, reported, began = random.Random(first), [], time.monotonic()
+    for round_ in range(990, 995):
+        append_long(record, first + round_)
+    write_s = (time.monotonic() - began) / 5
+    for kill in range(KILLS_EACH):
+        receive, report = os.pipe()
+        child = os.fork()
+        if not child:
+            write(record, report, first + 1_000 * kill)
+        os.close(report)
+        os.read(receive, 1)
+        with os.fdopen(receive) as pipe:
+            reported += [pipe.readline() for _ in range(chance.randrange(4))]
+            time.sleep(chance.uniform(0.0, write_s))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            reported += [line for line in pipe if line.endswith("\n")]
+    return reported
 
 
 def test_writers_killed_at_two_hundred_instants_lose_nothing_they_reported(make_record):
     record = make_record(status="error", reason="r")
-    command = [sys.executable, "-c", KILLED_WRITERS, record.to_json(), str(KILLS_EACH)]
-    killers = [
-        subprocess.Popen([*command, str(n * 1_000_000)], cwd=ROOT, text=True, stdout=-1)
-        for n in range(KILLERS)
-    ]
-    reported = {int(word) for killer in killers for word in killer.communicate()[0].split()}
-    assert [killer.returncode for killer in killers] == [0] * KILLERS
+    with multiprocessing.get_context("spawn").Pool(KILLERS) as killers:
+        told = killers.starmap(kill_writers, [(record, n * 1_000_000) for n in range(KILLERS)])
+    reported = {int(line) for lines in told for line in lines}
     found = store.recover("demo", MACHINE)
     assert len(reported) > KILLERS * KILLS_EACH
     assert reported <= {record.round for record in found}

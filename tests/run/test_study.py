@@ -1,13 +1,10 @@
 """Studies: what runs in which order, what is measured again, and whose numbers are shown."""
 
 import itertools
-import os
-import subprocess
-import sys
+import multiprocessing
 import time
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -34,21 +31,17 @@ def cases_of(*jobs):
     return [[item.case for item in job.items] for job in jobs]
 
 
-KILLED_SWEEP = "import test_study; test_study.measure(test_study.TINY)"
-
-
 def test_a_study_killed_in_the_middle_is_measured_to_its_end_without_repeats_and_replayed(
     data, tmp_path, monkeypatch
 ):
-    folder, progress = Path(__file__).parent, Mock()
-    paths = os.pathsep.join([str(folder), str(folder.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    sweep = subprocess.Popen([sys.executable, "-c", KILLED_SWEEP], env=environment)
+    progress = Mock()
+    sweep = multiprocessing.get_context("fork").Process(target=measure, args=[TINY])
+    sweep.start()
     while not any(path.stat().st_size for path in data.glob("records/*/demo.jsonl")):
-        assert sweep.poll() is None
+        assert sweep.is_alive()
         time.sleep(0.01)
     sweep.kill()
-    sweep.wait()
+    sweep.join()
     left = measure(TINY, progress=progress)
     assert 0 < left < 6
     progress.assert_called_once_with(total=left, unit="item", desc="demo")

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from support.measuring import measure
+from support.records import measure
 
 from attnlib.core.backends import TABLE
 from attnlib.core.backends.sdpa import Sdpa
@@ -16,7 +16,7 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import DecodeSubject, build_workload
 from attnlib.kinds.item import Item
-from attnlib.measure.timer import PLAN_SAMPLES, RUN_TIMERS
+from attnlib.measure import timer
 from attnlib.run import worker
 from attnlib.run.record import Record
 from attnlib.run.worker import Worker
@@ -38,7 +38,7 @@ def test_a_right_output_gets_times_an_oracle_and_a_pedigree():
     record = measure(ITEM)
     assert (record.status, record.reason) == ("ok", "")
     assert (record.study, record.round, record.item) == ("demo", 0, ITEM)
-    assert len(record.run_us) == len(record.plan_us) == PLAN_SAMPLES
+    assert len(record.run_us) == len(record.plan_us) == timer.PLAN_SAMPLES
     assert 0 < record.oracle_error <= record.oracle_budget
     again = measure(replace(ITEM, release=torch.__version__))
     assert again.oracle_error == record.oracle_error, "so does another worker, of this release"
@@ -99,7 +99,7 @@ LONG = replace(ITEM, case=replace(CASE, kv_len=2**26, lengths="fixed"))
         (replace(ITEM, timer="cupti"), "error", "one of graph, graph-cold, graph-behind, eager"),
         *(
             (replace(ITEM, timer=name), "error", f"timer '{name}' needs a CUDA GPU")
-            for name in RUN_TIMERS
+            for name in timer.RUN_TIMERS
             if name != "host"
         ),
         (replace(ITEM, release="0.0.1"), "error", r"must be torch 0\.0\.1, imported was \d"),

@@ -90,8 +90,8 @@ FAKED = (
     "flashinfer-batch-attention",
 )
 WINDOWS = [
-    DecodeCase(replace(spec_of(4, page), window=window), 7, 1500, "ragged")
-    for page, window in ((16, 100), (64, 1), (1, 700), (16, 1500))
+    DecodeCase(replace(spec_of(4, page), window=window), 7, 800, "ragged")
+    for page, window in ((16, 100), (64, 1), (1, 400), (16, 800))
 ]
 """Layers with a window: inside a page and across pages, shorter and longer than requests."""
 WINDOWED = [(n, c) for n in (*FAKED[:-1], "flashinfer-fa2") for c in WINDOWS]

@@ -18,9 +18,9 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from support import library_fakes as fakes
+from support.interpreter import make_quick
 from support.metadata_cases import FEWER
 from support.studies import CPU, QUICK_START
-from triton.runtime import interpreter
 
 from attnlib import cli
 from attnlib.core import backends
@@ -32,6 +32,7 @@ from attnlib.core.schedule import library
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
+from attnlib.measure import timer
 from attnlib.run import store, study
 from attnlib.run.record import Record
 
@@ -68,15 +69,14 @@ def own_temporary_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def small_grids():
-    """What `metadata_cases.FEWER` says, and fewer searches."""
+    """What `metadata_cases.FEWER` says, fewer searches, and without a GPU fewer times."""
     sizes = (device, "MAX_SCAN"), (decode, "MANY_ROWS"), (kv_indices, "SMALL_GRID")
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (*sizes, (kv_indices, "ROWS_PER_PROGRAM")):
             patch.setattr(module, name, getattr(module, name) // FEWER)
         if not torch.cuda.is_available():
-            # Without `debug` it computes whether each sum overflows, and drops the answer.
-            options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
-            patch.setattr(interpreter.interpreter_builder, "options", options)
+            make_quick(patch)
+            patch.setattr(timer, "PLAN_SAMPLES", 2)
         yield
 
 
@@ -114,6 +114,12 @@ def published_records(monkeypatch, replayed):
 def without_gpu(monkeypatch):
     """No CUDA GPU, even where there is one."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.fixture
+def on_hopper():
+    if reason := backends.unavailable("flash-attn-3"):
+        pytest.skip(reason)
 
 
 @pytest.fixture

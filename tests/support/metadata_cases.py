@@ -183,7 +183,7 @@ DTYPES = st.sampled_from((torch.int32, torch.int64))
 SEEDS, PAGE_SIZES = st.integers(0, 1000), st.sampled_from([2**n for n in range(9)])
 DRAWN_SHAPES = st.builds(
     Shape,
-    *(st.integers(0, 40), st.integers(1, 700), PAGE_SIZES, st.integers(0, 70), st.booleans()),
+    *(st.integers(0, 20), st.integers(1, 700), PAGE_SIZES, st.integers(0, 70), st.booleans()),
     *(DTYPES, DTYPES, st.integers(0, 9), st.integers(0, 9), st.booleans(), SEEDS, st.booleans()),
 )
 

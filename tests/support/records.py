@@ -1,9 +1,10 @@
-"""The journal of the study `demo`, on the machine of `make_record`."""
+"""Records of the study `demo`: its journal, on the machine of `make_record`, and a worker's."""
 
 import resource
 from contextlib import contextmanager
 
 from attnlib.run import store
+from attnlib.run.worker import Worker
 
 MACHINE = "test-gpu-0badcafe"
 OTHER = {"gpu": "Other", "gpu_id": "1"}
@@ -35,3 +36,9 @@ def tear(fragment):
     demo_path().parent.mkdir(parents=True, exist_ok=True)
     with demo_path().open("ab") as file:
         file.write(fragment)
+
+
+def measure(item, device="cpu"):
+    """The record that a worker in this process makes of `item`."""
+    job = {"study": "demo", "round": 0, "device": device, "command": "repeat me"}
+    return Worker(job).measure(item)
