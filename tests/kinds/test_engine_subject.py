@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.measuring import measure as measured
+from support.records import measure as measured
 
 from attnlib.kinds.base import Bench
 from attnlib.kinds.engine import measure

@@ -58,13 +58,6 @@ def test_a_holder_that_is_ended_lets_go_at_once(sent):
             pass
 
 
-def test_a_block_that_raises_lets_go():
-    for _ in range(2):
-        with pytest.raises(KeyError):
-            with hold_gpu("demo"):
-                raise KeyError
-
-
 def test_a_holder_that_is_killed_lets_go_when_its_last_worker_has_ended(monkeypatch):
     with holder("demo", "worker") as first:
         first.kill()
