@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -22,9 +22,6 @@ from ..measure.spans import Span, busy_us
 from ..measure.steps import DECODE, VERIFY, Step, find_steps
 from ..measure.trace_file import Trace, read_trace
 from .patterns import PATTERNS, SIZES, STATED, WAITING, gained, kind_of, ran, tile_rows
-
-if TYPE_CHECKING:
-    pass
 
 MOST_KERNELS = 12
 DECODES = (DECODE, VERIFY)
