@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -26,9 +26,6 @@ from ..draw.cards import Card, Shown
 from ..measure.files import write_whole
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
 from ..run.store import data_root
-
-if TYPE_CHECKING:
-    pass
 
 DEVICES = ("auto", "cuda", "cpu")
 CALLS, WARM_UP = 10, 3
