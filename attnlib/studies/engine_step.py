@@ -184,7 +184,7 @@ def steps_chart(frame: pd.DataFrame, table: pd.DataFrame) -> charts.Figure:
     place, before = np.arange(len(table)), table.step_us / 1e3
     axis.barh(place - 0.2, before, 0.38, color=style.ORANGE, label="before")
     axis.barh(place + 0.2, before - table.saved_us / 1e3, 0.38, color=style.BLUE, label="after")
-    names = table.arm + ": " + table.batch_size.astype(str) + " x " + table.lengths
-    charts.categories(axis, "y", names + " (" + table.driver + ")")
+    sizes = table.batch_size.astype(str) + " x " + table.kv_len.map("{:,} ".format) + table.lengths
+    charts.categories(axis, "y", table.arm + ": " + sizes + " (" + table.driver + ")")
     axis.legend(loc="upper right")
     return figure
