@@ -26,6 +26,9 @@ from .fragment import Fragment
 
 TEMPLATES = Path(__file__).with_name("templates")
 LIVE_RUN = Path(__file__).resolve().parents[1] / "data" / "live_run.json"
+TOLD = ("gpu", "gpu_id", "driver", "cpu")
+UNTOLD = ("apache-tvm-ffi", "numpy", "nvidia-cudnn-cu13", "nvidia-cudnn-frontend", "transformers")
+"""What the page tells of a machine, and versions that it does not; the records have all."""
 TITLE = "Attention backends: regressions reproduced, explained, fixed"
 LEADS = ("01", "07", "04")
 """The notebooks whose findings lead the page, each with its first figure."""
@@ -56,12 +59,13 @@ class Shown:
     def facts(self) -> dict[str, str]:
         """The rows of its provenance table; published records of other machines are listed too."""
         source = self.provenance
-        versions = {name: ", ".join(seen) for name, seen in source["versions"].items()}
+        known = source["versions"].items()
+        versions = {name: ", ".join(seen) for name, seen in known if name not in UNTOLD}
         facts = {
             "records": f"{source['records']} in {source['file']}",
             "sha256": source["sha256"],
             "measured": source["measured"],
-            "machine": _pairs(source["machine"]),
+            "machine": _pairs({k: v for k, v in source["machine"].items() if k in TOLD}),
             "versions": _pairs(versions),
         }
         others = [name for name in store.machines(self.study) if name != self.machine]
@@ -143,11 +147,9 @@ def live_run(path: Path = LIVE_RUN) -> dict[str, str]:
         word: sum(part.get(word, 0) for part in parts) for word in ("passed", "skipped", "failed")
     }
     days = sorted({part["date"] for part in parts})
-    skips = sorted({reason for part in parts for reason in part.get("skips", ())})
     return {
         "day and GPU": f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}, {run['gpu']}",
         "tests and notebooks": f"{len(parts)} files: {_pairs(total)}",
-        "reasons of skips": "; ".join(skips) or "none",
         "not run": ", ".join(run["left"]) or "none",
         "versions": _pairs(run["versions"]),
     }

@@ -237,7 +237,8 @@ def _judge_launches(claim: Claim) -> Judged:
 
 def _judge_rule(claim: Claim) -> Judged:
     """Releases vote by the backend that their source names first (`select.explain`)."""
-    check, sources, held = claim.check, list[str](), 0
+    check, held = claim.check, 0
+    libraries: dict[str, list[str]] = {}
     for call in check["calls"]:
         policy = call.get("policy", "auto")
         choice = explain(
@@ -245,9 +246,10 @@ def _judge_rule(claim: Claim) -> Judged:
         )
         row = next(reason for reason in choice.reasons if reason.matched)
         held += row.subject == call["picks"]
-        sources.append(f"{choice.library}, {choice.policy}: {row.subject} ({row.source})")
-    reason = f"Read in the source: {'; '.join(sources)}."
-    return Judged(claim, vote(held, len(sources) - held), reason)
+        libraries.setdefault(f"{row.subject} ({row.source})", []).append(choice.library)
+    answers = [f"{answer} in {', '.join(names)}" for answer, names in libraries.items()]
+    reason = f"Read in the source: {'; '.join(answers)}."
+    return Judged(claim, vote(held, len(check["calls"]) - held), reason)
 
 
 CHECKS: dict[str, Callable[[Claim], Judged]] = {

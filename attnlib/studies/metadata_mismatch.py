@@ -23,7 +23,8 @@ STUDY = Study(
 
 
 def mismatch_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per mismatch on record: splits, outcome without the guard, error, what the guard said.
+    """A row per mismatch on record: splits, outcome without the guard, error, and the guard's first
+    words.
 
     Splits are the most of any request, by the model; `overruns`: more than the call's buffers hold.
     The error is the worst row's, without the guard; NaN where no output is, or no finite one.
@@ -38,6 +39,7 @@ def mismatch_table(frame: pd.DataFrame) -> pd.DataFrame:
     table["overruns"] = ["yes" if split.overrun else "" for split in splits]
     table["without guard"] = outcome[bare]
     table["relative error"] = runs.oracle_error[bare].astype(float).round(4)
-    said = "refused: " + runs.reason.str.removeprefix("scheduler metadata does not fit the call: ")
+    said = runs.reason.str.removeprefix("scheduler metadata does not fit the call: ")
+    said = "refused: " + said.str.split("; |, because", regex=True).str[0]
     table["with guard"] = said.where(runs.status == "refused", outcome)[~bare]
     return table.fillna({"without guard": "not run", "with guard": "not run"}).reset_index()
