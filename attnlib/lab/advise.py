@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.layer import lengths_of_case, words_of_lengths
-from ..core.spec import ELEMENT_BYTES, AttnSpec, require_int, require_word
+from ..core.spec import AttnSpec, require_int, require_word
 from ..draw.cards import Card, Shown
 from ..kinds.decode.case import DecodeCase
 from ..kinds.lengths import sample_seq_lens
@@ -28,16 +28,13 @@ from ..select import Call, Choice, explain
 from ..select.facts import gpu_named
 from ..select.libraries import AUTO, find
 from ..studies import STUDIES, plan_rivals, random_batches
-from ..studies.next_step import OTHER_KERNEL
+from ..studies.next_step import OTHER_KERNEL, features, kernel_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NEAREST, SHOWN_BATCHES, SHOWN_CALLS = 16, 3, 2
 RECORDED_GPU = "sm90"
-GROUP_WEIGHT = 3.0
-"""Weight of a factor of two in query heads per KV head. It and `OTHER_KERNEL` were chosen among 24
-settings by `neighbour_loss`."""
 PRESENT_PLANNER = "2026-11-26"
 DRAWS = {
     "all layers": (random_batches.STUDY.name, "H200", "0.7.2"),
@@ -135,7 +132,7 @@ class Advice(Shown):
         if self.choice.gpu != RECORDED_GPU:
             notes.append(f"No batch is on record of {self.choice.gpu}: these are of {gpus}.")
         for name, words in NAMES.items():
-            recorded, value = sorted({*self.nearest[name]}), _kernel(self.layer)[name]
+            recorded, value = sorted({*self.nearest[name]}), kernel_of(self.layer)[name]
             if value not in recorded:
                 words = f"{words} {value}: these are of {', '.join(map(str, recorded))}"
                 notes.append(f"No batch near it is on record of {words}.")
@@ -259,27 +256,11 @@ def _decode_calls(sources: tuple[tuple[str, str, object], ...]) -> pd.DataFrame:
 def distances(layer: AttnSpec, lens: NDArray[np.int64], rows: pd.DataFrame) -> NDArray[np.float64]:
     """How far the recorded batches are from a call: 1 is a factor of two in one feature."""
     apart = np.zeros(len(rows))
-    for name, value in _features(layer, lens).items():
+    for name, value in features(layer, lens).items():
         apart += np.abs(rows[name].to_numpy() - value)
-    for name, kind in _kernel(layer).items():
+    for name, kind in kernel_of(layer).items():
         apart += OTHER_KERNEL * (rows[name].to_numpy() != kind)
     return apart
-
-
-def _kernel(layer: AttnSpec) -> dict[str, int]:
-    """What has kernels of its own."""
-    query_bytes, kv_bytes = ELEMENT_BYTES[layer.dtype], ELEMENT_BYTES[layer.kv_dtype]
-    return {"head_dim": layer.head_dim, "kv_bytes": kv_bytes, "query_bytes": query_bytes}
-
-
-def _features(layer: AttnSpec, lengths: NDArray[np.int64]) -> dict[str, float]:
-    tokens = int(lengths.sum())
-    return {
-        "log_tokens": math.log2(tokens * layer.num_kv_heads),
-        "log_batch": math.log2(len(lengths)),
-        "log_skew": math.log2(int(lengths.max()) * len(lengths) / tokens),
-        "log_group": GROUP_WEIGHT * math.log2(layer.group_size),
-    }
 
 
 def _draw_of(layer: AttnSpec, gpu: str) -> str:
@@ -306,9 +287,9 @@ def recorded_batches(draw: str = "all layers") -> pd.DataFrame:
     spread = (ends["max"] / ends["min"] - 1).groupby(keys, sort=False).max()
     table = wide.assign(rounds=rounds, spread=spread).reset_index()
     cases = table.case
-    features = (_features(case.spec, sample_seq_lens(case)) | _kernel(case.spec) for case in cases)
+    sizes = (features(case.spec, sample_seq_lens(case)) | kernel_of(case.spec) for case in cases)
     machines = rows.drop_duplicates("machine").set_index("machine")
-    return pd.concat([table, pd.DataFrame(features)], axis=1).assign(
+    return pd.concat([table, pd.DataFrame(sizes)], axis=1).assign(
         heads=[case.spec.heads for case in cases],
         gpu=table.machine.map(machines.gpu),
         day=table.machine.map(machines.started_at.str[:10]),
