@@ -117,8 +117,9 @@ def _diagnose(trace: str, after: str = "", shape: str = "", as_json: bool = Fals
     facts = {name: int(value) if value.isdecimal() else value for name, value in pairs}
     if len(facts) < len(pairs):
         raise ValueError(f"--shape must name each fact once, got {shape!r}")
-    if after and shape:
-        raise ValueError(f"--shape must go with one trace, whose gains it tells, got {after!r} too")
+    for part in shape.split(",") if shape else ():
+        if not part.partition("=")[2]:
+            raise ValueError(f"--shape must be N=V, got {part!r}")
     answer = diagnose(trace, after, **facts)
     print(json.dumps(answer.to_dict(), indent=2) if as_json else answer)
 
