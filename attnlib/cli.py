@@ -113,13 +113,14 @@ def _diagnose(trace: str, after: str = "", shape: str = "", as_json: bool = Fals
     """Attention and kernels of a server's trace, known patterns, or what two differ in."""
     from .lab.diagnose import diagnose
 
-    pairs = [part.partition("=")[::2] for part in shape.split(",") if part]
+    parts = [part for part in shape.split(",") if part]
+    for part in parts:
+        if "=" not in part:
+            raise ValueError(f"--shape must be N=V, got {part!r}")
+    pairs = [part.partition("=")[::2] for part in parts]
     facts = {name: int(value) if value.isdecimal() else value for name, value in pairs}
     if len(facts) < len(pairs):
         raise ValueError(f"--shape must name each fact once, got {shape!r}")
-    for part in shape.split(",") if shape else ():
-        if not part.partition("=")[2]:
-            raise ValueError(f"--shape must be N=V, got {part!r}")
     answer = diagnose(trace, after, **facts)
     print(json.dumps(answer.to_dict(), indent=2) if as_json else answer)
 

@@ -206,7 +206,8 @@ def find(text: str) -> tuple[Library, Version | None]:
     library = next((lib for lib in LIBRARIES.values() if name in (lib.name, *lib.aliases)), None)
     if library is None:
         names = ", ".join(LIBRARIES)
-        raise ValueError(f"library must be one of {names} (with ==RELEASE), got {text!r}")
+        words = f"library must be such as {FLASHINFER}==0.6.3, one of {names}"
+        raise ValueError(f"{words}, got {text!r}")
     if not library.releases and release:
         raise ValueError(f"{name} has no releases: give library={name!r}, got {text!r}")
     if not library.releases:

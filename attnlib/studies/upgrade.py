@@ -180,7 +180,8 @@ def compare_releases(
         raise ValueError("cases must hold one that can be run; all are empty")
     if lens:
         if MLA in layers or not layers:
-            raise ValueError(f"lens must go with heads or models other than {MLA}, got {lens!r}")
+            words = f"lens must go with heads (--heads) or models (--model) other than {MLA}"
+            raise ValueError(f"{words}, got {lens!r}")
         call = lengths_of_case(parse_lengths("lens", lens, batch))
         listed = tuple(DecodeCase(spec, **call) for spec in layers if isinstance(spec, AttnSpec))
     elif batch is not None:

@@ -184,7 +184,7 @@ RELEASES = "release of flashinfer must be one of 0.2.0.post1.*got"
         ({"gpu": "sm70"}, "gpu must be one of sm75, sm80, sm86, .*, got 'sm70'"),
         ({"mode": "chunk"}, "mode must be one of decode, prefill_paged.*got 'chunk'"),
         ({"policy": "best"}, "policy of flashinfer in mode decode must be one of auto, sglang"),
-        ({"library": "trtllm==1"}, "library must be one of flashinfer, sglang, mini-sglang, vllm"),
+        ({"library": "trtllm==1"}, "library must be such as flashinfer==0.6.3, one of flashinfer,"),
         ({"library": "mini-sglang==1"}, "mini-sglang has no releases"),
         ({"library": "mini-sglang", "mode": "mla"}, "mode of mini-sglang must be one of decode"),
         *(({"library": f"flashinfer=={r}"}, RELEASES) for r in ("0.1.9", "0.8.0", "", "newest")),
