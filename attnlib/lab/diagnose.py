@@ -118,7 +118,7 @@ class TraceChange(Shown):
             a, b = (len(s.patterns) and pattern.name in {*s.patterns.pattern} for s in sides)
             word, other = ("new", "before") if b else ("gone", "after")
             lacks = (self.before if b else self.after).lacks
-            blind = sorted({"decode steps", *pattern.needs} & lacks)
+            blind = [name for name in lacks if name in ("decode steps", *pattern.needs)]
             if a and b:
                 told["in both"].append(pattern.name)
             elif (a or b) and blind:

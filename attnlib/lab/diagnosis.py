@@ -27,6 +27,15 @@ from .patterns import PATTERNS, SIZES, STATED, WAITING, gained, kind_of, ran, ti
 
 MOST_KERNELS = 12
 DECODES = (DECODE, VERIFY)
+NEEDS = {
+    "marks": "No marks of steps: kernels tell decode from prefill, copies of lengths are unseen.",
+    "batch size": "No batch size: --shape batch_size=N tells whether fa2 splits requests.",
+    "launches": "No calls of the CUDA API: launches, graphs and waits of the host are unseen.",
+    "count of SMs": "Its SMs are not counted: whether a kernel has few blocks is unseen.",
+    "decode steps": "No decode step: the patterns are of decode and verification.",
+    "template arguments": "Names are without template arguments: fa2's tiles are unseen.",
+}
+"""What a pattern may need (`Pattern.needs`) -> what is said where a trace lacks it."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,18 +101,18 @@ class Diagnosis(Shown):
         return kinds.median().assign(steps=kinds.size()).round(1).reset_index()
 
     @cached_property
-    def lacks(self) -> set[str]:
-        """What patterns need (`Pattern.needs`) and the trace does not have."""
-        fa2 = [span for step in self.decodes for span in ran(step, "fa2")]
-        lacking = {
-            "decode steps": not self.decodes,
-            "marks": not self.trace.marks,
-            "batch size": bool(fa2) and not any(step.batch_size for step in self.decodes),
-            "launches": not self.trace.has_launches and not any(s.in_graph for s in self.decodes),
-            "count of SMs": not self.trace.num_sms,
-            "template arguments": bool(fa2) and not tile_rows(fa2[0]),
+    def lacks(self) -> list[str]:
+        """What of `NEEDS` the trace does not have."""
+        trace, fa2 = self.trace, [span for step in self.decodes for span in ran(step, "fa2")]
+        has = {
+            "marks": trace.marks,
+            "batch size": not fa2 or any(step.batch_size for step in self.decodes),
+            "launches": trace.has_launches,
+            "count of SMs": trace.num_sms,
+            "decode steps": self.decodes,
+            "template arguments": not fa2 or tile_rows(fa2[0]),
         }
-        return {name for name, so in lacking.items() if so}
+        return [name for name, there in has.items() if not there]
 
     @cached_property
     def patterns(self) -> pd.DataFrame:
@@ -140,38 +149,17 @@ class Diagnosis(Shown):
         idle = [step.idle_ahead_us for step in self.decodes if not step.begins]
         waits = [s.idle_ahead_us > WAITING * busy_us(s.work) for s in self.decodes if not s.begins]
         if 2 * sum(waits) > len(waits):
-            us = median(compress(idle, waits))
-            words = f"The GPU idles for {us:,.0f} us before the first layer; a profiler adds to it."
-            notes.append(words)
+            us = f"{median(compress(idle, waits)):,.0f} us"
+            notes.append(f"The GPU idles for {us} before the first layer; a profiler adds to it.")
         return notes
 
     def blind(self) -> list[str]:
         """What traces of other settings show."""
-        trace, lacks = self.trace, self.lacks
-        visible = {
-            self.cut: bool(self.cut),
-            "No marks of steps: kernels tell decode from prefill, copies of lengths are unseen.": (
-                "marks" in lacks
-            ),
-            "No batch size: --shape batch_size=N tells whether fa2 splits requests.": (
-                "batch size" in lacks
-            ),
-            "No calls of the CUDA API: launches, graphs and waits of the host are unseen.": (
-                not trace.has_launches
-            ),
-            "The GPU is not named.": not trace.gpu,
-            "Its SMs are not counted: whether a kernel has few blocks is unseen.": (
-                "count of SMs" in lacks
-            ),
-            f"Of {trace.gpus} GPUs only the one that ran most is looked at.": trace.gpus > 1,
-            "No decode step: the patterns are of decode and verification.": (
-                "decode steps" in lacks
-            ),
-            "Names are without template arguments: fa2's tiles are unseen.": (
-                "template arguments" in lacks
-            ),
-        }
-        return [words for words, so in visible.items() if so]
+        notes = [self.cut, *(NEEDS[name] for name in self.lacks)]
+        notes += [] if self.trace.gpu else ["The GPU is not named."]
+        if self.trace.gpus > 1:
+            notes.append(f"Of {self.trace.gpus} GPUs only the one that ran most is looked at.")
+        return [note for note in notes if note]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""

@@ -69,7 +69,7 @@ class Pattern:
     """A pattern; `since` says which releases have it and where that was read.
 
     `gain` is its key in data/gains.json, empty if no record supports the fix. `needs` are what a
-    trace must have to show it, of `Diagnosis.lacks`.
+    trace must have to show it, of `diagnosis.NEEDS`.
     """
 
     name: str
