@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -224,28 +224,18 @@ def advise(
 
 def recorded_calls(case: DecodeCase) -> pd.DataFrame:
     """The records of a call in all studies: a row per study, GPU, timer and backend, fastest first
-    of each; the median time (us) and the rounds of the newest release."""
-    pairs = [(study, machine) for study in STUDIES for machine in store.machines(study)]
-    calls = _decode_calls(tuple((*pair, store.stamp(*pair)) for pair in pairs))
-    return calls[calls.key == case.key].drop(columns="key").reset_index(drop=True)
-
-
-@lru_cache(maxsize=1)
-def _decode_calls(sources: tuple[tuple[str, str, object], ...]) -> pd.DataFrame:
-    """The table of `recorded_calls` of all calls, by their `key`; files that change make a new one.
+    of each; the median time (us) and the rounds of the newest release.
 
     Records of a library that was installed have no release, and are the oldest.
     """
     tables = []
-    for study, machine, _ in sources:
-        rows = store.load(study, machine)
-        is_decode = rows.case.map(lambda case: isinstance(case, DecodeCase)).astype(bool)
-        tables.append(rows[is_decode & (rows.status == "ok") & ~rows.throttled.astype(bool)])
+    for frame in (store.load(name, at) for name in STUDIES for at in store.machines(name)):
+        good = (frame.status == "ok") & ~frame.throttled.astype(bool)
+        tables.append(frame[good & (frame.case == case)])
     rows = pd.concat(tables, ignore_index=True)
-    rows = rows.assign(key=[case.key for case in rows.case])
-    by = ["key", "study", "gpu", "timer", "backend"]
     rows = rows.assign(age=rows.release.map(lambda release: Version(release or "0")))
     rows = rows.sort_values("age", kind="stable")
+    by = ["study", "gpu", "timer", "backend"]
     newest = rows.groupby(by).release.transform("last")
     times = rows[rows.release == newest].groupby([*by, "release"]).run_us
     table = times.agg(us="median", rounds="size").reset_index()

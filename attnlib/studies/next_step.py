@@ -14,7 +14,6 @@ from ..kinds.lengths import sample_seq_lens
 from ..run import store
 from ..run.pairs import PREFIX, Comparison
 from ..run.releases import Version
-from ..select.libraries import neighbours
 from . import STUDIES
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ PACE = "fa3_decode_regression"
 OTHER_KERNEL, GROUP_WEIGHT = 6.0, 3.0
 """The distance of another head_dim or element size, and the weight of a factor of two in query
 heads per KV head: chosen among 24 settings by `lab.advise.neighbour_loss`."""
+ROUND = ["study", "gpu_id", "round", "case"]
+"""Columns that records of one round of a case share."""
 LONGEST_GAP_S = 300
 """Between two records of one sweep; after a longer one it had been stopped."""
 
@@ -53,7 +54,7 @@ def next_step(comparison: Comparison, near: Item[Any] | None) -> tuple[str, str]
     steps = [f"to be measured {time}"]
     if missing := [item for item in items if not comparison.pairs[item]]:
         known = near and f"nearest call on record of both: {near.case.key}"
-        steps.append(known or releases_on_record(missing[0], comparison.both))
+        steps.append(known or releases_on_record(missing[0]))
     return "; ".join(steps), time
 
 
@@ -81,34 +82,26 @@ def seconds_of_a_sweep() -> tuple[float, float] | None:
 
 
 def _on_record(item: Item[Any]) -> pd.DataFrame:
-    """The records of an item's backend and timer, of any release and call; steps of searches too.
-
-    Columns are `study`, `gpu_id`, `round`, `case`, `release`.
-    """
-    columns = ["study", "gpu_id", "round", "case", "release"]
-    frames = [pd.DataFrame(columns=columns)]
-    for study in STUDIES.values():
-        if item.backend in {name for grid in study.grids for name in grid.backends}:
-            for name in (study.name, PREFIX + study.name):
-                frames += [store.load(name, machine) for machine in store.machines(name)]
-    rows = [
-        frame.loc[
-            (frame.status == "ok")
-            & (frame.backend == item.backend)
-            & (frame.timer == item.timer)
-            & (frame.release != ""),
-            columns,
-        ]
-        for frame in frames[1:]
+    """The records of an item's backend and timer, of any release and call; of searches too."""
+    frames = [
+        store.load(name, machine)
+        for study in STUDIES.values()
+        if item.backend in {name for grid in study.grids for name in grid.backends}
+        for name in (study.name, PREFIX + study.name)
+        for machine in store.machines(name)
     ]
-    return pd.concat(rows or frames, ignore_index=True)
+    rows = [
+        frame[(frame.status == "ok") & (frame.backend == item.backend) & (frame.release != "")]
+        for frame in frames
+    ]
+    rows = [frame[frame.timer == item.timer] for frame in rows]
+    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=[*ROUND, "release"])
 
 
 def nearest_call(item: Item[Any], both: tuple[str, str]) -> Item[Any] | None:
     """The item nearest to `item` of which a round on record has both releases, if any."""
     rows = _on_record(item)
-    rounds = ["study", "gpu_id", "round", "case"]
-    tried = rows[rows.release.isin(both)].groupby(rounds, sort=False).release.nunique()
+    tried = rows[rows.release.isin(both)].groupby(ROUND, sort=False).release.nunique()
     cases = {case for *_, case in tried.index[tried == len(both)] if case.kind == item.case.kind}
     if not cases:
         return None
@@ -116,28 +109,12 @@ def nearest_call(item: Item[Any], both: tuple[str, str]) -> Item[Any] | None:
     return replace(item, case=nearest)
 
 
-def releases_on_record(item: Item[Any], both: tuple[str, str]) -> str:
-    """The releases on record of a call, or of its backend, nearest to two releases."""
-    rows = _on_record(item)
-    if rows.empty:
-        return f"{item.backend} is in no record"
-    of_call = {*rows.release[rows.case == item.case]}
-    if len(of_call) > 1:
-        return _nearest_releases(item.case.key, of_call, both)
-    return _nearest_releases(item.backend, {*rows.release}, both)
-
-
-def _nearest_releases(name: str, releases: set[str], both: tuple[str, str]) -> str:
-    """What is on record of a call or a backend in place of each of two releases."""
-    known = sorted(map(Version, releases))
-    words = [
-        f"{release}: {' and '.join(map(str, neighbours(known, Version(release))))}"
-        for release in both
-        if Version(release) not in known
-    ]
-    if not words:
-        return f"{name} is on record of both releases, but of no round with both"
-    return f"releases of {name} on record nearest to {', to '.join(words)}"
+def releases_on_record(item: Item[Any]) -> str:
+    """The releases on record of an item's backend, of which no round has the two that are asked."""
+    if not (releases := {*_on_record(item).release}):
+        return f"{item.backend} is in no record by the timer {item.timer}"
+    known = ", ".join(sorted(releases, key=Version))
+    return f"no round on record has both; releases of {item.backend} on record: {known}"
 
 
 def distance(a: Any, b: Any) -> float:
