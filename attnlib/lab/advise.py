@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..core.layer import lengths_of_case, words_of_lengths
 from ..core.spec import AttnSpec, require_int, require_word
-from ..draw.cards import Card, Shown
+from ..draw.cards import Card, Shown, in_words
 from ..kinds.decode.case import DecodeCase
 from ..kinds.lengths import sample_seq_lens
 from ..run import store
@@ -140,7 +140,6 @@ class Advice(Shown):
         if not self.ours:
             notes.append(f"No batch near it is on record of {self.choice.kernel or 'the pick'}.")
         table = self.table()
-        ratios = table.select_dtypes("float")
         repeated = self.nearest[self.nearest.rounds > 1]
         batches = self.nearest.head(SHOWN_BATCHES)
         best = [batches[name] for name in SHOWN if name in batches]
@@ -165,9 +164,7 @@ class Advice(Shown):
                 ("spread of rounds", f"{repeated.spread.median():.1%} (median)"),
                 *self._this_call(),
             ],
-            table=table.assign(
-                **{n: table[n].map("{:.3f}".format).where(table[n].notna(), "-") for n in ratios}
-            ),
+            table=in_words(table, dict.fromkeys(table.select_dtypes("float"), ".3f")),
             caption="backends among the nearest recorded batches",
             footer=f"distance: sum of differences of log2({FEATURES})",
             more=[("the nearest of them", rows)],

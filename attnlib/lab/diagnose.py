@@ -19,7 +19,7 @@ import pandas as pd
 
 from ..core.backends.table import family_of, role_of
 from ..draw import charts, style
-from ..draw.cards import Card, Shown
+from ..draw.cards import Card, Shown, in_words
 from ..measure.spans import busy_us
 from ..measure.stats import FASTER, SLOWER
 from ..measure.steps import Step
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS, ROW_INCHES, LONGEST_NAMES = 12, 0.3, 80
 NO_PART: dict[str, Any] = {"us": 0.0, "launches": 0.0, "kernels": {}}
+FORMATS = {"before": ",.1f", "after": ",.1f", "after - before": "+,.1f", "ratio": ".2f"}
 ATTENTION = "attention"
 WHOLE, BUSY, BEFORE, WITHIN = "whole step", "GPU busy", "idle before the first layer", "idle later"
 
@@ -137,12 +138,7 @@ class TraceChange(Shown):
             for row in whole.itertuples()
         )
         shown = self.rows.groupby("step", sort=False).head(MOST_ROWS)
-        forms = {"before": "{:,.1f}", "after": "{:,.1f}", "after - before": "{:+,.1f}"}
-        numbers = {
-            name: shown[name].map(form.format).where(shown[name].notna(), "-")
-            for name, form in (forms | {"ratio": "{:.2f}"}).items()
-        }
-        numbers["kernels"] = shown.kernels.map(lambda names: charts.shorten(names, LONGEST_NAMES))
+        kernels = shown.kernels.map(lambda names: charts.shorten(names, LONGEST_NAMES))
         patterns = [
             (f"pattern {word}", name) for word, names in self.patterns.items() for name in names
         ]
@@ -150,7 +146,7 @@ class TraceChange(Shown):
             title=f"{self._name(self.before)} to {self._name(self.after)}: {title}",
             notes=self._notes(),
             facts=patterns,
-            table=shown.assign(**numbers),
+            table=in_words(shown.assign(kernels=kernels), FORMATS),
             caption="microseconds a step, medians over the steps of a kind, as traced",
             footer=self.origin,
         )

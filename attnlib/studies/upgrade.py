@@ -20,7 +20,7 @@ import pandas as pd
 from ..core.backends.table import COMPARED
 from ..core.layer import lengths_of_case, parse_layer, parse_lengths, sizes_given
 from ..core.spec import MLA, MODELS, AttnSpec
-from ..draw.cards import Card, Shown
+from ..draw.cards import Card, Shown, in_words
 from ..kinds.cases import parse_cases
 from ..kinds.decode.case import DecodeCase
 from ..kinds.item import Item
@@ -58,6 +58,8 @@ CALL = ["case", "backend"]
 TIMES = ["base_us", "new_us", *RATIO, "rounds", "verdict"]
 KERNELS = ["base_ran", "new_ran", "kernels"]
 PLANS = ["base_plan_us", "new_plan_us"]
+FORMATS = dict.fromkeys(["base_us", "new_us", *PLANS], ",.1f") | dict.fromkeys(RATIO, ",.3f")
+FORMATS["rounds"] = "d"
 COLUMNS = [*CALL, "timer", *TIMES, *KERNELS, *PLANS, "study", "machine"]
 
 
@@ -216,12 +218,8 @@ def compare_releases(
 
 def _shown(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows in words; of a key with many lengths the first ones."""
-    rows, digits = rows.copy(), dict.fromkeys(RATIO, 3) | {"rounds": 0}
-    for name in rows.select_dtypes("number"):
-        words = f"{{:,.{digits.get(name, 1)}f}}".format
-        rows[name] = ["-" if pd.isna(value) else words(value) for value in rows[name]]
-    rows["case"] = [k if len(k) <= LONGEST_KEY else f"{k[:LONGEST_KEY]}..." for k in rows.case]
-    return rows
+    keys = [k if len(k) <= LONGEST_KEY else f"{k[:LONGEST_KEY]}..." for k in rows.case]
+    return in_words(rows.assign(case=keys), FORMATS)
 
 
 def _is_release(text: str) -> bool:
