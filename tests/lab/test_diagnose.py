@@ -313,9 +313,7 @@ def test_a_batch_size_that_no_mark_tells_is_taken_from_the_shape(path):
     assert found.patterns.empty and "--shape batch_size=N tells" in repr(found)
     full = attnlib.diagnose(path, batch_size=64)
     assert attnlib.diagnose(path, batch_size=1).patterns.empty, "one request delays no other"
-    with pytest.raises(
-        ValueError, match="heads must have 8 KV heads, as fa2's grid has, got '8/1'"
-    ):
+    with pytest.raises(ValueError, match="heads must have 8 KV heads, as fa2's grid has, got"):
         attnlib.diagnose(path, heads="8/1")
     assert full.patterns.pattern.tolist() == [PATTERNS[3].name]
     assert "--shape" not in repr(full) and attnlib.diagnose(path, batch_size=16).patterns.empty
@@ -427,9 +425,7 @@ def test_steps_of_other_layers_or_cut_ones_do_not_compare(tmp_path):
     one = attnlib.diagnose(served(*FA2_SPLIT, count=1, **DECODE).save(tmp_path / "one"))
     assert "one: 1 step, " in repr(one) and one.around()["us idle before"].isna().all()
     rows = TraceChange(one, one).table().set_index("part")
-    assert rows.before.isna().tolist() == [
-        part == "idle before the first layer" for part in rows.index
-    ]
+    assert rows.index[rows.before.isna()].tolist() == ["idle before the first layer"]
 
 
 FIELD = {
