@@ -51,8 +51,13 @@ LAB = set(
 """Modules of the extra `lab`."""
 
 
-def late(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
-    """A `__getattr__` for `package` that imports the module of a name when it is asked for."""
+def late(
+    package: str, homes: dict[str, str], *more: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of `package`: a name's module is imported when it is asked for.
+
+    `more` are names that it has besides.
+    """
 
     def find(name: str) -> Any:
         if name not in homes:
@@ -64,7 +69,7 @@ def late(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
                 raise ModuleNotFoundError(f"{package}.{name}: {advice}", name=error.name) from error
             raise
 
-    return find
+    return find, lambda: [*sorted(homes), *more]
 
 
 def install_advice(error: ModuleNotFoundError) -> str:
@@ -73,11 +78,7 @@ def install_advice(error: ModuleNotFoundError) -> str:
     return f'needs {module}: pip install "attnlib[lab]"' if module in LAB else ""
 
 
-__getattr__ = late(__name__, HOME)
-
-
-def __dir__() -> list[str]:
-    return [*sorted(HOME), "__version__"]
+__getattr__, __dir__ = late(__name__, HOME, "__version__")
 
 
 def load_ipython_extension(shell: Any) -> None:

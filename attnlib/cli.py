@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from . import doctor
 from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
-from .core.spec import LENGTHS
+from .core.spec import LENGTHS, MLA
 
 if TYPE_CHECKING:
     from .run.bisect import Bisection
@@ -113,12 +113,14 @@ def _diagnose(trace: str, after: str = "", shape: str = "", as_json: bool = Fals
     """Attention and kernels of a server's trace, known patterns, or what two differ in."""
     from .lab.diagnose import diagnose
 
-    pairs = [part.partition("=")[::2] for part in shape.split(",") if part]
+    parts = [part for part in shape.split(",") if part]
+    for part in parts:
+        if "=" not in part:
+            raise ValueError(f"--shape must be N=V, got {part!r}")
+    pairs = [part.partition("=")[::2] for part in parts]
     facts = {name: int(value) if value.isdecimal() else value for name, value in pairs}
     if len(facts) < len(pairs):
         raise ValueError(f"--shape must name each fact once, got {shape!r}")
-    if after and shape:
-        raise ValueError(f"--shape must go with one trace, whose gains it tells, got {after!r} too")
     answer = diagnose(trace, after, **facts)
     print(json.dumps(answer.to_dict(), indent=2) if as_json else answer)
 
@@ -236,8 +238,24 @@ def _compare(
         keys = cases.read_text("utf-8-sig", "replace") or "\n"
     upgrade = compare_releases(base, new, cases=keys, progress=tqdm, **how)
     print(json.dumps(upgrade.to_dict(), indent=2) if as_json else upgrade)
-    print(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
+    out = sys.stderr if as_json else sys.stdout
+    print(upgrade.conclusion, file=out)
+    if upgrade.gpu_time:
+        sources = {"base": base, "new": new} | ({"cases": cases} if cases else {})
+        print(f"{_compare_line(sources | how)}  # {upgrade.gpu_time}", file=out)
     return OUTCOMES[upgrade.outcome]
+
+
+def _compare_line(options: Mapping[str, Any]) -> str:
+    """The command line with these options; a layer has its page size."""
+    layers = options.get("models") or [options.get("heads")]
+    words, default = ["python", "-m", "attnlib", "compare"], parse_layer("1/1").page_size
+    sized = {} if {MLA, None} & {*layers} else {"page_size": default}
+    for name, value in ({**options} | sized | {**options}).items():
+        words.append(f"--{'model' if name == 'models' else name.replace('_', '-')}")
+        value = f"{100 * value:g}%" if name == "not_slower" else value
+        words += map(str, value if isinstance(value, list) else [value])
+    return shlex.join(words)
 
 
 def _percent(text: str) -> float:

@@ -34,4 +34,4 @@ HOME = {
 }
 """Public name -> the module that has it."""
 
-__getattr__ = late(__name__, HOME)
+__getattr__, __dir__ = late(__name__, HOME)

@@ -3,14 +3,14 @@
 The template escapes every string, and its colours are those of JupyterLab's theme.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-MAX_ROWS, NO_BAR = 20, -1.0
+MAX_ROWS, NO_BAR, NOTHING = 20, -1.0, "-"
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE = (TEMPLATES / "card.css").read_text(encoding="utf-8")
 
@@ -90,6 +90,16 @@ def as_text(card: Card) -> str:
     code = [card.code_caption, card.code, ""] if card.code else []
     text = "\n".join([card.title, *card.notes, *facts, *body, "", *code, card.footer])
     return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def in_words(table: pd.DataFrame, forms: Mapping[str, str]) -> pd.DataFrame:
+    """The table with each column in its form (`,.1f`), else as it is; `NOTHING` for NaN."""
+    words = {
+        name: [NOTHING if pd.isna(value) else format(value, forms[name]) for value in table[name]]
+        for name in forms
+        if name in table
+    }
+    return table.assign(**words).where(table.notna(), NOTHING)
 
 
 def _shown(caption: str, table: pd.DataFrame, bars: Sequence[float]) -> tuple[object, ...]:

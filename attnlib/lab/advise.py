@@ -8,18 +8,17 @@ what it loses on layers left out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from ..core.layer import lengths_of_case, words_of_lengths
-from ..core.spec import ELEMENT_BYTES, AttnSpec, require_int, require_word
-from ..draw.cards import Card, Shown
+from ..core.spec import AttnSpec, require_int, require_word
+from ..draw.cards import Card, Shown, in_words
 from ..kinds.decode.case import DecodeCase
 from ..kinds.lengths import sample_seq_lens
 from ..run import store
@@ -28,16 +27,13 @@ from ..select import Call, Choice, explain
 from ..select.facts import gpu_named
 from ..select.libraries import AUTO, find
 from ..studies import STUDIES, plan_rivals, random_batches
-from ..studies.next_step import OTHER_KERNEL
+from ..studies.next_step import OTHER_KERNEL, features, kernel_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NEAREST, SHOWN_BATCHES, SHOWN_CALLS = 16, 3, 2
 RECORDED_GPU = "sm90"
-GROUP_WEIGHT = 3.0
-"""Weight of a factor of two in query heads per KV head. It and `OTHER_KERNEL` were chosen among 24
-settings by `neighbour_loss`."""
 PRESENT_PLANNER = "2026-11-26"
 DRAWS = {
     "all layers": (random_batches.STUDY.name, "H200", "0.7.2"),
@@ -135,7 +131,7 @@ class Advice(Shown):
         if self.choice.gpu != RECORDED_GPU:
             notes.append(f"No batch is on record of {self.choice.gpu}: these are of {gpus}.")
         for name, words in NAMES.items():
-            recorded, value = sorted({*self.nearest[name]}), _kernel(self.layer)[name]
+            recorded, value = sorted({*self.nearest[name]}), kernel_of(self.layer)[name]
             if value not in recorded:
                 words = f"{words} {value}: these are of {', '.join(map(str, recorded))}"
                 notes.append(f"No batch near it is on record of {words}.")
@@ -144,7 +140,6 @@ class Advice(Shown):
         if not self.ours:
             notes.append(f"No batch near it is on record of {self.choice.kernel or 'the pick'}.")
         table = self.table()
-        ratios = table.select_dtypes("float")
         repeated = self.nearest[self.nearest.rounds > 1]
         batches = self.nearest.head(SHOWN_BATCHES)
         best = [batches[name] for name in SHOWN if name in batches]
@@ -169,9 +164,7 @@ class Advice(Shown):
                 ("spread of rounds", f"{repeated.spread.median():.1%} (median)"),
                 *self._this_call(),
             ],
-            table=table.assign(
-                **{n: table[n].map("{:.3f}".format).where(table[n].notna(), "-") for n in ratios}
-            ),
+            table=in_words(table, dict.fromkeys(table.select_dtypes("float"), ".3f")),
             caption="backends among the nearest recorded batches",
             footer=f"distance: sum of differences of log2({FEATURES})",
             more=[("the nearest of them", rows)],
@@ -211,7 +204,7 @@ def advise(
     stated = replace(stated, kv_lens=kv_lens, graph=True, pinned_page=pinned)
     require_word("backend", backend, find(library)[0].policies_for("decode"))
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
-    choice = explain(layer, mode="decode", call=stated, env={}, **how)
+    choice = explain(layer, mode="decode", call=stated, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)
     batches = recorded_batches(_draw_of(layer, gpu))
     if layer.page_size % 16:
@@ -228,28 +221,18 @@ def advise(
 
 def recorded_calls(case: DecodeCase) -> pd.DataFrame:
     """The records of a call in all studies: a row per study, GPU, timer and backend, fastest first
-    of each; the median time (us) and the rounds of the newest release."""
-    pairs = [(study, machine) for study in STUDIES for machine in store.machines(study)]
-    calls = _decode_calls(tuple((*pair, store.stamp(*pair)) for pair in pairs))
-    return calls[calls.key == case.key].drop(columns="key").reset_index(drop=True)
-
-
-@lru_cache(maxsize=1)
-def _decode_calls(sources: tuple[tuple[str, str, object], ...]) -> pd.DataFrame:
-    """The table of `recorded_calls` of all calls, by their `key`; files that change make a new one.
+    of each; the median time (us) and the rounds of the newest release.
 
     Records of a library that was installed have no release, and are the oldest.
     """
     tables = []
-    for study, machine, _ in sources:
-        rows = store.load(study, machine)
-        is_decode = rows.case.map(lambda case: isinstance(case, DecodeCase)).astype(bool)
-        tables.append(rows[is_decode & (rows.status == "ok") & ~rows.throttled.astype(bool)])
+    for frame in (store.load(name, at) for name in STUDIES for at in store.machines(name)):
+        good = (frame.status == "ok") & ~frame.throttled.astype(bool)
+        tables.append(frame[good & (frame.case == case)])
     rows = pd.concat(tables, ignore_index=True)
-    rows = rows.assign(key=[case.key for case in rows.case])
-    by = ["key", "study", "gpu", "timer", "backend"]
     rows = rows.assign(age=rows.release.map(lambda release: Version(release or "0")))
     rows = rows.sort_values("age", kind="stable")
+    by = ["study", "gpu", "timer", "backend"]
     newest = rows.groupby(by).release.transform("last")
     times = rows[rows.release == newest].groupby([*by, "release"]).run_us
     table = times.agg(us="median", rounds="size").reset_index()
@@ -259,27 +242,11 @@ def _decode_calls(sources: tuple[tuple[str, str, object], ...]) -> pd.DataFrame:
 def distances(layer: AttnSpec, lens: NDArray[np.int64], rows: pd.DataFrame) -> NDArray[np.float64]:
     """How far the recorded batches are from a call: 1 is a factor of two in one feature."""
     apart = np.zeros(len(rows))
-    for name, value in _features(layer, lens).items():
+    for name, value in features(layer, lens).items():
         apart += np.abs(rows[name].to_numpy() - value)
-    for name, kind in _kernel(layer).items():
+    for name, kind in kernel_of(layer).items():
         apart += OTHER_KERNEL * (rows[name].to_numpy() != kind)
     return apart
-
-
-def _kernel(layer: AttnSpec) -> dict[str, int]:
-    """What has kernels of its own."""
-    query_bytes, kv_bytes = ELEMENT_BYTES[layer.dtype], ELEMENT_BYTES[layer.kv_dtype]
-    return {"head_dim": layer.head_dim, "kv_bytes": kv_bytes, "query_bytes": query_bytes}
-
-
-def _features(layer: AttnSpec, lengths: NDArray[np.int64]) -> dict[str, float]:
-    tokens = int(lengths.sum())
-    return {
-        "log_tokens": math.log2(tokens * layer.num_kv_heads),
-        "log_batch": math.log2(len(lengths)),
-        "log_skew": math.log2(int(lengths.max()) * len(lengths) / tokens),
-        "log_group": GROUP_WEIGHT * math.log2(layer.group_size),
-    }
 
 
 def _draw_of(layer: AttnSpec, gpu: str) -> str:
@@ -306,9 +273,9 @@ def recorded_batches(draw: str = "all layers") -> pd.DataFrame:
     spread = (ends["max"] / ends["min"] - 1).groupby(keys, sort=False).max()
     table = wide.assign(rounds=rounds, spread=spread).reset_index()
     cases = table.case
-    features = (_features(case.spec, sample_seq_lens(case)) | _kernel(case.spec) for case in cases)
+    sizes = (features(case.spec, sample_seq_lens(case)) | kernel_of(case.spec) for case in cases)
     machines = rows.drop_duplicates("machine").set_index("machine")
-    return pd.concat([table, pd.DataFrame(features)], axis=1).assign(
+    return pd.concat([table, pd.DataFrame(sizes)], axis=1).assign(
         heads=[case.spec.heads for case in cases],
         gpu=table.machine.map(machines.gpu),
         day=table.machine.map(machines.started_at.str[:10]),

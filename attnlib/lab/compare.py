@@ -16,14 +16,14 @@ from statistics import median
 import numpy as np
 import pandas as pd
 
-from ..draw.cards import Card, Shown
+from ..draw.cards import Card, Shown, in_words
 from ..measure.spans import per_call
 from ..measure.stats import LONG_MARGIN
 from .profile import Profile
 
 NO_VERDICT = "Two profiles show what changed; a verdict on speed takes rounds in fresh processes."
 MIDDLE_HALF = (25, 75)
-FORMATS = ("{:g}", "{:g}", "{:,.2f}", "{:,.2f}", "{:+,.2f}")
+FORMATS = ("g", "g", ",.2f", ",.2f", "+,.2f")
 """Of the numbers of a table's row."""
 
 
@@ -56,8 +56,7 @@ class Difference(Shown):
     def card(self) -> Card:
         """The changes, and what they come to for the whole call."""
         table = self.table()
-        numbers = zip(table.columns[2:], FORMATS, strict=True)
-        words = {name: table[name].map(form.format) for name, form in numbers}
+        forms = dict(zip(table.columns[2:], FORMATS, strict=True))
         tally = table.change.value_counts()
         changes = ", ".join(f"{count} {word}" for word, count in tally.items()) or "nothing ran"
         facts = []
@@ -67,7 +66,7 @@ class Difference(Shown):
             title=f"{self.a.name} (a) to {self.b.name} (b): {self.a.row_word}s {changes}",
             notes=[note for note in dict.fromkeys((self.a.note, self.b.note, NO_VERDICT)) if note],
             facts=facts,
-            table=table.assign(**words),
+            table=in_words(table, forms),
             caption=f"{self.a.row_word}s of a call, times in microseconds",
             footer=f"a: {self.a.origin}; b: {self.b.origin}",
         )

@@ -7,6 +7,7 @@ traced.
 """
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,17 +19,20 @@ import pandas as pd
 
 from ..core.backends.table import family_of, role_of
 from ..draw import charts, style
-from ..draw.cards import Card, Shown
+from ..draw.cards import Card, Shown, in_words
 from ..measure.spans import busy_us
 from ..measure.stats import FASTER, SLOWER
 from ..measure.steps import Step
-from .diagnosis import Diagnosis, read_diagnosis, times_by
+from .diagnosis import Diagnosis, calls_in, read_diagnosis, times_by
+from .patterns import PATTERNS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_ROWS, ROW_INCHES, LONGEST_NAMES = 12, 0.3, 80
 NO_PART: dict[str, Any] = {"us": 0.0, "launches": 0.0, "kernels": {}}
+FORMATS = {"before": ",.1f", "after": ",.1f", "after - before": "+,.1f", "ratio": ".2f"}
+ATTENTION = "attention"
 WHOLE, BUSY, BEFORE, WITHIN = "whole step", "GPU busy", "idle before the first layer", "idle later"
 
 
@@ -107,29 +111,34 @@ class TraceChange(Shown):
 
     @property
     def patterns(self) -> dict[str, list[str]]:
-        """Known patterns that came with `after`, that went, and that both show."""
-        a, b = (
-            list(side.patterns.pattern) if len(side.patterns) else []
-            for side in (self.before, self.after)
-        )
-        return {
-            "new": [name for name in b if name not in a],
-            "gone": [name for name in a if name not in b],
-            "in both": [name for name in a if name in b],
-        }
+        """Known patterns that came with `after`, that went, that both show, and that one trace
+        shows and the other cannot: why."""
+        told: dict[str, list[str]] = {"new": [], "gone": [], "in both": []}
+        sides = (self.before, self.after)
+        for pattern in PATTERNS:
+            a, b = (len(s.patterns) and pattern.name in {*s.patterns.pattern} for s in sides)
+            word, other = ("new", "before") if b else ("gone", "after")
+            lacks = (self.before if b else self.after).lacks
+            blind = [name for name in lacks if name in ("decode steps", *pattern.needs)]
+            if a and b:
+                told["in both"].append(pattern.name)
+            elif (a or b) and blind:
+                why = f"{pattern.name} (no {', '.join(blind)})"
+                told.setdefault(f"unseen in {other}", []).append(why)
+            elif a or b:
+                told[word].append(pattern.name)
+        return told
 
     def card(self) -> Card:
         """Steps, the parts that changed most, and the patterns."""
         whole = self.rows[self.rows.part == WHOLE]
         title = ", ".join(
-            f"{row.step} {row.before:,.0f} to {row.after:,.0f} us ({row.ratio:.2f} x)"
+            self._per_call(row.step)
+            or f"{row.step} {row.before:,.0f} to {row.after:,.0f} us ({row.ratio:.2f} x)"
             for row in whole.itertuples()
         )
         shown = self.rows.groupby("step", sort=False).head(MOST_ROWS)
-        numbers = {name: shown[name].map("{:,.1f}".format) for name in ("before", "after")}
-        numbers["after - before"] = shown["after - before"].map("{:+,.1f}".format)
-        numbers["ratio"] = shown.ratio.map("{:.2f}".format).where(shown.ratio.notna(), "-")
-        numbers["kernels"] = shown.kernels.map(lambda names: charts.shorten(names, LONGEST_NAMES))
+        kernels = shown.kernels.map(lambda names: charts.shorten(names, LONGEST_NAMES))
         patterns = [
             (f"pattern {word}", name) for word, names in self.patterns.items() for name in names
         ]
@@ -137,14 +146,21 @@ class TraceChange(Shown):
             title=f"{self._name(self.before)} to {self._name(self.after)}: {title}",
             notes=self._notes(),
             facts=patterns,
-            table=shown.assign(**numbers),
+            table=in_words(shown.assign(kernels=kernels), FORMATS),
             caption="microseconds a step, medians over the steps of a kind, as traced",
             footer=self.origin,
         )
 
     def _notes(self) -> list[str]:
         notes = ["Two traces show what changed; a profiler slows both, and no verdict is given."]
+        sides = {"before": self.before.blind(), "after": self.after.blind()}
+        for note in dict.fromkeys([*sides["before"], *sides["after"]]):
+            where = [name for name, said in sides.items() if note in said]
+            notes.append(note if len(where) > 1 else f"{where[0]}: {note}")
         for kind in self.kinds:
+            if self._per_call(kind):
+                words = "other layers, or cut steps: their times do not compare"
+                notes.append(f"Attention calls of {kind} steps differ ({words}).")
             sizes = [
                 sorted({step.batch_size for step in side.steps if step.kind == kind} - {0})
                 for side in (self.before, self.after)
@@ -157,6 +173,17 @@ class TraceChange(Shown):
         if self.before.trace.gpu != self.after.trace.gpu:
             notes.append("The traces are of different GPUs.")
         return notes
+
+    def _per_call(self, kind: str) -> str:
+        """Times per attention call of a kind of step whose calls differ; else empty."""
+        sides = (self.before, self.after)
+        calls = [median(calls_in(s) for s in side.steps if s.kind == kind) for side in sides]
+        if calls[0] == calls[1]:
+            return ""
+        (row,) = self.rows[(self.rows.step == kind) & (self.rows.part == ATTENTION)].itertuples()
+        a, b = (us / count for us, count in zip((row.before, row.after), calls, strict=True))
+        words = f"{kind}: attention {a:,.1f} to {b:,.1f} us per call"
+        return f"{words}, {calls[0]:g} to {calls[1]:g} calls a step"
 
     def _name(self, side: Diagnosis) -> str:
         return os.path.basename(side.trace.path)
@@ -178,13 +205,14 @@ def diagnose(
 
 def _parts(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
     """Part of a step -> its microseconds (median), launches (median) and the kernels in it."""
-    idle = [s.idle_ahead_us for s in steps]
+    idle, known = [s.idle_ahead_us for s in steps], [s for s in steps if not s.begins]
     length = [s.body[-1].end_us - s.work[0].start_us for s in steps]
     busy = [busy_us(s.work) for s in steps]
     later = [max(0.0, a - b - c) for a, b, c in zip(length, busy, idle, strict=True)]
+    before = [s.idle_ahead_us for s in known] or [math.nan]
     parts = {
         name: NO_PART | {"us": median(us)}
-        for name, us in {WHOLE: length, BUSY: busy, BEFORE: idle, WITHIN: later}.items()
+        for name, us in {WHOLE: length, BUSY: busy, BEFORE: before, WITHIN: later}.items()
     }
     kernels: dict[str, dict[str, None]] = {}
     for name in dict.fromkeys(span.name for step in steps for span in step.work):
@@ -197,7 +225,7 @@ def _parts(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
 
 def _part_of(kernel: str) -> str:
     """The row that a kernel is counted in: attention, its role beside attention, or its name."""
-    return "attention" if family_of(kernel) else role_of(kernel) or kernel
+    return ATTENTION if family_of(kernel) else role_of(kernel) or kernel
 
 
 def _row(kind: str, part: str, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:

@@ -4,11 +4,13 @@ A trace is slower than the server was; shares and counts are the trace's, gains 
 """
 
 import json
+import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from statistics import median
 from typing import Any
 
@@ -25,15 +27,28 @@ from .patterns import PATTERNS, SIZES, STATED, WAITING, gained, kind_of, ran, ti
 
 MOST_KERNELS = 12
 DECODES = (DECODE, VERIFY)
+NEEDS = {
+    "marks": "No marks of steps: kernels tell decode from prefill, copies of lengths are unseen.",
+    "batch size": "No batch size: --shape batch_size=N tells whether fa2 splits requests.",
+    "launches": "No calls of the CUDA API: launches, graphs and waits of the host are unseen.",
+    "count of SMs": "Its SMs are not counted: whether a kernel has few blocks is unseen.",
+    "decode steps": "No decode step: the patterns are of decode and verification.",
+    "template arguments": "Names are without template arguments: fa2's tiles are unseen.",
+}
+"""What a pattern may need (`Pattern.needs`) -> what is said where a trace lacks it."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Diagnosis(Shown):
-    """What a trace shows; `shape` is what the trace and the caller tell of the layer."""
+    """What a trace shows; `shape` is what the trace and the caller tell of the layer.
+
+    `cut` says which steps at its ends are left out, as fewer calls of them are in the trace.
+    """
 
     trace: Trace
     steps: list[Step]
     shape: dict[str, Any]
+    cut: str = ""
 
     @cached_property
     def decodes(self) -> list[Step]:
@@ -70,13 +85,13 @@ class Diagnosis(Shown):
         rows = [
             {
                 "step": step.kind,
-                "attention calls": _calls(step),
+                "attention calls": calls_in(step),
                 "launches": len(step.work),
                 "us busy": busy_us(step.work),
                 "in a graph": step.in_graph,
                 "launches before": len(step.ahead),
                 "of metadata": sum(role_of(span.name) == "metadata" for span in step.ahead),
-                "us idle before": step.idle_ahead_us,
+                "us idle before": math.nan if step.begins else step.idle_ahead_us,
                 "us the host waits": busy_us(step.waits),
                 "copies to the host": sum(span.name == "Memcpy DtoH" for span in step.ahead),
             }
@@ -84,6 +99,20 @@ class Diagnosis(Shown):
         ]
         kinds = pd.DataFrame(rows, columns=None if rows else ["step"]).groupby("step", sort=False)
         return kinds.median().assign(steps=kinds.size()).round(1).reset_index()
+
+    @cached_property
+    def lacks(self) -> list[str]:
+        """What of `NEEDS` the trace does not have."""
+        trace, fa2 = self.trace, [span for step in self.decodes for span in ran(step, "fa2")]
+        has = {
+            "marks": trace.marks,
+            "batch size": not fa2 or any(step.batch_size for step in self.decodes),
+            "launches": trace.has_launches,
+            "count of SMs": trace.num_sms,
+            "decode steps": self.decodes,
+            "template arguments": not fa2 or tile_rows(fa2[0]),
+        }
+        return [name for name, there in has.items() if not there]
 
     @cached_property
     def patterns(self) -> pd.DataFrame:
@@ -116,34 +145,21 @@ class Diagnosis(Shown):
 
     def unseen(self) -> list[str]:
         """What the trace could not show."""
-        trace, fa2 = self.trace, [s for step in self.decodes for s in ran(step, "fa2")]
-        waiting = [s for s in self.decodes if s.idle_ahead_us > WAITING * busy_us(s.work)]
-        idle = median(step.idle_ahead_us for step in waiting) if waiting else 0
-        visible = {
-            "The lengths of the requests are in no trace.": True,
-            "No marks of steps: kernels tell decode from prefill, copies of lengths are unseen.": (
-                not trace.marks
-            ),
-            "No batch size: --shape batch_size=N tells whether fa2 splits requests.": (
-                bool(fa2) and not any(step.batch_size for step in self.decodes)
-            ),
-            "No calls of the CUDA API: launches, graphs and waits of the host are unseen.": (
-                not any(span.launch in trace.launched_us for span in trace.work)
-            ),
-            f"The GPU idles for {idle:,.0f} us before the first layer; a profiler adds to it.": (
-                2 * len(waiting) > len(self.decodes)
-            ),
-            "The GPU is not named.": not trace.gpu,
-            "Its SMs are not counted: whether a kernel has few blocks is unseen.": (
-                not trace.num_sms
-            ),
-            f"Of {trace.gpus} GPUs only the one that ran most is looked at.": trace.gpus > 1,
-            "No decode step: the patterns are of decode and verification.": not self.decodes,
-            "Names are without template arguments: fa2's tiles are unseen.": (
-                bool(fa2) and not tile_rows(fa2[0])
-            ),
-        }
-        return [words for words, so in visible.items() if so]
+        notes = ["The lengths of the requests are in no trace.", *self.blind()]
+        idle = [step.idle_ahead_us for step in self.decodes if not step.begins]
+        waits = [s.idle_ahead_us > WAITING * busy_us(s.work) for s in self.decodes if not s.begins]
+        if 2 * sum(waits) > len(waits):
+            us = f"{median(compress(idle, waits)):,.0f} us"
+            notes.append(f"The GPU idles for {us} before the first layer; a profiler adds to it.")
+        return notes
+
+    def blind(self) -> list[str]:
+        """What traces of other settings show."""
+        notes = [self.cut, *(NEEDS[name] for name in self.lacks)]
+        notes += [] if self.trace.gpu else ["The GPU is not named."]
+        if self.trace.gpus > 1:
+            notes.append(f"Of {self.trace.gpus} GPUs only the one that ran most is looked at.")
+        return [note for note in notes if note]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -154,13 +170,13 @@ class Diagnosis(Shown):
 
     def card(self) -> Card:
         """Facts, kernels, and the patterns that show."""
-        count = len(self.patterns)
+        count, steps, around = len(self.patterns), len(self.steps), self.around()
         facts = [pair for row in self.patterns.to_dict("records") for pair in row.items()]
         facts += self.shape.items()
         if not self.steps:
             facts.append(("no attention", "of the known kernels; by time there ran the following"))
         return Card(
-            title=f"{os.path.basename(self.trace.path)}: {len(self.steps)} steps, "
+            title=f"{os.path.basename(self.trace.path)}: {steps} step{'s' * (steps != 1)}, "
             f"{count or 'no'} known pattern" + "s" * (count > 1),
             notes=self.unseen(),
             facts=[(name, str(value)) for name, value in facts],
@@ -169,7 +185,7 @@ class Diagnosis(Shown):
             footer=self.origin,
             more=[
                 ("all kernels by time", self.kernels().head(MOST_KERNELS).round(3)),
-                ("steps, and what runs before the first layer", self.around()),
+                ("steps, and what runs before the first layer", around.where(around.notna(), "-")),
             ],
         )
 
@@ -185,11 +201,18 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Di
         if name.endswith("dtype"):
             require_word(name, value, ELEMENT_BYTES)
     trace, stated = read_trace(path), shape.get("batch_size", 0)
+    found, cut = _whole(find_steps(trace, kind_of))
     steps = [
         replace(step, batch_size=stated) if step.kind in DECODES and not step.batch_size else step
-        for step in find_steps(trace, kind_of)
+        for step in found
     ]
-    diagnosis = Diagnosis(trace, steps, {})
+    diagnosis = Diagnosis(trace, steps, {}, cut)
+    grids = {span.grid for step in diagnosis.decodes for span in ran(step, "fa2")}
+    kv_heads = {grid[-1] for grid in grids if len(grid) > 2}
+    heads = str(shape.get("heads", ""))
+    if kv_heads and heads and parse_layer(heads).num_kv_heads not in kv_heads:
+        counts = " or ".join(map(str, sorted(kv_heads)))
+        raise ValueError(f"heads must have {counts} KV heads, as fa2's grid has, got {heads!r}")
     sizes = [step.batch_size for step in diagnosis.decodes if step.batch_size]
     if stated and sizes and stated not in sizes:
         raise ValueError(f"batch_size must be as marked, {sorted({*sizes})}, got {stated}")
@@ -197,10 +220,24 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Di
     return diagnosis
 
 
+def _whole(steps: list[Step]) -> tuple[list[Step], str]:
+    """The steps without a first or last one that has fewer attention calls than the others of its
+    kind, and what was left out."""
+    cut: dict[int, str] = {}
+    for name, end in (("first", 0), ("last", len(steps) - 1)) if steps else ():
+        kind, calls = steps[end].kind, calls_in(steps[end])
+        inner = [calls_in(step) for step in steps[1:-1] if step.kind == kind]
+        most = min(inner) if inner else max(calls_in(s) for s in steps if s.kind == kind)
+        if calls < most:
+            cut[end] = f"the {name} ({calls} attention calls of {most})"
+    whole = [step for place, step in enumerate(steps) if place not in cut]
+    return whole, f"Steps that are cut are left out: {', '.join(cut.values())}." if cut else ""
+
+
 def kernel_rows(kind: str, steps: Sequence[Step]) -> list[dict[str, Any]]:
     """A row per kernel of these steps of one kind, most time first: medians over the steps."""
     busy = [busy_us(step.work) or 1.0 for step in steps]
-    attention = [_calls(step) for step in steps]
+    attention = [calls_in(step) for step in steps]
     rows = []
     for name, us in times_by(steps, lambda span: span.name).items():
         family, sums = family_of(name), [sum(times) for times in us]
@@ -229,7 +266,7 @@ def times_by(steps: Sequence[Step], key: Callable[[Span], str]) -> dict[str, lis
     return times
 
 
-def _calls(step: Step) -> int:
+def calls_in(step: Step) -> int:
     """Attention calls of a step: launches of its most frequent attention kernel; 1 without any."""
     counts = Counter(span.name for span in step.attention).most_common(1)
     return counts[0][1] if counts else 1

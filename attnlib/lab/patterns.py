@@ -35,6 +35,11 @@ PLANNED = ("fa2", "fa3", "cuda-cores", "batch-attention", "mla-fa2", "mla-fa3")
 OUR_PLAN = "plan_kernel"
 PLANS = {"Memcpy HtoD", OUR_PLAN}
 """What brings a plan to the GPU."""
+SCHEDULES = {"prepare_varlen_num_blocks_kernel", "step_metadata_kernel"}
+COMBINE = "FlashAttnFwdCombine"
+"""What writes FlashAttention-3's schedule, and what merges the requests that it splits."""
+GRAPH_GAP_US = 1.0
+"""Idle time per kernel above that of every graph in data/traces (0.05 to 0.4)."""
 WAITING = 0.2
 """Idle time before a step over its busy time, from which the GPU is said to wait."""
 COLUMNS_PER_BLOCK = {
@@ -63,7 +68,8 @@ class Evidence:
 class Pattern:
     """A pattern; `since` says which releases have it and where that was read.
 
-    `gain` is its key in data/gains.json, empty if no record supports the fix.
+    `gain` is its key in data/gains.json, empty if no record supports the fix. `needs` are what a
+    trace must have to show it, of `diagnosis.NEEDS`.
     """
 
     name: str
@@ -72,6 +78,7 @@ class Pattern:
     since: str
     notebook: str
     gain: str = ""
+    needs: Sequence[str] = ()
 
 
 def tile_rows(span: Span) -> int:
@@ -137,6 +144,8 @@ def fa2_unsplit(trace: Trace, step: Step) -> Evidence | None:
     if not calls or not calls[0].grid or planned_on_gpu(step):
         return None
     tiles, *heads = calls[0].grid
+    if (step.batch_size or tiles) == 1:  # one request delays no other
+        return None
     room, blocks = 2 * trace.num_sms, (step.batch_size or tiles) * math.prod(heads)
     spare = step.batch_size != tiles and (not step.batch_size or blocks < room)
     if blocks > 2 * room or ran(step, "merge") and spare:
@@ -218,11 +227,11 @@ def whole_table_copied(trace: Trace, step: Step) -> Evidence | None:
 
 def old_schedule(trace: Trace, step: Step) -> Evidence | None:
     """FlashAttention-3 splits requests, and no schedule was written since the step before."""
-    written = [*ran(step, "prepare"), *(s for s in step.work if s.name == "step_metadata_kernel")]
-    calls = ran(step, "flash-attn-3")
-    if written or not calls or not ran(step, "merge"):
+    calls, names = ran(step, "flash-attn-3"), {span.name for span in step.work}
+    if not calls or SCHEDULES & names or COMBINE not in names:
         return None
-    return _kernels(calls, ", requests are split, no kernel writes the schedule in this step")
+    where = "in this step" if SCHEDULES & trace.names else "in this trace: another may write it"
+    return _kernels(calls, f", requests are split, no kernel writes the schedule {where}")
 
 
 def old_plan(trace: Trace, step: Step) -> Evidence | None:
@@ -238,11 +247,11 @@ def old_plan(trace: Trace, step: Step) -> Evidence | None:
 
 def outside_graph(trace: Trace, step: Step) -> Evidence | None:
     """Attention is launched kernel by kernel, and the GPU idles between them."""
-    if step.in_graph:
+    if step.in_graph or not trace.has_launches:
         return None
     idle = sum(gap.length_us for gap in find_gaps(step.body))
     text = "attention launched one by one; the GPU idles between kernels"
-    return Evidence(text, idle) if idle else None
+    return Evidence(text, idle) if idle > GRAPH_GAP_US * len(step.body) else None
 
 
 SHOWS = {

@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from ..core.spec import require_int, require_word
-from ..draw.cards import Card, Shown
+from ..draw.cards import Card, Shown, in_words
 from ..measure.files import write_whole
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
 from ..run.store import data_root
@@ -31,7 +31,7 @@ DEVICES = ("auto", "cuda", "cpu")
 CALLS, WARM_UP = 10, 3
 NOT_RECORDED = {"note", "spans", "packed_trace"}
 RECORDED_KINDS = ("kernel", "memcpy", "memset", "call")
-TIMES = ("us", "us each", "shortest", "longest")
+FORMATS = dict.fromkeys(("us", "us each", "shortest", "longest"), ",.2f")
 BLIND = (
     "torch.profiler saw no CUDA call, not even its own: is CUPTI in use by another tool? "
     "device='cpu' shows the operators"
@@ -168,14 +168,12 @@ class Profile(Shown):
     def card(self) -> Card:
         """The table, and what it does not hold."""
         table = self.table()
-        words = {name: table[name].map("{:,.2f}".format) for name in TIMES}
-        words[self.launch_word] = table[self.launch_word].map("{:g}".format)
-        words["share"] = (100 * table.share).map("{:.1f} %".format)
+        share = (100 * table.share).map("{:.1f} %".format)
         return Card(
             title=f"{self.name}: {self.headline}",
             notes=[self.note] if self.note else [],
             facts=self._facts(),
-            table=table.assign(**words),
+            table=in_words(table.assign(share=share), FORMATS | {self.launch_word: "g"}),
             caption=f"{self.row_word}s of a call, times in microseconds",
             footer=f"{self.origin}; the callable itself ran {self.ran} times",
             bars=table.share.tolist(),

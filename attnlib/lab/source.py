@@ -168,7 +168,7 @@ def find_source(
         raise ValueError(f"machine must be left out with records='live', got {machine!r}")
     if records == LIVE or (not records and not machine and mode() == LIVE and model != MLA):
         if reason := why_not_live(model):
-            raise RuntimeError(f"records='live' must be measured on a CUDA GPU: {reason}")
+            raise RuntimeError(f"{model} must be measured on a CUDA GPU: {reason}")
         here = machine_slug(describe(DEVICE))
         return Source(LIVE, here, store.frame(store.recover(EXPLORER, here)))
     pairs = sources_of(model)

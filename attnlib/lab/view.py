@@ -22,7 +22,7 @@ from ..core.backends import unavailable, unsupported
 from ..core.backends.table import BACKENDS, FAMILIES, installed_version
 from ..core.layer import lengths_of_case, name_of
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
-from ..draw.cards import Card, Shown
+from ..draw.cards import NOTHING, Card, Shown, in_words
 from ..kinds.cost import Ceilings
 from ..measure.stats import judge_ratios
 from ..run import store
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 ENGINES = ("sglang==0.5.23", "vllm==0.33.0")
 """The newest releases whose rules were read."""
 LIBRARY = "flashinfer-python"
-NOTHING = "-"
 ROW_INCHES = 0.42
 KERNEL_LETTERS = 64
 FORMATS = {
@@ -56,6 +55,7 @@ FORMATS = {
     "kernels a call": "g",
     "launches a call": "g",
     "ratio": ".2f",
+    "rounds": "d",
     "share": ".0%",
     "margin": ".1%",
 }
@@ -305,15 +305,15 @@ class View(Shown):
             title=f"{self.where}: {self.choice.case.label}",
             notes=[self.served, *self.notes],
             facts=[*self.facts.items()],
-            table=_in_words(times),
+            table=in_words(times, FORMATS),
             caption=f"Time of one call on {self.gpu}{self.release}: median over fresh processes",
             bars=self.times.share.fillna(0).tolist() if self.bounds_us else [],
             footer=f"{self.gpu}{self.release}; us is microseconds; share is the time at the "
             "ceiling over the time taken.",
             more=(
-                ("Compared, paired round by round", _in_words(pd.DataFrame(compared))),
-                ("Kernels of one call, from the trace", _in_words(kernels)),
-                ("What the rules pick", _in_words(self.rules)),
+                ("Compared, paired round by round", in_words(pd.DataFrame(compared), FORMATS)),
+                ("Kernels of one call, from the trace", in_words(kernels, FORMATS)),
+                ("What the rules pick", in_words(self.rules, FORMATS)),
             ),
             code=self.call,
         )
@@ -385,15 +385,6 @@ def _good(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows.status == "ok") & ~rows.throttled.astype(bool)]
 
 
-def _in_words(table: pd.DataFrame) -> pd.DataFrame:
-    """The table rounded for reading, NaN as `NOTHING`."""
-    words = {}
-    for name in table:
-        form = FORMATS.get(name, "")
-        words[name] = [NOTHING if pd.isna(value) else format(value, form) for value in table[name]]
-    return pd.DataFrame(words)
-
-
 def _rule(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> tuple[str, str]:
     """What `library` runs by its own rule on a GPU such as `sm90`, by our name if any, and why."""
     mode, call = "decode", Call()
@@ -402,7 +393,7 @@ def _rule(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> tuple[str, str]:
         kv_dtype = "bfloat16" if spec.kv_format == "bfloat16" else "float8_e4m3fn"
         spec = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size, kv_dtype=kv_dtype)
     try:
-        choice = explain(spec, mode=mode, gpu=gpu, library=library, call=call, env={})
+        choice = explain(spec, mode=mode, gpu=gpu, library=library, call=call)
     except ValueError as error:
         return NOTHING, f"no rule on record: {error}"
     if choice.problem:

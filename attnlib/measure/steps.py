@@ -14,7 +14,7 @@ capture it and run prefill eagerly, and the kernel is asked otherwise.
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from typing import Any
 
@@ -48,6 +48,7 @@ class Step:
     `body` begins with that kernel; `attention` are those of `body` that are attention. `waits` are
     the host's from the launch of the first of `ahead` to that of the attention. `batch_size` is 0
     where no mark tells it; `marked` are those of `ahead` that were launched under the step's mark.
+    `begins` is true of the first step where the trace has nothing of what ran before it.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class Step:
     attention: Sequence[Span]
     waits: Sequence[Span]
     marked: Sequence[Span]
+    begins: bool = False
 
     @property
     def work(self) -> list[Span]:
@@ -109,6 +111,11 @@ def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
         attention, marked = ([work[at] for at in places] for places in (run, mine))
         steps.append(Step(kind, batch, ahead, body, attention, waits, marked))
         begin = max(begin, end)
+    if steps and steps[0].work[0] is work[0]:
+        count = len(steps[0].ahead)
+        more = [len(step.ahead) for step in steps[1:] if step.kind == steps[0].kind]
+        alone = count == len(steps[0].marked) or count < min(more, default=0)
+        steps[0] = replace(steps[0], begins=alone)
     return steps
 
 

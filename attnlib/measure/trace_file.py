@@ -74,6 +74,11 @@ class Trace:
         """The names of all work."""
         return frozenset(span.name for span in self.work)
 
+    @cached_property
+    def has_launches(self) -> bool:
+        """Whether it has the calls of the CUDA API that launched its work."""
+        return any(span.launch in self.launched_us for span in self.work)
+
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a trace; ValueError in one line for a file that is none, is cut short or has no kernels.
@@ -96,6 +101,8 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
 def _read_chrome(path: Path, text: TextIO) -> Trace:
     head = text.read(CHUNK)
+    if not head:
+        raise ValueError(f"{path} must be a trace, it is empty")
     while not (start := EVENTS.search(head)):
         more = text.read(CHUNK)
         head += more

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from ..draw import cards
 from ..run import store
-from ..run.bisect import PREFIX
+from ..run.pairs import PREFIX
 from ..run.study import mode, record_machine
 from ..studies import STUDIES
 from ..studies.claims import Judged

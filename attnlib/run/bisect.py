@@ -23,12 +23,11 @@ from ..kinds.cases import Case
 from ..kinds.item import Item
 from ..measure.stats import AMBIGUOUS, Ratio
 from . import store
-from .pairs import SPARE_ROUNDS, TIMER, Comparison, families_of, next_round
+from .pairs import PREFIX, SPARE_ROUNDS, TIMER, Comparison, families_of, next_round
 from .record import Record
 from .releases import available_releases, parse_release, releases_between
 from .study import Study, Sweep, machine_shown, mode
 
-PREFIX = "bisect_"
 RELEASES = re.compile(r" --releases (\S+)")
 ROUND_LIMIT = 12
 """Rounds after which a verdict that is still ambiguous will not become clear by itself."""

@@ -7,7 +7,7 @@ was throttled belongs to none. That is how a search resumes after it was stopped
 Rounds are judged at `looks` alone, such as after 4, 8, 16 and 24 of them, and the looks share the
 chance of a wrong verdict (Bonferroni, `stats.judge_ratios`). Rounds between two looks, as a search
 that was stopped leaves them, are not judged before the next one. The rounds of a study are one
-look: nobody looked between them.
+look: nobody looked between them. Those of a search were looked at; they are judged as at `looks`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +22,8 @@ from .jobs import Job
 from .record import Record
 from .study import Sweep
 
+PREFIX = "bisect_"
+"""Of the study of a search's records: `bisect_<study>`."""
 TIMER = "graph"
 """How engines run decode, and what the headline numbers of the studies are taken with."""
 SPARE_ROUNDS = 12
@@ -73,6 +75,8 @@ class Comparison:
             if pairs and pairs[0][0].study == self.study:
                 looks = len(self.looks)
                 count = max((look for look in self.looks if look <= count), default=0)
+            elif pairs and pairs[0][0].study.startswith(PREFIX):
+                looks = len(self.looks)
             if count:
                 base, new = zip(*pairs[:count], strict=True)
                 table[item] = (times_of(new), times_of(base))

@@ -203,11 +203,12 @@ class Sweep:
     def measure(self, study: Study) -> int:
         """Measure what `study` lacks; returns how many items were measured.
 
-        Raises RuntimeError without the GPU, or while another sweep holds it, and what `jobs` does.
+        Raises what `jobs` does, then RuntimeError without the GPU or while another sweep holds it.
         """
+        jobs = self.jobs(study)
         if study.device == "cuda" and not _has_cuda():
             raise RuntimeError(f"study {study.name!r} must be measured on a CUDA GPU, none is here")
-        return self.run(self.jobs(study))
+        return self.run(jobs)
 
     def jobs(self, study: Study) -> list[Job]:
         """The study's jobs in order; ValueError for no rounds or an overlay that none asks for."""

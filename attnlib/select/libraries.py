@@ -1,7 +1,7 @@
 """The libraries whose choices can be explained, read from data/rules/*.yaml (see its README.md)."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -191,12 +191,6 @@ def _flat(names: Any) -> list[str]:
 LIBRARIES = load()
 
 
-def neighbours(versions: Sequence[Version], wanted: Version) -> list[Version]:
-    """Of `versions`, oldest first, the last one up to the one that is wanted, and the next one."""
-    place = bisect_right(versions, wanted)
-    return [*versions[max(0, place - 1) : place + 1]]
-
-
 def find(text: str) -> tuple[Library, Version | None]:
     """The library and release of `flashinfer==0.6.3`, `mini-sglang` and the like.
 
@@ -206,14 +200,16 @@ def find(text: str) -> tuple[Library, Version | None]:
     library = next((lib for lib in LIBRARIES.values() if name in (lib.name, *lib.aliases)), None)
     if library is None:
         names = ", ".join(LIBRARIES)
-        raise ValueError(f"library must be one of {names} (with ==RELEASE), got {text!r}")
+        words = f"library must be such as {FLASHINFER}==0.6.3, one of {names}"
+        raise ValueError(f"{words}, got {text!r}")
     if not library.releases and release:
         raise ValueError(f"{name} has no releases: give library={name!r}, got {text!r}")
     if not library.releases:
         return library, None
     near = []
     with suppress(InvalidVersion):
-        near = neighbours(library.versions, Version(release))
+        place = bisect_right(library.versions, Version(release))
+        near = library.versions[max(0, place - 1) : place + 1]
         if near[0] == Version(release):
             return library, near[0]
     first, *_, last = library.releases

@@ -1,49 +1,61 @@
 """What would decide a comparison of releases: minutes on a GPU, and what is on record nearby."""
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from ..core.backends.limits import why_not
 from ..core.backends.table import TABLE
-from ..core.spec import AttnSpec
+from ..core.spec import ELEMENT_BYTES, AttnSpec, MlaSpec
 from ..kinds.item import Item
+from ..kinds.lengths import sample_seq_lens
 from ..run import store
-from ..run.pairs import Comparison
+from ..run.pairs import PREFIX, Comparison
 from ..run.releases import Version
-from ..select.libraries import neighbours
 from . import STUDIES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 PACE = "fa3_decode_regression"
 """The study whose published sweep says how long a record takes."""
-OTHER_KERNEL = 6.0
-"""The distance of another head_dim or element size (`lab.advise`)."""
+OTHER_KERNEL, GROUP_WEIGHT = 6.0, 3.0
+"""The distance of another head_dim or element size, and the weight of a factor of two in query
+heads per KV head: chosen among 24 settings by `lab.advise.neighbour_loss`."""
+ROUND = ["study", "gpu_id", "round", "case"]
+"""Columns that records of one round of a case share."""
 LONGEST_GAP_S = 300
 """Between two records of one sweep; after a longer one it had been stopped."""
 
 
-def next_step(comparison: Comparison) -> str:
-    """What would decide the calls that are not decided; the empty string if none is left."""
+def next_step(comparison: Comparison, near: Item[Any] | None) -> tuple[str, str]:
+    """What would decide the calls that are not decided, and how long a GPU takes to measure them.
+
+    `near` is the `nearest_call` of the first one. Both are empty where they say nothing.
+    """
     items = comparison.undecided()
     if not items:
-        return ""
+        return "", ""
     if all(reasons := [why_not_run(item, comparison.both) for item in items]):
-        return reasons[0]
+        return reasons[0], ""
     spent = [len(comparison.pairs[item]) >= comparison.looks[-1] for item in items]
     measured = [pairs[0][0].study for pairs in comparison.pairs.values() if pairs]
     if all(spent) and {*measured} == {comparison.study}:
         words = "rounds, the last look, do not decide it: only a wider margin can"
-        return f"{comparison.looks[-1]} {words}"
-    steps = ["on a GPU this line measures it"]
+        return f"{comparison.looks[-1]} {words}", ""
+    time = "on a GPU"
     if seconds := seconds_of_a_sweep():
         process, record = seconds
         a_round = 2 * (process + len(items) * record) / 60
         few, many = (math.ceil(comparison.looks[look] * a_round) for look in (0, -1))
-        steps = [f"{steps[0]}, in about {few} to {many} minutes"]
+        time = f"on a GPU, in about {few} to {many} minutes"
+    steps = [f"to be measured {time}"]
     if missing := [item for item in items if not comparison.pairs[item]]:
-        steps.append(nearest_on_record(missing[0], comparison.both))
-    return "; ".join(steps)
+        known = near and f"nearest call on record of both: {near.case.key}"
+        steps.append(known or releases_on_record(missing[0]))
+    return "; ".join(steps), time
 
 
 def why_not_run(item: Item[Any], both: tuple[str, str]) -> str:
@@ -69,52 +81,71 @@ def seconds_of_a_sweep() -> tuple[float, float] | None:
     return float(gaps[usual & ~same].mean()), float(gaps[usual & same].mean())
 
 
-def nearest_on_record(item: Item[Any], both: tuple[str, str]) -> str:
-    """The releases on record of a call, or the nearest call that both releases have on record."""
-    frames = []
-    for study in STUDIES.values():
-        if item.backend in {name for grid in study.grids for name in grid.backends}:
-            frames += [store.load(study.name, machine) for machine in store.machines(study.name)]
-    rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-    if len(rows):
-        good = (rows.status == "ok") & (rows.backend == item.backend) & (rows.timer == item.timer)
-        rows = rows[good & (rows.release != "")]
-    if rows.empty:
-        return f"{item.backend} is in no record"
-    of_call = {*rows.release[rows.case == item.case]}
-    if len(of_call) > 1:
-        return _nearest_releases(item.case.key, of_call, both)
-    tried = rows[rows.release.isin(both)].groupby("case", sort=False).release.nunique()
-    cases = [case for case in tried.index[tried == len(both)] if case.kind == item.case.kind]
-    if not cases:
-        return _nearest_releases(item.backend, {*rows.release}, both)
-    nearest = min(cases, key=lambda case: distance(case, item.case))
-    return f"nearest call on record of both: {nearest.key}"
-
-
-def _nearest_releases(name: str, releases: set[str], both: tuple[str, str]) -> str:
-    """What is on record of a call or a backend in place of each of two releases."""
-    known = sorted(map(Version, releases))
-    words = [
-        f"{release}: {' and '.join(map(str, neighbours(known, Version(release))))}"
-        for release in both
-        if Version(release) not in known
+def _on_record(item: Item[Any]) -> pd.DataFrame:
+    """The records of an item's backend and timer, of any release and call; of searches too."""
+    frames = [
+        store.load(name, machine)
+        for study in STUDIES.values()
+        if item.backend in {name for grid in study.grids for name in grid.backends}
+        for name in (study.name, PREFIX + study.name)
+        for machine in store.machines(name)
     ]
-    if not words:
-        return f"{name} is on record of both releases, but of no round with both"
-    return f"releases of {name} on record nearest to {', to '.join(words)}"
+    rows = [
+        frame[(frame.status == "ok") & (frame.backend == item.backend) & (frame.release != "")]
+        for frame in frames
+    ]
+    rows = [frame[frame.timer == item.timer] for frame in rows]
+    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=[*ROUND, "release"])
+
+
+def nearest_call(item: Item[Any], both: tuple[str, str]) -> Item[Any] | None:
+    """The item nearest to `item` of which a round on record has both releases, if any."""
+    rows = _on_record(item)
+    tried = rows[rows.release.isin(both)].groupby(ROUND, sort=False).release.nunique()
+    cases = {case for *_, case in tried.index[tried == len(both)] if case.kind == item.case.kind}
+    if not cases:
+        return None
+    nearest = min(cases, key=lambda case: (distance(case, item.case), case.key))
+    return replace(item, case=nearest)
+
+
+def releases_on_record(item: Item[Any]) -> str:
+    """The releases on record of an item's backend, of which no round has the two that are asked."""
+    if not (releases := {*_on_record(item).release}):
+        return f"{item.backend} is in no record by the timer {item.timer}"
+    known = ", ".join(sorted(releases, key=Version))
+    return f"no round on record has both; releases of {item.backend} on record: {known}"
 
 
 def distance(a: Any, b: Any) -> float:
-    """Factors of two between two calls, in bytes of the cache and in query heads per KV head.
+    """How far two calls are apart: 1 is a factor of two in one of `features`.
 
-    Another head_dim or dtype counts as `OTHER_KERNEL`.
+    Another mode or another of `kernel_of` counts as `OTHER_KERNEL`.
     """
-    sizes = (a.cost.kv_bytes, b.cost.kv_bytes)
-    groups = [getattr(case.spec, "group_size", case.spec.num_qo_heads) for case in (a, b)]
-    apart = sum(abs(math.log2(x / y)) for x, y in (sizes, groups))
-    kernels = [
-        [getattr(case.spec, name, None) for name in ("head_dim", "dtypes", "kv_format")]
-        for case in (a, b)
-    ]
-    return apart + OTHER_KERNEL * (kernels[0] != kernels[1])
+    lengths = [sample_seq_lens(getattr(case, "cached", case)) for case in (a, b)]
+    ours, theirs = map(features, (a.spec, b.spec), lengths)
+    kernels = [kernel_of(case.spec) | {"mode": getattr(case, "mode", "")} for case in (a, b)]
+    differ = sum(value != kernels[1][name] for name, value in kernels[0].items())
+    return sum(abs(ours[name] - theirs[name]) for name in ours) + OTHER_KERNEL * differ
+
+
+def features(layer: AttnSpec | MlaSpec, lengths: "NDArray[Any]") -> dict[str, float]:
+    """The logarithms of a call's sizes; heads count most."""
+    kv_heads, group = 1, layer.num_qo_heads
+    if isinstance(layer, AttnSpec):
+        kv_heads, group = layer.num_kv_heads, layer.group_size
+    tokens = int(lengths.sum())
+    return {
+        "log_tokens": math.log2(tokens * kv_heads),
+        "log_batch": math.log2(len(lengths)),
+        "log_skew": math.log2(int(lengths.max()) * len(lengths) / tokens),
+        "log_group": GROUP_WEIGHT * math.log2(group),
+    }
+
+
+def kernel_of(layer: AttnSpec | MlaSpec) -> dict[str, Any]:
+    """What has kernels of its own."""
+    if isinstance(layer, MlaSpec):
+        return {"kv_format": layer.kv_format, "dense": not layer.top_k}
+    query_bytes, kv_bytes = ELEMENT_BYTES[layer.dtype], ELEMENT_BYTES[layer.kv_dtype]
+    return {"head_dim": layer.head_dim, "kv_bytes": kv_bytes, "query_bytes": query_bytes}

@@ -3,7 +3,8 @@
 A case is done at the first of `LOOKS` that gives a verdict (`pairs`). All rows are one table
 (`stats.judge_ratios`).
 
-Records are those of `compare_flashinfer`; without a GPU also of each study with both releases.
+Records are those of `compare_flashinfer`; without a GPU also of each study or search with both
+releases.
 """
 
 import json
@@ -19,7 +20,7 @@ import pandas as pd
 from ..core.backends.table import COMPARED
 from ..core.layer import lengths_of_case, parse_layer, parse_lengths, sizes_given
 from ..core.spec import MLA, MODELS, AttnSpec
-from ..draw.cards import Card, Shown
+from ..draw.cards import Card, Shown, in_words
 from ..kinds.cases import parse_cases
 from ..kinds.decode.case import DecodeCase
 from ..kinds.item import Item
@@ -35,19 +36,20 @@ from ..measure.stats import (
     Ratio,
 )
 from ..run import store
-from ..run.pairs import Comparison, families_of, next_round, times_of
+from ..run.pairs import PREFIX, Comparison, families_of, next_round, times_of
 from ..run.record import Record
 from ..run.releases import InvalidVersion, Version, build_version, overlay_for, own_build
 from ..run.study import Sweep, machine_shown, mode
+from ..select.libraries import LIBRARIES
 from . import STUDIES
-from .next_step import next_step
+from .next_step import nearest_call, next_step, why_not_run
 from .usual_calls import LIBRARY, backends_named, calls_of, items_of, layers_named
 
 PACKAGE = COMPARED[LIBRARY]
 NAME = f"compare_{LIBRARY}"
 LOOKS = (4, 8, 16, 24)
 """Rounds after which all rows are judged."""
-NOT_DECIDED = "not decided"
+NOT_DECIDED, NOT_ON_RECORD = "not decided", "not on record"
 FAILING, PROVED = (SLOWER, "fails"), (NOT_SLOWER, FASTER, SAME)
 """Verdicts that prove a call not slower by more than the margin."""
 LONGEST_KEY = 60
@@ -56,18 +58,26 @@ CALL = ["case", "backend"]
 TIMES = ["base_us", "new_us", *RATIO, "rounds", "verdict"]
 KERNELS = ["base_ran", "new_ran", "kernels"]
 PLANS = ["base_plan_us", "new_plan_us"]
+FORMATS = dict.fromkeys(["base_us", "new_us", *PLANS], ",.1f") | dict.fromkeys(RATIO, ",.3f")
+FORMATS["rounds"] = "d"
 COLUMNS = [*CALL, "timer", *TIMES, *KERNELS, *PLANS, "study", "machine"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Upgrade(Shown):
-    """From release `base` to `new`: a row per case and backend."""
+    """From release `base` to `new`: a row per case and backend.
+
+    `nearest` has the row of the recorded call nearest to the first one that is not on record;
+    `gpu_time` is how long a GPU takes to measure what is not decided, if it can.
+    """
 
     base: str
     new: str
     rows: pd.DataFrame
     notes: tuple[str, ...]
-    next_step: str = ""
+    next_step: str
+    gpu_time: str
+    nearest: pd.DataFrame
 
     def table(self) -> pd.DataFrame:
         """Both times (us), ratio, verdict, kernels, planning on the host apart."""
@@ -102,18 +112,18 @@ class Upgrade(Shown):
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
         names = ("base", "new", "outcome", "conclusion", "slower", "notes")
-        cases = json.loads(self.rows.to_json(orient="records"))
-        return {name: getattr(self, name) for name in names} | {"cases": cases}
+        tables = {"cases": self.rows, "nearest": self.nearest}
+        rows = {name: json.loads(t.to_json(orient="records")) for name, t in tables.items()}
+        return {name: getattr(self, name) for name in names} | rows
 
     def card(self) -> Card:
         """Verdicts, then kernels and planning."""
-        rows = self.rows.iloc[(~self.rows.case.isin(self.slower)).argsort(kind="stable")].copy()
-        digits = dict.fromkeys(RATIO, 3) | {"rounds": 0}
-        for name in rows.select_dtypes("number"):
-            words = f"{{:,.{digits.get(name, 1)}f}}".format
-            rows[name] = ["-" if pd.isna(value) else words(value) for value in rows[name]]
-        rows["case"] = rows.case.map(_short)
-        tally = ", ".join(f"{count} {word}" for word, count in rows.verdict.value_counts().items())
+        rows = self.rows.iloc[(~self.rows.case.isin(self.slower)).argsort(kind="stable")]
+        rows, near = _shown(rows), _shown(self.nearest)
+        if (rows.verdict == NOT_ON_RECORD).all():  # the title has their number
+            rows = rows.head(0)
+        counts = self.rows.verdict.value_counts()
+        tally = ", ".join(f"{count} {word}" for word, count in counts.items())
         sources = self.rows.dropna(subset="study")[["study", "machine"]].drop_duplicates()
         origins = [f"{study} on {machine}" for study, machine in sources.to_numpy()]
         return Card(
@@ -126,6 +136,7 @@ class Upgrade(Shown):
             more=[
                 ("kernels that changed", rows[rows.kernels != ""][CALL + KERNELS]),
                 ("planning on the host, apart", rows[rows.base_plan_us != "-"][CALL + PLANS]),
+                ("nearest call on record of both", near[[*CALL, *TIMES, "study", "machine"]]),
             ],
         )
 
@@ -171,11 +182,13 @@ def compare_releases(
         raise ValueError("cases must hold one that can be run; all are empty")
     if lens:
         if MLA in layers or not layers:
-            raise ValueError(f"lens must go with heads or models other than {MLA}, got {lens!r}")
+            words = f"lens must go with heads (--heads) or models (--model) other than {MLA}"
+            raise ValueError(f"{words}, got {lens!r}")
         call = lengths_of_case(parse_lengths("lens", lens, batch))
         listed = tuple(DecodeCase(spec, **call) for spec in layers if isinstance(spec, AttnSpec))
     elif batch is not None:
         raise ValueError(f"batch must go with lens, got {batch}")
+    base, new = map(_without_name, (base, new))
     both = (_release(base), _release(new))
     if Version(both[0]) == Version(both[1]):
         advice = f"give a build of yours a version of its own, such as {both[0]}+mine"
@@ -198,12 +211,15 @@ def compare_releases(
         comparison.pairs = {item: [] for item in items}
     else:
         _replay(comparison, items)
+        if not any(comparison.pairs.values()):
+            _require_known(both)
     return _upgrade(comparison, builds)
 
 
-def _short(key: str) -> str:
-    """A key in a table: of many lengths the first ones."""
-    return key if len(key) <= LONGEST_KEY else f"{key[:LONGEST_KEY]}..."
+def _shown(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows in words; of a key with many lengths the first ones."""
+    keys = [k if len(k) <= LONGEST_KEY else f"{k[:LONGEST_KEY]}..." for k in rows.case]
+    return in_words(rows.assign(case=keys), FORMATS)
 
 
 def _is_release(text: str) -> bool:
@@ -213,9 +229,30 @@ def _is_release(text: str) -> bool:
         return False
 
 
+def _without_name(text: str) -> str:
+    """The release of `flashinfer==0.6.13`; any other text as it is."""
+    name, _, release = text.partition("==")
+    return release if name in (LIBRARY, PACKAGE) and release else text
+
+
 def _release(text: str) -> str:
     """The release that `text` names, or that the build there holds; nothing is installed."""
     return text if _is_release(text) else build_version(Path(text), PACKAGE)
+
+
+def _require_known(both: Sequence[str]) -> None:
+    """ValueError for a release that is in no index, or that nobody read: it may be misspelt."""
+    last = LIBRARIES[LIBRARY].versions[-1]
+    for name, release in zip(("base", "new"), both, strict=True):
+        if Version(release).local:
+            raise ValueError(
+                f"{name} must be the wheel or folder of {release}, a build of your own"
+            )
+        if Version(release) > last:
+            words = (
+                f"{name} must be a release up to {last}, the last one that was read, or on record"
+            )
+            raise ValueError(f"{words}; a later one needs a CUDA GPU; got {release}")
 
 
 def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> dict[str, Any]:
@@ -226,7 +263,7 @@ def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> dict[str,
         new_failed = failed.item.release == comparison.both[1]
         return row | {"verdict": "fails" if new_failed else "not run"}
     if verdict is None:
-        return row | {"verdict": AMBIGUOUS if comparison.pairs[item] else "not on record"}
+        return row | {"verdict": AMBIGUOUS if comparison.pairs[item] else NOT_ON_RECORD}
     last = comparison.pairs[item][-1]
     for name, side in zip(("base", "new"), zip(*comparison.pairs[item], strict=True), strict=True):
         plans = [time for record in side for time in record.plan_us]
@@ -252,10 +289,26 @@ def _upgrade(comparison: Comparison, builds: Mapping[str, Path]) -> Upgrade:
     for item, record in comparison.failed.items():
         why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"
         notes.append(f"{item.case.key}, {item.backend}: {why}")
+    near, missing = None, [i for i in comparison.undecided() if not comparison.pairs[i]]
+    if missing and not all(why_not_run(item, comparison.both) for item in missing):
+        near = nearest_call(missing[0], comparison.both)
+    other = replace(comparison, pairs={}, failed={})
+    if near:
+        _replay(other, [near])
+    return Upgrade(
+        *comparison.both,
+        _rows(comparison),
+        tuple(notes),
+        *next_step(comparison, near),
+        nearest=_rows(other),
+    )
+
+
+def _rows(comparison: Comparison) -> pd.DataFrame:
+    """A row of `COLUMNS` per item."""
     verdicts = comparison.verdicts()
     rows = [_row(comparison, item, verdicts.get(item)) for item in comparison.pairs]
-    table = pd.DataFrame(rows, columns=COLUMNS)
-    return Upgrade(*comparison.both, table, tuple(notes), next_step(comparison))
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _plain(record: Record) -> Item:
@@ -289,6 +342,7 @@ def _replay(comparison: Comparison, items: list[Item]) -> None:
     for study in STUDIES.values():
         if set(comparison.both) <= {release for grid in study.grids for release in grid.releases}:
             names.append(study.name)
+        names.append(PREFIX + study.name)
     sources = [(name, machine) for name in names for machine in store.machines(name)]
     wish = os.environ.get("ATTNLIB_MACHINE", "")
     comparison.pairs = {item: [] for item in items}

@@ -44,6 +44,7 @@ def test_a_public_name_is_there(name):
 def test_a_name_that_is_not_public_lists_those_that_are():
     with pytest.raises(AttributeError, match=r"attnlib\.core has no 'nothing'; it has AttnSpec"):
         core.nothing  # noqa: B018 - the attribute is asked for
+    assert {*dir(core)} == {*core.HOME} and {*dir(attnlib)} == {*attnlib.HOME, "__version__"}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

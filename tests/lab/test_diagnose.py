@@ -49,6 +49,7 @@ def eager(*attention):
     for _ in range(STEPS):
         for each in (runs(GEMM), *attention) * 4:
             each(writer)
+            writer.idle(2.0)
         writer.copy("DtoH", 4)
     return writer
 
@@ -99,6 +100,13 @@ def test_a_pattern_is_found_where_it_shows_and_nowhere_else(number, path):
     assert (ROOT / "notebooks" / f"{row['notebook']}.ipynb").exists()
     exported = attnlib.diagnose(BAD[number].export(path.with_suffix(".sqlite")))
     assert exported.patterns.equals(found.patterns) and exported.table().equals(found.table())
+
+
+def test_a_schedule_is_called_old_where_flash_attention_3_merges(path):
+    old = attnlib.diagnose(BAD[11].save(path)).patterns
+    assert "in this trace: another may write it" in old.evidence[0]
+    other = served(runs(traces.FLASH_ATTN_3), runs(traces.MERGE, 2.0))
+    assert attnlib.diagnose(other.save(path)).patterns.empty
 
 
 def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
@@ -282,7 +290,7 @@ def test_gains_are_of_shapes_within_a_factor_of_two(published_records, path, cap
         "kv_len=8k": "kv_len must be an",
         "batch_size=64": "batch_size must be as marked, [16], got 64",
         "heads=7/3": "num_qo_heads must be",
-        "heads": "heads or model must be given",
+        "heads": "--shape must be N=V, got 'heads'",
         "dtype=foo": "dtype must be one of",
         "heads=32/8,heads=8/1": "must name each fact once",
     }.items():
@@ -291,7 +299,7 @@ def test_gains_are_of_shapes_within_a_factor_of_two(published_records, path, cap
 
 def test_a_gpu_that_waits_is_said_and_evidence_is_of_the_usual_step():
     waits = attnlib.diagnose(ROOT / "data" / "traces" / "vllm_flash_attn.json.gz")
-    assert "The GPU idles for 3,125 us before the first layer" in repr(waits)
+    assert "The GPU idles for 3,347 us before the first layer" in repr(waits)
     plans = attnlib.diagnose(ROOT / "data" / "traces" / "sglang_flashinfer.json.gz").patterns.iloc[
         0
     ]
@@ -304,6 +312,9 @@ def test_a_batch_size_that_no_mark_tells_is_taken_from_the_shape(path):
     found = attnlib.diagnose(served(*split).save(path))
     assert found.patterns.empty and "--shape batch_size=N tells" in repr(found)
     full = attnlib.diagnose(path, batch_size=64)
+    assert attnlib.diagnose(path, batch_size=1).patterns.empty, "one request delays no other"
+    with pytest.raises(ValueError, match="heads must have 8 KV heads, as fa2's grid has, got"):
+        attnlib.diagnose(path, heads="8/1")
     assert full.patterns.pattern.tolist() == [PATTERNS[3].name]
     assert "--shape" not in repr(full) and attnlib.diagnose(path, batch_size=16).patterns.empty
 
@@ -386,10 +397,41 @@ def test_two_traces_without_a_common_kind_of_step_are_refused(tmp_path, fails):
     assert change.kinds == ["prefill"] and "Steps of decode are in one trace alone." in repr(change)
 
 
+def test_what_one_of_two_traces_cannot_show_is_said_and_is_not_gone(tmp_path, capsys):
+    marked = BAD[6].save(tmp_path / "marked.json")
+    for number in (7, 6):
+        blind = [e for e in BAD[number].events if e["cat"] in ("kernel", "gpu_memcpy")]
+        (tmp_path / "blind.json").write_text(json.dumps({"traceEvents": blind}))
+        assert attnlib.diagnose(tmp_path / "blind.json").patterns.empty
+    sides = [str(marked), str(tmp_path / "blind.json")]
+    assert cli.main(["diagnose", *sides, "--shape", "page_size=16"]) == 0
+    told = capsys.readouterr().out
+    assert "after: No marks of steps" in told and "after: No calls of the CUDA API" in told
+    assert f"pattern unseen in after  {PATTERNS[6].name} (no marks" in told and "gone" not in told
+    told = repr(attnlib.diagnose(*reversed(sides)))
+    assert "before: No marks" in told and "pattern unseen in before" in told and "new" not in told
+
+
+def test_steps_of_other_layers_or_cut_ones_do_not_compare(tmp_path):
+    whole = served(*FA2_SPLIT, layers=4, **DECODE).save(tmp_path / "whole.json")
+    more = attnlib.diagnose(whole, served(*FA2_SPLIT, layers=8, **DECODE).save(tmp_path / "m"))
+    assert "attention 10.0 to 10.0 us per call, 4 to 8 calls a step\n" in repr(more)
+    assert "Attention calls of decode steps differ" in repr(more)
+    writer = served(*FA2_SPLIT, layers=2, count=1, **DECODE)
+    for layers in (4, 4, 3):
+        writer.step(FA2_SPLIT, layers=layers, **DECODE)
+    cut = attnlib.diagnose(writer.save(tmp_path / "cut"))
+    assert len(cut.steps) == 2 and "the first (2 attention calls of 4), the last (3" in repr(cut)
+    one = attnlib.diagnose(served(*FA2_SPLIT, count=1, **DECODE).save(tmp_path / "one"))
+    assert "one: 1 step, " in repr(one) and one.around()["us idle before"].isna().all()
+    rows = TraceChange(one, one).table().set_index("part")
+    assert rows.index[rows.before.isna()].tolist() == ["idle before the first layer"]
+
+
 FIELD = {
     "sgl_verify_0523": ({"verify", "decode"}, [1]),
     "sgl_verify_old": ({"verify"}, [1]),
-    "sgl_triton_both": ({"prefill", "decode"}, [7]),
+    "sgl_triton_both": ({"prefill", "decode"}, []),
     "vllm_fa4": ({"decode"}, []),
     "v_triton2d": ({"decode"}, [8]),
     "v_trtllm103": ({"decode"}, []),
@@ -420,7 +462,7 @@ BROKEN = {
     "cut.json.gz": (gzip.compress(WHOLE)[:-300], "must be a whole trace"),
     "card.json": (b'{"deviceProperties": [,], "traceEvents": [', "card.json must be a whole trace"),
     "notes.txt": (b"nothing of the kind", "must be a Chrome trace of torch.profiler"),
-    "empty.json": (b"", "must be a Chrome trace"),
+    "empty.json": (b"", "must be a trace, it is empty"),
     "cpu.json": (b'{"traceEvents": [{"ph": "M"}, 7]}', "has no kernel of a GPU"),
     "odd.json": (b'{"traceEvents": [{"ph": "X", "dur": 1, "ts": 0, "name": 5}]}', "a whole trace"),
     "report.nsys-rep": (b"NVIDIA", "nsys export"),

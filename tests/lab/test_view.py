@@ -240,7 +240,9 @@ def test_what_only_a_gpu_can_answer_is_refused_with_the_reason(without_gpu, monk
     reasons = {"live": "live needs a CUDA GPU", "replay": "ATTNLIB_MODE=replay asks for records"}
     for mode, reason in {**reasons, "auto": "torch sees no CUDA GPU"}.items():
         monkeypatch.setenv("ATTNLIB_MODE", mode)
-        with pytest.raises(RuntimeError, match=f"must be measured on a CUDA GPU: .*{reason}"):
+        with pytest.raises(
+            RuntimeError, match=f"^{MODEL} must be measured on a CUDA GPU: .*{reason}"
+        ):
             view(MODEL, records="live")
     with pytest.raises(RuntimeError, match="measured by its study alone, sparse_mla"):
         view("DeepSeek MLA", records="live")

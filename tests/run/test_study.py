@@ -133,7 +133,7 @@ def test_a_gpu_study_without_a_gpu_or_rounds_is_not_measured(instant_jobs, witho
     with pytest.raises(RuntimeError, match="study 'demo' must be measured on a CUDA GPU"):
         measure(replace(TINY, device="cuda"))
     with pytest.raises(ValueError, match="rounds must be >= 1, got 0"):
-        measure(TINY, rounds=0)
+        measure(replace(TINY, device="cuda"), rounds=0)
     assert instant_jobs.jobs == []
 
 

@@ -158,6 +158,7 @@ def test_a_build_of_ones_own_is_measured_anew_each_time(lab, tmp_path, monkeypat
     (wheel := tmp_path / "flashinfer_python-0.7.2+mine-py3-none-any.whl").touch()
     replayed = compare_releases(BASE, str(wheel), cases=KEYS)  # Nor is it installed for nothing.
     assert {*replayed.rows.verdict} == {"not on record"} and replayed.outcome == "not decided"
+    assert KEYS[0] not in repr(replayed), "nothing has a time"
     assert "mine-py3-none-any.whl is a build of your own: it needs a CUDA GPU." in replayed.notes[1]
     with pytest.raises(ValueError, match=r"a version of its own, such as 0.7.2\+mine"):
         compare_releases("0.7.2+mine", str(wheel), cases=KEYS)
@@ -176,12 +177,18 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     assert "PrefillWithKVCacheKernel 1 to 0" in found.rows.kernels[0]
     assert {*found.rows.study.dropna()} == {"fa3_decode_regression"}
     assert "margin 4% below 30 us, 2% from there on" in found.notes[0]
-    other = compare_releases("0.6.3", "0.6.4", heads="32/8", lens="8192x8")
+    other = compare_releases("flashinfer==0.6.3", "0.6.4", heads="32/8", lens="8192x8")
     assert other.conclusion.endswith(f"nearest call on record of both: {KEYS[0]}")
+    assert other.nearest.verdict.tolist() == ["faster"] and KEYS[0] in repr(other)
+    layer = {"heads": "8/1", "lens": "2048..30720x64", "backend": "fa2"}
+    near = compare_releases("0.6.4", "0.7.2.post1", **layer).nearest
+    assert {*near.case, *near.machine} == {"8/1,d128,p16,b64,k8192", "nvidia-h200-30af7b45"}
+    searched = compare_releases("0.6.3", "0.6.13", cases=KEYS[:1])
+    assert {*searched.rows.study} == {"bisect_fa3_decode_regression"}
     other = compare_releases("0.6.5", "0.6.6", cases=KEYS[:1])
-    near = "0.6.5: 0.6.4 and 0.7.2.post1, to 0.6.6: 0.6.4 and 0.7.2.post1"
-    assert f"releases of {KEYS[0]} on record nearest to {near}" in other.conclusion
-    assert "on a GPU this line measures it, in about 1 to 5 minutes" in other.conclusion
+    known = "0.5.3, 0.6.0, 0.6.1, 0.6.2, 0.6.3, 0.6.4, 0.6.13, 0.7.2.post1"
+    assert f"releases of flashinfer-auto on record: {known}" in other.conclusion
+    assert "on a GPU, in about 1 to 5 minutes" in other.conclusion
     wide = compare_releases("0.6.3", "0.6.4", heads="8/1", lens="9", head_dim=576)
     assert "auto of 0.6.3 cannot run 8/1,d576,p16,b1,k9: head_dim must be 64" in wide.conclusion
     fp8 = f"{KEYS[0]},bfloat16/float8_e4m3fn"
@@ -259,7 +266,7 @@ def test_captured_steps_are_cases_too(lab, capsys):
     [
         (["--model", "GPT-9"], "model must be one of Llama-2-7B, "),
         (["--model", "Qwen3-32B", "--tp", "3"], "tp must divide the heads of Qwen3-32B, 64/8, got"),
-        (["--lens", "9x2"], "lens must go with heads or models other than DeepSeek MLA"),
+        (["--lens", "9x2"], "lens must go with heads (--heads) or models (--model)"),
         (["--heads", "8/1", "--lens", "9..2x4"], "lens must have a range from low to high of 2"),
         (["--heads", "8/1", "--lens", "9x2", "--batch", "3"], "batch must be left out where lens"),
         (["--batch", "3"], "batch must go with lens, got 3"),
@@ -305,8 +312,14 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(
 
 def test_without_a_gpu_and_records_it_is_not_decided(capsys, fails, without_gpu):
     assert cli.main(COMMAND) == 3
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("not decided: 52 not on record, of 52 calls; on a GPU this line")
+    *_, last, line = capsys.readouterr().out.splitlines()
+    assert last.startswith("not decided: 52 not on record, of 52 calls; to be measured on a GPU")
+    assert line == f"{' '.join(('python -m attnlib', *COMMAND))}  # on a GPU"
+    assert cli.main((*COMMAND, "--heads", "8/1", "--lens", "9x2", "--not-slower", "1.5%")) == 3
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "--heads 8/1 --lens 9x2 --not-slower 1.5% --page-size 16  # on a GPU" in line
+    assert "up to 0.7.2.post1, the last one that was read" in fails(*COMMAND[:-1], "99.0")
+    assert "the wheel or folder of 0.7.2+mine" in fails(*COMMAND[:-1], "0.7.2+mine")
     for margin in ("2", "0%", "x%"):
         assert "must be a percentage such as 2%, got" in fails(*COMMAND, "--not-slower", margin)
     with pytest.raises(ValueError, match=r"not_slower must lie in 0\.\.1, .*got 2"):

@@ -63,8 +63,8 @@ _paged_kv_last_page_len_buf
 
 
 class Fa2Planner:
-    """See the module. `shape` is what was fixed, `layout` where the words lie, `page_arrays` the
-    wrapper's buffers by the names of `core.metadata.build_kv_indices`.
+    """Plans by length on the GPU. `shape` is what was fixed, `layout` where the words lie,
+    `page_arrays` the wrapper's buffers by the names of `core.metadata.build_kv_indices`.
 
     `overflow` [2] int32 on the GPU shows what could not be planned (see `plan`): tokens of a
     request, pages of a batch; 0 if all could. They stay until they are set to 0: read them
