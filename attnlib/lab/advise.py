@@ -204,7 +204,7 @@ def advise(
     stated = replace(stated, kv_lens=kv_lens, graph=True, pinned_page=pinned)
     require_word("backend", backend, find(library)[0].policies_for("decode"))
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
-    choice = explain(layer, mode="decode", call=stated, **how)
+    choice = explain(layer, mode="decode", call=stated, env={}, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)
     batches = recorded_batches(_draw_of(layer, gpu))
     if layer.page_size % 16:

@@ -393,7 +393,7 @@ def _rule(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> tuple[str, str]:
         kv_dtype = "bfloat16" if spec.kv_format == "bfloat16" else "float8_e4m3fn"
         spec = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size, kv_dtype=kv_dtype)
     try:
-        choice = explain(spec, mode=mode, gpu=gpu, library=library, call=call)
+        choice = explain(spec, mode=mode, gpu=gpu, library=library, call=call, env={})
     except ValueError as error:
         return NOTHING, f"no rule on record: {error}"
     if choice.problem:

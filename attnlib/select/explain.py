@@ -1,16 +1,24 @@
-"""`explain`: the backend a library picks for one call, with a reason for every row considered."""
+"""`explain`: the backend a library picks for one call, with a reason for every row considered.
 
+A user can pin a backend by environment variable: ATTNLIB_DECODE_BACKEND for decode and MLA,
+ATTNLIB_PREFILL_BACKEND for all other modes, like SGLang's prefill_backend. The name is a backend
+of the library in question (say SGLang), not of the FlashInfer that it calls.
+"""
+
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
-from .facts import GPUS, MODES, Call, Facts, decided, facts_of
+from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, decided, facts_of
 from .libraries import AUTO, MAIN, Library, find
 from .rules import Reason, first_match
 
 NO_CALL = Call()
+PREFILL_VARIABLE, DECODE_VARIABLE = "ATTNLIB_PREFILL_BACKEND", "ATTNLIB_DECODE_BACKEND"
 
 
 @dataclass(frozen=True)
@@ -72,12 +80,14 @@ def explain(
     library: str,
     policy: str = AUTO,
     call: Call = NO_CALL,
+    env: Mapping[str, str] | None = None,
 ) -> Choice:
     """Which backend `library` (`flashinfer==0.6.3`, `vllm==0.33.0`, ...) picks for a fresh wrapper.
 
-    `policy` is auto, an engine's rule, or a backend's name. Raises ValueError for an unknown name,
-    listing the valid ones, and where a rule asks for lengths that `call` lacks; RuntimeError for a
-    backend asked for by name that cannot run the call.
+    `policy` is auto, an engine's rule, or a backend's name. `env` holds the overrides (default: the
+    process's environment). Raises ValueError for an unknown name, listing the valid ones, and where
+    a rule asks for lengths that `call` lacks; RuntimeError for a backend asked for by name that
+    cannot run the call.
     """
     rules, release = find(library)
     require_word("mode", mode, MODES)
@@ -91,13 +101,11 @@ def explain(
     name = rules.name if release is None else f"{rules.name}=={release}"
     facts, settled = _settled(rules, facts)
     choice = Choice(name, mode, gpu, policy, tested=tested, unused=tuple(unused))
-    if policy in rules.backends[mode] and policy not in rules.policies:
-        why = f"policy {policy}: asked for by name"
-        if limits := rules.limits_of(policy, facts):
+    if pin := _pin(rules, mode, policy, os.environ if env is None else env):
+        if limits := rules.limits_of(pin.subject, facts):
             words = "; ".join(f"{limit.why} ({limit.source})" for limit in limits)
-            raise RuntimeError(f"{why}: {policy} cannot run {mode} on {gpu}: {words}")
-        named = Reason("policy", policy, True, why, "policy")
-        choice = replace(choice, order=(policy,), reasons=(named,))
+            raise RuntimeError(f"{pin.why}: {pin.subject} cannot run {mode} on {gpu}: {words}")
+        choice = replace(choice, order=(pin.subject,), reasons=(pin,))
     else:
         choice = _walked(choice, rules, facts)
     problem = choice.problem or rules.problem_of(choice.backend, facts)
@@ -112,7 +120,7 @@ def explain(
     target, policy = rules.calls.get((choice.backend, str(release or MAIN)), ("", ""))
     if not target or policy not in find(target)[0].policies_for(mode):
         return choice
-    inner = explain(spec, mode=mode, gpu=gpu, library=target, policy=policy, call=call)
+    inner = explain(spec, mode=mode, gpu=gpu, library=target, policy=policy, call=call, env={})
     return replace(
         choice,
         inner=inner,
@@ -135,6 +143,17 @@ def _settled(library: Library, facts: Facts) -> tuple[Facts, tuple[Reason, ...]]
             ]
             reasons += (Reason("settled", ", ".join(settled), True, row.why, row.source),)
     return facts, reasons
+
+
+def _pin(library: Library, mode: str, policy: str, env: Mapping[str, str]) -> Reason | None:
+    """The backend named by an environment variable or by the policy, as the first reason."""
+    variable = DECODE_VARIABLE if mode in DECODE_MODES else PREFILL_VARIABLE
+    if backend := env.get(variable, "").strip():
+        require_word(variable, backend, library.backends[mode])
+        return Reason("override", backend, True, f"{variable}={backend}", "environment")
+    if policy in library.backends[mode] and policy not in library.policies:
+        return Reason("policy", policy, True, f"policy {policy}: asked for by name", "policy")
+    return None
 
 
 def _walked(choice: Choice, library: Library, facts: Facts) -> Choice:

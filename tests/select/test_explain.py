@@ -9,6 +9,7 @@ from attnlib.core.spec import AttnSpec
 from attnlib.kinds.extend import case as extend_case
 from attnlib.run import store
 from attnlib.select import Call, explain
+from attnlib.select.text import headline
 from attnlib.studies.fa3_decode_regression import STUDY
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "records"
@@ -22,7 +23,7 @@ VLLM_MLA = {"mode": "mla", "library": "vllm==0.33.0"}
 
 
 def auto(spec, release, gpu="sm90", mode="decode", **more):
-    return explain(spec, mode=mode, gpu=gpu, library=f"flashinfer=={release}", **more)
+    return explain(spec, mode=mode, gpu=gpu, library=f"flashinfer=={release}", env={}, **more)
 
 
 def test_a_pick_that_cannot_run_says_so_and_is_not_replaced():
@@ -109,7 +110,9 @@ KERNELS = [
 
 @pytest.mark.parametrize(("library", "policy", "spec", "gpu", "mode", "call", "chosen"), KERNELS)
 def test_an_engine_runs_what_its_rules_say(library, policy, spec, gpu, mode, call, chosen):
-    choice = explain(spec, mode=mode, gpu=gpu, library=library, policy=policy, call=Call(**call))
+    choice = explain(
+        spec, mode=mode, gpu=gpu, library=library, policy=policy, call=Call(**call), env={}
+    )
     names = (choice.backend, choice.kernel) if choice.inner else (choice.backend,)
     assert " ".join(names) == chosen
 
@@ -130,6 +133,28 @@ def test_every_row_on_the_way_is_among_the_reasons_with_why_it_failed():
     assert "release < 0.6.0" in reasons[3].why and "it is 0.6.4" in reasons[3].why
 
 
+@pytest.fixture
+def pinned(monkeypatch):
+    """A choice with an override in the environment, which prefill or decode takes."""
+
+    def choose(backend, spec=BF16, *, mode="decode", gpu="sm90", library="flashinfer==0.6.3"):
+        stage = "DECODE" if mode in ("decode", "mla") else "PREFILL"
+        monkeypatch.setenv(f"ATTNLIB_{stage}_BACKEND", backend)
+        return explain(spec, mode=mode, gpu=gpu, library=library)
+
+    return choose
+
+
+def test_an_override_acts_on_its_own_modes_and_is_the_first_reason(pinned):
+    choice = pinned("fa2")
+    assert (choice.backend, choice.reasons[0].kind) == ("fa2", "override")
+    assert headline(choice) == "flashinfer==0.6.3, decode on sm90, ATTNLIB_DECODE_BACKEND=fa2: fa2"
+    assert auto(BF16, "0.6.3").backend == "fa3", "env={} is in place of the environment"
+    assert auto(BF16, "0.6.3", mode="prefill_paged").backend == "fa3"
+    assert pinned("fa2", mode="prefill_paged").backend == "fa2"
+    assert pinned("FLASHINFER_MLA", LATENT, gpu="sm100", **VLLM_MLA).backend == "FLASHINFER_MLA"
+
+
 @pytest.mark.parametrize(
     ("backend", "spec", "options", "why"),
     [
@@ -139,10 +164,15 @@ def test_every_row_on_the_way_is_among_the_reasons_with_why_it_failed():
         ("FLASHINFER_MLA", LATENT, VLLM_MLA, "run mla on sm90"),
     ],
 )
-def test_a_backend_by_name_that_cannot_run_raises_with_the_reason(backend, spec, options, why):
-    call = {"mode": "decode", "gpu": "sm90", "library": "flashinfer==0.6.3", "policy": backend}
-    with pytest.raises(RuntimeError, match=rf"{backend}: asked for by name: .* cannot.*{why}"):
-        explain(spec, **call | options)
+def test_an_override_that_cannot_run_raises_with_the_reason(pinned, backend, spec, options, why):
+    with pytest.raises(RuntimeError, match=rf"DECODE_BACKEND={backend}: {backend} cannot.*{why}"):
+        pinned(backend, spec, **options)
+
+
+@pytest.mark.parametrize("backend", ["fa4", "auto"])
+def test_an_override_nobody_knows_lists_the_backends(pinned, backend):
+    with pytest.raises(ValueError, match=r"DECODE_BACKEND must be one of fa2, fa3, cuda-cores.*'"):
+        pinned(backend)
 
 
 RELEASES = "release of flashinfer must be one of 0.2.0.post1.*got"
@@ -165,7 +195,7 @@ RELEASES = "release of flashinfer must be one of 0.2.0.post1.*got"
 def test_what_nobody_knows_is_refused_with_what_there_is(change, message):
     call = {"spec": BF16, "mode": "decode", "gpu": "sm90", "library": "flashinfer==0.7.2"}
     with pytest.raises(ValueError, match=message):
-        explain(**call | change)
+        explain(**call | change, env={})
 
 
 @pytest.mark.parametrize(
