@@ -6,8 +6,6 @@ What cannot be shown or measured is a sentence in the view: no error leaves a ca
 import html
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
 
@@ -20,7 +18,6 @@ from ..run.record import strip_folders
 from ..select.facts import gpu_of_capability
 from ..studies import STUDIES
 from .advise import advise
-from .diagnose import diagnose
 from .source import (
     AXES,
     LIVE,
@@ -68,7 +65,7 @@ def explore(model: str = "", **wishes: Any) -> "Explorer":
 
 
 class Explorer(w.VBox):
-    """The widgets: a control for each name of `DESCRIPTIONS`; below the view a trace's diagnosis.
+    """The widgets: a control for each name of `DESCRIPTIONS`, the view, advice for its layer.
 
     `wishes` are arguments of `view`, changed by the controls; `view` is what is shown now.
     """
@@ -94,16 +91,10 @@ class Explorer(w.VBox):
         self.stop = w.Button(description="Stop", icon="stop", disabled=True)
         self.stop.on_click(lambda _: self.must_stop.set())
         self.bar = w.IntProgress(description="Progress", style=LABEL)
-        self.trace = w.FileUpload(
-            description="Diagnose a trace",
-            accept=".json,.gz,.sqlite",
-            layout={"width": "220px"},
-        )
-        self.trace.observe(self._diagnose, "value")
         self.advise = w.Button(description="Advice for this layer", layout={"width": "220px"})
         self.advise.on_click(self._advise)
-        self.status, self.served, self.shown, self.picture, self.advice, self.answer = (
-            w.HTML() for _ in range(6)
+        self.status, self.served, self.shown, self.picture, self.advice = (
+            w.HTML() for _ in range(5)
         )
         self.status.add_class(f"{CSS_CLASS}-status")
         self.shown.add_class(f"{CSS_CLASS}-view")
@@ -112,8 +103,7 @@ class Explorer(w.VBox):
         self.live_row = w.HBox(live, layout=ROW)
         controls = w.HBox([*self.controls.values()], layout=ROW)
         above = [w.HTML(INTRODUCTION), controls, self.live_row, self.served]
-        below = [self.advise, self.advice, self.trace, self.answer]
-        super().__init__([*above, self.picture, self.shown, *below])
+        super().__init__([*above, self.picture, self.shown, self.advise, self.advice])
         self.add_class(CSS_CLASS)
         self.refresh()
 
@@ -231,17 +221,6 @@ class Explorer(w.VBox):
             self.advice.value = as_html(advise(case, gpu=gpu).card())
         except Exception as error:  # whatever it is: a callback that raises shows nothing
             self.advice.value = _problem(_words_of(error))
-
-    def _diagnose(self, _: object) -> None:
-        """Show the diagnosis of the trace that was dropped."""
-        for file in self.trace.value:
-            with TemporaryDirectory() as folder:
-                path = Path(folder, Path(file["name"]).name)
-                path.write_bytes(file["content"])
-                try:
-                    self.answer.value = as_html(diagnose(path).card())
-                except Exception as error:  # whatever it is: a callback that raises shows nothing
-                    self.answer.value = _problem(_words_of(error))
 
     def _say(self, words: str) -> None:
         self.status.value = f"<span role='status'>{html.escape(words)}</span>"

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import nbformat
 import psutil
 import pytest
-from driving import NOTEBOOKS, ROOT, errors_on, hold_picture, wait_until_idle
+from driving import NOTEBOOKS, errors_on, hold_picture, wait_until_idle
 
 pytestmark = pytest.mark.browser
 OWN = """def step(side):
@@ -19,7 +19,6 @@ OWN = """def step(side):
 attnlib.profile(step, 1000)"""
 SAVE = 'view.figure().savefig("mine.png")'
 EXPLORE = 'attnlib.explore("Llama-3.1-8B", release="0.6.3", batch=16, kv_len=8192)'
-TRACES = [ROOT / f"data/traces/sglang_{name}.json.gz" for name in ("fa3", "flashinfer")]
 MOST_S = 1.0
 """Of a step of the explorer, the quickest of its tries: a busy machine delays some."""
 CUT = """explorer => {
@@ -62,16 +61,7 @@ def seconds_until(explorer, title, act, *arguments):
     return took
 
 
-def drop(explorer, trace):
-    """Give a file to the explorer's button."""
-    with explorer.page.expect_file_chooser() as chooser:
-        explorer.get_by_role("button", name="Diagnose a trace").click()
-    chooser.value.set_files(trace)
-
-
-def test_the_start_notebook_ones_own_function_a_control_two_traces_advice_and_a_saved_figure(
-    lab, page, asked
-):
+def test_the_start_notebook_ones_own_function_a_control_advice_and_a_saved_figure(lab, page, asked):
     logged = []
     page.on("console", lambda each: logged.append((each.type, each.text)))
     start = nbformat.read(NOTEBOOKS / "00_start_here.ipynb", as_version=4).cells
@@ -97,11 +87,10 @@ def test_the_start_notebook_ones_own_function_a_control_two_traces_advice_and_a_
         title = f"kv_len {text.replace(',', '')}"
         changed.append(takes(title, lengths.select_option, text))
         advised.append(takes("decode, 32/8 heads", press))
-    read = [takes(f"{trace.name}:", drop, explorer, trace) for trace in TRACES]
     model = explorer.get_by_label("Model").select_option
     takes("70B at TP 8", model, "Llama-3.1-70B\xa0at\xa0TP\xa08")  # of fewer backends
     assert [text for kind, text in logged if kind == "error"] == []
     assert explorer.evaluate(CUT) == []
-    assert max(min(changed), min(advised), min(read)) < MOST_S
+    assert max(min(changed), min(advised)) < MOST_S
     hosts = {urlsplit(url).hostname for url in asked if url.startswith("http")}
     assert hosts == {urlsplit(lab.url).hostname}

@@ -3,13 +3,10 @@
 import os
 import sys
 import time
-from datetime import UTC, datetime
 
 import pytest
-from support import traces
 from support.explorer_records import FA2, FA3, go_live
 from support.studies import INSTANT
-from support.traces import Writer, runs
 
 pytest.importorskip("ipywidgets", reason="needs ipywidgets: pip install ipywidgets")
 
@@ -202,20 +199,6 @@ def test_without_ipywidgets_the_install_line_is_the_error(monkeypatch):
         ModuleNotFoundError, match='attnlib.explore: needs ipywidgets: pip install "attnlib\\[lab'
     ):
         attnlib.explore  # noqa: B018 - the attribute is asked for
-
-
-def test_a_trace_that_is_dropped_is_diagnosed_under_its_own_name(published, tmp_path):
-    def drop(name, content):
-        file = {"name": name, "type": "", "size": len(content), "content": memoryview(content)}
-        published.trace.value = ({**file, "last_modified": datetime.now(UTC)},)
-
-    trace, writer = tmp_path / "server.json.gz", Writer()
-    writer.step([runs(traces.FA3)], mark="step[DECODE bs=3]")
-    writer.save(trace)
-    drop(trace.name, trace.read_bytes())
-    assert trace.name in published.answer.value and "known pattern" in published.answer.value
-    drop("notes.json", b"no trace")
-    assert "ValueError: notes.json must be" in published.answer.value
 
 
 @pytest.mark.gpu
