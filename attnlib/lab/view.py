@@ -21,14 +21,12 @@ import pandas as pd
 from ..core.backends import unavailable, unsupported
 from ..core.backends.table import BACKENDS, FAMILIES, installed_version
 from ..core.layer import lengths_of_case, name_of
-from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
+from ..core.spec import AttnSpec
 from ..draw.cards import NOTHING, Card, Shown, in_words
 from ..kinds.cost import Ceilings
 from ..measure.stats import judge_ratios
 from ..run import store
 from ..run.frame import ceilings, intervals
-from ..select import Call, explain
-from ..select.facts import gpu_of_capability
 from .source import (
     LIVE,
     Choice,
@@ -44,8 +42,6 @@ from .source import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENGINES = ("sglang==0.5.23", "vllm==0.33.0")
-"""The newest releases whose rules were read."""
 LIBRARY = "flashinfer-python"
 ROW_INCHES = 0.42
 KERNEL_LETTERS = 64
@@ -132,18 +128,6 @@ class View(Shown):
                 (ratio,) = judge_ratios([pair])
                 table.append({"backend": name, "against": against, **vars(ratio)})
         return pd.DataFrame(table, columns=columns)
-
-    @cached_property
-    def rules(self) -> pd.DataFrame:
-        """A row per library: the backend that its rule picks, that backend's time (us), and why."""
-        gpu = gpu_of_capability(self.machine.get("compute_capability", ""))
-        libraries = [f"flashinfer=={self.version}"] if self.version else []
-        good, table = _good(self.choice.rows), []
-        for library in [*libraries, *ENGINES] if gpu != "sm" else []:
-            backend, why = _rule(self.choice.case.spec, library, gpu)
-            us = float(good.run_us[good.backend == backend].median())
-            table.append((library, backend, us, why))
-        return pd.DataFrame(table, columns=["library", "chooses", "us", "because"])
 
     @cached_property
     def limit(self) -> Ceilings | str:
@@ -313,7 +297,6 @@ class View(Shown):
             more=(
                 ("Compared, paired round by round", in_words(pd.DataFrame(compared), FORMATS)),
                 ("Kernels of one call, from the trace", in_words(kernels, FORMATS)),
-                ("What the rules pick", in_words(self.rules, FORMATS)),
             ),
             code=self.call,
         )
@@ -383,20 +366,3 @@ def measure_call(layer: AttnSpec, lengths: tuple[int, ...], backends: Sequence[s
 
 def _good(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows.status == "ok") & ~rows.throttled.astype(bool)]
-
-
-def _rule(spec: AttnSpec | MlaSpec, library: str, gpu: str) -> tuple[str, str]:
-    """What `library` runs by its own rule on a GPU such as `sm90`, by our name if any, and why."""
-    mode, call = "decode", Call()
-    if isinstance(spec, MlaSpec):
-        mode, call = "sparse_mla" if spec.top_k else "mla", Call(topk=spec.top_k)
-        kv_dtype = "bfloat16" if spec.kv_format == "bfloat16" else "float8_e4m3fn"
-        spec = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size, kv_dtype=kv_dtype)
-    try:
-        choice = explain(spec, mode=mode, gpu=gpu, library=library, call=call, env={})
-    except ValueError as error:
-        return NOTHING, f"no rule on record: {error}"
-    if choice.problem:
-        return NOTHING, f"cannot run it: {choice.problem}"
-    why = f"{choice.decided_by.why} ({choice.decided_by.source})"
-    return choice.ours or choice.kernel or NOTHING, why

@@ -5,17 +5,14 @@ Times are those of the timer `graph`, in microseconds, unless a table says other
 
 from __future__ import annotations
 
-import heapq
 from itertools import product
 
 import pandas as pd
 
 from ..core.backends.table import FAMILIES
-from ..core.spec import AttnSpec, require_word
+from ..core.spec import AttnSpec
 from ..draw import charts, style
-from ..kinds.cost import Ceilings
 from ..kinds.decode.case import DecodeCase
-from ..kinds.lengths import sample_seq_lens
 from ..run.bisect import Bisection
 from ..run.frame import (
     AUTO,
@@ -42,8 +39,6 @@ ALL_MODES = (*PINNED, AUTO, GRAPH_AUTO)
 FIX_PROOF = (FA2, AUTO, GRAPH_AUTO)
 KV_LIMIT_BYTES = 16 * 2**30
 """Cache size limit of the wide grid: larger caches take seconds per record to settle."""
-FA3_TILES = {64: (192, 96), 128: (128, 96), 256: (128, 32)}
-"""(query rows, KV tokens) of a tile of FlashInfer's fa3 by head_dim: prefill_sm90.cuh."""
 H100_MACHINE = "nvidia-h100-80gb-hbm3-ea9d21dc"
 """The GPU with the headline shapes on an H100."""
 
@@ -141,44 +136,6 @@ def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> ch
         axis.set(xlabel="batch, requests", ylabel="")
     axes[0].set_ylabel("kv_len, tokens")
     return figure
-
-
-def predictions(frame: pd.DataFrame, limit: Ceilings, release: str) -> pd.DataFrame:
-    """The time that fa3's schedule explains (`predict_fa3`) and the measured time."""
-    rows = decode_rows(frame, release=release)
-    measured = times(rows[rows.backend == FA3])
-    explained = pd.DataFrame([predict_fa3(case, limit) for case in measured.case])
-    explained.index = measured.index
-    table = measured[SHAPE].join(explained.round(1)).assign(measured=measured[FA3].round(1))
-    return table.assign(**{"measured / explained": (table.measured / table.explained).round(2)})
-
-
-def predict_fa3(case: DecodeCase, ceilings: Ceilings) -> dict[str, float]:
-    """Work items, busy SMs and us of FlashInfer's fa3 decode, from its schedule alone.
-
-    PrefillSM90Plan (scheduler.cuh, the same in 0.6.3 and 0.7.2): an item per request and query
-    head, in tiles of 128 query rows of which decode fills one, without a split of the KV. Heads
-    are the outer loop, each head's longest request comes first, and each item goes to the SM with
-    the least cost, 2 tile rows + KV length per item. Query heads of a KV head that run at once
-    share one read of its cache. The time is the longer of padded tensor-core work and reads from
-    memory, at rates measured on the same GPU; no constant is fitted.
-    """
-    spec, num_sms = case.spec, ceilings.num_sms
-    require_word("head_dim", spec.head_dim, FA3_TILES)
-    tile_rows, tile_tokens = FA3_TILES[spec.head_dim]
-    heap = [(0, sm) for sm in range(num_sms)]
-    tokens = [0] * num_sms
-    for length in sorted(sample_seq_lens(case).tolist(), reverse=True) * spec.num_qo_heads:
-        cost, sm = heapq.heappop(heap)
-        heapq.heappush(heap, (cost + 2 * tile_rows + length, sm))
-        tokens[sm] += -(-length // tile_tokens) * tile_tokens
-    items = case.batch_size * spec.num_qo_heads
-    flops_per_us = ceilings.matmul_tflops * 1e6 / num_sms
-    tensor_us = 4 * spec.head_dim * tile_rows * max(tokens) / flops_per_us
-    kv_reads = -(-spec.group_size // max(1, num_sms // case.batch_size))
-    traffic_us = case.cost.kv_bytes * kv_reads / (ceilings.copy_gbps * 1e3)
-    explained = max(tensor_us, traffic_us)
-    return {"work_items": items, "busy_sms": min(num_sms, items), "explained": explained}
 
 
 def by_release(frame: pd.DataFrame) -> pd.DataFrame:

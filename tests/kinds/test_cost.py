@@ -1,18 +1,13 @@
-"""Costs and the predictions for fa3: counted by hand."""
+"""Costs: counted by hand."""
 
 from dataclasses import replace
 
 import pytest
 
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.cost import Ceilings
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.metadata.case import MetadataCase
-from attnlib.studies.fa3_decode_regression import predict_fa3
 
-# 4,000 bytes and 10,000,000 FLOPs a microsecond and SM: round numbers to divide by.
-CEILINGS = Ceilings(copy_gbps=4000.0, matmul_tflops=1000.0, num_sms=100)
-MQA = DecodeCase(AttnSpec(8, 1, 128, 16), batch_size=1, kv_len=1000)
 FP8 = "float8_e4m3fn"
 
 
@@ -42,33 +37,6 @@ def test_a_window_leaves_its_tokens_and_their_pages_to_read_and_all_to_hold(wind
     assert (cost.kv_bytes, cost.flops) == (tokens * 2 * 8 * 2 * 2, tokens * 4 * 8 * 4)
     assert cost.io_bytes - cost.kv_bytes == 3 * 4 * 8 * (2 + 2) + pages * 4
     assert cost.cache_bytes == plain.cost.kv_bytes
-
-
-def test_a_head_dim_without_a_tile_is_refused_listing_those_that_have_one():
-    with pytest.raises(ValueError, match="head_dim must be one of .*64.*128.*256.*, got 96"):
-        predict_fa3(replace(MQA, spec=AttnSpec(8, 1, 96, 16)), CEILINGS)
-
-
-@pytest.mark.parametrize(
-    ("spec", "batch_size", "num_sms", "items", "reads", "padded"),
-    [
-        # Of 1,000 tokens whole tiles of 96 are 1,056, of 32 they are 1,024; times rows of a tile.
-        (AttnSpec(8, 1, 128, 16), 1, 100, 8, 1, 128 * 1056),
-        (AttnSpec(8, 1, 64, 16), 1, 100, 8, 1, 192 * 1056),
-        (AttnSpec(8, 1, 256, 16), 1, 100, 8, 1, 128 * 1024),
-        (AttnSpec(8, 1, 128, 16), 25, 200, 200, 1, 128 * 1056),  # all eight heads at once
-        (AttnSpec(8, 1, 128, 16), 25, 199, 200, 2, 2 * 128 * 1056),  # seven, then one
-        (AttnSpec(8, 1, 128, 16), 199, 199, 1592, 8, 8 * 128 * 1056),  # one head at a time
-        (AttnSpec(8, 4, 128, 16), 398, 199, 3184, 2, 16 * 128 * 1056),  # half of one
-    ],
-)
-def test_a_prediction_is_the_one_computed_by_hand(spec, batch_size, num_sms, items, reads, padded):
-    case = replace(MQA, spec=spec, batch_size=batch_size)
-    predicted = predict_fa3(case, replace(CEILINGS, num_sms=num_sms))
-    tensor_us = 4 * spec.head_dim * padded / (1e9 / num_sms)
-    traffic_us = reads * spec.num_kv_heads * batch_size * 1000 * 2 * spec.head_dim * 2 / 4e6
-    assert predicted["explained"] == pytest.approx(max(tensor_us, traffic_us))
-    assert (predicted["work_items"], predicted["busy_sms"]) == (items, min(items, num_sms))
 
 
 @pytest.mark.parametrize(("page_size", "fetch"), [(1, 4), (4, 16), (8, 32), (16, 64), (256, 64)])
