@@ -1,6 +1,7 @@
 """Advice: the rule with its source, what was measured nearby, and a line that measures the call."""
 
 import shlex
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -11,7 +12,7 @@ from attnlib import AttnSpec, cli
 from attnlib.core.layer import WHOLE_MODELS, parse_layer, parse_lengths, words_of_lengths
 from attnlib.core.spec import ELEMENT_BYTES, MODELS, MlaSpec
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.lab.advise import neighbour_loss
+from attnlib.lab.advise import neighbour_loss, recorded_calls
 from attnlib.select.facts import GPUS, Call
 from attnlib.select.libraries import LIBRARIES
 from attnlib.studies.plan_rivals import BACKENDS, PAGES_OF_16
@@ -46,7 +47,8 @@ def test_the_line_that_measures_parses_to_the_same_call(monkeypatch):
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_every_option_that_is_offered_has_advice_of_one_screen(place):
+def test_every_option_that_is_offered_has_advice_of_one_screen(place, monkeypatch):
+    monkeypatch.setattr("attnlib.lab.advise.recorded_calls", cache(recorded_calls))
     engine = ("flashinfer==0.7.2", "sglang==0.5.23", "vllm==0.33.0")[place]
     library = LIBRARIES[engine.partition("==")[0]]
     calls = [*product(GPUS, ["bfloat16"]), *product(["sm90"], ELEMENT_BYTES)]
