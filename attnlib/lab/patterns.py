@@ -228,7 +228,7 @@ def whole_table_copied(trace: Trace, step: Step) -> Evidence | None:
 def old_schedule(trace: Trace, step: Step) -> Evidence | None:
     """FlashAttention-3 splits requests, and no schedule was written since the step before."""
     calls, names = ran(step, "flash-attn-3"), {span.name for span in step.work}
-    if not calls or SCHEDULES & names or COMBINE not in names:
+    if not calls or SCHEDULES & names or COMBINE not in names or _may_be_cut(trace, step):
         return None
     where = "in this step" if SCHEDULES & trace.names else "in this trace: another may write it"
     return _kernels(calls, f", requests are split, no kernel writes the schedule {where}")
@@ -239,10 +239,15 @@ def old_plan(trace: Trace, step: Step) -> Evidence | None:
 
     Only where a plan was seen in another step: a trace may lack copies.
     """
-    calls = ran(step, "fa2") if step.in_graph else []
+    calls = ran(step, "fa2") if step.in_graph and not _may_be_cut(trace, step) else []
     if not calls or not PLANS & trace.names or any(span.name in PLANS for span in step.ahead):
         return None
     return _kernels(calls, ", no copy of a plan and no planning kernel before it in this step")
+
+
+def _may_be_cut(trace: Trace, step: Step) -> bool:
+    """Whether nothing in the trace ran before the step, so that its beginning may be missing."""
+    return step.work[0] is trace.work[0]
 
 
 def outside_graph(trace: Trace, step: Step) -> Evidence | None:

@@ -542,3 +542,18 @@ def test_a_real_trace_shows_the_patterns_that_it_was_captured_for(name):
     assert repr(found) and found.to_dict()
     assert not TraceChange(found, found).table()["after - before"].any()
     assert len(found.steps) == 4 - later + (name == "prefill_decode")
+
+
+def test_a_step_that_is_cut_at_its_beginning_has_no_old_plan(tmp_path):
+    source = ROOT / "data" / "traces" / "vllm_flashinfer.json.gz"
+    whole = json.loads(gzip.decompress(source.read_bytes()))
+    timed = [event["ts"] for event in whole["traceEvents"] if event.get("ph") == "X"]
+    begin, end = (min(timed) + part * (max(timed) - min(timed)) for part in (0.3, 0.62))
+    whole["traceEvents"] = [
+        event
+        for event in whole["traceEvents"]
+        if event.get("ph") != "X" or begin <= event["ts"] < end
+    ]
+    (tmp_path / "cut.json").write_text(json.dumps(whole))
+    found = attnlib.diagnose(tmp_path / "cut.json")
+    assert len(found.steps) == 1 and not found.patterns.pattern.str.contains("older").any()
