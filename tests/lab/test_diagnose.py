@@ -548,7 +548,7 @@ def test_a_step_that_is_cut_at_its_beginning_has_no_old_plan(tmp_path):
     source = ROOT / "data" / "traces" / "vllm_flashinfer.json.gz"
     whole = json.loads(gzip.decompress(source.read_bytes()))
     timed = [event["ts"] for event in whole["traceEvents"] if event.get("ph") == "X"]
-    begin, end = (min(timed) + part * (max(timed) - min(timed)) for part in (0.3, 0.62))
+    begin, end = (min(timed) + part * (max(timed) - min(timed)) for part in (0.35, 0.67))
     whole["traceEvents"] = [
         event
         for event in whole["traceEvents"]
