@@ -37,8 +37,8 @@ RECORDED_GPU = "sm90"
 PRESENT_PLANNER = "2026-11-26"
 DRAWS = {
     "all layers": (random_batches.STUDY.name, "H200", "0.7.2"),
-    "all rivals": (plan_rivals.STUDY.name, "H200", plan_rivals.H200_RELEASE),
-    "h100": (plan_rivals.STUDY.name, "H100", plan_rivals.H100_RELEASE),
+    "all rivals": (plan_rivals.STUDY.name, "H200", plan_rivals.FLASHINFER_ON_H200),
+    "h100": (plan_rivals.STUDY.name, "H100", plan_rivals.FLASHINFER_ON_H100),
 }
 """Random batches -> the study, the GPU and FlashInfer's release. All rivals are on record for
 head_dim 128 and 16 bits."""
@@ -199,7 +199,8 @@ def advise(
     kv_lens = tuple(tokens.tolist())
     for length in kv_lens:
         require_int("lengths", length)
-    layer, stated = call.spec if isinstance(call, DecodeCase) else call, facts or Call()
+    layer = call.spec if isinstance(call, DecodeCase) else call
+    stated = facts or Call()
     pinned = stated.pinned_page or isinstance(call, DecodeCase)
     stated = replace(stated, kv_lens=kv_lens, graph=True, pinned_page=pinned)
     require_word("backend", backend, find(library)[0].policies_for("decode"))

@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import compress
 from statistics import median
 from typing import Any
 
@@ -123,7 +122,8 @@ class Diagnosis(Shown):
             shown, count = list[Any](), 0
             for kind in DECODES:
                 steps = [step for step in self.decodes if step.kind == kind]
-                found = [e for step in steps if (e := pattern.shows(self.trace, step))]
+                evidence = (pattern.shows(self.trace, step) for step in steps)
+                found = [shows for shows in evidence if shows]
                 if found and 2 * len(found) >= len(steps):
                     shown, count = shown + found, count + len(steps)
             if not shown:
@@ -146,10 +146,10 @@ class Diagnosis(Shown):
     def unseen(self) -> list[str]:
         """What the trace could not show."""
         notes = ["The lengths of the requests are in no trace.", *self.blind()]
-        idle = [step.idle_ahead_us for step in self.decodes if not step.begins]
-        waits = [s.idle_ahead_us > WAITING * busy_us(s.work) for s in self.decodes if not s.begins]
-        if 2 * sum(waits) > len(waits):
-            us = f"{median(compress(idle, waits)):,.0f} us"
+        known = [step for step in self.decodes if not step.begins]
+        idle = [s.idle_ahead_us for s in known if s.idle_ahead_us > WAITING * busy_us(s.work)]
+        if 2 * len(idle) > len(known):
+            us = f"{median(idle):,.0f} us"
             notes.append(f"The GPU idles for {us} before the first layer; a profiler adds to it.")
         return notes
 

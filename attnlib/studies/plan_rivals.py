@@ -25,8 +25,7 @@ CASES = drawn_cases(tuple(AttnSpec(*sizes) for sizes in SIZES), 10, SEED)
 BATCH_ATTENTION = "flashinfer-batch-attention"
 PAGES_OF_16 = ("flashinfer-xqa", "vllm-flash-attn-3", "vllm-triton")
 """Rivals that refuse the layers with pages of one token. The H100's records have none of them."""
-H200_RELEASE, H100_RELEASE = "0.7.2.post1", "0.6.13"
-"""FlashInfer's, on each GPU of the records."""
+FLASHINFER_ON_H200, FLASHINFER_ON_H100 = "0.7.2.post1", "0.6.13"
 RIVALS = (FA2, BATCH_ATTENTION, FLASH_ATTENTION, *PAGES_OF_16)
 BACKENDS = (*RIVALS, PLANNED)
 
