@@ -73,13 +73,13 @@ DESIGNS_SHOWN = (OP_BY_OP, MERGED, TODAY, ALONE, FUSED)
 
 
 def metadata_rows(
-    frame: pd.DataFrame, *, timer: str = "graph", windowed: bool = False
+    frame: pd.DataFrame, *, timer: str = "graph", windowed: bool = False, builder: str = "decode"
 ) -> pd.DataFrame:
-    """Good rows of decode's builder and a timer, with a window's page table or without.
+    """Good rows of a builder and a timer, with a window's page table or without.
 
     `backend` is the design, so two releases of SGLang are two designs.
     """
-    rows = frame[(frame.builder == "decode") & (frame.swa == windowed)]
+    rows = frame[(frame.builder == builder) & (frame.swa == windowed)]
     return by_design(whole_counts(good_rows(rows, timer)), DESIGNS)
 
 
