@@ -163,7 +163,7 @@ def aa_check(frame: pd.DataFrame) -> str:
     if not judged:
         return "no A/A rows on record"
     count = sum(ratio.verdict in (FASTER, SLOWER) for ratio in judged)
-    return f"{count} of {len(judged)} A/A rows have a verdict"
+    return f"{count} of {len(judged)} A/A rows came out faster or slower"
 
 
 def launches(rows: pd.DataFrame, name: str = "") -> pd.Series:
