@@ -172,6 +172,49 @@ class UniformPrefill(Prefill):
         return {"uniform_q_len": most}
 
 
+class BatchPod(Prefill):
+    """BatchPODWithPagedKVCacheWrapper: tiles of decoding requests and of chunks share a launch.
+
+    Requests with one query come first. Queries and outputs of the two parts are apart: `run` joins
+    the outputs by a copy. A plan's state is the wrapper and the number of decodes, by name.
+    """
+
+    def prepare(self, batch: ExtendBatch, held: Any) -> Any:
+        """FlashInfer's two plans. ValueError for a graph, which would keep its first plan's launch,
+        and unless requests with one query, and others after them, are in the batch."""
+        spec, paged, lens = batch.spec, batch.paged, batch.q_lens_cpu
+        decodes = int((lens == 1).sum())
+        if self.cuda_graph or decodes in (0, len(lens)) or bool((lens[:decodes] > 1).any()):
+            raise ValueError(
+                f"{self.entry.name} must be called eagerly, for requests of 1 query and then of "
+                f"more, got cuda_graph={self.cuda_graph} and q_lens {lens.tolist()[:8]}..."
+            )
+        state = held or {"wrapper": _make("BatchPODWithPagedKVCacheWrapper", self.device)}
+        state["decodes"] = decodes
+        rows, pages, last = batch.qo_indptr, paged.kv_indptr, paged.kv_last_page_len
+        state["wrapper"].plan(
+            *(rows[decodes:] - decodes, pages[decodes:], paged.kv_indices, last[decodes:]),
+            *(rows[: decodes + 1], pages[: decodes + 1], paged.kv_indices, last[:decodes]),
+            *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.page_size),
+            sm_scale=spec.softmax_scale,
+            q_data_type=getattr(torch, spec.dtype),
+            kv_data_type=getattr(torch, spec.kv_dtype),
+        )
+        return state
+
+    def reported(self, state: Any) -> str:
+        """The wrapper has one kernel and does not name it."""
+        return self.entry.asks
+
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
+        """FlashInfer's own run, and the copy."""
+        cache.require_pages_of(plan.batch.spec)
+        kv, decodes = (cache.k_cache, cache.v_cache), plan.state["decodes"]
+        causal = plan.batch.mask == "causal"
+        chunks, ones = plan.state["wrapper"].run(q[decodes:], kv, q[:decodes], kv, causal_p=causal)
+        return torch.cat((ones, chunks))
+
+
 def reported_backend(wrapper: Any) -> str:
     """The backend that the library says it chose in `plan`."""
     # `resolved_backend` is public from 0.7.2. Before, only the attribute that plan() overwrites
