@@ -24,7 +24,7 @@ from ..draw import charts, style
 from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase
 from ..run import frame as frames
-from ..run.frame import decode_rows, tally, with_better
+from ..run.frame import decode_rows, tally
 from ..run.study import Grid, Study
 
 Heads = tuple[int, int]
@@ -126,7 +126,7 @@ IN_TWO = {
     "flashinfer-batch-attention-extend": ("flashinfer-fa2", "flashinfer-prefill-fa2"),
 }
 """What takes a mixed batch in one call -> what decodes and what takes the chunk in two."""
-BESIDE = ("flashinfer-fa2", "flash-attn-3-precomputed")
+BESIDE = tuple(dict.fromkeys(decode for decode, _ in IN_TWO.values()))
 GRAPH, EAGER = "graph", "profiler"
 """Timers of the two ways to call."""
 PINNED, NOW = "0.6.4", ""
@@ -149,9 +149,8 @@ STUDY = Study(
         Grid(EAGER_PREFILLS[::4], (), RELEASES, (EAGER,), rounds=4, again=PIN_FA2),
         Grid(IN_GRAPHS[::5], (), RELEASES, rounds=4, again=PIN_FA2),
         Grid(DECODES, (), RELEASES, rounds=4, again=DECODE[:1]),
-        Grid(PROMISES, (*PIN_FA2, *PROMISED), rounds=4),
+        Grid(PROMISES, (*PIN_FA2, *PROMISED, *BY_LIBRARY), rounds=4),
         Grid(PROMISES[::3], (), rounds=4, again=PROMISED),
-        Grid(PROMISES, BY_LIBRARY, rounds=4),
         Grid(tuple(MIXED), tuple(IN_TWO), timers=(EAGER,), rounds=4, again=PIN_FA2),
         Grid(CHUNKS, (*BOTH, *BY_LIBRARY), timers=(EAGER,), rounds=4, again=PIN_FA2),
         Grid(DECODING, BESIDE, timers=(EAGER,), rounds=4, again=BESIDE),
@@ -179,10 +178,7 @@ GROUPS = (*FEW, *MANY)
 
 
 def mode_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Attention records of what is installed, with `group`, by each mode's usual timer.
-
-    Without custom masks, which only fa2 takes.
-    """
+    """Records of what is installed, with `group`, by each mode's usual timer; no custom mask."""
     frame = frame[(frame.release == NOW) & frame.backend.isin(NAMES)]
     frame = frame[~frame["mask"].isin(CUSTOM_MASKS)]
     rows = pd.concat([decode_rows(frame, timer=name) for name in (GRAPH, EAGER)])
@@ -203,9 +199,13 @@ def over(rows: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
 
 
 def library(frame: pd.DataFrame) -> pd.DataFrame:
-    """FlashAttention-3 over the faster of FlashInfer's two, by group."""
-    rows = with_better(mode_rows(frame), FA2, FA3, BETTER)
-    return tally(over(rows, LIBRARY, BETTER).astype({"group": str}), "group")
+    """FlashAttention-3 over the faster of FlashInfer's two, by medians, by group."""
+    rows = mode_rows(frame)
+    both = rows[rows.backend.isin((FA2, FA3))]
+    us = both.pivot_table("run_us", "case", "backend", "median", sort=False).dropna()
+    better = both[both.case.map(us.idxmin(axis=1)) == both.backend].assign(backend=BETTER)
+    table = over(pd.concat([rows, better]), LIBRARY, BETTER)
+    return tally(table.astype({"group": str}), "group")
 
 
 def promised(frame: pd.DataFrame) -> pd.DataFrame:

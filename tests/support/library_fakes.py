@@ -179,6 +179,24 @@ class FakePaged(FakePrefill):
         assert (tokens_read(words, tuple(self._plan_info), lens) >= seen).all()
 
 
+class FakeBatchPod:
+    """BatchPODWithPagedKVCacheWrapper: fa2 for chunks and, in tiles of 16 rows, for decodes."""
+
+    def __init__(self, workspace, kv_layout):
+        self.parts = [FakePaged(workspace, kv_layout, backend="fa2") for _ in range(2)]
+
+    def plan(self, *arguments, **options):
+        for part, given in zip(self.parts, (arguments[:4], arguments[4:8]), strict=True):
+            part.plan(*given, *arguments[8:], **options)
+            assert part.q_lens and given[0][0] == 0
+
+    def run(self, q_p, cache_p, q_d, cache_d, causal_p):
+        chunks, decodes = self.parts
+        assert {*decodes.q_lens} == {1} and decodes._num_qo_heads <= 16 * decodes._num_kv_heads
+        chunks.causal = causal_p
+        return chunks.run(q_p, cache_p), decodes.run(q_d, cache_d)
+
+
 class FakeDecode(FakePaged):
     """BatchDecodeWithPagedKVCacheWrapper on tensor cores: one query of each request."""
 

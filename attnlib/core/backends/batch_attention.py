@@ -14,7 +14,7 @@ import torch
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
 from ..spec import CUSTOM_MASKS, AttnSpec
-from .base import Backend, Batch, Plan
+from .base import Backend, Plan
 from .table import Entry
 
 HEAD_DIMS = (64, 128, 256)
@@ -22,13 +22,20 @@ WORKSPACE_BYTES = 2**31
 """The library's own 384 MiB hold no plan of many query heads: 50 of 200 random batches failed."""
 
 
-class _BatchAttention(Backend[Batch, PagedKV]):
-    """A plan's state is the library's object and the pages, with room for longer requests."""
+class BatchAttention(Backend[DecodeBatch | ExtendBatch, PagedKV]):
+    """One query per request, or any number: up to 16 rows of a KV head are one tile, more are tiles
+    of 128.
 
-    def _planned(
-        self, paged: DecodeBatch, qo_indptr: torch.Tensor, causal: bool, held: Any
-    ) -> tuple[Any, torch.Tensor]:
+    A plan's state is the library's object and the pages, with room for longer requests.
+    """
+
+    def prepare(self, batch: DecodeBatch | ExtendBatch, held: Any) -> tuple[Any, torch.Tensor]:
         """The library's plan, into the workspace and page array that are held. Synchronises."""
+        if isinstance(batch, ExtendBatch):
+            paged, rows, causal = batch.paged, batch.qo_indptr, batch.mask == "causal"
+        else:
+            paged, causal = batch, False
+            rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         if held is None:
             wrapper = importlib.import_module("flashinfer").BatchAttention("NHD", str(self.device))
             wrapper.float_workspace_buffer = torch.empty(
@@ -39,7 +46,7 @@ class _BatchAttention(Backend[Batch, PagedKV]):
         kv_indices[: len(paged.kv_indices)].copy_(paged.kv_indices)
         spec = paged.spec
         wrapper.plan(
-            qo_indptr,
+            rows,
             paged.kv_indptr,
             kv_indices,
             paged.seq_lens,
@@ -49,9 +56,9 @@ class _BatchAttention(Backend[Batch, PagedKV]):
             q_data_type=getattr(torch, spec.dtype),
             kv_data_type=getattr(torch, spec.kv_dtype),
         )
-        return held
+        return wrapper, kv_indices
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[Batch]) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[Any]) -> torch.Tensor:
         """The library's run, without its log-sum-exp."""
         cache.require_pages_of(plan.batch.spec)
         return plan.state[0].run(q, (cache.k_cache, cache.v_cache))[0]
@@ -68,20 +75,3 @@ class _BatchAttention(Backend[Batch, PagedKV]):
         if spec.head_dim not in HEAD_DIMS:
             return f"head_dim must be 64, 128 or 256, got {spec.head_dim}"
         return ""
-
-
-class BatchAttention(_BatchAttention[DecodeBatch]):
-    """One query per request."""
-
-    def prepare(self, batch: DecodeBatch, held: Any) -> tuple[Any, torch.Tensor]:
-        """The library's plan."""
-        one_each = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
-        return self._planned(batch, one_each, False, held)
-
-
-class BatchAttentionExtend(_BatchAttention[ExtendBatch]):
-    """Any number of queries per request: up to 16 rows are tiles of 16, more are tiles of 128."""
-
-    def prepare(self, batch: ExtendBatch, held: Any) -> tuple[Any, torch.Tensor]:
-        """The library's plan."""
-        return self._planned(batch.paged, batch.qo_indptr, batch.mask == "causal", held)

@@ -168,15 +168,12 @@ def _latent(call: Facts) -> Iterator[Limit]:
 
 
 def _batch_pod(call: Facts) -> Iterator[Limit]:
-    """Rules of BatchPOD, which has tiles of fa2.
-
-    POD has no backend of ours: its chunk reads contiguous K and V of one request (`k_p`, `v_p` of
-    pod.py), never pages, and its launch clears its counters on the legacy stream (pod.cuh), which
-    races on any other one and ends a capture. Releases read: 0.6.13 and 0.7.2.post1.
-    """
+    """Rules of BatchPOD, which has fa2's tiles. POD itself has no backend of ours: its chunk reads
+    contiguous K and V of one request (`k_p`, `v_p` of pod.py), never pages, and its launch clears
+    counters on the legacy stream (pod.cuh), a race on any other one. Read: 0.6.13, 0.7.2.post1."""
     yield from _fa2(call)
     if call["custom_mask"]:
-        yield Limit("custom_mask", "drops the bits of a custom mask", "batch_pod.cu")
+        yield Limit("custom_mask", "takes no custom mask", "batch_pod.cu")
     if not call["one_dtype"]:
         yield Limit("dtypes", "query and cache must share a dtype", "batch_pod.cu")
     if call["head_dim"] == 512:

@@ -314,7 +314,7 @@ _ENTRIES = (
     Entry(
         "flashinfer-batch-attention-extend",
         "extend",
-        "batch_attention:BatchAttentionExtend",
+        "batch_attention:BatchAttention",
         "batch-attention",
     ),
     Entry("flashinfer-batch-pod", "extend", "flashinfer:BatchPod", "batch-pod", since="0.5.3"),
