@@ -15,6 +15,7 @@ from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
 from ..spec import CUSTOM_MASKS, AttnSpec
 from .base import Backend, Plan
+from .flashinfer import plan_options
 from .table import Entry
 
 HEAD_DIMS = (64, 128, 256)
@@ -52,9 +53,7 @@ class BatchAttention(Backend[DecodeBatch | ExtendBatch, PagedKV]):
             paged.seq_lens,
             *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim, spec.page_size),
             causal=causal,
-            sm_scale=spec.softmax_scale,
-            q_data_type=getattr(torch, spec.dtype),
-            kv_data_type=getattr(torch, spec.kv_dtype),
+            **plan_options(spec),
         )
         return wrapper, kv_indices
 

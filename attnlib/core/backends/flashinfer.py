@@ -35,19 +35,11 @@ class Decode(Backend[DecodeBatch, PagedKV]):
         """FlashInfer's own plan; a wrapper that is held replans in its fixed buffers."""
         spec = batch.spec
         wrapper, *_ = state = held or (self._wrapper(batch), self._scales(spec))
-        dtypes = {
-            "q_data_type": getattr(torch, spec.dtype),
-            "kv_data_type": getattr(torch, spec.kv_dtype),
-        }
+        options = plan_options(spec)
         # Releases before 0.6 have no o_data_type; it is only needed where it differs from q's.
         if spec.out_dtype != spec.dtype:
-            dtypes["o_data_type"] = getattr(torch, spec.out_dtype)
-        wrapper.plan(
-            *_paged_lengths(batch),
-            sm_scale=spec.softmax_scale,
-            window_left=spec.window - 1,
-            **dtypes,
-        )
+            options["o_data_type"] = getattr(torch, spec.out_dtype)
+        wrapper.plan(*_paged_lengths(batch), window_left=spec.window - 1, **options)
         return state
 
     def reported(self, state: Any) -> str:
@@ -121,9 +113,7 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
             *lengths,
             causal=batch.mask == "causal",
             custom_mask=batch.custom_mask,
-            sm_scale=spec.softmax_scale,
-            q_data_type=getattr(torch, spec.dtype),
-            kv_data_type=getattr(torch, spec.kv_dtype),
+            **plan_options(spec),
             **self._options(batch),
         )
         return state
@@ -196,9 +186,7 @@ class BatchPod(Prefill):
             *(rows[decodes:] - decodes, pages[decodes:], paged.kv_indices, last[decodes:]),
             *(rows[: decodes + 1], pages[: decodes + 1], paged.kv_indices, last[:decodes]),
             *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.page_size),
-            sm_scale=spec.softmax_scale,
-            q_data_type=getattr(torch, spec.dtype),
-            kv_data_type=getattr(torch, spec.kv_dtype),
+            **plan_options(spec),
         )
         return state
 
@@ -211,6 +199,13 @@ class BatchPod(Prefill):
         causal = plan.batch.mask == "causal"
         chunks, ones = plan.state["wrapper"].run(q[decodes:], kv, q[:decodes], kv, causal_p=causal)
         return torch.cat((ones, chunks))
+
+
+def plan_options(spec: AttnSpec) -> dict[str, Any]:
+    """Scale and dtypes, by the names that every plan of the library takes."""
+    dtypes = {"q_data_type": spec.dtype, "kv_data_type": spec.kv_dtype}
+    named = {name: getattr(torch, dtype) for name, dtype in dtypes.items()}
+    return {"sm_scale": spec.softmax_scale, **named}
 
 
 def reported_backend(wrapper: Any) -> str:
