@@ -102,17 +102,6 @@ def test_pod_refuses_a_graph_and_decodes_that_do_not_come_first(queries, cuda_gr
             backend.plan(batch)
 
 
-def test_pod_serves_another_number_of_decodes_in_place(libraries):
-    steps = [
-        calls.call_of(replace(MODES[-1], q_lengths=q), "cpu") for q in ("1+1+30+40", "1+1+1+40")
-    ]
-    backend = calls.backend_for(POD, MODES[-1], "cpu")
-    plan = backend.plan(steps[0].batch)
-    for step in reversed(steps):
-        backend.plan(step.batch, out=plan)
-        step.assert_right(backend.run(step.q, step.cache, plan))
-
-
 def test_a_plan_on_the_gpu_refuses_what_its_words_cannot_say(libraries):
     cases = {case.mode: case for case in MODES}
     backend = calls.backend_for(PLANNED, MODES[0], "cpu")
