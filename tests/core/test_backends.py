@@ -329,6 +329,8 @@ def gpu_calls():
         cases.append(ExtendCase(told, "prefill_paged", 700, q_lengths="1+1+300+700+33"))
         pairs = product(backends.EXTEND_BACKENDS, cases)
         found += [pair for pair in pairs if calls.takes(*pair)]
+    layers = [replace(MODES[-1].cached, spec=calls.spec_of(group, 16)) for group in (1, 16)]
+    found += [(POD, replace(MODES[-1], cached=cached)) for cached in layers]
     kinds = product((64, 128, 256), (1, 16, 64, 256), ("bfloat16", "float16", "float8_e4m3fn"))
     cases = [DecodeCase(AttnSpec(16, 2, *kind), 7, 3000, "ragged") for kind in kinds]
     found += [(n, case) for n in ("flash-attn-3", "flash-attn-3-precomputed") for case in cases]
