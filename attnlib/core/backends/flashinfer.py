@@ -113,7 +113,6 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
             *lengths,
             causal=batch.mask == "causal",
             custom_mask=batch.custom_mask,
-            **plan_options(spec),
             **self._options(batch),
         )
         return state
@@ -131,8 +130,8 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
         return plan.state[0].run(q, (k, v))
 
     def _options(self, batch: ExtendBatch) -> dict[str, Any]:
-        """Further arguments of the library's plan."""
-        return {}
+        """Arguments of the library's plan by name, beside the mask."""
+        return plan_options(batch.spec)
 
     def _wrapper(self, batch: ExtendBatch) -> Any:
         form = "Ragged" if batch.ragged else "Paged"
@@ -159,7 +158,7 @@ class UniformPrefill(Prefill):
         least, most = int(batch.q_lens_cpu.min()), batch.max_q_len
         if least != most:
             raise ValueError(f"q_lens must be equal for {self.entry.name}, got {least} to {most}")
-        return {"uniform_q_len": most}
+        return {**super()._options(batch), "uniform_q_len": most}
 
 
 class BatchPod(Prefill):
@@ -186,7 +185,7 @@ class BatchPod(Prefill):
             *(rows[decodes:] - decodes, pages[decodes:], paged.kv_indices, last[decodes:]),
             *(rows[: decodes + 1], pages[: decodes + 1], paged.kv_indices, last[:decodes]),
             *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.page_size),
-            **plan_options(spec),
+            **self._options(batch),
         )
         return state
 
