@@ -140,16 +140,15 @@ def call_of(case, device):
 def two_steps(case, device):
     """Steps over one table, with other lengths; the one with more query rows first.
 
-    Of several queries per request, a second seed draws the other step; told lengths are turned
-    around, and a chunk becomes a decode. Else requests change places and tokens, and of dense MLA
-    the second step has more pages.
+    With several queries a second seed draws the other step, told lengths turn around and a chunk
+    becomes a decode; else requests change places, and dense MLA's second step has more pages.
     """
     first = call_of(case, device)
     if isinstance(case, ExtendCase):
         turned = "+".join(reversed(case.cached.lengths.split("+")))
         cached = replace(case.cached, seed=7, lengths=turned)
-        q_lengths = case.q_lengths.replace("30", "1")
-        other = call_of(replace(case, cached=cached, q_lengths=q_lengths), device)
+        told = case.q_lengths.replace("30", "1")
+        other = call_of(replace(case, cached=cached, q_lengths=told), device)
         assert not torch.equal(first.batch.paged.seq_lens_cpu, other.batch.paged.seq_lens_cpu)
         return sorted((first, other), key=lambda step: -step.batch.rows)
     if isinstance(case, MlaCase):

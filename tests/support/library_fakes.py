@@ -180,21 +180,21 @@ class FakePaged(FakePrefill):
 
 
 class FakeBatchPod:
-    """BatchPODWithPagedKVCacheWrapper: fa2 for chunks and, in tiles of 16 rows, for decodes."""
+    """BatchPODWithPagedKVCacheWrapper: fa2 for chunks, and for decodes."""
 
-    def __init__(self, workspace, kv_layout):
-        self.parts = [FakePaged(workspace, kv_layout, backend="fa2") for _ in range(2)]
+    def __init__(self, workspace, **layout):
+        options = {"backend": "fa2", **layout}
+        self.chunks, self.decodes = (FakePaged(workspace, **options) for _ in range(2))
 
     def plan(self, *arguments, **options):
-        for part, given in zip(self.parts, (arguments[:4], arguments[4:8]), strict=True):
-            part.plan(*given, *arguments[8:], **options)
-            assert part.q_lens and given[0][0] == 0
+        assert arguments[0][0] == arguments[4][0] == 0
+        self.chunks.plan(*arguments[:4], *arguments[8:], **options)
+        self.decodes.plan(*arguments[4:], **options)
 
     def run(self, q_p, cache_p, q_d, cache_d, causal_p):
-        chunks, decodes = self.parts
-        assert {*decodes.q_lens} == {1} and decodes._num_qo_heads <= 16 * decodes._num_kv_heads
-        chunks.causal = causal_p
-        return chunks.run(q_p, cache_p), decodes.run(q_d, cache_d)
+        assert {*self.decodes.q_lens} == {1}
+        self.chunks.causal = causal_p
+        return self.chunks.run(q_p, cache_p), self.decodes.run(q_d, cache_d)
 
 
 class FakeDecode(FakePaged):
