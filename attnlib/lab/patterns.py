@@ -30,7 +30,7 @@ TILE = re.compile(r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned in
 OPERATORS = re.compile(r"elementwise|DeviceScan|scan_innermost|^Memcpy DtoD|gather_kernel|^Memset")
 SCAN, INDEX = re.compile("DeviceScanKernel|scan_innermost"), re.compile("index|gather")
 LARGE_GROUP, WIDE_TILE = 4, 128
-PLANNED = ("fa2", "fa3", "cuda-cores", "batch-attention", "mla-fa2", "mla-fa3")
+PLANNED = ("fa2", "fa3", "cuda-cores", "batch-attention", "batch-pod", "mla-fa2", "mla-fa3")
 """Families whose plan FlashInfer makes on the host."""
 OUR_PLAN = "plan_kernel"
 PLANS = {"Memcpy HtoD", OUR_PLAN}

@@ -179,15 +179,6 @@ def tally(table: pd.DataFrame, by: str) -> pd.DataFrame:
     return pd.concat([ends, counts], axis=1).reset_index()
 
 
-def with_better(rows: pd.DataFrame, a: str, b: str, name: str) -> pd.DataFrame:
-    """`rows` and, as `name`, those of the faster of `a` and `b` in each case, by medians."""
-    both = rows[rows.backend.isin((a, b))]
-    median = both.groupby(["case", "backend"], sort=False).run_us.median().unstack()
-    median = median.reindex(columns=[a, b]).dropna()
-    chosen = both.case.map(median.idxmin(axis=1)) == both.backend
-    return pd.concat([rows, both[chosen].assign(backend=name)])
-
-
 def release_order(frame: pd.DataFrame) -> list[str]:
     """The releases in a frame, oldest first."""
     return sorted((r for r in frame.release.unique() if r), key=Version)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import product, starmap
 
 import numpy as np
 import pandas as pd
@@ -22,9 +22,9 @@ from ..core.fa2.library import tile_rows
 from ..core.spec import CUSTOM_MASKS, AttnSpec
 from ..draw import charts, style
 from ..kinds.decode.case import DecodeCase
-from ..kinds.extend.case import ExtendCase, sample_extend_lens
+from ..kinds.extend.case import ExtendCase
 from ..run import frame as frames
-from ..run.frame import decode_rows, tally, times, with_better
+from ..run.frame import decode_rows, tally
 from ..run.study import Grid, Study
 
 Heads = tuple[int, int]
@@ -99,36 +99,34 @@ EAGER_PREFILLS = (*PREFILLS, *RAGGED)
 IN_GRAPHS = (*VERIFIES, *DRAFTS, *BLOCKS)
 PROMISES = (*VERIFIES, *OTHER_VERIFIES, *BLOCKS)
 """Calls with equally many queries per request: `uniform_q_len` of FlashInfer 0.7.2.post1."""
-MIXED_SPEC, MIXED_LEN = AttnSpec(*LLAMA, 128, 16), 8192
-MIXED_SIZES = tuple(product((4, 8, 16, 32), (128, 512, 2048)))
-"""(decoding requests, tokens of one prompt chunk) of a mixed batch; all contexts are equal."""
 
 
-def _decoding(requests: int) -> DecodeCase:
-    return DecodeCase(MIXED_SPEC, requests, MIXED_LEN)
+def _mixed(requests: int, tokens: int) -> tuple[ExtendCase, tuple[DecodeCase, ExtendCase]]:
+    """A batch of decoding requests and, last, a chunk of a prompt; and both of them apart."""
+    decodes, alone = (_cached(LLAMA, batch, 8192, 16) for batch in (requests, 1))
+    lengths, queries = ["8192"] * (requests + 1), ["1"] * requests + [str(tokens)]
+    batch = replace(decodes, batch_size=requests + 1, lengths="+".join(lengths))
+    one = ExtendCase(batch, "prefill_paged", tokens, q_lengths="+".join(queries))
+    return one, (decodes, ExtendCase(alone, "prefill_paged", tokens))
 
 
-def _chunk(tokens: int) -> ExtendCase:
-    return ExtendCase(_decoding(1), "prefill_paged", tokens)
-
-
-def _mixed(requests: int, tokens: int) -> ExtendCase:
-    """Both in one batch, the chunk last."""
-    batch = replace(_decoding(requests + 1), lengths="+".join([str(MIXED_LEN)] * (requests + 1)))
-    queries = "+".join(["1"] * requests + [str(tokens)])
-    return ExtendCase(batch, "prefill_paged", tokens, q_lengths=queries)
-
-
-MIXED = {_mixed(*sizes): sizes for sizes in MIXED_SIZES}
-DECODING = tuple(_decoding(requests) for requests in (4, 8, 16, 32))
-CHUNKS = tuple(_chunk(tokens) for tokens in (128, 512, 2048))
+MIXED = dict(starmap(_mixed, product((4, 8, 16, 32), (128, 512, 2048))))
+"""Mixed batches, whose contexts are all equal -> the decode and the chunk apart."""
+DECODING, CHUNKS = (tuple(dict.fromkeys(apart)) for apart in zip(*MIXED.values(), strict=True))
 
 PIN_FA2, PIN_FA3 = ("flashinfer-prefill-fa2",), ("flashinfer-prefill-fa3",)
 BOTH = (*PIN_FA2, *PIN_FA3)
 BY_LIBRARY = ("flash-attn-3-extend",)
 PROMISED = ("flashinfer-prefill-fa2-uniform",)
 DECODE = ("flashinfer-fa2", "flashinfer-fa3")
-DECODE_BESIDE = ("flashinfer-fa2", "flash-attn-3-precomputed")
+IN_TWO = {
+    **{name: ("flashinfer-fa2", name) for name in BOTH},
+    "flash-attn-3-extend": ("flash-attn-3-precomputed", "flash-attn-3-extend"),
+    "flashinfer-batch-pod": ("flashinfer-fa2", "flashinfer-prefill-fa2"),
+    "flashinfer-batch-attention-extend": ("flashinfer-fa2", "flashinfer-prefill-fa2"),
+}
+"""What takes a mixed batch in one call -> what decodes and what takes the chunk in two."""
+BESIDE = tuple(dict.fromkeys(decode for decode, _ in IN_TWO.values()))
 GRAPH, EAGER = "graph", "profiler"
 """Timers of the two ways to call."""
 PINNED, NOW = "0.6.4", ""
@@ -147,22 +145,20 @@ STUDY = Study(
         Grid(IN_GRAPHS, BY_LIBRARY, rounds=4),
         Grid((*OTHER_VERIFIES, *OTHER_DRAFTS, *OTHER_BLOCKS), BOTH, rounds=4),
         Grid(MASKED, PIN_FA2, rounds=4),
-        Grid(DECODES, DECODE, RELEASES, rounds=4),
+        Grid(DECODES, DECODE, RELEASES, rounds=4, again=DECODE[:1]),
         Grid(EAGER_PREFILLS[::4], (), RELEASES, (EAGER,), rounds=4, again=PIN_FA2),
         Grid(IN_GRAPHS[::5], (), RELEASES, rounds=4, again=PIN_FA2),
-        Grid(DECODES, (), RELEASES, rounds=4, again=DECODE[:1]),
-        Grid(PROMISES, (*PIN_FA2, *PROMISED), rounds=4),
+        Grid(PROMISES, (*PIN_FA2, *PROMISED, *BY_LIBRARY), rounds=4),
         Grid(PROMISES[::3], (), rounds=4, again=PROMISED),
-        Grid(PROMISES, BY_LIBRARY, rounds=4),
-        Grid((*MIXED, *CHUNKS), (*BOTH, *BY_LIBRARY), timers=(EAGER,), rounds=4),
-        Grid((*MIXED, *CHUNKS), (), timers=(EAGER,), rounds=4, again=PIN_FA2),
-        Grid(DECODING, DECODE_BESIDE, timers=(EAGER,), rounds=4, again=DECODE_BESIDE),
+        Grid(tuple(MIXED), tuple(IN_TWO), timers=(EAGER,), rounds=4, again=PIN_FA2),
+        Grid(CHUNKS, (*BOTH, *BY_LIBRARY), timers=(EAGER,), rounds=4, again=PIN_FA2),
+        Grid(DECODING, BESIDE, timers=(EAGER,), rounds=4, again=BESIDE),
         Grid(VERIFIES[3:6], BOTH, rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-e0997f6a",
 )
-PROMISES_ON = "nvidia-h200-f9835d78"
-"""The machine that published `PROMISES` and the mixed batches."""
+PROMISES_ON = MIXED_ON = "nvidia-h200-f9835d78"
+"""The machines that published `PROMISES` and the mixed batches."""
 
 FA2, FA3, LIBRARY, BETTER = "fa2", "fa3", "library", "the better of both"
 NAMES = {
@@ -181,8 +177,9 @@ GROUPS = (*FEW, *MANY)
 
 
 def mode_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Attention records of what is installed, with `group`, by each mode's usual timer."""
+    """Records of what is installed, with `group`, by each mode's usual timer; no custom mask."""
     frame = frame[(frame.release == NOW) & frame.backend.isin(NAMES)]
+    frame = frame[~frame["mask"].isin(CUSTOM_MASKS)]
     rows = pd.concat([decode_rows(frame, timer=name) for name in (GRAPH, EAGER)])
     usual = {"mode": "decode", "mask": "causal", "q_len": 1}  # decode cases have no such fields
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *usual])))
@@ -193,11 +190,6 @@ def mode_rows(frame: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.timer == np.where(rows.group.isin(MANY), EAGER, GRAPH)]
 
 
-def plain(rows: pd.DataFrame) -> pd.DataFrame:
-    """Without custom masks, which only fa2 takes."""
-    return rows[~rows["mask"].isin(CUSTOM_MASKS)]
-
-
 def over(rows: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
     """`frame.over`, timer by timer, so that no time by events meets one by the profiler."""
     parts = [frames.over(part, a, b) for _, part in rows.groupby("timer")]
@@ -205,60 +197,52 @@ def over(rows: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
     return pd.concat(parts).sort_values(order, ignore_index=True)
 
 
-def fa2_tile_rows(case: ExtendCase, *, cuda_graph: bool) -> int:
-    """Query rows of the tiles that FlashInfer's fa2 plan (0.6.4) cuts for a call.
-
-    Query heads of a group are rows of one tile. Eager plans go by the mean over requests; a plan
-    for a CUDA graph by the most that one request could have, all rows but one for each other.
-    """
-    q_lens, _ = sample_extend_lens(case)
-    longest = q_lens.sum() - len(q_lens) + 1 if cuda_graph else q_lens.mean()
-    return tile_rows(int(longest * case.spec.group_size), case.spec.head_dim)
-
-
 def library(frame: pd.DataFrame) -> pd.DataFrame:
-    """FlashAttention-3 over the faster of FlashInfer's two, by group."""
-    rows = with_better(plain(mode_rows(frame)), FA2, FA3, BETTER)
-    return tally(over(rows, LIBRARY, BETTER).astype({"group": str}), "group")
+    """FlashAttention-3 over the faster of FlashInfer's two, by medians, by group."""
+    rows = mode_rows(frame)
+    both = rows[rows.backend.isin((FA2, FA3))]
+    us = both.pivot_table("run_us", "case", "backend", "median", sort=False).dropna()
+    better = both[both.case.map(us.idxmin(axis=1)) == both.backend].assign(backend=BETTER)
+    table = over(pd.concat([rows, better]), LIBRARY, BETTER)
+    return tally(table.astype({"group": str}), "group")
 
 
 def promised(frame: pd.DataFrame) -> pd.DataFrame:
-    """fa2 in a graph with `uniform_q_len` over fa2 without, and the rows of its tile, by call."""
-    rows = decode_rows(frame)
-    table = frames.over(rows, PROMISED[0], PIN_FA2[0])
-    wide = [fa2_tile_rows(case, cuda_graph=True) for case in table.case]
-    narrow = [fa2_tile_rows(case, cuda_graph=False) for case in table.case]
-    table = table.assign(tile=wide, **{"tile promised": narrow})
-    us = times(rows)[["case", *PIN_FA2, *PROMISED, *BY_LIBRARY]]
-    return table.merge(us, on="case")
+    """fa2 in a graph with `uniform_q_len` over fa2 without, and the rows of its tile, by call.
+
+    Query heads of a group are rows of one tile. A plan for a graph (FlashInfer 0.6.4) sizes it for
+    the most that one request could have, all rows but one for each other; a promised one does not.
+    """
+    table = frames.over(decode_rows(frame), PROMISED[0], PIN_FA2[0])
+    longest = {"tile": table.batch_size * (table.q_len - 1) + 1, "tile promised": table.q_len}
+    for name, q_lens in longest.items():
+        calls = [(int(n), case.spec) for n, case in zip(q_lens, table.case, strict=True)]
+        table[name] = [tile_rows(n * spec.group_size, spec.head_dim) for n, spec in calls]
+    return table
 
 
 def one_or_two(frame: pd.DataFrame) -> pd.DataFrame:
-    """A mixed batch in one call over the same in two: decode by itself, then the chunk.
+    """A mixed batch in one call over the same in two (`IN_TWO`): decode by itself, then the chunk.
 
-    fa2 decodes beside the chunks of fa2 and fa3, FlashAttention-3 beside its own. A row per kernel
-    and batch; `ratio` above 1: one call is slower.
+    A row per `kernel` that was measured and batch; `ratio` above 1: one call is slower.
     """
     rows = decode_rows(frame, timer=EAGER)
-    decodes = dict(zip((*BOTH, *BY_LIBRARY), (*DECODE_BESIDE[:1], *DECODE_BESIDE), strict=True))
     us = rows.set_index(["case", "round", "backend"]).run_us
     tables = []
-    for kernel, beside in decodes.items():
-        one = rows[rows.case.isin(list(MIXED)) & (rows.backend == kernel)]
+    for kernel, one in rows[rows.case.isin(list(MIXED))].groupby("backend"):
         summed = []
         for case, number in zip(one.case, one["round"], strict=True):
-            requests, tokens = MIXED[case]
-            decode_us = us.get((_decoding(requests), number, beside), np.nan)
-            summed.append(decode_us + us.get((_chunk(tokens), number, kernel), np.nan))
+            parts = zip(MIXED[case], IN_TWO[str(kernel)], strict=True)
+            summed.append(sum(us.get((part, number, name), np.nan) for part, name in parts))
         two = one.assign(backend="two calls", run_us=summed).dropna(subset="run_us")
-        table = frames.over(pd.concat([one, two]), kernel, "two calls")
-        tables.append(table.assign(kernel=NAMES[kernel]))
+        table = frames.over(pd.concat([one, two]), str(kernel), "two calls")
+        tables.append(table.assign(kernel=kernel))
     return pd.concat(tables, ignore_index=True)
 
 
 def ratio_chart(frame: pd.DataFrame) -> charts.Figure:
     """fa2 / fa3 of every shape, a row per mode; right of 1 fa3 is faster. Bars: 95 % intervals."""
-    table = over(plain(mode_rows(frame)), FA2, FA3)
+    table = over(mode_rows(frame), FA2, FA3)
     groups = [group for group in GROUPS if group in set(table.group)]
     aside = [charts.spread(part.index, 0.7) for _, part in table.groupby("group", observed=True)]
     table["place"] = table.group.astype(object).map(groups.index) + np.concatenate(aside)

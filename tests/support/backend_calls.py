@@ -19,6 +19,7 @@ from attnlib.kinds.mla.case import MlaCase
 SPEC = AttnSpec(8, 2, 128, 16)
 DECODE = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 90, "ragged")
 PAGED, ONE_TOKEN = (DecodeCase(replace(SPEC, page_size=n), 5, 200, "ragged") for n in (16, 1))
+BESIDE = replace(PAGED, batch_size=4, lengths="200+60+75+130")
 MODES = (
     ExtendCase(PAGED, "prefill_paged", 40),
     ExtendCase(ONE_TOKEN, "prefill_paged", 40),
@@ -29,19 +30,18 @@ MODES = (
     ExtendCase(PAGED, "draft_extend", 5),
     ExtendCase(PAGED, "dllm_extend", 32),
     ExtendCase(ONE_TOKEN, "prefill_ragged", 200),
+    ExtendCase(BESIDE, "prefill_paged", 40, q_lengths="1+1+30+40"),
 )
-"""Every mode with several queries per request, over its masks."""
+"""Every mode with several queries per request, over its masks; last, chunks beside decodes."""
 ALL_MODES = [(name, case) for case in MODES for name in backends.EXTEND_BACKENDS]
 PLANNED, UNIFORM = (f"flashinfer-prefill-fa2-{how}" for how in ("planned", "uniform"))
+POD = "flashinfer-batch-pod"
 
 
 def takes(name, case):
-    """Some plans are for as many queries of each request; some for paged caches alone."""
-    refused = {
-        PLANNED: ("draft_extend", "prefill_ragged"),
-        UNIFORM: ("draft_extend", "prefill_ragged"),
-    }
-    return case.mode not in refused.get(name, ())
+    """Some plans are for as many queries of each request, POD's for chunks beside decodes."""
+    alike = not case.q_lengths and case.mode not in ("draft_extend", "prefill_ragged")
+    return {PLANNED: alike, UNIFORM: alike, POD: bool(case.q_lengths)}.get(name, True)
 
 
 EXTEND = [
@@ -140,12 +140,15 @@ def call_of(case, device):
 def two_steps(case, device):
     """Steps over one table, with other lengths; the one with more query rows first.
 
-    Of several queries per request, a second seed draws the other step; else requests change places
-    and tokens, and of dense MLA the second step has more pages.
+    With several queries a second seed draws the other step, told lengths turn around and a chunk
+    becomes a decode; else requests change places, and dense MLA's second step has more pages.
     """
     first = call_of(case, device)
     if isinstance(case, ExtendCase):
-        other = call_of(replace(case, cached=replace(case.cached, seed=7)), device)
+        turned = "+".join(reversed(case.cached.lengths.split("+")))
+        cached = replace(case.cached, seed=7, lengths=turned)
+        told = case.q_lengths.replace("30", "1")
+        other = call_of(replace(case, cached=cached, q_lengths=told), device)
         assert not torch.equal(first.batch.paged.seq_lens_cpu, other.batch.paged.seq_lens_cpu)
         return sorted((first, other), key=lambda step: -step.batch.rows)
     if isinstance(case, MlaCase):

@@ -179,6 +179,24 @@ class FakePaged(FakePrefill):
         assert (tokens_read(words, tuple(self._plan_info), lens) >= seen).all()
 
 
+class FakeBatchPod:
+    """BatchPODWithPagedKVCacheWrapper: fa2 for chunks, and for decodes."""
+
+    def __init__(self, workspace, **layout):
+        options = {"backend": "fa2", **layout}
+        self.chunks, self.decodes = (FakePaged(workspace, **options) for _ in range(2))
+
+    def plan(self, *arguments, **options):
+        assert arguments[0][0] == arguments[4][0] == 0
+        self.chunks.plan(*arguments[:4], *arguments[8:], **options)
+        self.decodes.plan(*arguments[4:], **options)
+
+    def run(self, q_p, cache_p, q_d, cache_d, causal_p):
+        assert {*self.decodes.q_lens} == {1}
+        self.chunks.causal = causal_p
+        return self.chunks.run(q_p, cache_p), self.decodes.run(q_d, cache_d)
+
+
 class FakeDecode(FakePaged):
     """BatchDecodeWithPagedKVCacheWrapper on tensor cores: one query of each request."""
 

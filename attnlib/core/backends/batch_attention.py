@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from ..batch import DecodeBatch, PagedKV
-from ..spec import AttnSpec
+from ..extend import ExtendBatch
+from ..spec import CUSTOM_MASKS, AttnSpec
 from .base import Backend, Plan
+from .flashinfer import plan_options
 from .table import Entry
 
 HEAD_DIMS = (64, 128, 256)
@@ -21,46 +23,52 @@ WORKSPACE_BYTES = 2**31
 """The library's own 384 MiB hold no plan of many query heads: 50 of 200 random batches failed."""
 
 
-class BatchAttention(Backend[DecodeBatch, PagedKV]):
-    """One query per request.
+class BatchAttention(Backend[DecodeBatch | ExtendBatch, PagedKV]):
+    """One query per request, or any number: up to 16 rows of a KV head are one tile, more are tiles
+    of 128.
 
     A plan's state is the library's object and the pages, with room for longer requests.
     """
 
-    def prepare(self, batch: DecodeBatch, held: Any) -> tuple[Any, torch.Tensor]:
+    def prepare(self, batch: DecodeBatch | ExtendBatch, held: Any) -> tuple[Any, torch.Tensor]:
         """The library's plan, into the workspace and page array that are held. Synchronises."""
+        if isinstance(batch, ExtendBatch):
+            paged, rows, causal = batch.paged, batch.qo_indptr, batch.mask == "causal"
+        else:
+            paged, causal = batch, False
+            rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         if held is None:
             wrapper = importlib.import_module("flashinfer").BatchAttention("NHD", str(self.device))
             wrapper.float_workspace_buffer = torch.empty(
                 WORKSPACE_BYTES, dtype=torch.uint8, device=self.device
             )
-            held = (wrapper, torch.zeros_like(batch.page_table).flatten())
+            held = (wrapper, torch.zeros_like(paged.page_table).flatten())
         wrapper, kv_indices = held
-        kv_indices[: len(batch.kv_indices)].copy_(batch.kv_indices)
-        spec = batch.spec
+        kv_indices[: len(paged.kv_indices)].copy_(paged.kv_indices)
+        spec = paged.spec
         wrapper.plan(
-            torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device),
-            batch.kv_indptr,
+            rows,
+            paged.kv_indptr,
             kv_indices,
-            batch.seq_lens,
+            paged.seq_lens,
             *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim, spec.page_size),
-            causal=False,
-            sm_scale=spec.softmax_scale,
-            q_data_type=getattr(torch, spec.dtype),
-            kv_data_type=getattr(torch, spec.kv_dtype),
+            causal=causal,
+            **plan_options(spec),
         )
         return wrapper, kv_indices
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[Any]) -> torch.Tensor:
         """The library's run, without its log-sum-exp."""
         cache.require_pages_of(plan.batch.spec)
         return plan.state[0].run(q, (cache.k_cache, cache.v_cache))[0]
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
-        """No window, no FP8 query (its output would be FP8, too)."""
+        """No window, no custom mask, no FP8 query (its output would be FP8, too)."""
         if spec.window:
             return f"window must be 0, got {spec.window}"
+        if mask in CUSTOM_MASKS:
+            return f"takes no custom mask, got {mask}"
         if "float8" in spec.dtype:
             return f"dtype must be bfloat16 or float16, got {spec.dtype}"
         if spec.head_dim not in HEAD_DIMS:

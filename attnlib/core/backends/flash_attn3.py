@@ -111,11 +111,6 @@ class FlashAttn3Extend(_FlashAttention[ExtendBatch]):
         )
 
 
-def reported() -> str:
-    """What a plan reports: the kernel family and the distribution that supplied it."""
-    return f"flash-attn-3 ({library.supplier()})"
-
-
 def attend(
     q: torch.Tensor,
     kv: PagedKV,

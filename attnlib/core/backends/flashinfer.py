@@ -35,19 +35,11 @@ class Decode(Backend[DecodeBatch, PagedKV]):
         """FlashInfer's own plan; a wrapper that is held replans in its fixed buffers."""
         spec = batch.spec
         wrapper, *_ = state = held or (self._wrapper(batch), self._scales(spec))
-        dtypes = {
-            "q_data_type": getattr(torch, spec.dtype),
-            "kv_data_type": getattr(torch, spec.kv_dtype),
-        }
+        options = plan_options(spec)
         # Releases before 0.6 have no o_data_type; it is only needed where it differs from q's.
         if spec.out_dtype != spec.dtype:
-            dtypes["o_data_type"] = getattr(torch, spec.out_dtype)
-        wrapper.plan(
-            *_paged_lengths(batch),
-            sm_scale=spec.softmax_scale,
-            window_left=spec.window - 1,
-            **dtypes,
-        )
+            options["o_data_type"] = getattr(torch, spec.out_dtype)
+        wrapper.plan(*_paged_lengths(batch), window_left=spec.window - 1, **options)
         return state
 
     def reported(self, state: Any) -> str:
@@ -121,9 +113,6 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
             *lengths,
             causal=batch.mask == "causal",
             custom_mask=batch.custom_mask,
-            sm_scale=spec.softmax_scale,
-            q_data_type=getattr(torch, spec.dtype),
-            kv_data_type=getattr(torch, spec.kv_dtype),
             **self._options(batch),
         )
         return state
@@ -141,8 +130,8 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
         return plan.state[0].run(q, (k, v))
 
     def _options(self, batch: ExtendBatch) -> dict[str, Any]:
-        """Further arguments of the library's plan."""
-        return {}
+        """Arguments of the library's plan by name, beside the mask."""
+        return plan_options(batch.spec)
 
     def _wrapper(self, batch: ExtendBatch) -> Any:
         form = "Ragged" if batch.ragged else "Paged"
@@ -169,7 +158,53 @@ class UniformPrefill(Prefill):
         least, most = int(batch.q_lens_cpu.min()), batch.max_q_len
         if least != most:
             raise ValueError(f"q_lens must be equal for {self.entry.name}, got {least} to {most}")
-        return {"uniform_q_len": most}
+        return {**super()._options(batch), "uniform_q_len": most}
+
+
+class BatchPod(Prefill):
+    """BatchPODWithPagedKVCacheWrapper: tiles of decoding requests and of chunks share a launch.
+
+    Requests with one query come first. Queries and outputs of the two parts are apart: `run` joins
+    the outputs by a copy. A plan's state is the wrapper and the number of decodes, by name.
+    """
+
+    def prepare(self, batch: ExtendBatch, held: Any) -> Any:
+        """FlashInfer's two plans. ValueError for a graph, which would keep its first plan's launch,
+        and unless requests with one query, and others after them, are in the batch."""
+        spec, paged, lens = batch.spec, batch.paged, batch.q_lens_cpu
+        decodes = int((lens == 1).sum())
+        if self.cuda_graph or decodes in (0, len(lens)) or bool((lens[:decodes] > 1).any()):
+            raise ValueError(
+                f"{self.entry.name} must be called eagerly, for requests of 1 query and then of "
+                f"more, got cuda_graph={self.cuda_graph} and q_lens {lens.tolist()[:8]}..."
+            )
+        state = held or {"wrapper": _make("BatchPODWithPagedKVCacheWrapper", self.device)}
+        state["decodes"] = decodes
+        rows, pages, last = batch.qo_indptr, paged.kv_indptr, paged.kv_last_page_len
+        state["wrapper"].plan(
+            *(rows[decodes:] - decodes, pages[decodes:], paged.kv_indices, last[decodes:]),
+            *(rows[: decodes + 1], pages[: decodes + 1], paged.kv_indices, last[:decodes]),
+            *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.page_size),
+            **self._options(batch),
+        )
+        return state
+
+    reported = Backend.reported  # the wrapper has one kernel and names none
+
+    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
+        """FlashInfer's own run, and the copy."""
+        cache.require_pages_of(plan.batch.spec)
+        kv, decodes = (cache.k_cache, cache.v_cache), plan.state["decodes"]
+        causal = plan.batch.mask == "causal"
+        chunks, ones = plan.state["wrapper"].run(q[decodes:], kv, q[:decodes], kv, causal_p=causal)
+        return torch.cat((ones, chunks))
+
+
+def plan_options(spec: AttnSpec) -> dict[str, Any]:
+    """Scale and dtypes, by the names that every plan of the library takes."""
+    dtypes = {"q_data_type": spec.dtype, "kv_data_type": spec.kv_dtype}
+    named = {name: getattr(torch, dtype) for name, dtype in dtypes.items()}
+    return {"sm_scale": spec.softmax_scale, **named}
 
 
 def reported_backend(wrapper: Any) -> str:

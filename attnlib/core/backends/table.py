@@ -75,6 +75,7 @@ FAMILIES = {
     ),
     "flash-attn-3": Family(("FlashAttnFwdSm90",), hopper=True, library="FlashAttention-3"),
     "batch-attention": Family(("PersistentKernelTemplate",)),
+    "batch-pod": Family(("BatchPODWithKVCacheTensorKernel",)),
     "mla-fa2": Family(("BatchMLAPagedAttentionKernel",)),
     "mla-fa3": Family(("BatchMLAPageAttentionHopperKernel",), hopper=True),
     "flashmla-dense": Family(
@@ -310,6 +311,13 @@ _ENTRIES = (
         since="0.7.2.post1",
     ),
     Entry("flashinfer-prefill-fa2-planned", "extend", "planned:PlannedPrefill", "fa2"),
+    Entry(
+        "flashinfer-batch-attention-extend",
+        "extend",
+        "batch_attention:BatchAttention",
+        "batch-attention",
+    ),
+    Entry("flashinfer-batch-pod", "extend", "flashinfer:BatchPod", "batch-pod", since="0.5.3"),
     Entry("flash-attn-3-extend", "extend", "flash_attn3:FlashAttn3Extend", "flash-attn-3"),
 )
 

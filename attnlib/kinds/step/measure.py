@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from ...core import backends
-from ...core.backends.flash_attn3 import attend, facts_of, reported
+from ...core.backends.flash_attn3 import attend, facts_of
 from ...core.batch import PagedKV
 from ...core.schedule.flash_attn3 import precompute
+from ...core.schedule.library import supplier
 from ...core.spec import require_word
 from ...measure.timer import cold_copies, run_timer
 from ..base import Subject
@@ -45,7 +46,7 @@ class StepSubject(Subject):
             timer=partial(timer, step),
             work_per_call=float(case.decode.cost.io_bytes * case.layers),
             gpu=self.bench.device == "cuda",
-            reported=reported(),
+            reported=f"{library} ({supplier()})",
         )
 
     def prepare(self, case: StepCase) -> tuple[Workload, list[PagedKV], Judge]:
