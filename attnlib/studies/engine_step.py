@@ -8,6 +8,7 @@ neighbouring steps. For the others it is the difference of the medians of two pr
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ import pandas as pd
 from ..draw import charts, style
 from ..kinds.engine.case import IN_TURNS, SIDE_BY_SIDE, EngineCase
 from ..measure.stats import judge_savings
-from ..run.frame import good_rows, launches
+from ..run.frame import good_rows, launches, release_order
 from ..run.store import require_comparable
 from ..run.study import Grid, Study
 
@@ -96,18 +97,21 @@ SIZES = ["model", "tp", "batch_size", "kv_len", "lengths", "driver", "context"]
 JUDGED = ["step_us", "saved_us", "low", "high", "rounds", "gain", "own_spread_us", "verdict"]
 
 
-def savings(frame: pd.DataFrame, compared: Compared = COMPARED) -> pd.DataFrame:
-    """What `arm` saves of a step of `base`, a row per comparison on record.
+def savings(
+    frame: pd.DataFrame, compared: Compared = COMPARED, timer: str = "host"
+) -> pd.DataFrame:
+    """What `arm` saves of a step of `base`, a row per comparison and release on record.
 
-    Columns: arm, base, case, `SIZES`, step_us (of base), saved_us, low, high, rounds, gain (% of
-    the step), own_spread_us and verdict. All rows are judged as one table; where arms took turns, a
-    saving within `own_spread_us` is ambiguous.
+    Columns: arm, base, release, case, `SIZES`, step_us (of base), saved_us, low, high, rounds, gain
+    (% of the step), own_spread_us and verdict. All rows are judged as one table; where arms took
+    turns, a saving within `own_spread_us` is ambiguous.
     """
-    rows = good_rows(frame, "host")
+    rows = good_rows(frame, timer)
     lines, times = [], []
     for arm, base, cases in compared:
-        for case in cases:
-            rounds = rounds_of(rows[rows.case == case], arm, base)
+        for release, case in product(release_order(rows) or [""], cases):
+            of_case = rows[(rows.release == release) & (rows.case == case)]
+            rounds = rounds_of(of_case, arm, base)
             if rounds.empty:
                 continue
             times.append((rounds.step_us, rounds.step_us - rounds.saved_us))
@@ -115,6 +119,7 @@ def savings(frame: pd.DataFrame, compared: Compared = COMPARED) -> pd.DataFrame:
                 {
                     "arm": arm,
                     "base": base,
+                    "release": release,
                     "case": case,
                     **{name: getattr(case, name) for name in SIZES},
                     "step_us": rounds.step_us.median(),
@@ -128,11 +133,11 @@ def savings(frame: pd.DataFrame, compared: Compared = COMPARED) -> pd.DataFrame:
     table["gain"] = 100 * table.saved_us / table.step_us
     within = table.saved_us.abs() <= table.own_spread_us
     table["verdict"] = table.verdict.mask(within, "ambiguous")
-    return table[["arm", "base", "case", *SIZES, *JUDGED]]
+    return table[["arm", "base", "release", "case", *SIZES, *JUDGED]]
 
 
 def rounds_of(rows: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:
-    """A row per round that has both arms, among the rows of one case.
+    """A row per round that has both arms, among the rows of one case and release.
 
     `step_us`: the median step of `base`. `saved_us`: what `arm` saves of it. `own_spread_us`: how
     far an arm's steps lie from its own next ones, the larger of both arms, in place of A/A items;

@@ -27,6 +27,24 @@ class Req(SimpleNamespace):
         assert count == len(self.fill_ids) - len(self.prefix_indices) == 1
 
 
+class Event:
+    """CUDA events that are recorded 2 ms apart; whether the GPU has passed those asked for."""
+
+    recorded, is_done = 0, False
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = Event.recorded = Event.recorded + 1
+
+    def query(self):
+        return Event.is_done
+
+    def elapsed_time(self, end):
+        return 2.0 * (end.at - self.at)
+
+
 class Graphs:
     """A set of CUDA graphs, which hold the schedule that was set at capture."""
 
@@ -84,6 +102,8 @@ class Runner:
 @pytest.fixture
 def engine(monkeypatch):
     """`Steps` of a process with METADATA set, and its runner."""
+    monkeypatch.setattr(serve.torch.cuda, "Event", Event)
+    monkeypatch.setattr(Event, "is_done", False)
     runner = Runner()
 
     def started():
@@ -122,17 +142,19 @@ def test_arms_are_checked_alone_and_then_alternate_there_and_back(engine):
     answer = steps.measure(question())
     ran = [arm for arm, _ in runner.steps]
     values = [ARMS[arm].value for arm in FA3]
-    checked, timed = 1 + serve.CHECKED * 6, (serve.WARM_TURNS + 3) * 6
+    checked, timed = 1 + serve.CHECKED * 6, (serve.WARM_TURNS + 3) * 6 * 2
     assert ran[:checked] == ["native", *(arm for arm in values for _ in range(serve.CHECKED))]
     there_and_back = [*values, *values[::-1]]
-    assert ran[checked:] == [there_and_back[n % 12] for n in range(timed)]
+    assert ran[checked:] == [there_and_back[n % (timed // 2) % 12] for n in range(timed)]
     assert {held for _, held in runner.steps[:checked:4]} >= {87}, "each arm from the same state"
     for arm in FA3:
         assert len(answer["arms"][arm]["run_us"]) == 3 and answer["arms"][arm]["error"] == 0
+        assert answer["arms"][arm]["ahead_us"] == [2000.0] * 3, "events are 2 ms apart"
     assert len({result["digest"] for result in answer["arms"].values()}) == 1
-    assert answer["calls"]["metadata=fused"] == serve.CHECKED + serve.WARM_TURNS + 3
+    assert answer["calls"]["metadata=fused"] == serve.CHECKED + 2 * (serve.WARM_TURNS + 3)
     assert answer["calls"]["schedule=layer"] == 1, "captured once"
-    steps.measure(question(lens=(90, 4)))
+    Event.is_done = True
+    assert steps.measure(question(lens=(90, 4)))["arms"]["sglang"]["ahead_us"] == []
     again = steps.measure(question())
     assert again["arms"]["sglang"]["digest"] == answer["arms"]["sglang"]["digest"]
     graphs = {id(runner) for runner, _ in steps.graphs._sets.values()}

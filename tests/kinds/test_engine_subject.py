@@ -36,7 +36,7 @@ for line in sys.stdin:
     question = json.loads(line)
     {case}
     us = [10.0 + n for n in range(question["steps"])]
-    result = {{"error": 0.01, "digest": "same", "run_us": us}}
+    result = {{"error": 0.01, "digest": "same", "run_us": us, "ahead_us": us[:2]}}
     if question["trace"]:
         result["kernels"] = [{{"name": "FlashAttnFwdSm90", "launches": 32.0, "gpu_us": 3.0}}]
     arms = {{arm: dict(result) for arm in question["arms"]}}
@@ -105,6 +105,7 @@ def test_one_engine_serves_all_arms_that_take_turns_and_all_cases(subject, tmp_p
             word = f"{ARMS[arm].variable}={ARMS[arm].value}"
             assert fields["reported_backend"] == f"{word}, in turns, outputs same"
             assert (fields["oracle_error"], fields["oracle_budget"]) == (0.01, measure.BUDGET)
+            assert engines.measure(item(arm, "ahead", case))["run_us"] == (10.0, 11.0)
     assert starts(tmp_path) == ["sglang once"]
 
 
@@ -147,6 +148,11 @@ def test_a_traced_process_is_not_timed_again(subject, tmp_path):
         ({"answer": "arms[FUSED]['digest'] = 'other'"}, "incorrect", "bit by bit, same, got oth"),
         ({"answer": "arms[FUSED]['error'] = float('inf')"}, "incorrect", "error inf over budget"),
         ({"answer": 'print(\'{"refused": "too long"}\', flush=True); continue'}, "refused", "long"),
+        (
+            {"answer": "arms[FUSED]['ahead_us'] = []"},
+            "refused",
+            "the host must run ahead of the GPU",
+        ),
         ({"case": "raise MemoryError('no room')"}, "error", "status 1; MemoryError: no room$"),
         ({"case": "print('ValueError: first\\nlast', file=sys.stderr); sys.exit(1)"},)
         + ("error", "status 1; ValueError: first / last"),
@@ -161,7 +167,8 @@ def test_what_goes_wrong_in_an_engine_is_a_record_that_says_how(
 ):
     monkeypatch.setattr(measure, "START_S", 0.3 if "start" in code and status == "timeout" else 20)
     monkeypatch.setattr(measure, "CASE_S", 0.5 if status == "timeout" else 20)
-    fields = subject(**code).measure(item("sglang-fused"))
+    timer = "ahead" if "ahead" in str(code) else "host"
+    fields = subject(**code).measure(item("sglang-fused", timer))
     assert fields["status"] == status and not fields.get("run_us")
     assert re.search(reason, fields["reason"]), fields["reason"]
 
@@ -204,10 +211,12 @@ def test_an_arm_that_did_not_run_is_an_error(subject):
         engines.measure(item("sglang-eager"))
 
 
-def test_unknown_arms_and_timers_are_named(subject):
+def test_unknown_arms_timers_and_another_release_are_named(subject):
+    with pytest.raises(RuntimeError, match="release must be sglang 0.5.16, imported was none"):
+        subject(release="0.5.17").measure(replace(item(), release="0.5.16"))
     with pytest.raises(ValueError, match="backend must be one of sglang, sglang-eager"):
         subject().measure(item("sglang-quick"))
-    with pytest.raises(ValueError, match="timer must be one of host, profiler, got 'graph'"):
+    with pytest.raises(ValueError, match="timer must be one of host, ahead, profiler, got 'graph'"):
         subject().measure(item(timer="graph"))
     with pytest.raises(ValueError, match="must be host for the driver offline"):
         subject().measure(item(timer="profiler", case=replace(CASE, driver="offline")))

@@ -23,3 +23,19 @@ def test_a_round_in_turns_pairs_neighbours_and_one_without_takes_medians(monkeyp
     (row,) = engine.rounds_of(steps(base, arm, False), engine.FA2, engine.FA3).itertuples()
     assert row.saved_us == 102.0 - 96.0 and np.isnan(row.own_spread_us)
     assert engine.rounds_of(steps(base, arm, True)[:1], engine.FA2, engine.FA3).empty
+
+
+def test_releases_are_kept_apart(monkeypatch):
+    monkeypatch.setattr(engine, "require_comparable", lambda rows: None)
+    case = engine.METADATA[0]
+    same = {name: getattr(case, name) for name in engine.SIZES} | {"case": case}
+    same |= {"timer": "ahead", "status": "ok", "throttled": False, "repeat": False}
+    releases = {"0.5.9": (90.0, 99.0, 140.0, 93.0), "0.5.10": (80.0, 89.0, 130.0, 83.0)}
+    rows = [
+        steps((100.0, 101.0, 150.0, 103.0), arm, True).assign(release=name)
+        for name, arm in releases.items()
+    ]
+    frame = pd.concat([part.assign(round=n, **same) for part in rows for n in range(2)])
+    table = engine.savings(frame, ((engine.FA2, engine.FA3, (case,)),), "ahead")
+    assert [*table.release] == [*releases] and [*table.saved_us] == [10.0, 20.0]
+    assert engine.savings(frame, ((engine.FA2, engine.FA3, (case,)),)).empty, "no timer host"

@@ -3,8 +3,9 @@
 An engine runs in a process group of its own (`group`, `serve`) and stays for all items that it can
 serve, so order a study's items by arm. Arms that take turns are measured together when the first of
 them is asked for, and the records of the others come from the same steps: samples at the same
-position are neighbours in time. The timer `host` is of whole steps, `profiler` of the kernels of
-one step; a process that was traced is replaced before the next timed case.
+position are neighbours in time. A process that was traced is replaced before the next timed case.
+The timer `host` is of whole steps, `profiler` of the kernels of one step, and `ahead` of the GPU
+from step to step while the host runs ahead of it, as under SGLang's own scheduler (driver `steps`).
 """
 
 import json
@@ -19,7 +20,7 @@ import torch
 
 from ...core.backends.table import family_of
 from ...core.spec import require_word
-from ...engines.arms import PREFIX
+from ...engines.arms import PREFIX, SGLANG
 from ...engines.sglang import NEWEST, require_release
 from ...measure.trace import kernel_family
 from ..base import Bench, Subject, oracle_fields
@@ -30,7 +31,7 @@ from .case import ARMS, EXACT, IN_TURNS, START, EngineCase
 from .group import EngineEndedError, EngineGroup
 from .model import write_model
 
-TIMERS = ("host", "profiler")
+TIMERS = ("host", "ahead", "profiler")
 COMMAND = (sys.executable, "-m", "attnlib.kinds.engine.serve")
 START_S = 300.0
 CASE_S = 200.0
@@ -69,7 +70,7 @@ class EngineSubject(Subject):
         self._setup: Setup | None = None
         self._traced = False
         self._not_started: dict[Setup, EngineEndedError] = {}
-        self._answers: dict[tuple[Setup, EngineCase, str], dict[str, Any]] = {}
+        self._answers: dict[tuple[Setup, EngineCase, bool], dict[str, Any]] = {}
 
     def measure(self, item: Item[EngineCase]) -> dict[str, Any]:
         """The record's fields; an engine that ends or hangs costs this item alone."""
@@ -81,6 +82,7 @@ class EngineSubject(Subject):
             )
         if reason := self._refusal(item.case):
             return {"status": "refused", "reason": reason}
+        self.bench.require_release(SGLANG.package, item.release)
         try:
             answer = self._measure_all_arms(item)
         except EngineEndedError as error:
@@ -108,7 +110,7 @@ class EngineSubject(Subject):
         case, trace = item.case, item.timer == "profiler"
         arms = case.in_turns(item.backend)
         setup = Setup(case.model, case.driver, case.tp, case.dp, case.context, arms[0])
-        key = (setup, case, item.timer)
+        key = (setup, case, trace)
         if key not in self._answers:
             self._answers.clear()
             engine = self._started(setup, timed=not trace)
@@ -174,10 +176,13 @@ def _fields(item: Item[EngineCase], answer: dict[str, Any]) -> dict[str, Any]:
             f"{result['digest']}"
         )
         return {"status": "incorrect", "reason": reason, **fields}
+    steps_us = result["ahead_us" if item.timer == "ahead" else "run_us"]
+    if not steps_us:
+        return {"status": "refused", "reason": "the host must run ahead of the GPU", **fields}
     kernels = tuple(result.get("kernels", ()))
     return {
         "status": "ok",
-        "run_us": tuple(result["run_us"]),
+        "run_us": tuple(steps_us),
         "calls_per_sample": 1 if synchronous else item.case.output_len,
         "kernels": kernels,
         "kernel_family": kernel_family([kernel["name"] for kernel in kernels], family_of),

@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -241,18 +241,33 @@ class Steps:
         return answers
 
     def timed(self, lens: Sequence[int], arms: Arms, steps: int) -> dict[str, dict[str, Any]]:
-        """Per arm the microseconds of its steps, in order."""
+        """Per arm the microseconds of its steps, in order.
+
+        `run_us`: one at a time, the host's time included. `ahead_us`: from the end of a step to
+        the end of the next on the GPU, while the host runs ahead; empty where it does not.
+        """
+        turns = list(islice(cycle([*arms, *reversed(arms)]), len(arms) * (WARM_TURNS + steps)))
+        us = {arm: {"run_us": list[float](), "ahead_us": list[float]()} for arm in arms}
         tokens, batch = self.build(lens)
-        steps_us: dict[str, list[float]] = {arm: [] for arm in arms}
-        turns = WARM_TURNS + steps
-        for arm in islice(cycle([*arms, *reversed(arms)]), len(arms) * turns):
+        for arm in turns:
             self._switch(arms[arm])
             self.runner.synchronize()
             start = time.perf_counter()
             tokens, _ = self.runner.decode(tokens, batch)
             self.runner.synchronize()
-            steps_us[arm].append((time.perf_counter() - start) * 1e6)
-        return {arm: {"run_us": us[WARM_TURNS:]} for arm, us in steps_us.items()}
+            us[arm]["run_us"].append((time.perf_counter() - start) * 1e6)
+        tokens, batch = self.build(lens)
+        ends = [torch.cuda.Event(enable_timing=True) for _ in range(1 + len(turns))]
+        ends[0].record()
+        for arm, end in zip(turns, ends[1:], strict=True):
+            self._switch(arms[arm])
+            tokens, _ = self.runner.decode(tokens, batch)
+            end.record()
+        is_ahead = not ends[-3].query()
+        self.runner.synchronize()
+        for arm, (before, end) in zip(turns, pairwise(ends), strict=True):
+            us[arm]["ahead_us"] += [before.elapsed_time(end) * 1e3] if is_ahead else []
+        return {arm: {name: each[WARM_TURNS:] for name, each in us[arm].items()} for arm in arms}
 
     def traced(self, lens: Sequence[int], arms: Arms) -> dict[str, dict[str, Any]]:
         """Per arm the kernels of a step, and their time in all."""

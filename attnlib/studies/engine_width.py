@@ -1,0 +1,26 @@
+"""What the configured context costs a decode step inside SGLang 0.5.16 and 0.5.17.
+
+Both pin torch 2.11.0 and sglang-kernel 0.4.5. The metadata kernel of 0.5.16 copies a page table as
+wide as the context, that of 0.5.17 returns past a request's pages: `context_width` has the kernels
+alone. Behind `host` a kernel can hide while the host prepares the graph's launch; behind `ahead`
+none can.
+"""
+
+from ..run.study import Grid, Study
+from . import engine_now
+from .engine_step import FUSED, LONGEST, NOW, ONE_LAUNCH
+
+CASES = engine_now.CASES[-1:]
+"""128 requests of up to 1,024 tokens, with a context of 131,072."""
+ARMS, RELEASES = (NOW, LONGEST, FUSED, ONE_LAUNCH), ("0.5.16", "0.5.17")
+STUDY = Study(
+    name="engine_width",
+    question="What does the configured context cost a step inside SGLang?",
+    grids=(
+        Grid(CASES, ARMS, RELEASES, ("host", "ahead"), rounds=3),
+        Grid(CASES, ARMS, RELEASES[:1], ("host", "ahead"), headline=True),
+    ),
+    ceilings=(),
+)
+COMPARED = tuple((arm, NOW, CASES) for arm in ARMS[1:])
+"""For `engine_step.savings`, which keeps releases apart."""
