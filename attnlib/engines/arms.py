@@ -21,7 +21,7 @@ class Engine(NamedTuple):
 
 PREFIX = "ATTNLIB_SGLANG_"
 ARMS = {
-    "metadata": ("eager", "sglang", "longest", "fused", "one-launch"),
+    "metadata": ("eager", "sglang", "fused", "one-launch"),
     "schedule": ("once", "layer"),
     "decode": ("fa2", "fa3", "planned"),
     "guard": ("raise", "log"),

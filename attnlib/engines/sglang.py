@@ -6,7 +6,6 @@
 |---|---|---|
 | `ATTNLIB_SGLANG_METADATA` | `eager` | decode metadata op by op, as in SGLang 0.5.9 |
 | | `sglang` | SGLang's own kernel: the start for a process that switches by `use` |
-| | `longest` | SGLang's own kernel over the step's longest request, as before 0.5.15 |
 | | `fused` | `core.build_decode_metadata`, one launch; SGLang's schedule after it |
 | | `one-launch` | `core.build_step_metadata`: the schedule in the same launch |
 | `ATTNLIB_SGLANG_SCHEDULE` | `once` | FlashAttention-3's schedule once per step: SGLang's own |

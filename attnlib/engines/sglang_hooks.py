@@ -55,11 +55,6 @@ def set_metadata(original: Callable[..., None], *args: Any, **kwargs: Any) -> No
         original(*args, **kwargs)
         return
     tensors, page_size = _tensors(call), call["page_size"]
-    if arm == "longest":
-        # SGLang has just set it for the schedule: the step's longest request, or the whole context.
-        metadata = STATE.backend.decode_cuda_graph_metadata[len(call["page_table"])]
-        original(**call | {"max_seq_pages": -(-metadata.max_seq_len_k // page_size)})
-        return
     max_pages = min(call["max_seq_pages"], call["page_table"].shape[1])
     if arm == "eager":
         first_tokens = STATE.backend.decode_cuda_graph_metadata["strided_indices"][:max_pages]

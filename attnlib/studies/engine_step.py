@@ -49,9 +49,9 @@ GROUPS = EngineCase(
     dp=2,
 )
 """Each of two GPUs attends for requests of its own (DP attention); one request is long."""
-NOW, EAGER, LONGEST, FUSED = "sglang", "sglang-eager", "sglang-longest", "sglang-fused"
+NOW, EAGER, FUSED = "sglang", "sglang-eager", "sglang-fused"
 ONE_LAUNCH, LAYER, GUARDED = "sglang-one-launch", "sglang-layer", "sglang-guarded"
-FLASH_ATTN_3_ARMS = (NOW, EAGER, FUSED, ONE_LAUNCH, LAYER)
+FLASH_ATTN_3_ARMS = (*SIDE_BY_SIDE["fa3"], LAYER)
 FLASHINFER_ARMS = SIDE_BY_SIDE["flashinfer"]
 FA2, FA3, PLANNED = "sglang-fa2", "sglang-fa3", "sglang-planned"
 HOST, PROFILER = ("host",), ("profiler",)

@@ -8,18 +8,19 @@ none can.
 
 from ..run.study import Grid, Study
 from . import engine_now
-from .engine_step import FUSED, LONGEST, NOW, ONE_LAUNCH
+from .engine_step import FUSED, NOW, ONE_LAUNCH
 
 CASES = engine_now.CASES[-1:]
 """128 requests of up to 1,024 tokens, with a context of 131,072."""
-ARMS, RELEASES = (NOW, LONGEST, FUSED, ONE_LAUNCH), ("0.5.16", "0.5.17")
+ARMS, RELEASES = (NOW, FUSED, ONE_LAUNCH), ("0.5.16", "0.5.17")
 STUDY = Study(
     name="engine_width",
     question="What does the configured context cost a step inside SGLang?",
     grids=(
-        Grid(CASES, ARMS, RELEASES, ("host", "ahead"), rounds=3),
+        Grid(CASES, ARMS, RELEASES, ("host", "ahead"), rounds=2),
         Grid(CASES, ARMS, RELEASES[:1], ("host", "ahead"), headline=True),
     ),
+    reference_machine="nvidia-h200-72f2fe22",
     ceilings=(),
 )
 COMPARED = tuple((arm, NOW, CASES) for arm in ARMS[1:])

@@ -83,22 +83,8 @@ def test_arms_alternate_step_by_step_and_write_the_metadata_that_sglang_does(loa
         ours = words_of(plan_splits(facts, lens.numpy())).tolist()
         words = ours if arm == "one-launch" else [7] * 17
         assert backend._sched_meta_buf[:17].tolist() == words, arm
-    assert backend.schedules == 1 + 8, "at capture, and in the steps that are not one launch"
+    assert backend.schedules == 1 + 6, "at capture, and in the steps that are not one launch"
     assert arms.STATE.calls == {f"metadata={arm}": 2 for arm in arms.ARMS["metadata"]}
-
-
-def test_the_longest_request_bounds_the_table_where_sglang_passes_the_whole_context(loaded):
-    """SGLang 0.5.15 and later pass `max_num_pages`, and copy each row to its end."""
-    backend = loaded(METADATA="longest").FlashAttentionBackend()
-    _, step = captured(backend)
-    step.max_seq_len_k, step.page_table[:] = 60, -7
-    strides = backend.decode_cuda_graph_metadata["strided_indices"]
-    sums, table = step.cu_seqlens_k, step.page_table
-    pool = backend.req_to_token, ROWS, strides
-    arms.STATE.backend = backend
-    set_metadata = sys.modules[sglang_code.FLASH].normal_decode_set_metadata
-    set_metadata(step.cache_seqlens_int32, sums, table, *pool, sglang_code.CONTEXT, LENS, 0, 1)
-    assert (table[:, 60:] == -7).all() and live(backend, LENS)[0] == LENS.tolist()
 
 
 @pytest.mark.parametrize("arm", arms.ARMS["metadata"])
@@ -422,7 +408,7 @@ def test_what_cannot_be_switched_says_why(loaded):
     with pytest.raises(RuntimeError, match="must be set when SGLang loads its plugins"):
         sglang.use(metadata="fused")
     loaded(METADATA="sglang", SCHEDULE="layer")
-    with pytest.raises(ValueError, match="metadata must be one of eager, sglang, longest"):
+    with pytest.raises(ValueError, match="metadata must be one of eager, sglang, fused"):
         sglang.use(metadata="quick")
     with pytest.raises(ValueError, match="an arm must be one of metadata, schedule"):
         sglang.use(mode="fused")

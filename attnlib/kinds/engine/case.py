@@ -29,7 +29,6 @@ class Arm:
 ARMS = {
     "sglang": Arm("fa3", "metadata", "sglang"),
     "sglang-eager": Arm("fa3", "metadata", "eager"),
-    "sglang-longest": Arm("fa3", "metadata", "longest"),
     "sglang-fused": Arm("fa3", "metadata", "fused"),
     "sglang-one-launch": Arm("fa3", "metadata", "one-launch"),
     "sglang-layer": Arm("fa3", "schedule", "layer"),
@@ -51,7 +50,7 @@ SIDE_BY_SIDE = {
 }
 """Attention backend -> the arms that take turns in one process of the driver `steps`. Not the
 schedule in layers: a second set of CUDA graphs in the process delays the other arms' replays."""
-EXACT = dict.fromkeys(("sglang-eager", "sglang-longest", "sglang-fused"), "sglang")
+EXACT = {"sglang-eager": "sglang", "sglang-fused": "sglang"}
 """Arm -> the arm whose tokens and logits it must have, bit by bit, where they take turns."""
 IN_TURNS = "in turns"
 """In `reported_backend` of records whose steps alternate with those of other arms."""
