@@ -157,8 +157,8 @@ STUDY = Study(
     ),
     reference_machine="nvidia-h200-e0997f6a",
 )
-PROMISES_ON = MIXED_ON = "nvidia-h200-f9835d78"
-"""The machines that published `PROMISES` and the mixed batches."""
+PROMISES_ON, MIXED_ON = "nvidia-h200-f9835d78", "nvidia-h200-8545b675"
+"""The machines that published `PROMISES`, and the mixed batches (FlashInfer 0.6.13)."""
 
 FA2, FA3, LIBRARY, BETTER = "fa2", "fa3", "library", "the better of both"
 NAMES = {
