@@ -14,7 +14,7 @@ from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
 from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, decided, facts_of
-from .libraries import AUTO, MAIN, Library, find
+from .libraries import AUTO, FLASHINFER, MAIN, Library, find
 from .rules import Reason, first_match
 
 NO_CALL = Call()
@@ -84,12 +84,17 @@ def explain(
 ) -> Choice:
     """Which backend `library` (`flashinfer==0.6.3`, `vllm==0.33.0`, ...) picks for a fresh wrapper.
 
+    An engine calls the FlashInfer that its release requires, or the one that is installed beside it
+    (`sglang==0.5.23,flashinfer==0.7.2.post1`).
     `policy` is auto, an engine's rule, or a backend's name. `env` holds the overrides (default: the
     process's environment). Raises ValueError for an unknown name, listing the valid ones, and where
     a rule asks for lengths that `call` lacks; RuntimeError for a backend asked for by name that
     cannot run the call.
     """
     rules, release = find(library)
+    beside = library.partition(",")[2]
+    if beside and not (rules.calls and find(beside)[0].name == FLASHINFER):
+        raise ValueError(f"library must be ENGINE,{FLASHINFER}==RELEASE, got {library!r}")
     require_word("mode", mode, MODES)
     require_word(f"mode of {rules.name}", mode, rules.modes)
     require_word("gpu", gpu, GPUS)
@@ -117,15 +122,22 @@ def explain(
             refused = spec.page_size if call.pinned_page else 0
             choice = replace(choice, pages=pages[0], refused_page=refused)
             spec = replace(spec, page_size=pages[0])
-    target, policy = rules.calls.get((choice.backend, str(release or MAIN)), ("", ""))
-    if not target or policy not in find(target)[0].policies_for(mode):
-        return choice
-    inner = explain(spec, mode=mode, gpu=gpu, library=target, policy=policy, call=call, env={})
+    called = rules.calls.get((choice.backend, str(release or MAIN)))
+    if called is None or called.policy not in find(called.library)[0].policies_for(mode):
+        return replace(choice, unused=(*choice.unused, beside)) if beside else choice
+    target, refuses = beside or called.library, ""
+    how = {"mode": mode, "gpu": gpu, "policy": called.policy, "call": call, "env": {}}
+    inner = explain(spec, library=target, **how)
+    row = Reason("settled", called.library, True, called.why, called.source)
+    if beside:
+        row = Reason("settled", beside, True, f"installed; {row.why} is {row.subject}", row.source)
+        older = find(beside)[1] < find(called.library)[1]
+        refuses = called.refuses if older else ""
     return replace(
         choice,
         inner=inner,
-        reasons=choice.reasons + inner.reasons,
-        problem=choice.problem or inner.problem,
+        reasons=(*choice.reasons, row, *inner.reasons),
+        problem=choice.problem or refuses or inner.problem,
         tested=tested | inner.tested,
         unused=tuple(name for name in unused if name in inner.unused),
     )

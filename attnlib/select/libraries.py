@@ -27,6 +27,20 @@ KEYS += ["policies", "limits", "problems"]
 ROW = "when choose cannot rest sets why source rows".split()
 
 
+@dataclass(frozen=True)
+class Called:
+    """The release of another library that a backend calls, and by which policy; why it is that one.
+
+    `refuses` says why an older one is refused, where it is.
+    """
+
+    library: str
+    policy: str
+    why: str
+    source: str
+    refuses: str
+
+
 @dataclass
 class Library:
     """One library: `policies` maps a policy to its tables by mode, `backends` a mode to names.
@@ -34,9 +48,9 @@ class Library:
     A policy is `auto`, the library's own rule, or an engine's rule of how it calls FlashInfer.
     `resolves` are rows of what the library settles first, `limits` of what a backend cannot run,
     `problems` of what the library takes all the same and cannot run.
-    `calls` maps a backend and release to the library and policy that it calls in turn; `pages` a
-    backend, a mode or `default` to the tokens of a page where the user gives none, then others that
-    are taken, 0 for any.
+    `calls` maps a backend and release to what it calls in turn; `pages` a backend, a mode or
+    `default` to the tokens of a page where the user gives none, then others that are taken, 0 for
+    any.
     """
 
     name: str
@@ -48,7 +62,7 @@ class Library:
     resolves: tuple[Rule, ...] = ()
     limits: tuple[Rule, ...] = ()
     problems: tuple[Rule, ...] = ()
-    calls: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    calls: dict[tuple[str, str], Called] = field(default_factory=dict)
     pages: dict[str, list[int]] = field(default_factory=dict)
 
     @cached_property
@@ -120,12 +134,13 @@ def _describe(library: Library, document: Mapping[str, Any]) -> None:
     library.pages |= document.get("pages", {})
     for modes, names in document.get("backends", {}).items():
         library.backends |= dict.fromkeys(modes.split(), tuple(names.split()))
-    called = document.get("calls", {"backend": "", "releases": {}})
+    called = document.get("calls", {"releases": {}})
     library.releases += tuple(r for r in called["releases"] if r != MAIN)
-    for release, (target, policy) in called["releases"].items():
-        library.calls[called["backend"], release] = (target, policy)
-        for backend, other in called.get("also", {}).items():
-            library.calls[backend, release] = (target, other)
+    for release, (target, usual) in called["releases"].items():
+        for backend, policy in {called["backend"]: usual, **called.get("also", {})}.items():
+            refuses = called.get("refuses", {}).get(backend, "")
+            how = Called(target, policy, called["why"], called["source"], refuses)
+            library.calls[backend, release] = how
 
 
 def _fill(library: Library, document: Mapping[str, Any], place: str) -> None:
@@ -194,9 +209,10 @@ LIBRARIES = load()
 def find(text: str) -> tuple[Library, Version | None]:
     """The library and release of `flashinfer==0.6.3`, `mini-sglang` and the like.
 
-    Raises ValueError naming the libraries, or the releases, that there are.
+    What stands after a comma is not read. Raises ValueError naming the libraries, or the releases,
+    that there are.
     """
-    name, _, release = text.partition("==")
+    name, _, release = text.partition(",")[0].partition("==")
     library = next((lib for lib in LIBRARIES.values() if name in (lib.name, *lib.aliases)), None)
     if library is None:
         names = ", ".join(LIBRARIES)

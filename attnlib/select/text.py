@@ -65,7 +65,8 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
             raise ValueError(f"{name} must be left out: {row.why} ({row.source})")
     unused = sorted(name for name in stated if not decided(name, call) & choice.tested)
     unused = [name for name in unused if name != "page_size" or not choice.refused_page]
-    choice = replace(choice, unused=tuple(unused))
+    beside = [name for name in choice.unused if name not in _FIELDS]
+    choice = replace(choice, unused=(*unused, *beside))
     layers = layers_of(spec, call, **given)
     if as_json:
         return json.dumps(to_dict(choice) | {"layers": layers}, indent=2)
