@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from . import doctor
 from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
-from .core.spec import LENGTHS, MLA
+from .core.spec import LENGTHS
 
 if TYPE_CHECKING:
     from .run.bisect import Bisection
@@ -238,24 +238,8 @@ def _compare(
         keys = cases.read_text("utf-8-sig", "replace") or "\n"
     upgrade = compare_releases(base, new, cases=keys, progress=tqdm, **how)
     print(json.dumps(upgrade.to_dict(), indent=2) if as_json else upgrade)
-    out = sys.stderr if as_json else sys.stdout
-    print(upgrade.conclusion, file=out)
-    if upgrade.gpu_time:
-        sources = {"base": base, "new": new} | ({"cases": cases} if cases else {})
-        print(f"{_compare_line(sources | how)}  # {upgrade.gpu_time}", file=out)
+    print(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
     return OUTCOMES[upgrade.outcome]
-
-
-def _compare_line(options: Mapping[str, Any]) -> str:
-    """The command line with these options; a layer has its page size."""
-    layers = options.get("models") or [options.get("heads")]
-    words, default = ["python", "-m", "attnlib", "compare"], parse_layer("1/1").page_size
-    sized = {} if {MLA, None} & {*layers} else {"page_size": default}
-    for name, value in ({**options} | sized | {**options}).items():
-        words.append(f"--{'model' if name == 'models' else name.replace('_', '-')}")
-        value = f"{100 * value:g}%" if name == "not_slower" else value
-        words += map(str, value if isinstance(value, list) else [value])
-    return shlex.join(words)
 
 
 def _percent(text: str) -> float:

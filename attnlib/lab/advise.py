@@ -205,7 +205,7 @@ def advise(
     stated = replace(stated, kv_lens=kv_lens, graph=True, pinned_page=pinned)
     require_word("backend", backend, find(library)[0].policies_for("decode"))
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
-    choice = explain(layer, mode="decode", call=stated, env={}, **how)
+    choice = explain(layer, mode="decode", call=stated, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)
     batches = recorded_batches(_draw_of(layer, gpu))
     if layer.page_size % 16:
@@ -226,11 +226,9 @@ def recorded_calls(case: DecodeCase) -> pd.DataFrame:
 
     Records of a library that was installed have no release, and are the oldest.
     """
-    tables = []
-    for frame in (store.load(name, at) for name in STUDIES for at in store.machines(name)):
-        good = (frame.status == "ok") & ~frame.throttled.astype(bool)
-        tables.append(frame[good & (frame.case == case)])
-    rows = pd.concat(tables, ignore_index=True)
+    frames = [store.load(name, at) for name in STUDIES for at in store.machines(name)]
+    rows = pd.concat([frame[frame.case == case] for frame in frames], ignore_index=True)
+    rows = rows[(rows.status == "ok") & ~rows.throttled.astype(bool)]
     rows = rows.assign(age=rows.release.map(lambda release: Version(release or "0")))
     rows = rows.sort_values("age", kind="stable")
     by = ["study", "gpu", "timer", "backend"]

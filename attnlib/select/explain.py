@@ -1,24 +1,18 @@
-"""`explain`: the backend a library picks for one call, with a reason for every row considered.
+"""`explain`: the backend a library picks for one call, with a reason for every row considered."""
 
-A user can pin a backend by environment variable: ATTNLIB_DECODE_BACKEND for decode and MLA,
-ATTNLIB_PREFILL_BACKEND for all other modes, like SGLang's prefill_backend. The name is a backend
-of the library in question (say SGLang), not of the FlashInfer that it calls.
-"""
-
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
+
+from packaging.version import Version
 
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
-from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, decided, facts_of
+from .facts import GPUS, MODES, Call, Facts, decided, facts_of
 from .libraries import AUTO, FLASHINFER, MAIN, Library, find
 from .rules import Reason, first_match
 
 NO_CALL = Call()
-PREFILL_VARIABLE, DECODE_VARIABLE = "ATTNLIB_PREFILL_BACKEND", "ATTNLIB_DECODE_BACKEND"
 
 
 @dataclass(frozen=True)
@@ -80,16 +74,14 @@ def explain(
     library: str,
     policy: str = AUTO,
     call: Call = NO_CALL,
-    env: Mapping[str, str] | None = None,
 ) -> Choice:
     """Which backend `library` (`flashinfer==0.6.3`, `vllm==0.33.0`, ...) picks for a fresh wrapper.
 
     An engine calls the FlashInfer that its release requires, or the one that is installed beside it
     (`sglang==0.5.23,flashinfer==0.7.2.post1`).
-    `policy` is auto, an engine's rule, or a backend's name. `env` holds the overrides (default: the
-    process's environment). Raises ValueError for an unknown name, listing the valid ones, and where
-    a rule asks for lengths that `call` lacks; RuntimeError for a backend asked for by name that
-    cannot run the call.
+    `policy` is auto, an engine's rule, or a backend's name. Raises ValueError for an unknown name,
+    listing the valid ones, and where a rule asks for lengths that `call` lacks; RuntimeError for a
+    backend asked for by name that cannot run the call.
     """
     rules, release = find(library)
     beside = library.partition(",")[2]
@@ -106,11 +98,12 @@ def explain(
     name = rules.name if release is None else f"{rules.name}=={release}"
     facts, settled = _settled(rules, facts)
     choice = Choice(name, mode, gpu, policy, tested=tested, unused=tuple(unused))
-    if pin := _pin(rules, mode, policy, os.environ if env is None else env):
-        if limits := rules.limits_of(pin.subject, facts):
+    if policy in rules.backends[mode] and policy not in rules.policies:
+        if limits := rules.limits_of(policy, facts):
             words = "; ".join(f"{limit.why} ({limit.source})" for limit in limits)
-            raise RuntimeError(f"{pin.why}: {pin.subject} cannot run {mode} on {gpu}: {words}")
-        choice = replace(choice, order=(pin.subject,), reasons=(pin,))
+            raise RuntimeError(f"policy {policy} cannot run {mode} on {gpu}: {words}")
+        named = Reason("policy", policy, True, "asked for by name", "policy")
+        choice = replace(choice, order=(policy,), reasons=(named,))
     else:
         choice = _walked(choice, rules, facts)
     problem = choice.problem or rules.problem_of(choice.backend, facts)
@@ -126,13 +119,12 @@ def explain(
     if called is None or called.policy not in find(called.library)[0].policies_for(mode):
         return replace(choice, unused=(*choice.unused, beside)) if beside else choice
     target, refuses = beside or called.library, ""
-    how = {"mode": mode, "gpu": gpu, "policy": called.policy, "call": call, "env": {}}
-    inner = explain(spec, library=target, **how)
+    inner = explain(spec, mode=mode, gpu=gpu, library=target, policy=called.policy, call=call)
     row = Reason("settled", called.library, True, called.why, called.source)
     if beside:
         row = Reason("settled", beside, True, f"installed; {row.why} is {row.subject}", row.source)
-        older = find(beside)[1] < find(called.library)[1]
-        refuses = called.refuses if older else ""
+        installed, wanted = (Version(n.partition("==")[2]) for n in (beside, called.library))
+        refuses = called.refuses if installed < wanted else ""
     return replace(
         choice,
         inner=inner,
@@ -155,17 +147,6 @@ def _settled(library: Library, facts: Facts) -> tuple[Facts, tuple[Reason, ...]]
             ]
             reasons += (Reason("settled", ", ".join(settled), True, row.why, row.source),)
     return facts, reasons
-
-
-def _pin(library: Library, mode: str, policy: str, env: Mapping[str, str]) -> Reason | None:
-    """The backend named by an environment variable or by the policy, as the first reason."""
-    variable = DECODE_VARIABLE if mode in DECODE_MODES else PREFILL_VARIABLE
-    if backend := env.get(variable, "").strip():
-        require_word(variable, backend, library.backends[mode])
-        return Reason("override", backend, True, f"{variable}={backend}", "environment")
-    if policy in library.backends[mode] and policy not in library.policies:
-        return Reason("policy", policy, True, f"policy {policy}: asked for by name", "policy")
-    return None
 
 
 def _walked(choice: Choice, library: Library, facts: Facts) -> Choice:

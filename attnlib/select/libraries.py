@@ -29,10 +29,8 @@ ROW = "when choose cannot rest sets why source rows".split()
 
 @dataclass(frozen=True)
 class Called:
-    """The release of another library that a backend calls, and by which policy; why it is that one.
-
-    `refuses` says why an older one is refused, where it is.
-    """
+    """The release of another library that a backend calls, by which policy, and why that release;
+    `refuses` says why an older one is refused, where it is."""
 
     library: str
     policy: str
@@ -139,8 +137,8 @@ def _describe(library: Library, document: Mapping[str, Any]) -> None:
     for release, (target, usual) in called["releases"].items():
         for backend, policy in {called["backend"]: usual, **called.get("also", {})}.items():
             refuses = called.get("refuses", {}).get(backend, "")
-            how = Called(target, policy, called["why"], called["source"], refuses)
-            library.calls[backend, release] = how
+            about = (called["why"], called["source"], refuses)
+            library.calls[backend, release] = Called(target, policy, *about)
 
 
 def _fill(library: Library, document: Mapping[str, Any], place: str) -> None:

@@ -159,13 +159,8 @@ def _short(order: str) -> str:
 
 
 def headline(choice: Choice) -> str:
-    """`vllm==0.33.0, decode on sm100, policy auto: FLASHINFER, which runs trtllm-gen`.
-
-    A pin by environment variable is shown in place of the policy.
-    """
-    pins = [reason.why for reason in choice.reasons if reason.kind == "override"]
-    decided = pins[0] if pins else f"policy {choice.policy}"
-    where = f"{choice.library}, {choice.mode} on {choice.gpu}, {decided}"
+    """`vllm==0.33.0, decode on sm100, policy auto: FLASHINFER, which runs trtllm-gen`."""
+    where = f"{choice.library}, {choice.mode} on {choice.gpu}, policy {choice.policy}"
     return f"{where}: {_picked(choice)}"
 
 

@@ -29,7 +29,7 @@ OF_SGLANG = ("model", "sinks", "batch_invariant")
 def choice_of(engine, line, spec, call):
     """Our choice for a line of the vectors."""
     where = {"mode": line["mode"], "gpu": line["gpu"], "library": f"{engine}=={line['release']}"}
-    return explain(spec, **where, call=call, env={})
+    return explain(spec, **where, call=call)
 
 
 def facts_of(line, names):
