@@ -117,7 +117,8 @@ class Advice(Shown):
             ran = f", which runs {self.choice.kernel}"
         near, far = self.nearest.distance.iloc[0], self.nearest.distance.iloc[-1]
         days = " to ".join(dict.fromkeys((self.nearest.day.min(), self.nearest.day.max())))
-        heads = f"{self.layer.heads} heads, head_dim {self.layer.head_dim}"
+        count = f"{len(self.lengths)} request{'s' * (len(self.lengths) > 1)}"
+        heads = f"{self.layer.heads} heads, head_dim {self.layer.head_dim}, {count}"
         notes = ["Times of recorded batches; nothing is predicted for this call."]
         if self.nearest.day.min() < PRESENT_PLANNER:
             notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
@@ -154,7 +155,7 @@ class Advice(Shown):
             }
         )
         return Card(
-            title=f"decode, {heads}, {len(self.lengths)} requests, {sum(self.lengths):,} tokens",
+            title=f"decode, {heads}, {sum(self.lengths):,} tokens",
             notes=notes,
             facts=[
                 (f"rule of {self.choice.library}", f"{self.choice.backend or 'none'}{ran}"),

@@ -56,9 +56,9 @@ class Choice:
         latent = self.mode in LATENT_MODES
         if self.library.startswith("flashinfer"):
             return f"flashinfer-mla-{self.kernel}" if latent else f"flashinfer-{self.kernel}"
-        plans = ("mla",) if latent else ("decode",)
-        names = (e.name for e in TABLE.values() if self.kernel in e.words and e.plans in plans)
-        return next(names, "")
+        plans = "mla" if latent else "decode"
+        named = (e for e in TABLE.values() if self.kernel in e.words and e.plans == plans)
+        return next((e.name for e in named if self.gpu == "sm90" or not e.hopper), "")
 
     @property
     def decided_by(self) -> Reason:
@@ -118,6 +118,9 @@ def explain(
     called = rules.calls.get((choice.backend, str(release or MAIN)))
     if called is None or called.policy not in find(called.library)[0].policies_for(mode):
         return replace(choice, unused=(*choice.unused, beside)) if beside else choice
+    if gpu == "sm75":  # the engines run 16 bits as float16 there
+        sizes = {name: getattr(spec, name).replace("bf", "f") for name in ("dtype", "kv_dtype")}
+        spec = replace(spec, **sizes)
     target, refuses = beside or called.library, ""
     inner = explain(spec, mode=mode, gpu=gpu, library=target, policy=called.policy, call=call)
     row = Reason("settled", called.library, True, called.why, called.source)

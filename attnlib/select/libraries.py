@@ -211,7 +211,9 @@ def find(text: str) -> tuple[Library, Version | None]:
     that there are.
     """
     name, _, release = text.partition(",")[0].partition("==")
-    library = next((lib for lib in LIBRARIES.values() if name in (lib.name, *lib.aliases)), None)
+    library = next(
+        (lib for lib in LIBRARIES.values() if name.lower() in (lib.name, *lib.aliases)), None
+    )
     if library is None:
         names = ", ".join(LIBRARIES)
         words = f"library must be such as {FLASHINFER}==0.6.3, one of {names}"

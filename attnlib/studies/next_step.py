@@ -80,16 +80,13 @@ def _on_record(item: Item[Any]) -> pd.DataFrame:
     frames = [
         store.load(name, machine)
         for study in STUDIES.values()
-        if item.backend in {name for grid in study.grids for name in grid.backends}
         for name in (study.name, PREFIX + study.name)
         for machine in store.machines(name)
     ]
-    rows = [
-        frame[(frame.status == "ok") & (frame.backend == item.backend) & (frame.release != "")]
-        for frame in frames
-    ]
-    rows = [frame[frame.timer == item.timer] for frame in rows]
-    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=[*ROUND, "release"])
+    asked = [(frame.backend == item.backend) & (frame.timer == item.timer) for frame in frames]
+    rows = [frame[rows] for frame, rows in zip(frames, asked, strict=True)]
+    table = pd.concat([*rows, pd.DataFrame(columns=[*ROUND, "status", "release"])])
+    return table[(table.status == "ok") & (table.release != "")]
 
 
 def nearest_calls(item: Item[Any], both: tuple[str, str]) -> dict[tuple[str, str], Item[Any]]:

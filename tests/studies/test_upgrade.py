@@ -288,7 +288,7 @@ def test_captured_steps_are_cases_too(lab, capsys):
         (["--new", "0.5.9", "--backend", "fa3"], "in both releases: since 0.6.0, got 0.5.9"),
         (["--model", "DeepSeek MLA", "--backend", "fa2"], "must run one of the calls (mla)"),
         (["--new", "0.6.13.0"], "base and new must be two releases"),
-        (["--new", "fast"], "fast must be a release such as 0.6.3, a wheel or a folder"),
+        (["--new", "fast"], f"fast must be a release of {PACKAGE}, a wheel or a folder"),
         (["--new", "empty"], f"must hold {PACKAGE} of any release, it has {{}}"),
         (["--new", "probe-1.0-py3-none-any.whl"], f"must be of {PACKAGE}, for this Python"),
         (["--new", "flashinfer_python-1.0-cp39-cp39-win32.whl"], f"must be of {PACKAGE}, for"),
