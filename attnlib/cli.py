@@ -417,10 +417,7 @@ ADVISE = {
     "--measure": _of("on a GPU: measure all backends at this call", action="store_true"),
 }
 EXPLAIN = {
-    "--library": _of(
-        "with ==RELEASE where it has releases; an engine calls the FlashInfer that it requires, or "
-        "what is said to be installed: sglang==0.5.23,flashinfer==0.7.2.post1"
-    ),
+    "--library": _of("sglang==0.5.23; sglang==0.5.23,flashinfer==0.7.2.post1 if that is installed"),
     "--gpu": _of("such as sm90 or h100; several with --diff: sm90,sm100"),
     "--mode": _of("such as decode; several with --diff"),
     **LAYER,

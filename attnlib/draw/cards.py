@@ -37,9 +37,8 @@ class Card:
     @property
     def tables(self) -> list[tuple[str, pd.DataFrame, Sequence[float]]]:
         """Caption, table and bars of the tables that have rows."""
-        tables = [(self.caption, self.table, self.bars)]
-        tables += [(caption, table, ()) for caption, table in self.more]
-        return [table for table in tables if len(table[1])]
+        more = [(caption, table, ()) for caption, table in self.more]
+        return [each for each in ((self.caption, self.table, self.bars), *more) if len(each[1])]
 
 
 class Shown:

@@ -3,12 +3,10 @@
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from packaging.version import Version
-
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
-from .facts import GPUS, MODES, Call, Facts, decided, facts_of
+from .facts import GPUS, Call, Facts, decided, facts_of
 from .libraries import AUTO, FLASHINFER, MAIN, Library, find
 from .rules import Reason, first_match
 
@@ -77,17 +75,15 @@ def explain(
 ) -> Choice:
     """Which backend `library` (`flashinfer==0.6.3`, `vllm==0.33.0`, ...) picks for a fresh wrapper.
 
-    An engine calls the FlashInfer that its release requires, or the one that is installed beside it
-    (`sglang==0.5.23,flashinfer==0.7.2.post1`).
-    `policy` is auto, an engine's rule, or a backend's name. Raises ValueError for an unknown name,
-    listing the valid ones, and where a rule asks for lengths that `call` lacks; RuntimeError for a
-    backend asked for by name that cannot run the call.
+    An engine calls the FlashInfer that its release requires, or one that is installed beside it
+    (`sglang==0.5.23,flashinfer==0.7.2.post1`). `policy` is auto, an engine's rule, or a backend's
+    name. Raises ValueError for an unknown name, listing the valid ones, and where a rule asks for
+    lengths that `call` lacks; RuntimeError for a backend asked for by name that cannot run it.
     """
     rules, release = find(library)
     beside = library.partition(",")[2]
     if beside and not (rules.calls and find(beside)[0].name == FLASHINFER):
         raise ValueError(f"library must be ENGINE,{FLASHINFER}==RELEASE, got {library!r}")
-    require_word("mode", mode, MODES)
     require_word(f"mode of {rules.name}", mode, rules.modes)
     require_word("gpu", gpu, GPUS)
     require_word(f"policy of {rules.name} in mode {mode}", policy, rules.policies_for(mode))
@@ -121,18 +117,15 @@ def explain(
     if gpu == "sm75":  # the engines run 16 bits as float16 there
         sizes = {name: getattr(spec, name).replace("bf", "f") for name in ("dtype", "kv_dtype")}
         spec = replace(spec, **sizes)
-    target, refuses = beside or called.library, ""
-    inner = explain(spec, mode=mode, gpu=gpu, library=target, policy=called.policy, call=call)
+    called = called.beside(beside) if beside else called
+    how = {"library": called.library, "policy": called.policy}
+    inner = explain(spec, mode=mode, gpu=gpu, call=call, **how)
     row = Reason("settled", called.library, True, called.why, called.source)
-    if beside:
-        row = Reason("settled", beside, True, f"installed; {row.why} is {row.subject}", row.source)
-        installed, wanted = (Version(n.partition("==")[2]) for n in (beside, called.library))
-        refuses = called.refuses if installed < wanted else ""
     return replace(
         choice,
         inner=inner,
         reasons=(*choice.reasons, row, *inner.reasons),
-        problem=choice.problem or refuses or inner.problem,
+        problem=choice.problem or called.refused or inner.problem,
         tested=tested | inner.tested,
         unused=tuple(name for name in unused if name in inner.unused),
     )

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,24 @@ ROW = "when choose cannot rest sets why source rows".split()
 
 @dataclass(frozen=True)
 class Called:
-    """The release of another library that a backend calls, by which policy, and why that release;
-    `refuses` says why an older one is refused, where it is."""
+    """The release of another library that a backend calls, by which policy, and why that release.
+
+    `older` says why an older one is refused, where it is, `refused` that this one is.
+    """
 
     library: str
     policy: str
     why: str
     source: str
-    refuses: str
+    older: str
+    refused: str = ""
+
+    def beside(self, installed: str) -> "Called":
+        """What is called where `installed` is in place of what is required."""
+        have, required = (Version(name.partition("==")[2]) for name in (installed, self.library))
+        why = f"installed; {self.why} is {self.library}"
+        refused = self.older if have < required else ""
+        return replace(self, library=installed, why=why, refused=refused)
 
 
 @dataclass
@@ -47,8 +57,7 @@ class Library:
     `resolves` are rows of what the library settles first, `limits` of what a backend cannot run,
     `problems` of what the library takes all the same and cannot run.
     `calls` maps a backend and release to what it calls in turn; `pages` a backend, a mode or
-    `default` to the tokens of a page where the user gives none, then others that are taken, 0 for
-    any.
+    `default` to the tokens of a page where the user gives none, then others taken, 0 for any.
     """
 
     name: str
@@ -136,8 +145,8 @@ def _describe(library: Library, document: Mapping[str, Any]) -> None:
     library.releases += tuple(r for r in called["releases"] if r != MAIN)
     for release, (target, usual) in called["releases"].items():
         for backend, policy in {called["backend"]: usual, **called.get("also", {})}.items():
-            refuses = called.get("refuses", {}).get(backend, "")
-            about = (called["why"], called["source"], refuses)
+            older = called.get("older", {}).get(backend, "")
+            about = (called["why"], called["source"], older)
             library.calls[backend, release] = Called(target, policy, *about)
 
 

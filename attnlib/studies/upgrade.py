@@ -257,9 +257,7 @@ def _require_known(both: Sequence[str]) -> None:
                 f"{name} must be the wheel or folder of {release}, a build of your own"
             )
         if Version(release) > last:
-            words = (
-                f"{name} must be a release up to {last}, the last one that was read, or on record"
-            )
+            words = f"{name} must be a release up to {last}, or on record"
             raise ValueError(f"{words}; a later one needs a CUDA GPU; got {release}")
 
 
@@ -280,10 +278,9 @@ def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> dict[str,
         row |= {f"{name}_plan_us": median(plans) if plans else None}
     a, b = ({k["name"]: k["launches"] for k in record.kernels} for record in last)
     changed = [f"{k} {a.get(k, 0):g} to {b.get(k, 0):g}" for k in a | b if a.get(k) != b.get(k)]
-    row |= {name: getattr(verdict, name) for name in RATIO}
-    row |= {"rounds": verdict.rounds, "verdict": verdict.verdict}
-    row |= {"kernels": ", ".join(changed)}
-    return row | {"study": last[0].study, "machine": last[0].machine_slug}
+    row |= {name: getattr(verdict, name) for name in (*RATIO, "rounds", "verdict")}
+    row |= {"kernels": ", ".join(changed), "study": last[0].study}
+    return row | {"machine": last[0].machine_slug}
 
 
 def _upgrade(comparison: Comparison, builds: Mapping[str, Path], taken: Sequence[str]) -> Upgrade:
@@ -292,9 +289,8 @@ def _upgrade(comparison: Comparison, builds: Mapping[str, Path], taken: Sequence
     margin = f"{comparison.not_slower:.1%}" if comparison.not_slower else margin
     notes = [f"All rows are judged as one table (Holm); margin {margin}.", *taken]
     if mode() != "live":
-        notes += [
-            f"{path} is a build of your own: it needs a CUDA GPU." for path in builds.values()
-        ]
+        words = "is a build of your own: it needs a CUDA GPU."
+        notes += [f"{path} {words}" for path in builds.values()]
     for item, record in comparison.failed.items():
         why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"
         notes.append(f"{item.case.key}, {item.backend}: {why}")
@@ -305,8 +301,7 @@ def _upgrade(comparison: Comparison, builds: Mapping[str, Path], taken: Sequence
             near.append(replace(comparison, both=pair, pairs={}, failed={}))
             _replay(near[-1], [item])
         step += "" if near else f"; {releases_on_record(asked)}"
-    rows = _rows(comparison)
-    return Upgrade(*comparison.both, rows, tuple(notes), step, nearest=_rows(*near))
+    return Upgrade(*comparison.both, _rows(comparison), tuple(notes), step, _rows(*near))
 
 
 def _rows(*comparisons: Comparison) -> pd.DataFrame:

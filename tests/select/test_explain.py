@@ -163,7 +163,7 @@ RELEASES = "release of flashinfer must be one of 0.2.0.post1.*got"
     ("change", "message"),
     [
         ({"gpu": "sm70"}, "gpu must be one of sm75, sm80, sm86, .*, got 'sm70'"),
-        ({"mode": "chunk"}, "mode must be one of decode, prefill_paged.*got 'chunk'"),
+        ({"mode": "chunk"}, "mode of flashinfer must be one of decode, prefill_paged.*got 'chunk'"),
         ({"policy": "best"}, "policy of flashinfer in mode decode must be one of auto, sglang"),
         ({"library": "trtllm==1"}, "library must be such as flashinfer==0.6.3, one of flashinfer,"),
         ({"library": "mini-sglang==1"}, "mini-sglang has no releases"),
