@@ -104,13 +104,10 @@ def explain(
         choice = _walked(choice, rules, facts)
     problem = choice.problem or rules.problem_of(choice.backend, facts)
     choice = replace(choice, reasons=settled + choice.reasons, problem=problem)
-    if rules.pages and choice.backend:
-        usual = rules.pages.get(mode, rules.pages["default"])
-        pages = rules.pages.get(choice.backend, usual)
-        if not call.pinned_page or not {0, spec.page_size} & {*pages}:
-            refused = spec.page_size if call.pinned_page else 0
-            choice = replace(choice, pages=pages[0], refused_page=refused)
-            spec = replace(spec, page_size=pages[0])
+    pages = rules.page_of(choice.backend, facts)
+    if pages not in (0, facts["block_size"]):
+        choice = replace(choice, pages=pages, refused_page=facts["block_size"])
+        spec = replace(spec, page_size=pages)
     called = rules.calls.get((choice.backend, str(release or MAIN)))
     if called is None or called.policy not in find(called.library)[0].policies_for(mode):
         return replace(choice, unused=(*choice.unused, beside)) if beside else choice
@@ -137,10 +134,8 @@ def _settled(library: Library, facts: Facts) -> tuple[Facts, tuple[Reason, ...]]
     for row in library.resolves:
         if row.failing(facts) is None:
             facts = Facts({**facts, **row.sets})
-            settled = [
-                f"{name.replace('_', ' ')}: {'yes' if value else 'no'}"
-                for name, value in row.sets.items()
-            ]
+            said = {True: "yes", False: "no"}
+            settled = [f"{fact.replace('_', ' ')}: {said[row.sets[fact]]}" for fact in row.sets]
             reasons += (Reason("settled", ", ".join(settled), True, row.why, row.source),)
     return facts, reasons
 

@@ -56,8 +56,8 @@ class Library:
     A policy is `auto`, the library's own rule, or an engine's rule of how it calls FlashInfer.
     `resolves` are rows of what the library settles first, `limits` of what a backend cannot run,
     `problems` of what the library takes all the same and cannot run.
-    `calls` maps a backend and release to what it calls in turn; `pages` a backend, a mode or
-    `default` to the tokens of a page where the user gives none, then others taken, 0 for any.
+    `calls` maps a backend and release to what it calls in turn; `pages` are rows of the page sizes
+    that a backend does not keep, and what it takes.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Library:
     limits: tuple[Rule, ...] = ()
     problems: tuple[Rule, ...] = ()
     calls: dict[tuple[str, str], Called] = field(default_factory=dict)
-    pages: dict[str, list[int]] = field(default_factory=dict)
+    pages: tuple[Rule, ...] = ()
 
     @cached_property
     def versions(self) -> list[Version]:
@@ -107,6 +107,11 @@ class Library:
                 reasons.append((row.why, row.source))
         return tuple(Reason("limit", backend, True, why, source) for why, source in reasons)
 
+    def page_of(self, backend: str, facts: Facts) -> int:
+        """The tokens of a page that the library takes in place of the user's; 0: it keeps those."""
+        rows = (row for row in self.pages if backend in row.then and row.failing(facts) is None)
+        return next((row.sets["page_size"] for row in rows), 0)
+
     def problem_of(self, backend: str, facts: Facts) -> str:
         """Why a backend that is taken fails when it is built; the empty string if it does not."""
         rows = (row for row in self.problems if backend in row.then)
@@ -138,7 +143,6 @@ def _describe(library: Library, document: Mapping[str, Any]) -> None:
     library.aliases += tuple(document.get("aliases", ()))
     library.releases += tuple(document.get("releases", "").split())
     library.by_rule_only += tuple(document.get("by_rule_only", "").split())
-    library.pages |= document.get("pages", {})
     for modes, names in document.get("backends", {}).items():
         library.backends |= dict.fromkeys(modes.split(), tuple(names.split()))
     called = document.get("calls", {"releases": {}})
@@ -161,7 +165,8 @@ def _fill(library: Library, document: Mapping[str, Any], place: str) -> None:
             if table[-1].when:
                 raise ValueError(f"{where}: the last row must have no condition")
             library.policies.setdefault(policy, {}).update(dict.fromkeys(modes.split(), table))
-    for part, verb in (("resolves", RESOLVES), ("limits", "cannot"), ("problems", "cannot")):
+    for part in (RESOLVES, "limits", "problems", "pages"):
+        verb = RESOLVES if part == RESOLVES else "cannot"
         rows = tuple(_rows(document.get(part, []), verb, known, f"{place}, {part}"))
         setattr(library, part, getattr(library, part) + rows)
 
