@@ -81,8 +81,8 @@ def explain(
     lengths that `call` lacks; RuntimeError for a backend asked for by name that cannot run it.
     """
     rules, release = find(library)
-    beside = library.partition(",")[2]
-    if beside and not (rules.calls and find(beside)[0].name == FLASHINFER):
+    _, comma, beside = library.partition(",")
+    if comma and ("," in beside or not rules.calls or find(beside)[0].name != FLASHINFER):
         raise ValueError(f"library must be ENGINE,{FLASHINFER}==RELEASE, got {library!r}")
     require_word(f"mode of {rules.name}", mode, rules.modes)
     require_word("gpu", gpu, GPUS)

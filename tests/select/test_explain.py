@@ -168,7 +168,11 @@ RELEASES = "release of flashinfer must be one of 0.2.0.post1.*got"
         ({"library": "trtllm==1"}, "library must be such as flashinfer==0.6.3, one of flashinfer,"),
         ({"library": "mini-sglang==1"}, "mini-sglang has no releases"),
         ({"library": "sglang==0.5.23,vllm==0.33.0"}, "must be ENGINE,flashinfer==RELEASE, got"),
-        ({"library": "flashinfer==0.7.2,flashinfer==0.7.1"}, "must be ENGINE,flashinfer==RELEASE"),
+        *(
+            ({"library": f"{name},flashinfer==0.7.1"}, "must be ENGINE,flashinfer==RELEASE")
+            for name in ("flashinfer==0.7.2", "sglang==0.5.23,flashinfer==0.7.1")
+        ),
+        ({"library": "sglang==0.5.23,"}, "library must be such as flashinfer==0.6.3"),
         ({"library": "sglang==0.5.23,flashinfer==0.8.1"}, "got '0.8.1'; nearest to it: 0.7.2"),
         ({"library": "mini-sglang", "mode": "mla"}, "mode of mini-sglang must be one of decode"),
         *(({"library": f"flashinfer=={r}"}, RELEASES) for r in ("0.1.9", "0.8.0", "", "newest")),
