@@ -98,8 +98,6 @@ def _fa2(call: Facts) -> Iterator[Limit]:
         yield Limit("release", "not before 0.2.1", "wrapper")
     if latent and call["gpu"] == "sm75":
         yield Limit("gpu", "MLA needs SM80 or newer", "mla/_capabilities.py")
-    if call["gpu"] == "sm75" and call["dtype"] == "bfloat16":
-        yield Limit("dtype", "bfloat16 needs SM80 or newer", "mma.cuh")
     if call["fp8_query"]:
         yield Limit("dtypes", "fa2 takes no FP8 query", "prefill.cuh")
     if not latent and call["one_head_dim"]:
