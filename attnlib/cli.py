@@ -339,7 +339,7 @@ OVERLAY = {
 LAYER = {
     "--model": _of(f"a layer of: {', '.join(WHOLE_MODELS)}", metavar="NAME"),
     "--tp": _of("GPUs that share the heads of a model; default: 1", type=int, metavar="N"),
-    "--heads": _of("in place of --model: query and KV heads, such as 8/1", metavar="Q/KV"),
+    "--heads": _of("in place of --model: query and KV heads: 8/1, of MLA 16/1", metavar="Q/KV"),
     "--head-dim": _of("default: the model's, 128, or 576 of MLA", type=int, metavar="N"),
     "--page-size": _of("default: 16; explain: the library's own", type=int, metavar="N"),
 }

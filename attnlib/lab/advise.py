@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.layer import lengths_of_case, words_of_lengths
-from ..core.spec import AttnSpec, require_int, require_word
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_int, require_word
 from ..draw.cards import Card, Shown, in_words
 from ..kinds.decode.case import DecodeCase
 from ..kinds.lengths import sample_seq_lens
@@ -201,6 +201,8 @@ def advise(
     for length in kv_lens:
         require_int("lengths", length)
     layer = call.spec if isinstance(call, DecodeCase) else call
+    if layer.head_dim == MLA_HEAD_DIM:
+        raise ValueError(f"head_dim must not be of MLA (explain: mode mla), got {MLA_HEAD_DIM}")
     stated = facts or Call()
     pinned = stated.pinned_page or isinstance(call, DecodeCase)
     stated = replace(stated, kv_lens=kv_lens, graph=True, pinned_page=pinned)
