@@ -75,6 +75,7 @@ def test_what_the_records_do_not_have_is_said():
             "layer": AttnSpec(32, 8, 128, 16, kv_dtype="float8_e4m3fn"),
             "library": "sglang==0.5.23",
         },
+        "No batch near it is on record of FLASH_ATTN.": {"library": "vllm==0.33.0", "gpu": "a100"},
         "No batch has a window or sinks": {
             "library": "sglang==0.5.23",
             "facts": Call(sinks=True),
