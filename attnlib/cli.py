@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from . import doctor
 from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
-from .core.spec import LENGTHS, MLA
+from .core.spec import LENGTHS
 
 if TYPE_CHECKING:
     from .run.bisect import Bisection
@@ -238,24 +238,8 @@ def _compare(
         keys = cases.read_text("utf-8-sig", "replace") or "\n"
     upgrade = compare_releases(base, new, cases=keys, progress=tqdm, **how)
     print(json.dumps(upgrade.to_dict(), indent=2) if as_json else upgrade)
-    out = sys.stderr if as_json else sys.stdout
-    print(upgrade.conclusion, file=out)
-    if upgrade.gpu_time:
-        sources = {"base": base, "new": new} | ({"cases": cases} if cases else {})
-        print(f"{_compare_line(sources | how)}  # {upgrade.gpu_time}", file=out)
+    print(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
     return OUTCOMES[upgrade.outcome]
-
-
-def _compare_line(options: Mapping[str, Any]) -> str:
-    """The command line with these options; a layer has its page size."""
-    layers = options.get("models") or [options.get("heads")]
-    words, default = ["python", "-m", "attnlib", "compare"], parse_layer("1/1").page_size
-    sized = {} if {MLA, None} & {*layers} else {"page_size": default}
-    for name, value in ({**options} | sized | {**options}).items():
-        words.append(f"--{'model' if name == 'models' else name.replace('_', '-')}")
-        value = f"{100 * value:g}%" if name == "not_slower" else value
-        words += map(str, value if isinstance(value, list) else [value])
-    return shlex.join(words)
 
 
 def _percent(text: str) -> float:
@@ -355,7 +339,7 @@ OVERLAY = {
 LAYER = {
     "--model": _of(f"a layer of: {', '.join(WHOLE_MODELS)}", metavar="NAME"),
     "--tp": _of("GPUs that share the heads of a model; default: 1", type=int, metavar="N"),
-    "--heads": _of("in place of --model: query and KV heads, such as 8/1", metavar="Q/KV"),
+    "--heads": _of("in place of --model: query and KV heads: 8/1, of MLA 16/1", metavar="Q/KV"),
     "--head-dim": _of("default: the model's, 128, or 576 of MLA", type=int, metavar="N"),
     "--page-size": _of("default: 16; explain: the library's own", type=int, metavar="N"),
 }
@@ -433,7 +417,7 @@ ADVISE = {
     "--measure": _of("on a GPU: measure all backends at this call", action="store_true"),
 }
 EXPLAIN = {
-    "--library": _of("with ==RELEASE where it has releases"),
+    "--library": _of("sglang==0.5.23; sglang==0.5.23,flashinfer==0.7.2.post1 if that is installed"),
     "--gpu": _of("such as sm90 or h100; several with --diff: sm90,sm100"),
     "--mode": _of("such as decode; several with --diff"),
     **LAYER,

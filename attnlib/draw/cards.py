@@ -36,9 +36,9 @@ class Card:
 
     @property
     def tables(self) -> list[tuple[str, pd.DataFrame, Sequence[float]]]:
-        """Caption, table and bars of what is shown: the first table, and others that have rows."""
-        more = [(caption, table, ()) for caption, table in self.more if len(table)]
-        return [(self.caption, self.table, self.bars), *more]
+        """Caption, table and bars of the tables that have rows."""
+        more = [(caption, table, ()) for caption, table in self.more]
+        return [each for each in ((self.caption, self.table, self.bars), *more) if len(each[1])]
 
 
 class Shown:
@@ -84,9 +84,9 @@ def as_text(card: Card) -> str:
     width = max((len(label) for label, _ in card.facts), default=0)
     facts = [f"  {label:<{width}}  {value}" for label, value in card.facts]
     body = []
-    for place, (caption, table, _) in enumerate(card.tables):
-        rows = table.head(MAX_ROWS).to_string(index=False) if len(table) else "  (nothing)"
-        body += ["", *([f"{caption}:"] if place else []), rows, *_left_out(table)]
+    for caption, table, _ in card.tables:
+        rows = table.head(MAX_ROWS).to_string(index=False)
+        body += ["", *([f"{caption}:"] if caption != card.caption else []), rows, *_left_out(table)]
     code = [card.code_caption, card.code, ""] if card.code else []
     text = "\n".join([card.title, *card.notes, *facts, *body, "", *code, card.footer])
     return "\n".join(line.rstrip() for line in text.splitlines())

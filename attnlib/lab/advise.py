@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.layer import lengths_of_case, words_of_lengths
-from ..core.spec import AttnSpec, require_int, require_word
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_int, require_word
 from ..draw.cards import Card, Shown, in_words
 from ..kinds.decode.case import DecodeCase
 from ..kinds.lengths import sample_seq_lens
@@ -117,7 +117,8 @@ class Advice(Shown):
             ran = f", which runs {self.choice.kernel}"
         near, far = self.nearest.distance.iloc[0], self.nearest.distance.iloc[-1]
         days = " to ".join(dict.fromkeys((self.nearest.day.min(), self.nearest.day.max())))
-        heads = f"{self.layer.heads} heads, head_dim {self.layer.head_dim}"
+        count = f"{len(self.lengths)} request{'s' * (len(self.lengths) > 1)}"
+        heads = f"{self.layer.heads} heads, head_dim {self.layer.head_dim}, {count}"
         notes = ["Times of recorded batches; nothing is predicted for this call."]
         if self.nearest.day.min() < PRESENT_PLANNER:
             notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
@@ -154,7 +155,7 @@ class Advice(Shown):
             }
         )
         return Card(
-            title=f"decode, {heads}, {len(self.lengths)} requests, {sum(self.lengths):,} tokens",
+            title=f"decode, {heads}, {sum(self.lengths):,} tokens",
             notes=notes,
             facts=[
                 (f"rule of {self.choice.library}", f"{self.choice.backend or 'none'}{ran}"),
@@ -200,12 +201,14 @@ def advise(
     for length in kv_lens:
         require_int("lengths", length)
     layer = call.spec if isinstance(call, DecodeCase) else call
+    if layer.head_dim == MLA_HEAD_DIM:
+        raise ValueError(f"head_dim must not be of MLA (explain: mode mla), got {MLA_HEAD_DIM}")
     stated = facts or Call()
     pinned = stated.pinned_page or isinstance(call, DecodeCase)
     stated = replace(stated, kv_lens=kv_lens, graph=True, pinned_page=pinned)
     require_word("backend", backend, find(library)[0].policies_for("decode"))
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
-    choice = explain(layer, mode="decode", call=stated, env={}, **how)
+    choice = explain(layer, mode="decode", call=stated, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)
     batches = recorded_batches(_draw_of(layer, gpu))
     if layer.page_size % 16:
@@ -226,11 +229,9 @@ def recorded_calls(case: DecodeCase) -> pd.DataFrame:
 
     Records of a library that was installed have no release, and are the oldest.
     """
-    tables = []
-    for frame in (store.load(name, at) for name in STUDIES for at in store.machines(name)):
-        good = (frame.status == "ok") & ~frame.throttled.astype(bool)
-        tables.append(frame[good & (frame.case == case)])
-    rows = pd.concat(tables, ignore_index=True)
+    frames = [store.load(name, at) for name in STUDIES for at in store.machines(name)]
+    rows = pd.concat([frame[frame.case == case] for frame in frames], ignore_index=True)
+    rows = rows[(rows.status == "ok") & ~rows.throttled.astype(bool)]
     rows = rows.assign(age=rows.release.map(lambda release: Version(release or "0")))
     rows = rows.sort_values("age", kind="stable")
     by = ["study", "gpu", "timer", "backend"]

@@ -127,7 +127,7 @@ def build_version(path: Path, distribution: str) -> str:
         _checked(path, distribution, release)
         return release
     if path.suffix != ".whl" or not path.is_file():
-        raise ValueError(f"{path} must be a release such as 0.6.3, a wheel or a folder")
+        raise ValueError(f"{path} must be a release of {distribution}, a wheel or a folder")
     name, version, _, tags = parse_wheel_filename(path.name)
     if name != canonicalize_name(distribution) or frozenset(sys_tags()).isdisjoint(tags):
         raise ValueError(f"{path} must be of {distribution}, for this Python and platform")

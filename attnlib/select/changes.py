@@ -97,7 +97,7 @@ def changes(
 def _choice(spec: AttnSpec, **how: Any) -> Choice:
     """The choice; of a backend asked for by name that cannot run the call, one that says so."""
     try:
-        return explain(spec, env={}, **how)
+        return explain(spec, **how)
     except RuntimeError as error:
         named = Reason("policy", how["policy"], True, "asked for by name", "policy")
         where = {name: how[name] for name in ("library", "mode", "gpu", "policy")}

@@ -1,24 +1,16 @@
-"""`explain`: the backend a library picks for one call, with a reason for every row considered.
+"""`explain`: the backend a library picks for one call, with a reason for every row considered."""
 
-A user can pin a backend by environment variable: ATTNLIB_DECODE_BACKEND for decode and MLA,
-ATTNLIB_PREFILL_BACKEND for all other modes, like SGLang's prefill_backend. The name is a backend
-of the library in question (say SGLang), not of the FlashInfer that it calls.
-"""
-
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
-from .facts import DECODE_MODES, GPUS, MODES, Call, Facts, decided, facts_of
-from .libraries import AUTO, MAIN, Library, find
+from .facts import GPUS, Call, Facts, decided, facts_of
+from .libraries import AUTO, FLASHINFER, MAIN, Library, find
 from .rules import Reason, first_match
 
 NO_CALL = Call()
-PREFILL_VARIABLE, DECODE_VARIABLE = "ATTNLIB_PREFILL_BACKEND", "ATTNLIB_DECODE_BACKEND"
 
 
 @dataclass(frozen=True)
@@ -62,9 +54,9 @@ class Choice:
         latent = self.mode in LATENT_MODES
         if self.library.startswith("flashinfer"):
             return f"flashinfer-mla-{self.kernel}" if latent else f"flashinfer-{self.kernel}"
-        plans = ("mla",) if latent else ("decode",)
-        names = (e.name for e in TABLE.values() if self.kernel in e.words and e.plans in plans)
-        return next(names, "")
+        plans = "mla" if latent else "decode"
+        named = (e for e in TABLE.values() if self.kernel in e.words and e.plans == plans)
+        return next((e.name for e in named if self.gpu == "sm90" or not e.hopper), "")
 
     @property
     def decided_by(self) -> Reason:
@@ -80,17 +72,18 @@ def explain(
     library: str,
     policy: str = AUTO,
     call: Call = NO_CALL,
-    env: Mapping[str, str] | None = None,
 ) -> Choice:
     """Which backend `library` (`flashinfer==0.6.3`, `vllm==0.33.0`, ...) picks for a fresh wrapper.
 
-    `policy` is auto, an engine's rule, or a backend's name. `env` holds the overrides (default: the
-    process's environment). Raises ValueError for an unknown name, listing the valid ones, and where
-    a rule asks for lengths that `call` lacks; RuntimeError for a backend asked for by name that
-    cannot run the call.
+    An engine calls the FlashInfer that its release requires, or one that is installed beside it
+    (`sglang==0.5.23,flashinfer==0.7.2.post1`). `policy` is auto, an engine's rule, or a backend's
+    name. Raises ValueError for an unknown name, listing the valid ones, and where a rule asks for
+    lengths that `call` lacks; RuntimeError for a backend asked for by name that cannot run it.
     """
     rules, release = find(library)
-    require_word("mode", mode, MODES)
+    _, comma, beside = library.partition(",")
+    if comma and ("," in beside or not rules.calls or find(beside)[0].name != FLASHINFER):
+        raise ValueError(f"library must be ENGINE,{FLASHINFER}==RELEASE, got {library!r}")
     require_word(f"mode of {rules.name}", mode, rules.modes)
     require_word("gpu", gpu, GPUS)
     require_word(f"policy of {rules.name} in mode {mode}", policy, rules.policies_for(mode))
@@ -101,31 +94,35 @@ def explain(
     name = rules.name if release is None else f"{rules.name}=={release}"
     facts, settled = _settled(rules, facts)
     choice = Choice(name, mode, gpu, policy, tested=tested, unused=tuple(unused))
-    if pin := _pin(rules, mode, policy, os.environ if env is None else env):
-        if limits := rules.limits_of(pin.subject, facts):
+    if policy in rules.backends[mode] and policy not in rules.policies:
+        if limits := rules.limits_of(policy, facts):
             words = "; ".join(f"{limit.why} ({limit.source})" for limit in limits)
-            raise RuntimeError(f"{pin.why}: {pin.subject} cannot run {mode} on {gpu}: {words}")
-        choice = replace(choice, order=(pin.subject,), reasons=(pin,))
+            raise RuntimeError(f"policy {policy} cannot run {mode} on {gpu}: {words}")
+        named = Reason("policy", policy, True, "asked for by name", "policy")
+        choice = replace(choice, order=(policy,), reasons=(named,))
     else:
         choice = _walked(choice, rules, facts)
     problem = choice.problem or rules.problem_of(choice.backend, facts)
     choice = replace(choice, reasons=settled + choice.reasons, problem=problem)
-    if rules.pages and choice.backend:
-        usual = rules.pages.get(mode, rules.pages["default"])
-        pages = rules.pages.get(choice.backend, usual)
-        if not call.pinned_page or not {0, spec.page_size} & {*pages}:
-            refused = spec.page_size if call.pinned_page else 0
-            choice = replace(choice, pages=pages[0], refused_page=refused)
-            spec = replace(spec, page_size=pages[0])
-    target, policy = rules.calls.get((choice.backend, str(release or MAIN)), ("", ""))
-    if not target or policy not in find(target)[0].policies_for(mode):
-        return choice
-    inner = explain(spec, mode=mode, gpu=gpu, library=target, policy=policy, call=call, env={})
+    pages = rules.page_of(choice.backend, facts)
+    if pages not in (0, facts["block_size"]):
+        choice = replace(choice, pages=pages, refused_page=facts["block_size"])
+        spec = replace(spec, page_size=pages)
+    called = rules.calls.get((choice.backend, str(release or MAIN)))
+    if called is None or called.policy not in find(called.library)[0].policies_for(mode):
+        return replace(choice, unused=(*choice.unused, beside)) if beside else choice
+    if gpu == "sm75":  # the engines run 16 bits as float16 there
+        sizes = {name: getattr(spec, name).replace("bf", "f") for name in ("dtype", "kv_dtype")}
+        spec = replace(spec, **sizes)
+    called = called.beside(beside) if beside else called
+    how = {"library": called.library, "policy": called.policy}
+    inner = explain(spec, mode=mode, gpu=gpu, call=call, **how)
+    row = Reason("settled", called.library, True, called.why, called.source)
     return replace(
         choice,
         inner=inner,
-        reasons=choice.reasons + inner.reasons,
-        problem=choice.problem or inner.problem,
+        reasons=(*choice.reasons, row, *inner.reasons),
+        problem=choice.problem or called.refused or inner.problem,
         tested=tested | inner.tested,
         unused=tuple(name for name in unused if name in inner.unused),
     )
@@ -137,23 +134,10 @@ def _settled(library: Library, facts: Facts) -> tuple[Facts, tuple[Reason, ...]]
     for row in library.resolves:
         if row.failing(facts) is None:
             facts = Facts({**facts, **row.sets})
-            settled = [
-                f"{name.replace('_', ' ')}: {'yes' if value else 'no'}"
-                for name, value in row.sets.items()
-            ]
+            said = {True: "yes", False: "no"}
+            settled = [f"{fact.replace('_', ' ')}: {said[row.sets[fact]]}" for fact in row.sets]
             reasons += (Reason("settled", ", ".join(settled), True, row.why, row.source),)
     return facts, reasons
-
-
-def _pin(library: Library, mode: str, policy: str, env: Mapping[str, str]) -> Reason | None:
-    """The backend named by an environment variable or by the policy, as the first reason."""
-    variable = DECODE_VARIABLE if mode in DECODE_MODES else PREFILL_VARIABLE
-    if backend := env.get(variable, "").strip():
-        require_word(variable, backend, library.backends[mode])
-        return Reason("override", backend, True, f"{variable}={backend}", "environment")
-    if policy in library.backends[mode] and policy not in library.policies:
-        return Reason("policy", policy, True, f"policy {policy}: asked for by name", "policy")
-    return None
 
 
 def _walked(choice: Choice, library: Library, facts: Facts) -> Choice:

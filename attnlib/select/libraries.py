@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,28 @@ KEYS += ["policies", "limits", "problems"]
 ROW = "when choose cannot rest sets why source rows".split()
 
 
+@dataclass(frozen=True)
+class Called:
+    """The release of another library that a backend calls, by which policy, and why that release.
+
+    `older` says why an older one is refused, where it is, `refused` that this one is.
+    """
+
+    library: str
+    policy: str
+    why: str
+    source: str
+    older: str
+    refused: str = ""
+
+    def beside(self, installed: str) -> "Called":
+        """What is called where `installed` is in place of what is required."""
+        have, required = (Version(name.partition("==")[2]) for name in (installed, self.library))
+        why = f"installed; {self.why} is {self.library}"
+        refused = self.older if have < required else ""
+        return replace(self, library=installed, why=why, refused=refused)
+
+
 @dataclass
 class Library:
     """One library: `policies` maps a policy to its tables by mode, `backends` a mode to names.
@@ -34,9 +56,8 @@ class Library:
     A policy is `auto`, the library's own rule, or an engine's rule of how it calls FlashInfer.
     `resolves` are rows of what the library settles first, `limits` of what a backend cannot run,
     `problems` of what the library takes all the same and cannot run.
-    `calls` maps a backend and release to the library and policy that it calls in turn; `pages` a
-    backend, a mode or `default` to the tokens of a page where the user gives none, then others that
-    are taken, 0 for any.
+    `calls` maps a backend and release to what it calls in turn; `pages` are rows of the page sizes
+    that a backend does not keep, and what it takes.
     """
 
     name: str
@@ -48,8 +69,8 @@ class Library:
     resolves: tuple[Rule, ...] = ()
     limits: tuple[Rule, ...] = ()
     problems: tuple[Rule, ...] = ()
-    calls: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    pages: dict[str, list[int]] = field(default_factory=dict)
+    calls: dict[tuple[str, str], Called] = field(default_factory=dict)
+    pages: tuple[Rule, ...] = ()
 
     @cached_property
     def versions(self) -> list[Version]:
@@ -86,6 +107,11 @@ class Library:
                 reasons.append((row.why, row.source))
         return tuple(Reason("limit", backend, True, why, source) for why, source in reasons)
 
+    def page_of(self, backend: str, facts: Facts) -> int:
+        """The tokens of a page that the library takes in place of the user's; 0: it keeps those."""
+        rows = (row for row in self.pages if backend in row.then and row.failing(facts) is None)
+        return next((row.sets["page_size"] for row in rows), 0)
+
     def problem_of(self, backend: str, facts: Facts) -> str:
         """Why a backend that is taken fails when it is built; the empty string if it does not."""
         rows = (row for row in self.problems if backend in row.then)
@@ -117,15 +143,15 @@ def _describe(library: Library, document: Mapping[str, Any]) -> None:
     library.aliases += tuple(document.get("aliases", ()))
     library.releases += tuple(document.get("releases", "").split())
     library.by_rule_only += tuple(document.get("by_rule_only", "").split())
-    library.pages |= document.get("pages", {})
     for modes, names in document.get("backends", {}).items():
         library.backends |= dict.fromkeys(modes.split(), tuple(names.split()))
-    called = document.get("calls", {"backend": "", "releases": {}})
+    called = document.get("calls", {"releases": {}})
     library.releases += tuple(r for r in called["releases"] if r != MAIN)
-    for release, (target, policy) in called["releases"].items():
-        library.calls[called["backend"], release] = (target, policy)
-        for backend, other in called.get("also", {}).items():
-            library.calls[backend, release] = (target, other)
+    for release, (target, usual) in called["releases"].items():
+        for backend, policy in {called["backend"]: usual, **called.get("also", {})}.items():
+            older = called.get("older", {}).get(backend, "")
+            about = (called["why"], called["source"], older)
+            library.calls[backend, release] = Called(target, policy, *about)
 
 
 def _fill(library: Library, document: Mapping[str, Any], place: str) -> None:
@@ -139,7 +165,8 @@ def _fill(library: Library, document: Mapping[str, Any], place: str) -> None:
             if table[-1].when:
                 raise ValueError(f"{where}: the last row must have no condition")
             library.policies.setdefault(policy, {}).update(dict.fromkeys(modes.split(), table))
-    for part, verb in (("resolves", RESOLVES), ("limits", "cannot"), ("problems", "cannot")):
+    for part in (RESOLVES, "limits", "problems", "pages"):
+        verb = RESOLVES if part == RESOLVES else "cannot"
         rows = tuple(_rows(document.get(part, []), verb, known, f"{place}, {part}"))
         setattr(library, part, getattr(library, part) + rows)
 
@@ -194,10 +221,13 @@ LIBRARIES = load()
 def find(text: str) -> tuple[Library, Version | None]:
     """The library and release of `flashinfer==0.6.3`, `mini-sglang` and the like.
 
-    Raises ValueError naming the libraries, or the releases, that there are.
+    What stands after a comma is not read. Raises ValueError naming the libraries, or the releases,
+    that there are.
     """
-    name, _, release = text.partition("==")
-    library = next((lib for lib in LIBRARIES.values() if name in (lib.name, *lib.aliases)), None)
+    name, _, release = text.partition(",")[0].partition("==")
+    library = next(
+        (lib for lib in LIBRARIES.values() if name.lower() in (lib.name, *lib.aliases)), None
+    )
     if library is None:
         names = ", ".join(LIBRARIES)
         words = f"library must be such as {FLASHINFER}==0.6.3, one of {names}"

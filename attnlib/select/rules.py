@@ -120,7 +120,7 @@ class Rule:
 class Reason:
     """One row that was considered: what it would choose, whether it `matched`, and why (not).
 
-    `kind` is rule, limit (a backend that cannot run the call), override or policy.
+    `kind` is rule, limit (a backend that cannot run the call), settled or policy.
     """
 
     kind: str

@@ -65,7 +65,8 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
             raise ValueError(f"{name} must be left out: {row.why} ({row.source})")
     unused = sorted(name for name in stated if not decided(name, call) & choice.tested)
     unused = [name for name in unused if name != "page_size" or not choice.refused_page]
-    choice = replace(choice, unused=tuple(unused))
+    beside = [name for name in choice.unused if name not in _FIELDS]
+    choice = replace(choice, unused=(*unused, *beside))
     layers = layers_of(spec, call, **given)
     if as_json:
         return json.dumps(to_dict(choice) | {"layers": layers}, indent=2)
@@ -158,13 +159,8 @@ def _short(order: str) -> str:
 
 
 def headline(choice: Choice) -> str:
-    """`vllm==0.33.0, decode on sm100, policy auto: FLASHINFER, which runs trtllm-gen`.
-
-    A pin by environment variable is shown in place of the policy.
-    """
-    pins = [reason.why for reason in choice.reasons if reason.kind == "override"]
-    decided = pins[0] if pins else f"policy {choice.policy}"
-    where = f"{choice.library}, {choice.mode} on {choice.gpu}, {decided}"
+    """`vllm==0.33.0, decode on sm100, policy auto: FLASHINFER, which runs trtllm-gen`."""
+    where = f"{choice.library}, {choice.mode} on {choice.gpu}, policy {choice.policy}"
     return f"{where}: {_picked(choice)}"
 
 

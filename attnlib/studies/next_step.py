@@ -1,7 +1,9 @@
 """What would decide a comparison of releases: minutes on a GPU, and what is on record nearby."""
 
 import math
+from bisect import bisect_right
 from dataclasses import replace
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -14,6 +16,7 @@ from ..kinds.lengths import sample_seq_lens
 from ..run import store
 from ..run.pairs import PREFIX, Comparison
 from ..run.releases import Version
+from ..select.libraries import FLASHINFER, LIBRARIES
 from . import STUDIES
 
 if TYPE_CHECKING:
@@ -30,32 +33,23 @@ LONGEST_GAP_S = 300
 """Between two records of one sweep; after a longer one it had been stopped."""
 
 
-def next_step(comparison: Comparison, near: Item[Any] | None) -> tuple[str, str]:
-    """What would decide the calls that are not decided, and how long a GPU takes to measure them.
-
-    `near` is the `nearest_call` of the first one. Both are empty where they say nothing.
-    """
+def next_step(comparison: Comparison) -> str:
+    """What would decide the calls that are not decided; the empty string where it says nothing."""
     items = comparison.undecided()
-    if not items:
-        return "", ""
     if all(reasons := [why_not_run(item, comparison.both) for item in items]):
-        return reasons[0], ""
+        return reasons[0] if reasons else ""
     spent = [len(comparison.pairs[item]) >= comparison.looks[-1] for item in items]
     measured = [pairs[0][0].study for pairs in comparison.pairs.values() if pairs]
     if all(spent) and {*measured} == {comparison.study}:
         words = "rounds, the last look, do not decide it: only a wider margin can"
-        return f"{comparison.looks[-1]} {words}", ""
-    time = "on a GPU"
+        return f"{comparison.looks[-1]} {words}"
+    time = "on a GPU the same command measures it"
     if seconds := seconds_of_a_sweep():
         process, record = seconds
         a_round = 2 * (process + len(items) * record) / 60
         few, many = (math.ceil(comparison.looks[look] * a_round) for look in (0, -1))
-        time = f"on a GPU, in about {few} to {many} minutes"
-    steps = [f"to be measured {time}"]
-    if missing := [item for item in items if not comparison.pairs[item]]:
-        known = near and f"nearest call on record of both: {near.case.key}"
-        steps.append(known or releases_on_record(missing[0]))
-    return "; ".join(steps), time
+        time += f", in about {few} to {many} minutes"
+    return time
 
 
 def why_not_run(item: Item[Any], both: tuple[str, str]) -> str:
@@ -86,35 +80,45 @@ def _on_record(item: Item[Any]) -> pd.DataFrame:
     frames = [
         store.load(name, machine)
         for study in STUDIES.values()
-        if item.backend in {name for grid in study.grids for name in grid.backends}
         for name in (study.name, PREFIX + study.name)
         for machine in store.machines(name)
     ]
-    rows = [
-        frame[(frame.status == "ok") & (frame.backend == item.backend) & (frame.release != "")]
-        for frame in frames
-    ]
-    rows = [frame[frame.timer == item.timer] for frame in rows]
-    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=[*ROUND, "release"])
+    asked = [(frame.backend == item.backend) & (frame.timer == item.timer) for frame in frames]
+    rows = [frame[rows] for frame, rows in zip(frames, asked, strict=True)]
+    table = pd.concat([*rows, pd.DataFrame(columns=[*ROUND, "status", "release"])])
+    return table[(table.status == "ok") & (table.release != "")]
 
 
-def nearest_call(item: Item[Any], both: tuple[str, str]) -> Item[Any] | None:
-    """The item nearest to `item` of which a round on record has both releases, if any."""
+def nearest_calls(item: Item[Any], both: tuple[str, str]) -> dict[tuple[str, str], Item[Any]]:
+    """The item nearest to `item` on record of both releases in one round.
+
+    If there is none, of the closest releases around them that have one, seen from either.
+    """
     rows = _on_record(item)
-    tried = rows[rows.release.isin(both)].groupby(ROUND, sort=False).release.nunique()
-    cases = {case for *_, case in tried.index[tried == len(both)] if case.kind == item.case.kind}
-    if not cases:
-        return None
-    nearest = min(cases, key=lambda case: (distance(case, item.case), case.key))
-    return replace(item, case=nearest)
+    known = LIBRARIES[FLASHINFER].versions
+    place = {name: bisect_right(known, Version(name)) for name in {*rows.release, *both}}
+    if place[both[0]] > place[both[1]]:  # a downgrade
+        place = {name: -number for name, number in place.items()}
+    first, last = (place[name] for name in both)
+    cases: dict[tuple[str, str], set[Any]] = {}
+    for (*_, case), releases in rows.groupby(ROUND, sort=False).release.unique().items():
+        for pair in permutations(releases, 2) if case.kind == item.case.kind else ():
+            if place[pair[0]] <= first and last <= place[pair[1]]:
+                cases.setdefault(pair, set()).add(case)
+    apart = {pair: [first - place[pair[0]], place[pair[1]] - last] for pair in cases}
+    return {
+        pair: replace(item, case=min(cases[pair], key=lambda c: (distance(c, item.case), c.key)))
+        for step in (1, -1)
+        for pair in sorted(cases, key=lambda pair: apart[pair][::step])[:1]
+    }
 
 
 def releases_on_record(item: Item[Any]) -> str:
-    """The releases on record of an item's backend, of which no round has the two that are asked."""
+    """The releases on record of an item's backend, of which no round has two."""
     if not (releases := {*_on_record(item).release}):
         return f"{item.backend} is in no record by the timer {item.timer}"
     known = ", ".join(sorted(releases, key=Version))
-    return f"no round on record has both; releases of {item.backend} on record: {known}"
+    return f"releases of {item.backend} on record: {known}"
 
 
 def distance(a: Any, b: Any) -> float:

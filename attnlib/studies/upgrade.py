@@ -42,7 +42,7 @@ from ..run.releases import InvalidVersion, Version, build_version, overlay_for, 
 from ..run.study import Sweep, machine_shown, mode
 from ..select.libraries import LIBRARIES
 from . import STUDIES
-from .next_step import nearest_call, next_step, why_not_run
+from .next_step import nearest_calls, next_step, releases_on_record, why_not_run
 from .usual_calls import LIBRARY, backends_named, calls_of, items_of, layers_named
 
 PACKAGE = COMPARED[LIBRARY]
@@ -52,23 +52,28 @@ LOOKS = (4, 8, 16, 24)
 NOT_DECIDED, NOT_ON_RECORD = "not decided", "not on record"
 FAILING, PROVED = (SLOWER, "fails"), (NOT_SLOWER, FASTER, SAME)
 """Verdicts that prove a call not slower by more than the margin."""
+TAKEN = (
+    "Pages have 16 tokens (--page-size), and FlashInfer picks the backend unless --backend names "
+    "it. What SGLang or vLLM takes: python -m attnlib explain --mode decode --gpu h100 --heads 8/1 "
+    f"--library sglang=={LIBRARIES['sglang'].releases[-1]} --policy flashinfer"
+)
 LONGEST_KEY = 60
 RATIO = ["ratio", "low", "high"]
+SIDES = ["base", "new"]
 CALL = ["case", "backend"]
 TIMES = ["base_us", "new_us", *RATIO, "rounds", "verdict"]
 KERNELS = ["base_ran", "new_ran", "kernels"]
 PLANS = ["base_plan_us", "new_plan_us"]
 FORMATS = dict.fromkeys(["base_us", "new_us", *PLANS], ",.1f") | dict.fromkeys(RATIO, ",.3f")
 FORMATS["rounds"] = "d"
-COLUMNS = [*CALL, "timer", *TIMES, *KERNELS, *PLANS, "study", "machine"]
+COLUMNS = [*SIDES, *CALL, "timer", *TIMES, *KERNELS, *PLANS, "study", "machine"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Upgrade(Shown):
     """From release `base` to `new`: a row per case and backend.
 
-    `nearest` has the row of the recorded call nearest to the first one that is not on record;
-    `gpu_time` is how long a GPU takes to measure what is not decided, if it can.
+    `nearest` are the recorded calls and releases nearest to the first that is not on record.
     """
 
     base: str
@@ -76,7 +81,6 @@ class Upgrade(Shown):
     rows: pd.DataFrame
     notes: tuple[str, ...]
     next_step: str
-    gpu_time: str
     nearest: pd.DataFrame
 
     def table(self) -> pd.DataFrame:
@@ -107,7 +111,10 @@ class Upgrade(Shown):
             return "; ".join(f"{word}: {calls_of[word]}" for word in FAILING if word in calls_of)
         counts = self.rows.verdict[~self.rows.verdict.isin(PROVED)].value_counts()
         tally = ", ".join(f"{count} {word}" for word, count in counts.items())
-        return f"not decided: {tally}, of {calls}; {self.next_step}"
+        told = [f"not decided: {tally}, of {calls}", self.next_step]
+        for near in self.nearest.itertuples():
+            told.append(f"near {near.case}, {near.base} to {near.new}, on record: {near.verdict}")
+        return "; ".join(filter(None, told))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -120,23 +127,23 @@ class Upgrade(Shown):
         """Verdicts, then kernels and planning."""
         rows = self.rows.iloc[(~self.rows.case.isin(self.slower)).argsort(kind="stable")]
         rows, near = _shown(rows), _shown(self.nearest)
-        if (rows.verdict == NOT_ON_RECORD).all():  # the title has their number
+        if (rows.verdict == NOT_ON_RECORD).all():  # the title says so
             rows = rows.head(0)
         counts = self.rows.verdict.value_counts()
         tally = ", ".join(f"{count} {word}" for word, count in counts.items())
-        sources = self.rows.dropna(subset="study")[["study", "machine"]].drop_duplicates()
-        origins = [f"{study} on {machine}" for study, machine in sources.to_numpy()]
+        every = [*self.rows.itertuples(), *self.nearest.itertuples()]
+        origins = dict.fromkeys(f"{r.study} on {r.machine}" for r in every if r.study == r.study)
         return Card(
             title=f"FlashInfer {self.base} (base) to {self.new} (new): {tally}",
             notes=self.notes,
             facts=[],
             table=rows[CALL + TIMES],
             caption="time of one call in microseconds, new over base",
-            footer=f"records of {', '.join(origins) or 'no call that both ran'}",
+            footer=f"records of {', '.join(origins)}" if origins else "no such call is on record",
             more=[
                 ("kernels that changed", rows[rows.kernels != ""][CALL + KERNELS]),
                 ("planning on the host, apart", rows[rows.base_plan_us != "-"][CALL + PLANS]),
-                ("nearest call on record of both", near[[*CALL, *TIMES, "study", "machine"]]),
+                ("nearest on record, which decides nothing", near[[*SIDES, *CALL, *TIMES, *PLANS]]),
             ],
         )
 
@@ -213,7 +220,8 @@ def compare_releases(
         _replay(comparison, items)
         if not any(comparison.pairs.values()):
             _require_known(both)
-    return _upgrade(comparison, builds)
+    is_said = cases or page_size or layers == [MLA]
+    return _upgrade(comparison, builds, () if is_said else (TAKEN,))
 
 
 def _shown(rows: pd.DataFrame) -> pd.DataFrame:
@@ -249,16 +257,15 @@ def _require_known(both: Sequence[str]) -> None:
                 f"{name} must be the wheel or folder of {release}, a build of your own"
             )
         if Version(release) > last:
-            words = (
-                f"{name} must be a release up to {last}, the last one that was read, or on record"
-            )
+            words = f"{name} must be a release up to {last}, or on record"
             raise ValueError(f"{words}; a later one needs a CUDA GPU; got {release}")
 
 
 def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> dict[str, Any]:
     """The row of `COLUMNS` on an item, as far as it is known."""
-    row: dict[str, Any] = {"case": item.case.key, "backend": item.backend}
-    row |= {"timer": item.timer, "rounds": len(comparison.pairs[item]), "kernels": ""}
+    row: dict[str, Any] = dict(zip(SIDES, comparison.both, strict=True))
+    row |= {"case": item.case.key, "backend": item.backend, "timer": item.timer}
+    row |= {"rounds": len(comparison.pairs[item]), "kernels": ""}
     if failed := comparison.failed.get(item):
         new_failed = failed.item.release == comparison.both[1]
         return row | {"verdict": "fails" if new_failed else "not run"}
@@ -271,43 +278,38 @@ def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> dict[str,
         row |= {f"{name}_plan_us": median(plans) if plans else None}
     a, b = ({k["name"]: k["launches"] for k in record.kernels} for record in last)
     changed = [f"{k} {a.get(k, 0):g} to {b.get(k, 0):g}" for k in a | b if a.get(k) != b.get(k)]
-    row |= {name: getattr(verdict, name) for name in RATIO}
-    row |= {"rounds": verdict.rounds, "verdict": verdict.verdict}
-    row |= {"kernels": ", ".join(changed)}
-    return row | {"study": last[0].study, "machine": last[0].machine_slug}
+    row |= {name: getattr(verdict, name) for name in (*RATIO, "rounds", "verdict")}
+    row |= {"kernels": ", ".join(changed), "study": last[0].study}
+    return row | {"machine": last[0].machine_slug}
 
 
-def _upgrade(comparison: Comparison, builds: Mapping[str, Path]) -> Upgrade:
-    """The answer: rows and notes."""
+def _upgrade(comparison: Comparison, builds: Mapping[str, Path], taken: Sequence[str]) -> Upgrade:
+    """The answer: rows and notes; `taken` says what nobody gave."""
     margin = f"{SHORT_MARGIN:.0%} below {SHORT_US:.0f} us, {LONG_MARGIN:.0%} from there on"
     margin = f"{comparison.not_slower:.1%}" if comparison.not_slower else margin
-    notes = [f"All rows are judged as one table (Holm); margin {margin}."]
+    notes = [f"All rows are judged as one table (Holm); margin {margin}.", *taken]
     if mode() != "live":
-        notes += [
-            f"{path} is a build of your own: it needs a CUDA GPU." for path in builds.values()
-        ]
+        words = "is a build of your own: it needs a CUDA GPU."
+        notes += [f"{path} {words}" for path in builds.values()]
     for item, record in comparison.failed.items():
         why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"
         notes.append(f"{item.case.key}, {item.backend}: {why}")
-    near, missing = None, [i for i in comparison.undecided() if not comparison.pairs[i]]
-    if missing and not all(why_not_run(item, comparison.both) for item in missing):
-        near = nearest_call(missing[0], comparison.both)
-    other = replace(comparison, pairs={}, failed={})
-    if near:
-        _replay(other, [near])
-    return Upgrade(
-        *comparison.both,
-        _rows(comparison),
-        tuple(notes),
-        *next_step(comparison, near),
-        nearest=_rows(other),
-    )
+    near, step = [], next_step(comparison)
+    missing = [item for item in comparison.undecided() if not comparison.pairs[item]]
+    for asked in [i for i in missing if not why_not_run(i, comparison.both)][:1]:
+        for pair, item in nearest_calls(asked, comparison.both).items():
+            near.append(replace(comparison, both=pair, pairs={}, failed={}))
+            _replay(near[-1], [item])
+        step += "" if near else f"; {releases_on_record(asked)}"
+    return Upgrade(*comparison.both, _rows(comparison), tuple(notes), step, _rows(*near))
 
 
-def _rows(comparison: Comparison) -> pd.DataFrame:
+def _rows(*comparisons: Comparison) -> pd.DataFrame:
     """A row of `COLUMNS` per item."""
-    verdicts = comparison.verdicts()
-    rows = [_row(comparison, item, verdicts.get(item)) for item in comparison.pairs]
+    rows = []
+    for comparison in comparisons:
+        verdicts = comparison.verdicts()
+        rows += [_row(comparison, item, verdicts.get(item)) for item in comparison.pairs]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 

@@ -43,18 +43,17 @@ def backends_named(text: str, releases: Sequence[str]) -> Mapping[str, Sequence[
     """
     if not text:
         return BACKENDS
-    known = {name: entry for name, entry in TABLE.items() if name.startswith(LIBRARY)}
-    text = text.lower()
-    name = text if text in known else f"{LIBRARY}-{text}"
-    short_names = [each.removeprefix(f"{LIBRARY}-") for each in known]
-    require_word("backend", name.removeprefix(f"{LIBRARY}-"), short_names)
-    since = known[name].since
+    short = text.lower().removeprefix(f"{LIBRARY}-")
+    names = [name for name in TABLE if name.startswith(LIBRARY)]
+    require_word("backend", short, [name.removeprefix(f"{LIBRARY}-") for name in names])
+    name = f"{LIBRARY}-{short}"
+    since = TABLE[name].since
     for release in releases:
         if since and Version(release) < Version(since):
             raise ValueError(
                 f"backend {name} must be in both releases: since {since}, got {release}"
             )
-    plans = known[name].plans
+    plans = TABLE[name].plans
     return {"" if plans == "decode" else plans: (name,)}
 
 

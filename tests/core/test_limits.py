@@ -26,7 +26,7 @@ def refused_by_explain(kernel, layer, mode, release):
     """Whether a backend asked for by name raises."""
     asked = {"mode": mode, "gpu": "sm90", "library": f"flashinfer=={release}", "policy": kernel}
     try:
-        explain(layer, call=Call(causal=mode != "mla"), env={}, **asked)
+        explain(layer, call=Call(causal=mode != "mla"), **asked)
     except RuntimeError:
         return True
     return False

@@ -75,6 +75,7 @@ def test_what_the_records_do_not_have_is_said():
             "layer": AttnSpec(32, 8, 128, 16, kv_dtype="float8_e4m3fn"),
             "library": "sglang==0.5.23",
         },
+        "No batch near it is on record of FLASH_ATTN.": {"library": "vllm==0.33.0", "gpu": "a100"},
         "No batch has a window or sinks": {
             "library": "sglang==0.5.23",
             "facts": Call(sinks=True),
@@ -143,6 +144,7 @@ def test_the_nearest_batches_choose_well_on_layers_left_out():
     [
         (["--heads", "8/1", "--lens", "0x3"], "lens must be >= 1, got '0x3'"),
         (["--heads", "8/1", "--lens", ""], "lens must not be empty"),
+        (["--heads", "16/1", "--head-dim", "576", "--lens", "9"], "must not be of MLA"),
         (["--heads", "8/1", "--lens", "9", "--backend", "foo"], "backend must be one of auto, "),
         (["--heads", "8/1", "--lens", "many"], "lens must be such as 8192x16"),
         (["--lens", "9"], "heads or model must be given, one of them, got neither"),

@@ -23,7 +23,7 @@ VLLM_MLA = {"mode": "mla", "library": "vllm==0.33.0"}
 
 
 def auto(spec, release, gpu="sm90", mode="decode", **more):
-    return explain(spec, mode=mode, gpu=gpu, library=f"flashinfer=={release}", env={}, **more)
+    return explain(spec, mode=mode, gpu=gpu, library=f"flashinfer=={release}", **more)
 
 
 def test_a_pick_that_cannot_run_says_so_and_is_not_replaced():
@@ -110,9 +110,7 @@ KERNELS = [
 
 @pytest.mark.parametrize(("library", "policy", "spec", "gpu", "mode", "call", "chosen"), KERNELS)
 def test_an_engine_runs_what_its_rules_say(library, policy, spec, gpu, mode, call, chosen):
-    choice = explain(
-        spec, mode=mode, gpu=gpu, library=library, policy=policy, call=Call(**call), env={}
-    )
+    choice = explain(spec, mode=mode, gpu=gpu, library=library, policy=policy, call=Call(**call))
     names = (choice.backend, choice.kernel) if choice.inner else (choice.backend,)
     assert " ".join(names) == chosen
 
@@ -133,26 +131,12 @@ def test_every_row_on_the_way_is_among_the_reasons_with_why_it_failed():
     assert "release < 0.6.0" in reasons[3].why and "it is 0.6.4" in reasons[3].why
 
 
-@pytest.fixture
-def pinned(monkeypatch):
-    """A choice with an override in the environment, which prefill or decode takes."""
-
-    def choose(backend, spec=BF16, *, mode="decode", gpu="sm90", library="flashinfer==0.6.3"):
-        stage = "DECODE" if mode in ("decode", "mla") else "PREFILL"
-        monkeypatch.setenv(f"ATTNLIB_{stage}_BACKEND", backend)
-        return explain(spec, mode=mode, gpu=gpu, library=library)
-
-    return choose
-
-
-def test_an_override_acts_on_its_own_modes_and_is_the_first_reason(pinned):
-    choice = pinned("fa2")
-    assert (choice.backend, choice.reasons[0].kind) == ("fa2", "override")
-    assert headline(choice) == "flashinfer==0.6.3, decode on sm90, ATTNLIB_DECODE_BACKEND=fa2: fa2"
-    assert auto(BF16, "0.6.3").backend == "fa3", "env={} is in place of the environment"
-    assert auto(BF16, "0.6.3", mode="prefill_paged").backend == "fa3"
-    assert pinned("fa2", mode="prefill_paged").backend == "fa2"
-    assert pinned("FLASHINFER_MLA", LATENT, gpu="sm100", **VLLM_MLA).backend == "FLASHINFER_MLA"
+def test_a_backend_asked_for_by_name_is_the_first_reason():
+    choice = auto(BF16, "0.6.3", policy="fa2")
+    assert (choice.backend, choice.reasons[0].kind) == ("fa2", "policy")
+    assert headline(choice) == "flashinfer==0.6.3, decode on sm90, policy fa2: fa2"
+    latent = explain(LATENT, gpu="sm100", policy="FLASHINFER_MLA", **VLLM_MLA)
+    assert latent.backend == "FLASHINFER_MLA"
 
 
 @pytest.mark.parametrize(
@@ -164,15 +148,12 @@ def test_an_override_acts_on_its_own_modes_and_is_the_first_reason(pinned):
         ("FLASHINFER_MLA", LATENT, VLLM_MLA, "run mla on sm90"),
     ],
 )
-def test_an_override_that_cannot_run_raises_with_the_reason(pinned, backend, spec, options, why):
-    with pytest.raises(RuntimeError, match=rf"DECODE_BACKEND={backend}: {backend} cannot.*{why}"):
-        pinned(backend, spec, **options)
-
-
-@pytest.mark.parametrize("backend", ["fa4", "auto"])
-def test_an_override_nobody_knows_lists_the_backends(pinned, backend):
-    with pytest.raises(ValueError, match=r"DECODE_BACKEND must be one of fa2, fa3, cuda-cores.*'"):
-        pinned(backend)
+def test_a_backend_asked_for_by_name_that_cannot_run_raises_with_the_reason(
+    backend, spec, options, why
+):
+    usual = {"gpu": "sm90", "mode": "decode", "library": "flashinfer==0.6.3"}
+    with pytest.raises(RuntimeError, match=rf"policy {backend} cannot.*{why}"):
+        explain(spec, policy=backend, **usual | options)
 
 
 RELEASES = "release of flashinfer must be one of 0.2.0.post1.*got"
@@ -182,10 +163,17 @@ RELEASES = "release of flashinfer must be one of 0.2.0.post1.*got"
     ("change", "message"),
     [
         ({"gpu": "sm70"}, "gpu must be one of sm75, sm80, sm86, .*, got 'sm70'"),
-        ({"mode": "chunk"}, "mode must be one of decode, prefill_paged.*got 'chunk'"),
+        ({"mode": "chunk"}, "mode of flashinfer must be one of decode, prefill_paged.*got 'chunk'"),
         ({"policy": "best"}, "policy of flashinfer in mode decode must be one of auto, sglang"),
         ({"library": "trtllm==1"}, "library must be such as flashinfer==0.6.3, one of flashinfer,"),
         ({"library": "mini-sglang==1"}, "mini-sglang has no releases"),
+        ({"library": "sglang==0.5.23,vllm==0.33.0"}, "must be ENGINE,flashinfer==RELEASE, got"),
+        *(
+            ({"library": f"{name},flashinfer==0.7.1"}, "must be ENGINE,flashinfer==RELEASE")
+            for name in ("flashinfer==0.7.2", "sglang==0.5.23,flashinfer==0.7.1")
+        ),
+        ({"library": "sglang==0.5.23,"}, "library must be such as flashinfer==0.6.3"),
+        ({"library": "sglang==0.5.23,flashinfer==0.8.1"}, "got '0.8.1'; nearest to it: 0.7.2"),
         ({"library": "mini-sglang", "mode": "mla"}, "mode of mini-sglang must be one of decode"),
         *(({"library": f"flashinfer=={r}"}, RELEASES) for r in ("0.1.9", "0.8.0", "", "newest")),
         ({"mode": "mla"}, "num_kv_heads must be 1 in mode mla, got 8"),
@@ -195,7 +183,7 @@ RELEASES = "release of flashinfer must be one of 0.2.0.post1.*got"
 def test_what_nobody_knows_is_refused_with_what_there_is(change, message):
     call = {"spec": BF16, "mode": "decode", "gpu": "sm90", "library": "flashinfer==0.7.2"}
     with pytest.raises(ValueError, match=message):
-        explain(**call | change, env={})
+        explain(**call | change)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_what_does_not_count_is_refused_with_diff(options, word, capsys):
     ],
 )
 def test_a_backend_asked_for_by_name_is_held_to_its_limits(policy, layer, gpu, why):
-    options = {"mode": "decode", "library": "sglang==0.5.23", "policy": policy, "env": {}}
+    options = {"mode": "decode", "library": "sglang==0.5.23", "policy": policy}
     with pytest.raises(RuntimeError, match=why):
         explain(layer, gpu=gpu, **options)
     assert explain(AttnSpec(32, 8, 128, 64), gpu="sm90", **options).backend == policy

@@ -140,9 +140,9 @@ def test_what_an_engine_calls_is_a_release_and_a_policy_of_flashinfer_which_has_
     flashinfer = LIBRARIES["flashinfer"]
     assert flashinfer.modes == MODES
     for library in LIBRARIES.values():
-        for target, policy in library.calls.values():
-            assert target.removeprefix("flashinfer==") in flashinfer.releases
-            assert policy in flashinfer.policies
+        for called in library.calls.values():
+            assert called.library.removeprefix("flashinfer==") in flashinfer.releases
+            assert called.policy in flashinfer.policies
     # Mini-SGLang, which has no releases, calls the newest.
-    ((target, _),) = LIBRARIES["mini-sglang"].calls.values()
-    assert target == f"flashinfer=={flashinfer.releases[-1]}"
+    (called,) = LIBRARIES["mini-sglang"].calls.values()
+    assert called.library == f"flashinfer=={flashinfer.releases[-1]}"

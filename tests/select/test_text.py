@@ -13,7 +13,7 @@ NO_CALLS = "speed topk=many topk=1,2 topk=4x3 graph=8 kv_lens=8192xx3 kv_lens=9x
 
 
 def test_rows_that_hold_come_first_none_twice_and_rules_for_models_are_named():
-    options = {"mode": "mla", "gpu": "sm90", "library": "sglang==0.5.23", "env": {}}
+    options = {"mode": "mla", "gpu": "sm90", "library": "sglang==0.5.23"}
     latent = AttnSpec(128, 1, 576, 64)
     head, table = render(explain(latent, **options, call=Call(model="gpt-oss"))).split("\n\n")
     assert "takes pages of 1" in head and "not used by its rules: model" in head

@@ -178,17 +178,25 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     assert {*found.rows.study.dropna()} == {"fa3_decode_regression"}
     assert "margin 4% below 30 us, 2% from there on" in found.notes[0]
     other = compare_releases("flashinfer==0.6.3", "0.6.4", heads="32/8", lens="8192x8")
-    assert other.conclusion.endswith(f"nearest call on record of both: {KEYS[0]}")
+    assert other.conclusion.endswith(f"near {KEYS[0]}, 0.6.3 to 0.6.4, on record: faster")
     assert other.nearest.verdict.tolist() == ["faster"] and KEYS[0] in repr(other)
     layer = {"heads": "8/1", "lens": "2048..30720x64", "backend": "fa2"}
-    near = compare_releases("0.6.4", "0.7.2.post1", **layer).nearest
-    assert {*near.case, *near.machine} == {"8/1,d128,p16,b64,k8192", "nvidia-h200-30af7b45"}
+    for both in ("0.6.4", "0.7.2.post1"), ("0.6.13", "0.7.2.post1"), ("0.7.2.post1", "0.6.5"):
+        other = compare_releases(*both, **layer)
+        (near,) = other.nearest.itertuples()
+        assert (near.case, near.machine) == ("8/1,d128,p16,b64,k8192", "nvidia-h200-30af7b45")
+        assert {near.base, near.new} == {"0.6.4", "0.7.2.post1"}
+        assert f"{near.base_plan_us:,.1f}" in repr(other) and "--page-size" in repr(other)
     searched = compare_releases("0.6.3", "0.6.13", cases=KEYS[:1])
     assert {*searched.rows.study} == {"bisect_fa3_decode_regression"}
     other = compare_releases("0.6.5", "0.6.6", cases=KEYS[:1])
+    sides = [*zip(other.nearest.base, other.nearest.new, strict=True)]
+    assert sides == [("0.6.4", "0.7.2.post1"), ("0.6.3", "0.6.13")], "the closest of either side"
+    assert "the same command measures it, in about 1 to 5 minutes" in other.conclusion
+    early = compare_releases("0.4.0", "0.5.0", cases=KEYS[:1])
     known = "0.5.3, 0.6.0, 0.6.1, 0.6.2, 0.6.3, 0.6.4, 0.6.13, 0.7.2.post1"
-    assert f"releases of flashinfer-auto on record: {known}" in other.conclusion
-    assert "on a GPU, in about 1 to 5 minutes" in other.conclusion
+    assert early.conclusion.endswith(f"releases of flashinfer-auto on record: {known}")
+    assert early.nearest.empty and "(nothing)" not in repr(early)
     wide = compare_releases("0.6.3", "0.6.4", heads="8/1", lens="9", head_dim=576)
     assert "auto of 0.6.3 cannot run 8/1,d576,p16,b1,k9: head_dim must be 64" in wide.conclusion
     fp8 = f"{KEYS[0]},bfloat16/float8_e4m3fn"
@@ -280,7 +288,7 @@ def test_captured_steps_are_cases_too(lab, capsys):
         (["--new", "0.5.9", "--backend", "fa3"], "in both releases: since 0.6.0, got 0.5.9"),
         (["--model", "DeepSeek MLA", "--backend", "fa2"], "must run one of the calls (mla)"),
         (["--new", "0.6.13.0"], "base and new must be two releases"),
-        (["--new", "fast"], "fast must be a release such as 0.6.3, a wheel or a folder"),
+        (["--new", "fast"], f"fast must be a release of {PACKAGE}, a wheel or a folder"),
         (["--new", "empty"], f"must hold {PACKAGE} of any release, it has {{}}"),
         (["--new", "probe-1.0-py3-none-any.whl"], f"must be of {PACKAGE}, for this Python"),
         (["--new", "flashinfer_python-1.0-cp39-cp39-win32.whl"], f"must be of {PACKAGE}, for"),
@@ -312,13 +320,10 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(
 
 def test_without_a_gpu_and_records_it_is_not_decided(capsys, fails, without_gpu):
     assert cli.main(COMMAND) == 3
-    *_, last, line = capsys.readouterr().out.splitlines()
-    assert last.startswith("not decided: 52 not on record, of 52 calls; to be measured on a GPU")
-    assert line == f"{' '.join(('python -m attnlib', *COMMAND))}  # on a GPU"
-    assert cli.main((*COMMAND, "--heads", "8/1", "--lens", "9x2", "--not-slower", "1.5%")) == 3
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert "--heads 8/1 --lens 9x2 --not-slower 1.5% --page-size 16  # on a GPU" in line
-    assert "up to 0.7.2.post1, the last one that was read" in fails(*COMMAND[:-1], "99.0")
+    *_, last = capsys.readouterr().out.splitlines()
+    measured = "on a GPU the same command measures it"
+    assert last.startswith(f"not decided: 52 not on record, of 52 calls; {measured}")
+    assert "must be a release up to 0.7.2.post1, or on record" in fails(*COMMAND[:-1], "99.0")
     assert "the wheel or folder of 0.7.2+mine" in fails(*COMMAND[:-1], "0.7.2+mine")
     for margin in ("2", "0%", "x%"):
         assert "must be a percentage such as 2%, got" in fails(*COMMAND, "--not-slower", margin)
