@@ -234,7 +234,11 @@ def profile(
 
     from ..measure import machine, spans, timer, trace
 
-    _require_arguments(fn, calls, warmup, device)
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, got {type(fn).__name__}: pass it, do not call it")
+    require_int("calls", calls)
+    require_int("warmup", warmup, least=0)
+    require_word("device", device, DEVICES)
     if recorded and not torch.cuda.is_available():
         return load_profile(recorded)
     no_gpu = _why_no_gpu(device)
@@ -258,8 +262,9 @@ def profile(
         raise RuntimeError(BLIND)
     recorded_spans = spans.read_spans(events)
     on_gpu = bool(gpu_work(recorded_spans))
-    if not on_gpu:
-        _require_no_gpu_asked(device, cuda_graph)
+    if not on_gpu and (device == "cuda" or cuda_graph):
+        option = "cuda_graph=True" if cuda_graph else "device='cuda'"
+        raise RuntimeError(f"{option} needs an fn that uses the GPU, torch.profiler saw no kernel")
     why = no_gpu or "the callable used no GPU"
     taken = Profile(
         name=name or getattr(fn, "__name__", type(fn).__name__),
@@ -280,21 +285,6 @@ def profile(
     if recorded and os.environ.get("ATTNLIB_RECORD_PROFILES"):
         taken.save(profile_path(recorded))
     return taken
-
-
-def _require_arguments(fn: object, calls: int, warmup: int, device: str) -> None:
-    if not callable(fn):
-        raise TypeError(f"fn must be callable, got {type(fn).__name__}: pass it, do not call it")
-    require_int("calls", calls)
-    require_int("warmup", warmup, least=0)
-    require_word("device", device, DEVICES)
-
-
-def _require_no_gpu_asked(device: str, cuda_graph: bool) -> None:
-    """RuntimeError if kernels were asked for, of a callable that ran none."""
-    if device == "cuda" or cuda_graph:
-        option = "cuda_graph=True" if cuda_graph else "device='cuda'"
-        raise RuntimeError(f"{option} needs an fn that uses the GPU, torch.profiler saw no kernel")
 
 
 def profile_path(name: str) -> Path:

@@ -24,9 +24,8 @@ from ..core.layer import lengths_of_case, name_of
 from ..core.spec import AttnSpec
 from ..draw.cards import NOTHING, Card, Shown, in_words
 from ..kinds.cost import Ceilings
-from ..measure.stats import judge_ratios
 from ..run import store
-from ..run.frame import ceilings, intervals
+from ..run.frame import ceilings, intervals, over
 from .source import (
     LIVE,
     Choice,
@@ -83,7 +82,7 @@ class View(Shown):
     @cached_property
     def good(self) -> pd.DataFrame:
         """Those that are ok and were not throttled: a row per backend and round."""
-        return _good(self.rows)
+        return self.rows[(self.rows.status == "ok") & ~self.rows.throttled.astype(bool)]
 
     @cached_property
     def times(self) -> pd.DataFrame:
@@ -119,15 +118,10 @@ class View(Shown):
     def comparison(self) -> pd.DataFrame:
         """A row per backend that shares rounds with `against`: ratio, interval, verdict."""
         columns = ["backend", "against", "ratio", "low", "high", "rounds", "verdict", "margin"]
-        against, table = self.choice.arguments["against"], []
-        store.require_comparable(self.good)
-        times = self.good.pivot(index="round", columns="backend", values="run_us")
-        for name in self.backends:
-            pair = times.reindex(columns=[name, against]).dropna().to_numpy().T
-            if name != against and pair.size:
-                (ratio,) = judge_ratios([pair])
-                table.append({"backend": name, "against": against, **vars(ratio)})
-        return pd.DataFrame(table, columns=columns)
+        against = self.choice.arguments["against"]
+        pairs = {name: over(self.good, name, against) for name in self.backends if name != against}
+        tables = [table.assign(backend=name, against=against) for name, table in pairs.items()]
+        return pd.concat([pd.DataFrame(columns=columns), *tables])[columns].reset_index(drop=True)
 
     @cached_property
     def limit(self) -> Ceilings | str:
@@ -362,7 +356,3 @@ def measure_call(layer: AttnSpec, lengths: tuple[int, ...], backends: Sequence[s
         kv_len=sizes["kv_len"],
         backends=chosen,
     )
-
-
-def _good(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[(rows.status == "ok") & ~rows.throttled.astype(bool)]

@@ -128,11 +128,6 @@ class Record:
         vars(record)["id"] = stored_id
         return record
 
-    @classmethod
-    def from_json(cls, line: str) -> "Record":
-        """Inverse of `to_json`; ValueError as of `from_form`."""
-        return cls.from_form(json.loads(line))
-
 
 _ITEM_FIELDS = {f.name for f in fields(Item)}
 _FIELDS = [f for f in (*fields(Record), *fields(Item)) if f.name != "item"]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -332,7 +333,7 @@ def _set_torn_line_aside(file: FileIO, aside: Path) -> None:
 
 
 # Kept, since a sweep reads its journal after every job.
-_record_of = lru_cache(maxsize=4096)(lambda line: Record.from_json(line.decode()))
+_record_of = lru_cache(maxsize=4096)(lambda line: Record.from_form(json.loads(line)))
 
 
 def _parsed(path: Path, machine: str, lines: list[bytes]) -> list[Record]:

@@ -1,5 +1,6 @@
 """One attention call in the worker, kind by kind: judged, timed, named, refused."""
 
+import json
 from itertools import product
 
 import pytest
@@ -35,7 +36,7 @@ def test_a_right_output_gets_times_and_its_bytes(name, case, family, rows, libra
     assert record.run_us and record.plan_us
     assert (record.kernel_family, record.oracle_rows) == (family, rows)
     assert record.work_per_call == case.cost.io_bytes
-    assert Record.from_json(record.to_json()) == record
+    assert Record.from_form(json.loads(record.to_json())) == record
 
 
 def test_a_mask_that_a_backend_lacks_gets_no_time(libraries):
