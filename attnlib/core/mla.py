@@ -55,7 +55,16 @@ class MlaBatch:
         """
         attention = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size)
         paged = DecodeBatch.build(attention, seq_lens, page_table)
-        _require_chosen(spec, page_table, chosen)
+        require_given(
+            "chosen", chosen, bool(spec.top_k), "where top_k is not 0", f"top_k {spec.top_k}"
+        )
+        if chosen is not None:
+            require_tensor("chosen", chosen, (page_table.shape[0], spec.top_k), "int32")
+            if chosen.device != page_table.device:
+                raise ValueError(
+                    f"chosen must be on page_table's device, {page_table.device}, "
+                    f"got {chosen.device}"
+                )
         return cls(spec, paged, int(paged.kv_indices.max()), chosen)
 
     def require_alike(self, given: "MlaBatch") -> None:
@@ -117,16 +126,4 @@ def require_pages(cache: torch.Tensor, highest: int) -> None:
         raise ValueError(
             f"cache must have the pages that the plan names, up to {highest}, "
             f"got {cache.shape[0]} pages"
-        )
-
-
-def _require_chosen(spec: MlaSpec, page_table: torch.Tensor, chosen: torch.Tensor | None) -> None:
-    when, here = "where top_k is not 0", f"top_k {spec.top_k}"
-    require_given("chosen", chosen, bool(spec.top_k), when, here)
-    if chosen is None:
-        return
-    require_tensor("chosen", chosen, (page_table.shape[0], spec.top_k), "int32")
-    if chosen.device != page_table.device:
-        raise ValueError(
-            f"chosen must be on page_table's device, {page_table.device}, got {chosen.device}"
         )

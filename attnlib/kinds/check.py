@@ -89,13 +89,10 @@ def attend_rows(
     if sees is not None:
         scores.masked_fill_(~sees, float("-inf"))
     probs = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
-    weights = probs if probs_dtype is None else round_probs(probs, probs_dtype)
+    weights = probs
+    if probs_dtype is not None:
+        # FP8 kernels scale probabilities to the format's range first, or most would underflow.
+        scale = torch.finfo(probs_dtype).max if probs_dtype.itemsize == 1 else 1.0
+        weights = (probs * scale).to(probs_dtype).double() / scale
     out = torch.einsum("hgrn,nhd->hgrd", weights, v) / probs.sum(-1, keepdim=True)
     return out.permute(2, 0, 1, 3).reshape(*q.shape[:2], -1)
-
-
-def round_probs(probs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Unnormalised probabilities (0..1) rounded to `dtype`, as float64."""
-    # FP8 kernels scale probabilities to the format's range first, or most would underflow.
-    scale = torch.finfo(dtype).max if dtype.itemsize == 1 else 1.0
-    return (probs * scale).to(dtype).double() / scale
