@@ -65,11 +65,6 @@ class View(Shown):
     choice: Choice
 
     @property
-    def call(self) -> str:
-        """The Python call that gives this view again."""
-        return self.choice.call
-
-    @property
     def backends(self) -> list[str]:
         """The backends that were chosen."""
         return self.choice.arguments["backends"]
@@ -292,7 +287,7 @@ class View(Shown):
                 ("Compared, paired round by round", in_words(pd.DataFrame(compared), FORMATS)),
                 ("Kernels of one call, from the trace", in_words(kernels, FORMATS)),
             ),
-            code=self.call,
+            code=self.choice.call,
         )
 
 
@@ -342,9 +337,8 @@ def view(
     return View(source, choice)
 
 
-def measure_call(layer: AttnSpec, lengths: tuple[int, ...], backends: Sequence[str] = ()) -> View:
-    """Measure one decode call on this GPU by `backends`, by default all that can run it."""
-    chosen = backends or [n for n in BACKENDS if not (unavailable(n) or unsupported(n, layer))]
+def measure_call(layer: AttnSpec, lengths: tuple[int, ...]) -> View:
+    """Measure one decode call on this GPU by all backends that can run it."""
     sizes = lengths_of_case(lengths)
     return view(
         name_of(layer),
@@ -354,5 +348,5 @@ def measure_call(layer: AttnSpec, lengths: tuple[int, ...], backends: Sequence[s
         lengths=sizes["lengths"],
         batch=sizes["batch_size"],
         kv_len=sizes["kv_len"],
-        backends=chosen,
+        backends=[n for n in BACKENDS if not (unavailable(n) or unsupported(n, layer))],
     )

@@ -133,7 +133,10 @@ def bisect(
     release that fails or stays ambiguous, FileNotFoundError for records that replay lacks.
     """
     _require_askable(study, case, package, backend, rounds=rounds)
-    first, last = _in_order(good, bad)
+    ends = parse_release("good", good), parse_release("bad", bad)
+    if ends[0] == ends[1]:
+        raise ValueError(f"good and bad must be two releases, got {good} and {bad}")
+    first, last = (good, bad) if ends[0] < ends[1] else (bad, good)
     live, sweep = mode() == "live", Sweep(overlays=overlays or {})
     published = study.bisect_machine or study.reference_machine
     machine = machine_shown(PREFIX + study.name, study.device, published)
@@ -141,8 +144,9 @@ def bisect(
         releases = available_releases(package, sweep.overlays)
     search = Bisection(package, study.name, case, backend, first, last, (), machine, rounds)
     inside = tuple(releases_between(releases or recorded_releases(search), first, last))
-    ends = (inside[0], inside[-1]) if good == first else (inside[-1], inside[0])
-    question = replace(search, good=ends[0], bad=ends[1], releases=inside)
+    outer = inside[0], inside[-1]
+    good, bad = outer if good == first else outer[::-1]
+    question = replace(search, good=good, bad=bad, releases=inside)
     return _Search(question, study.device, sweep if live else None, on_round).run()
 
 
@@ -259,13 +263,6 @@ def _words(ratio: Ratio) -> str:
         f"{ratio.verdict} after {ratio.rounds} rounds: {ratio.ratio:.3f} of its time "
         f"({ratio.low:.3f} to {ratio.high:.3f}), margin {ratio.margin:.0%}"
     )
-
-
-def _in_order(good: str, bad: str) -> tuple[str, str]:
-    a, b = parse_release("good", good), parse_release("bad", bad)
-    if a == b:
-        raise ValueError(f"good and bad must be two releases, got {good} and {bad}")
-    return (good, bad) if a < b else (bad, good)
 
 
 def _require_askable(study: Study, case: Case, package: str, backend: str, *, rounds: int) -> None:

@@ -1,12 +1,7 @@
 """The records on disk: what is published, and the journal of what was measured since.
 
-| file in `<data>/records/<machine>/` | holds | written |
-|---|---|---|
-| `<study>.parquet` | published records | whole, by `publish` (`parquet` has its columns) |
-| `<study>.jsonl` | the journal: a record per line | a line at a time, by the workers of a sweep |
-| `<study>.jsonl.torn` | fragments of lines | by the next writer, if one was killed in mid-line |
-
-`read` takes both files together; of one id the newest record stands, and the journal is newer.
+data/README.md lists the files. `read` takes both together; of one id the newest record stands, and
+the journal is newer.
 
 `append` writes one whole line under a lock and syncs it before it returns. A writer may be killed
 at any instant, so the last line of a journal may be cut short. Its `append` had not returned,

@@ -196,7 +196,10 @@ def compare_releases(
     elif batch is not None:
         raise ValueError(f"batch must go with lens, got {batch}")
     base, new = map(_without_name, (base, new))
-    both = (_release(base), _release(new))
+    base_release, new_release = (
+        text if _is_release(text) else build_version(Path(text), PACKAGE) for text in (base, new)
+    )
+    both = (base_release, new_release)
     if Version(both[0]) == Version(both[1]):
         advice = f"give a build of yours a version of its own, such as {both[0]}+mine"
         raise ValueError(f"base and new must be two releases ({advice}), both are {both[0]}")
@@ -241,11 +244,6 @@ def _without_name(text: str) -> str:
     """The release of `flashinfer==0.6.13`; any other text as it is."""
     name, _, release = text.partition("==")
     return release if name in (LIBRARY, PACKAGE) and release else text
-
-
-def _release(text: str) -> str:
-    """The release that `text` names, or that the build there holds; nothing is installed."""
-    return text if _is_release(text) else build_version(Path(text), PACKAGE)
 
 
 def _require_known(both: Sequence[str]) -> None:

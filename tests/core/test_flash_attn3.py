@@ -14,8 +14,10 @@ from attnlib.core.batch import DecodeBatch
 from attnlib.core.schedule.flash_attn3 import precompute
 from attnlib.core.schedule.splits import max_words
 from attnlib.core.spec import AttnSpec
+from attnlib.kinds.check import Judge
+from attnlib.kinds.decode import measure as decode
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.measure import Oracle, build_workload
+from attnlib.kinds.decode.measure import build_workload
 from attnlib.measure.trace import kernel_family, trace_kernels
 
 
@@ -57,7 +59,7 @@ def test_several_queries_a_request_see_one_token_more_each(fake_fa3):
     work, q = build(DECODE, 3, "cpu")
     batch = long_enough(work, 3)
     out = flash_attn3.attend(q, work.kv, batch, q_len=3)
-    assert Oracle(q, work.kv, query_rows(batch, 3)).check(out).passed
+    assert Judge(decode.attend, q, work.kv, query_rows(batch, 3)).check(out).passed
 
 
 def test_queries_that_do_not_fit_the_batch_are_refused(fake_fa3):
@@ -78,7 +80,7 @@ def test_the_facts_of_a_batch_are_those_of_its_call(fake_fa3):
 
 
 def assert_right(q, kv, batch, out):
-    verdict = Oracle(q, kv, batch).check(out)
+    verdict = Judge(decode.attend, q, kv, batch).check(out)
     assert verdict.passed, str(verdict)
 
 

@@ -23,8 +23,10 @@ from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.flash_attn3 import SchedulerMetadata, precompute, reserve
 from attnlib.core.schedule.splits import max_words, plan_splits
 from attnlib.core.spec import AttnSpec
+from attnlib.kinds.check import Judge
+from attnlib.kinds.decode import measure as decode
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.measure import Oracle, build_workload
+from attnlib.kinds.decode.measure import build_workload
 
 SMALL = Shape(4, 64, 4)
 
@@ -232,7 +234,7 @@ def test_a_graph_of_a_step_replays_with_new_lengths(on_hopper, batch_size, page_
         return [flash_attn3.attend(work.q, work.kv, own, metadata=scheduler) for _ in range(4)]
 
     for out in step():
-        assert Oracle(work.q, work.kv, work.batch).check(out).passed
+        assert Judge(decode.attend, work.q, work.kv, work.batch).check(out).passed
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -248,7 +250,7 @@ def test_a_graph_of_a_step_replays_with_new_lengths(on_hopper, batch_size, page_
         assert_words_of_library(scheduler, own.seq_lens)
         batch = DecodeBatch.build(case.spec, lens, work.batch.page_table)
         for out in outs:
-            assert Oracle(work.q, work.kv, batch).check(out).passed
+            assert Judge(decode.attend, work.q, work.kv, batch).check(out).passed
 
 
 @pytest.mark.gpu

@@ -118,7 +118,7 @@ def test_libraries_without_releases_belong_to_the_view_of_each_release(published
 
 def test_the_call_gives_the_same_view_and_table_and_figure_name_the_release(demo):
     seen = view(MODEL, against=FA3)
-    again = eval(seen.call, {"attnlib": attnlib})
+    again = eval(seen.choice.call, {"attnlib": attnlib})
     assert again.choice.arguments == seen.choice.arguments and repr(again) == repr(seen)
     page = seen._repr_html_()
     assert "Records of study demo: Test GPU 0badcafe, FlashInfer 0.6.3, measured 2026-01-02" in page
@@ -247,7 +247,7 @@ def test_in_live_mode_the_call_measures_what_is_missing(instant_jobs, monkeypatc
     names = [[item.backend for item in job.items] for job in instant_jobs.jobs]
     forth = ["copy", "matmul", FA2, FA3]
     assert names == [forth, forth[::-1], forth], "a round is a process, odd ones in reverse"
-    assert eval(seen.call, {"attnlib": attnlib}).served == seen.served
+    assert eval(seen.choice.call, {"attnlib": attnlib}).served == seen.served
     assert len(instant_jobs.jobs) == 3, "all was on record"
     view(MODEL, batch=7, backends=(FA2, FA3, "sdpa"), rounds=1)
     assert [job.round for job in instant_jobs.jobs[3:]] == [3], "no round is filled up later"

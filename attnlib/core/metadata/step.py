@@ -24,8 +24,11 @@ from .launch import Launch, Launcher
 from .require import DecodeTensors, require_decode, require_one_device
 
 
-def require_facts(t: DecodeTensors, page_size: int, facts: SchedulerFacts) -> None:
-    """Raise unless `facts` are those of attention over the page table of `t`."""
+def prepare(tensors: tuple[Any, ...], page_size: int, facts: SchedulerFacts) -> Launch:
+    """The launch of `build_step_metadata`, or the error for wrong tensors or facts."""
+    *decode_tensors, words = tensors
+    t = DecodeTensors(*decode_tensors)
+    require_decode(t, page_size)
     batch, columns = t.page_table.shape
     expected = {
         "batch_size": batch,
@@ -40,17 +43,8 @@ def require_facts(t: DecodeTensors, page_size: int, facts: SchedulerFacts) -> No
                 f"[{batch}, {columns}] and page_size {page_size} make it, got {name} "
                 f"{getattr(facts, name)}"
             )
-
-
-def prepare(tensors: tuple[Any, ...], page_size: int, facts: SchedulerFacts) -> Launch:
-    """The launch of `build_step_metadata`, or the error for wrong tensors or facts."""
-    *decode_tensors, words = tensors
-    t = DecodeTensors(*decode_tensors)
-    require_decode(t, page_size)
-    require_facts(t, page_size, facts)
     require_tensor("scheduler.words", words, (num_words(facts),), "int32", contiguous=True)
     require_one_device({"seq_lens": t.seq_lens, "scheduler.words": words})
-    batch = len(t.seq_lens)
     query_rows = facts.group_size if facts.packs else 1
     schedule = decode.Schedule(
         programs=-(-batch // ROWS.value),

@@ -18,7 +18,7 @@ from ...core.backends import create
 from ...core.backends.table import entry_of
 from ...core.batch import DecodeBatch, PagedKV
 from ..call import CallSubject
-from ..check import Judge, attend_rows
+from ..check import attend_rows
 from ..inputs import Workload, draw_inputs, paged_batch, require_inputs
 from ..lengths import sample_seq_lens
 from .case import DecodeCase
@@ -54,10 +54,6 @@ def gather_tokens(kv: PagedKV, batch: DecodeBatch, index: int) -> tuple[torch.Te
     pages = batch.page_table[index, : -(-length // batch.spec.page_size)].long()
     k, v = (cache[pages].flatten(0, 1)[:length].double() for cache in (kv.k_cache, kv.v_cache))
     return k, v
-
-
-Oracle = partial(Judge, attend)
-"""The judge of a decode call, of query, cache and batch."""
 
 
 def decode_call(

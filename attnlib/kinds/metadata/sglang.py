@@ -28,7 +28,7 @@ request (0.5.23: flashinfer_backend.py:1790, kv_index_translator.py:600). Pages 
 import importlib.util
 import inspect
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -117,12 +117,6 @@ def build_kv_indices(
     )
 
 
-def write_kept(outputs: Mapping[str, torch.Tensor]) -> None:
-    """The words of page arrays that SGLang writes once."""
-    outputs["kv_indptr"][:1] = 0
-    outputs["kv_last_page_len"].fill_(1)
-
-
 def _file(name: str) -> Path | None:
     distribution = metadata.distribution(DISTRIBUTION)
     paths = (Path(str(distribution.locate_file(f"{folder}/{name}"))) for folder in FOLDERS)
@@ -131,8 +125,6 @@ def _file(name: str) -> Path | None:
 
 @cache
 def _module(name: str) -> ModuleType:
-    if reason := unavailable():
-        raise RuntimeError(reason)
     spec = importlib.util.spec_from_file_location(f"sglang_{name[:-3]}", _file(name))
     if spec is None or spec.loader is None:
         raise RuntimeError(f"{_file(name)} cannot be loaded as a module")

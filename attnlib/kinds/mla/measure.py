@@ -15,8 +15,7 @@ from page table and places, not from the slots that the kernels are given.
 import numpy as np
 import torch
 
-from ...core.batch import require_tensor
-from ...core.mla import NO_TOKEN, MlaBatch, require_pages
+from ...core.mla import NO_TOKEN, MlaBatch
 from ...core.spec import LATENT_DIM, MLA_HEAD_DIM, MlaSpec
 from ..call import CallSubject
 from ..check import attend_rows
@@ -70,19 +69,13 @@ def attend_mla(
 ) -> torch.Tensor:
     """Output [bs, num_qo_heads, 512] float64 of `q` over `cache`, both as in `core.mla`.
 
-    With `probs_dtype` the unnormalised probabilities are rounded to it, as for decode. ValueError
-    for other shapes and dtypes, and where a live page of the table is not in the cache.
+    With `probs_dtype` the unnormalised probabilities are rounded to it, as for decode.
     """
-    spec = batch.spec
-    width, dtype = _token(spec)
-    require_tensor("q", q, (batch.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), "bfloat16")
-    require_tensor("cache", cache, (None, spec.page_size, width), dtype)
-    require_pages(cache, int(batch.paged.kv_indices.max()))
     out = []
     for i, row in enumerate(q.split(1)):
         k = gather_latent(cache, batch, i)[:, None]
         v = k[..., :LATENT_DIM]
-        out.append(attend_rows(row, k, v, spec.softmax_scale, probs_dtype=probs_dtype))
+        out.append(attend_rows(row, k, v, batch.spec.softmax_scale, probs_dtype=probs_dtype))
     return torch.cat(out)
 
 

@@ -19,7 +19,7 @@ from ...measure.timer import cold_copies, run_timer
 from ..base import Subject
 from ..call import cache_copies, timed_call
 from ..check import Judge
-from ..decode.measure import Oracle, build_workload
+from ..decode import measure as decode
 from ..inputs import Workload
 from ..item import Item
 from .case import StepCase
@@ -51,10 +51,11 @@ class StepSubject(Subject):
 
     def prepare(self, case: StepCase) -> tuple[Workload, list[PagedKV], Judge]:
         """The tensors of a layer, the copies of its cache, and their judge."""
-        work = build_workload(case.decode, device=self.bench.device)
+        work = decode.build_workload(case.decode, device=self.bench.device)
         l2_bytes = int(self.bench.machine["l2_mib"] * 2**20)
         copies = min(case.layers, cold_copies(case.decode.cost.kv_bytes, l2_bytes))
-        return work, cache_copies(work.kv, copies), Oracle(work.q, work.kv, work.batch)
+        judge = Judge(decode.attend, work.q, work.kv, work.batch)
+        return work, cache_copies(work.kv, copies), judge
 
 
 def run_layers(
