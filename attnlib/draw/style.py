@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
 """Okabe and Ito's palette: distinct for all common kinds of colour blindness."""
-BLUE, VERMILION, GREEN, *_ = PALETTE
+BLUE, VERMILION, GREEN, _, ORANGE, SKY, _ = PALETTE
 SHAPES = ("o", "^", "s", "D", "v", "P", "X")
 """A marker for each colour of the palette, for print in grey."""
+PALE_BLUE = "#BFDDF0"
 OTHER = "0.55"
 """The grey of what has no name."""
 RULE: dict[str, Any] = {"color": "0.3", "linewidth": 1}

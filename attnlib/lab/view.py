@@ -115,8 +115,9 @@ class View(Shown):
         columns = ["backend", "against", "ratio", "low", "high", "rounds", "verdict", "margin"]
         against = self.choice.arguments["against"]
         pairs = {name: over(self.good, name, against) for name in self.backends if name != against}
-        tables = [table.assign(backend=name, against=against) for name, table in pairs.items()]
-        return pd.concat([pd.DataFrame(columns=columns), *tables])[columns].reset_index(drop=True)
+        tables = [t.assign(backend=name, against=against) for name, t in pairs.items() if len(t)]
+        whole = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+        return whole[columns]
 
     @cached_property
     def limit(self) -> Ceilings | str:

@@ -98,14 +98,6 @@ KIND_OF = {case: kind for (kind, _), case in (SERVED | SELDOM).items()}
 AGAIN = tuple(SERVED[kind, turn] for turn, kind in enumerate(KINDS))
 """Measured twice: every kind once, the layouts in turn."""
 
-VARIANTS = (
-    AttnSpec(32, 8, 64, 16),
-    AttnSpec(32, 8, 256, 16),
-    AttnSpec(32, 8, 128, 16, "bfloat16", "float8_e4m3fn"),
-    AttnSpec(32, 8, 128, 16, "float16"),
-)
-VARIANT_CASES = tuple(served(kind, spec) for spec in VARIANTS for kind in KINDS)
-
 Q_LENS = (2, 4, 8, 16)
 CACHED = ((64, 32768, "chat"), (32, 8192, "fixed"), (41, 65536, "one_long"), (4, 16384, "fixed"))
 VERIFIED = (LLAMA, AttnSpec(28, 4, 128, 1), AttnSpec(64, 8, 128, 16))
@@ -150,12 +142,10 @@ STUDY = Study(
         Grid((*VERIFIES, *OTHER_VERIFIES), SEVERAL, rounds=4),
         Grid((*PLANS[16], *PLANS[1]), PLANNING, rounds=4),
         Grid(OTHERS, RIVALS, rounds=4),
-        Grid(VARIANT_CASES, BOTH, rounds=4),
         Grid(AGAIN, (), rounds=3, again=BOTH[:1]),
         Grid(VERIFIES[::6], (), rounds=4, again=SEVERAL[:1]),
         Grid((*REALISTIC[:8], SERVED["one long", 3]), BOTH, rounds=3, headline=True),
         Grid(VERIFIES[:4], SEVERAL, rounds=3, headline=True),
-        Grid(VARIANT_CASES[1 :: len(KINDS)], BOTH, rounds=3, headline=True),
         Grid(PLANS[16][::2], PLANNING, rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-c5533424",

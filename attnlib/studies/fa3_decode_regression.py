@@ -9,9 +9,8 @@ from itertools import product
 
 import pandas as pd
 
-from ..core.backends.table import FAMILIES
 from ..core.spec import AttnSpec
-from ..draw import charts, style
+from ..draw import charts
 from ..kinds.decode.case import DecodeCase
 from ..run.bisect import Bisection
 from ..run.frame import (
@@ -65,14 +64,6 @@ _GRID = [decode_case(*sizes) for sizes in product(HEADS, (1, 16), (1, 4, 16, 64,
 WIDE = tuple(case for case in _GRID if case.cost.kv_bytes <= KV_LIMIT_BYTES)
 AGAIN = tuple(case for case in _GRID if case.cost.kv_bytes <= 33 * 2**30)[::10]
 """A/A cases; the limit is what an 80 GB GPU holds beside the oracle."""
-VARIANTS = (
-    DecodeCase(AttnSpec(16, 4, 64, 64, "float16"), 16, 8192, "ragged"),
-    DecodeCase(AttnSpec(16, 4, 256, 16), 16, 8192),
-    DecodeCase(AttnSpec(32, 8, 128, 64), 64, 8192, "fixed"),
-    DecodeCase(AttnSpec(32, 8, 128, 64), 64, 8192, "ragged"),
-    DecodeCase(AttnSpec(32, 8, 128, 64), 64, 8192, "skewed"),
-)
-"""Other head_dims, dtypes, page sizes and lengths than the wide grid."""
 
 STUDY = Study(
     name="fa3_decode_regression",
@@ -85,7 +76,6 @@ STUDY = Study(
         Grid(HEADLINE, PINNED[:2], (REGRESSED,), ("eager",), rounds=4, again=PINNED[:2]),
         Grid(WIDE, PINNED[:2], (REGRESSED,), rounds=4),
         Grid(AGAIN, (), (REGRESSED,), rounds=4, again=PINNED[:2]),
-        Grid(VARIANTS, PINNED[:2], (REGRESSED, FIXED), rounds=4),
     ),
     reference_machine="nvidia-h200-30af7b45",
     bisect_machine="nvidia-h200-ea91ec76",
@@ -148,27 +138,6 @@ def by_release(frame: pd.DataFrame) -> pd.DataFrame:
             table = over(rows, backend, FA2).merge(ran, on="case")
             tables.append(table.assign(release=release, backend=backend))
     return pd.concat(tables, ignore_index=True)
-
-
-def release_chart(frame: pd.DataFrame) -> charts.Figure:
-    """`auto` / pinned fa2 by release: a dot per case, coloured by the kernel that ran."""
-    table, releases, records = by_release(frame), release_order(frame), decode_rows(frame)
-    wrappers = {AUTO: "BatchDecode wrapper, auto", GRAPH_AUTO: "CUDAGraph wrapper"}
-    records = records[records.backend.isin((FA2, *wrappers))]
-    words = ("FlashInfer release", "run time of auto / fa2 (log)")
-    figure, axes = charts.panels([*wrappers.values()], (9, 3.8), records, words, share="y")
-    looks = style.family_looks(FAMILIES)
-    for axis, backend in zip(axes, wrappers, strict=True):
-        rows = table[table.backend == backend]
-        # The cases of a release stand side by side, in one order.
-        aside = charts.spread(pd.MultiIndex.from_frame(rows[SHAPE]), 0.5)
-        rows = rows.assign(place=rows.release.map(releases.index) + aside)
-        charts.dots(axis, rows, "place", "ratio", by="kernel_family", looks=looks, interval="y")
-        axis.axhline(1, **style.RULE)
-        charts.categories(axis, "x", releases)
-        style.log_axes(axis, "y")
-    axes[1].legend(title="ran", loc="upper right", frameon=True)
-    return figure
 
 
 def bisection(result: Bisection) -> pd.DataFrame:

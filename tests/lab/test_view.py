@@ -58,6 +58,7 @@ def test_a_ratio_pairs_rounds_and_has_the_verdict_of_the_statistics(demo):
     (row,) = view(MODEL).comparison.to_dict("records")
     (judged,) = judge_ratios([(demo[FA3], demo[FA2])])
     assert row == {"backend": FA3, "against": FA2, **vars(judged)}
+    assert view(MODEL).comparison.ratio.dtype == float, "a table of it can be rounded"
     assert (row["verdict"], row["rounds"]) == ("slower", 3)
     (row,) = view(MODEL, against=FA3).comparison.to_dict("records")
     assert (row["backend"], row["verdict"]) == (FA2, "faster")

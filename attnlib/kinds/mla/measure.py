@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ...core.mla import NO_TOKEN, MlaBatch
-from ...core.spec import LATENT_DIM, MLA_HEAD_DIM, MlaSpec
+from ...core.spec import LATENT_DIM, MLA_HEAD_DIM
 from ..call import CallSubject
 from ..check import attend_rows
 from ..inputs import Workload, normal_values
@@ -49,19 +49,14 @@ def build_mla_workload(case: MlaCase, *, device: str) -> Workload:
     batch = MlaBatch.build(spec, torch.from_numpy(lens), table, chosen)
     generator = torch.Generator(device=device).manual_seed(case.seed)
     q = normal_values((case.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), "bfloat16", generator)
-    width, dtype = _token(spec)
-    shape = (batch.paged.kv_indices.shape[0], spec.page_size, width)
-    cache = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+    dtypes = {"bfloat16": torch.bfloat16, "fp8-576": torch.float8_e4m3fn, "fp8-656": torch.uint8}
+    dtype = dtypes[spec.kv_format]
+    shape = (len(batch.paged.kv_indices), spec.page_size, spec.token_bytes // dtype.itemsize)
+    cache = torch.empty(shape, dtype=dtype, device=device)
     for pages in cache.split(max(1, CHUNK_TOKENS // spec.page_size)):
         tokens = normal_values((*pages.shape[:2], MLA_HEAD_DIM), "bfloat16", generator)
         pages.copy_(in_format(tokens, spec.kv_format))
     return Workload(case, batch, q, cache)
-
-
-def _token(spec: MlaSpec) -> tuple[int, str]:
-    """Elements and dtype of a token in the cache."""
-    dtype = {"bfloat16": "bfloat16", "fp8-576": "float8_e4m3fn", "fp8-656": "uint8"}[spec.kv_format]
-    return spec.token_bytes // getattr(torch, dtype).itemsize, dtype
 
 
 def attend_mla(
