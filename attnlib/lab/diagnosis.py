@@ -38,7 +38,7 @@ NEEDS = {
     "shapes": "Kernels have no grids: whether one has few blocks is unseen.",
     "count of SMs": "Its SMs are not counted: whether a kernel has few blocks is unseen.",
     "decode steps": "No decode step: the patterns are of decode and verification.",
-    "whole steps": "No decode step but the trace's first: what runs before a step is unseen.",
+    "whole steps": "No decode step but at an end of the trace: what runs before it is unseen.",
     "template arguments": "Names are without template arguments: fa2's tiles are unseen.",
 }
 """What a pattern may need (`Pattern.needs`) -> what is said where a trace lacks it."""
@@ -153,7 +153,7 @@ class Diagnosis(Shown):
         """What of `NEEDS` the trace does not have."""
         trace, fa2 = self.trace, [s for s in self.trace.work if family_of(s.name) == "fa2"]
         has = {
-            "marks": trace.marks and trace.has_launches,
+            "marks": trace.marks and (not self.steps or {*self.usual} - {UNKNOWN, EITHER}),
             "batch size": not fa2 or any(step.batch_size for step in self.decodes),
             "launches": trace.has_launches,
             "waits": trace.waits,
@@ -162,7 +162,7 @@ class Diagnosis(Shown):
             "shapes": any(span.grid for span in trace.work),
             "count of SMs": trace.num_sms,
             "decode steps": self.decodes,
-            "whole steps": not self.decodes or not all(step.begins for step in self.decodes),
+            "whole steps": not self.decodes or not all(step.at_end for step in self.decodes),
             "template arguments": not fa2 or tile_rows(fa2[0]),
         }
         return [name for name, there in has.items() if not there]
@@ -203,8 +203,8 @@ class Diagnosis(Shown):
         notes = [f"Times are {TIMES}.", lengths, *self.blind()]
         for row in self.around().to_dict("records"):
             if row["step"] in DECODES and row["us idle before"] > WAITING * row["us busy"]:
-                us, step = f"{row['us idle before']:,.0f} us", row["step"]
-                notes.append(f"The GPU idles for {us} before the first layer of a {step} step.")
+                step, us = row["step"], f"{row['us idle before']:,.0f} us before the first layer"
+                notes.append(f"The GPU idles for {us} of a {step} step; a profiler adds to it.")
         return notes
 
     def blind(self) -> list[str]:

@@ -138,10 +138,10 @@ def fa2_unsplit(trace: Trace, step: Step) -> Evidence | None:
     """fa2 decodes without splitting a request, with few blocks.
 
     FlashInfer's plan splits while two blocks per SM hold all parts. A plan for a graph always
-    merges, and its grid is padded.
+    merges, and its grid is padded. The one call of a cut step may lack its merge.
     """
     calls = ran(step, "fa2") if step.kind != VERIFY else []
-    if not calls or not calls[0].grid or planned_on_gpu(step):
+    if not calls or not calls[0].grid or planned_on_gpu(step) or (step.at_end and not calls[1:]):
         return None
     tiles, *heads = calls[0].grid
     if (step.batch_size or tiles) == 1:  # one request delays no other
@@ -196,7 +196,7 @@ def host_plans(trace: Trace, step: Step) -> Evidence | None:
     """FlashInfer's plan is copied to the GPU before the first layer, which waits for it."""
     planned = [span for span in step.attention if family_of(span.name) in PLANNED]
     copies = [span for span in step.ahead if span.name == "Memcpy HtoD"]
-    if not planned or not copies or planned_on_gpu(step):
+    if not planned or not copies or planned_on_gpu(step) or step.at_end:
         return None
     if step.idle_ahead_us < WAITING * step.busy_us:
         return None

@@ -31,6 +31,7 @@ WIDE = [runs(traces.FA2_128, grid=(64, 1, 8)), runs(traces.MERGE, 2.0)]
 OPS = [runs(name, 2.0) for name in (traces.INDEX, traces.ADD, traces.SCAN, traces.ADD)]
 PLANNED = [lambda writer: writer.copy("DtoH", 68), lambda writer: writer.wait()]
 PREPARE = runs(traces.PREPARE, 2.0)
+HOST_PLAN = [lambda writer: writer.copy("HtoD"), lambda writer: writer.idle(90.0)]
 CUTE_MLA = "flashinfercute_dslattentionmonolithicmla_decode_fp8"
 HPC = "hpc::attention::decode::kernels::smallm_attention_decode_bf16_dynamic_splitk"
 PAGED = "void vllm::paged_attention_v2_kernel<uint16_t, 128>(float*)"
@@ -74,9 +75,7 @@ BAD = (
     served(*FA2_SPLIT, ahead=PLANNED, mark="execute_context_0(0)_generation_16(16)"),
     eager(*FA2_SPLIT),
     served(runs(traces.TRITON_2D, 480.0, grid=(10, 8, 1)), **DECODE),
-    served(
-        *FA2_SPLIT, ahead=[lambda writer: writer.copy("HtoD"), lambda writer: writer.idle(90.0)]
-    ),
+    served(*FA2_SPLIT, ahead=HOST_PLAN),
     served(runs(traces.FLASH_ATTN_3), ahead=[WIDE_TABLE, PREPARE]),
     served(runs(traces.FLASH_ATTN_3), runs(traces.COMBINE, 2.0)),
     half_planned(),
@@ -99,23 +98,11 @@ def test_a_pattern_is_found_where_it_shows_and_nowhere_else(number, path):
     assert len(found.steps) == STEPS and {*found.usual} <= {*DECODES}
     (row,) = found.patterns.to_dict("records")
     assert row["pattern"] == PATTERNS[number].name and row["us per step"] > 0 and row["since"]
+    assert number or attnlib.diagnose(GOOD.save(path)).patterns.empty
+    assert number != 11 or "in this trace: another may write it" in row["evidence"]
     assert (ROOT / "notebooks" / f"{row['notebook']}.ipynb").exists()
     exported = attnlib.diagnose(BAD[number].export(path.with_suffix(".sqlite")))
     assert exported.patterns.equals(found.patterns) and exported.table().equals(found.table())
-
-
-def test_a_schedule_is_called_old_where_flash_attention_3_merges(path):
-    old = attnlib.diagnose(BAD[11].save(path)).patterns
-    assert "in this trace: another may write it" in old.evidence[0]
-    other = served(runs(traces.FLASH_ATTN_3), runs(traces.MERGE, 2.0))
-    assert attnlib.diagnose(other.save(path)).patterns.empty
-
-
-def test_a_trace_without_any_says_so_and_what_it_could_not_see(path):
-    found = attnlib.diagnose(GOOD.save(path))
-    told = repr(found)
-    assert "6 steps, no known pattern" in told and "lengths of the requests are in no" in told
-    assert "<table" in found._repr_html_()
 
 
 @pytest.mark.parametrize(
@@ -187,20 +174,18 @@ UNIFIED = "kernel_unified_attention"
         (f"{UNIFIED}_2d", (60, 8, 1), (), True),
         (f"{UNIFIED}_2d", (80, 8, 1), (), False),
         ("kernel_paged_attention_2d", (10, 8, 1), (), True),
+        (traces.CUDA_CORES, (16, 8, 1), (), True),
+        ("void flashinfer::PersistentKernelTemplate<X>(P)", (132, 1, 1), (), True),
+        (traces.FLASH_ATTN_3, (132, 1, 1), (runs(traces.MERGE, 2.0),), False),
     ],
 )
-def test_triton_splits_no_request_where_it_has_no_segments(kernel, grid, after, shown, path):
-    found = attnlib.diagnose(served(runs(kernel, grid=grid), *after, **DECODE).save(path))
-    assert bool(len(found.patterns)) == shown
-
-
-@pytest.mark.parametrize(
-    "kernel", [traces.CUDA_CORES, "void flashinfer::PersistentKernelTemplate<X>(P)"]
-)
-def test_the_host_plans_for_every_kernel_of_flashinfers_wrappers(kernel, path):
-    ahead = [lambda writer: writer.copy("HtoD"), lambda writer: writer.idle(90.0)]
-    found = attnlib.diagnose(served(runs(kernel), ahead=ahead, **DECODE).save(path))
-    assert found.patterns.pattern.tolist() == [PATTERNS[9].name]
+def test_triton_without_segments_splits_nothing_and_the_host_plans_for_flashinfers_wrappers(
+    kernel, grid, after, shown, path
+):
+    kernels = (runs(kernel, grid=grid), *after)
+    found = attnlib.diagnose(served(*kernels, ahead=HOST_PLAN, **DECODE).save(path))
+    number = 8 if "kernel_" in kernel else 9
+    assert [*found.shown()] == [PATTERNS[number].name] * shown
 
 
 def test_a_pattern_of_verification_counts_however_many_draft_steps_there_are(path):
@@ -299,17 +284,6 @@ def test_gains_are_of_shapes_within_a_factor_of_two(published_records, path, cap
         assert why in fails("diagnose", str(path), "--shape", shape)
 
 
-def test_the_first_step_counts_in_no_mean_and_is_told_of_where_it_is_alone(path):
-    cold = served(*FA2_SPLIT, count=1, ahead=[lambda writer: writer.idle(900.0)], **DECODE)
-    for _ in range(3):
-        cold.step(FA2_SPLIT, **DECODE)
-    warm = served(*FA2_SPLIT, count=4, **DECODE).save(path.with_name("warm"))
-    rows = attnlib.diagnose(cold.save(path), warm).table()
-    assert not rows["after - before"].any() and len(rows)
-    one = attnlib.diagnose(served(*FA2_SPLIT, count=1, **DECODE).save(path))
-    assert "1 step, " in repr(one) and "Only a decode step at an end of the trace" in repr(one)
-
-
 def test_a_batch_size_that_no_mark_tells_is_taken_from_the_shape(path):
     split = (runs(traces.FA2_16, grid=(24, 1, 8)), runs(traces.MERGE, 2.0))
     found = attnlib.diagnose(served(*split).save(path))
@@ -358,8 +332,6 @@ def test_all_kernels_are_listed_by_time_with_what_they_do(path):
     assert table["us a step"].is_monotonic_decreasing
     assert table.kernel[0] == "sm90_fp8_paged_mqa_logits" and table["is"][0] == "indexer"
     assert "fused_add_rms_norm_kernel" in set(table.kernel) and GEMM in repr(diagnosis)
-    form = json.loads(json.dumps(diagnosis.to_dict()))
-    assert [row["kernel"] for row in form["kernels"]] == table.kernel.tolist()
 
 
 def test_two_traces_differ_by_role_by_name_and_by_step(tmp_path, capsys):
@@ -383,8 +355,6 @@ def test_two_traces_differ_by_role_by_name_and_by_step(tmp_path, capsys):
     assert cli.main(["diagnose", str(before), str(after), "--json"]) == 0
     form = json.loads(capsys.readouterr().out)
     assert {row["part"] for row in form["changes"]} == set(rows.index)
-    same = attnlib.diagnose(before, before).table()
-    assert not same["after - before"].any() and (same.ratio.dropna() == 1).all()
 
 
 def test_two_traces_without_a_common_kind_of_step_are_refused(tmp_path, fails):
@@ -399,16 +369,18 @@ def test_two_traces_without_a_common_kind_of_step_are_refused(tmp_path, fails):
     assert change.kinds == ["prefill"] and "Steps of decode are in one trace alone." in repr(change)
 
 
-def test_steps_of_other_layers_or_cut_ones_do_not_compare(tmp_path):
+def test_the_first_step_and_cut_ones_count_in_no_mean_and_other_layers_do_not_compare(tmp_path):
     whole = served(*FA2_SPLIT, layers=4, **DECODE).save(tmp_path / "whole.json")
     more = attnlib.diagnose(whole, served(*FA2_SPLIT, layers=8, **DECODE).save(tmp_path / "m"))
     assert "us (4 to 8 attention calls)\n" in repr(more) and "do not compare" in repr(more)
-    writer = served(*FA2_SPLIT, layers=2, count=1, **DECODE)
-    for layers in (4, 4, 3):
-        writer.step(FA2_SPLIT, layers=layers, **DECODE)
-    cut = attnlib.diagnose(writer.save(tmp_path / "cut"))
-    assert "Cut or of a draft, left out: decode steps of [2, 3] attention" in repr(cut)
-    assert [len(step.attention) for step in cut.usual["decode"]] == [4, 4]
+    cut = served(*FA2_SPLIT, count=1, ahead=[lambda writer: writer.idle(900.0)], **DECODE)
+    for layers in (4, 2, 4, 3):
+        cut.step(FA2_SPLIT, layers=layers, **DECODE)
+    change = attnlib.diagnose(cut.save(tmp_path / "cut"), whole)
+    assert "Cut or of a draft, left out: decode steps of [2, 3] attention" in repr(change)
+    assert (change.rows["after - before"].abs() < 0.01).all() and len(change.rows)
+    one = attnlib.diagnose(served(*FA2_SPLIT, count=1, **DECODE).save(tmp_path / "one"))
+    assert "1 step, " in repr(one) and "Only a decode step at an end of the trace" in repr(one)
 
 
 FIELD = {
@@ -442,14 +414,10 @@ def test_a_trace_from_the_field_has_its_steps_and_patterns(name):
 WHOLE = json.dumps({"traceEvents": GOOD.events}).encode()
 BROKEN = {
     "cut.json": (WHOLE[:-3000], "ends within its events, after"),
-    "cut.json.gz": (gzip.compress(WHOLE)[:-300], "must be a whole trace"),
-    "card.json": (b'{"deviceProperties": [,], "traceEvents": [', "card.json must be a whole trace"),
     "notes.txt": (b"nothing of the kind", "must be a Chrome trace of torch.profiler"),
     "empty.json": (b"", "must be a trace, it is empty"),
     "cpu.json": (b'{"traceEvents": [{"ph": "M"}, 7]}', "has no kernel of a GPU"),
-    "odd.json": (b'{"traceEvents": [{"ph": "X", "dur": 1, "ts": 0, "name": 5}]}', "a whole trace"),
     "report.nsys-rep": (b"NVIDIA", "nsys export"),
-    "cut.sqlite": (b"SQLite format 3\0" + b"\0" * 50, "must be a whole trace"),
 }
 
 
@@ -522,8 +490,10 @@ def test_a_real_trace_shows_the_patterns_that_it_was_captured_for(name):
     later = name == "sglang_0523" or name.startswith("vllm")  # three steps on an H100
     assert found.trace.gpu == ("NVIDIA H100 80GB HBM3" if later else "NVIDIA H200")
     assert len(found.decodes) == 4 - later
-    assert repr(found) and found.to_dict()
+    assert ("no known pattern" in repr(found)) == (not wanted) and found.to_dict()
     assert len(found.steps) == 4 - later + (name == "prefill_decode")
+    ends = [step.begin_us + step.length_us for step in found.steps]
+    assert all(step.begin_us < end + 0.01 for step, end in zip(found.steps[1:], ends, strict=False))
     change = TraceChange(found, found)
     assert not change.table()["after - before"].any()
     assert {*change.patterns["in both"]} == {*wanted} == {*sum(change.patterns.values(), [])}
@@ -536,7 +506,7 @@ def test_a_real_trace_shows_the_patterns_that_it_was_captured_for(name):
         assert [p["us per step"] for p in waits] == [round(idle, 1)] * len(waits)
     said = re.findall(r"idles for ([\d,]+) us", repr(found))
     assert {*said} <= {f"{us:,.0f}" for us in found.around()["us idle before"]}
-    assert said or name != "vllm_flash_attn"
+    assert said or not name.startswith("vllm_flash")
 
 
 def save_part(path, name, keeps, lacks=()):
@@ -545,7 +515,7 @@ def save_part(path, name, keeps, lacks=()):
     events = [event for event in whole["traceEvents"] if event.get("ph") == "X"]
     begin, *_, end = sorted(event["ts"] for event in events if event["cat"] == "kernel")
     whole["traceEvents"] = [
-        event | {"args": {k: v for k, v in event["args"].items() if k not in lacks}}
+        event | {"args": {k: v for k, v in event.get("args", {}).items() if k not in lacks}}
         for event in events
         if keeps(event["cat"], (event["ts"] - begin) / (end - begin))
     ]
@@ -566,27 +536,21 @@ COPIES = {
 @pytest.mark.parametrize("lack", COPIES)
 def test_what_a_copy_cannot_show_is_unseen_and_all_else_is_alike(lack, name, tmp_path):
     whole, copy = TRACES / f"{name}.json.gz", save_part(tmp_path / "copy", name, *COPIES[lack])
-    for sides, poor in (((whole, copy), "after"), ((copy, whole), "before")):
-        change = attnlib.diagnose(*sides)
-        assert {*change.patterns} <= {
-            "new",
-            "gone",
-            "in both",
-            f"unseen in {poor}",
-            f"unsure in {poor}",
-        }
-        assert not change.patterns["new"] and not change.patterns["gone"]
+    for poor, other in (("after", "before"), ("before", "after")):
+        change = attnlib.diagnose(*((whole, copy) if poor == "after" else (copy, whole)))
+        assert not re.search(rf"pattern (new|gone|\w+ in {other})", repr(change))
         assert change.rows["after - before"].abs().max() < 0.01 and "alone" not in repr(change)
+        assert change.kinds == ["decode or verify"] or lack != "marks"
         if (name, lack) == ("lengths_copied", "marks"):
             assert f"pattern unseen in {poor}  {PATTERNS[6].name} (no marks)" in repr(change)
             assert f"{poor}: No marks of steps: decode or verification" in repr(change)
 
 
-@pytest.mark.parametrize("ends", [(0.35, 0.67), (0.2, 1.0), (0.45, 1.0), (0.0, 0.6)])
-@pytest.mark.parametrize("name", ["verify_128", "vllm_flashinfer", "fa3_each"])
+@pytest.mark.parametrize("ends", [(-9.0, 0.35), (0.04, 0.19), (0.1, 0.4), (0.45, 9.0)])
+@pytest.mark.parametrize("name", ["verify_128", "vllm_flashinfer", "fa2_host", "metadata_fused"])
 def test_a_trace_that_is_cut_has_no_new_pattern_and_no_other_kind_of_step(name, ends, tmp_path):
     keeps = (lambda cat, at: ends[0] <= at < ends[1],)
     change = attnlib.diagnose(TRACES / f"{name}.json.gz", save_part(tmp_path / "x", name, *keeps))
-    assert {*change.after.usual} - {*change.before.usual} <= {"unknown"}
+    assert {*change.after.usual} - {*change.before.usual} <= {"unknown", "decode or verify"}
     assert ("unknown" in change.after.usual) == ("Steps of unknown kind: " in repr(change))
-    assert not change.patterns["new"]
+    assert not change.patterns["new"] and not change.patterns["gone"]
