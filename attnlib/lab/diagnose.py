@@ -102,7 +102,7 @@ class TraceChange(Shown):
                 word = "in both"
             elif all(alike):
                 word, why = f"unsure in {shows[0]}", lacks[shows[0]]
-            elif any(alike) and not lacks[other]:
+            elif any(alike) and not {"decode steps", "whole steps"} & {*lacks[other]}:
                 word = "new" if other == "before" else "gone"
             else:
                 word, why = f"unseen in {other}", lacks[other] or ["step of its kind"]

@@ -152,6 +152,7 @@ class Diagnosis(Shown):
     def lacks(self) -> list[str]:
         """What of `NEEDS` the trace does not have."""
         trace, fa2 = self.trace, [s for s in self.trace.work if family_of(s.name) == "fa2"]
+        usual = [step for kind in DECODES for step in self.usual.get(kind, ())]
         has = {
             "marks": trace.marks and (not self.steps or {*self.usual} - {UNKNOWN, EITHER}),
             "batch size": not fa2 or any(step.batch_size for step in self.decodes),
@@ -162,7 +163,7 @@ class Diagnosis(Shown):
             "shapes": any(span.grid for span in trace.work),
             "count of SMs": trace.num_sms,
             "decode steps": self.decodes,
-            "whole steps": not self.decodes or not all(step.at_end for step in self.decodes),
+            "whole steps": not self.decodes or not all(step.at_end for step in usual),
             "template arguments": not fa2 or tile_rows(fa2[0]),
         }
         return [name for name, there in has.items() if not there]
@@ -212,8 +213,7 @@ class Diagnosis(Shown):
         notes = [NEEDS[name] for name in self.lacks]
         notes += [] if self.trace.gpu else ["The GPU is not named."]
         if unknown := sum(step.kind == UNKNOWN for step in self.steps):
-            why = "no mark tells, and their kernels serve prefill too"
-            notes.append(f"Steps of unknown kind: {unknown} of {len(self.steps)} ({why}).")
+            notes.append(f"Steps of unknown kind, under no mark: {unknown} of {len(self.steps)}.")
         for kind, usual in self.usual.items():
             calls = {calls_in(step) for step in self.steps if step.kind == kind}
             if kind in DECODES and (cut := sorted(calls - {*map(calls_in, usual)})):
