@@ -27,7 +27,7 @@ from .patterns import PATTERNS, SIZES, STATED, WAITING, gained, kind_of, ran, ti
 
 MOST_KERNELS = 12
 DECODES = (DECODE, VERIFY, EITHER)
-TIMES = "means over a kind's steps but for those at the trace's ends and a quarter at each extreme"
+TIMES = "means over the middle half of a kind's steps by length, without those at the trace's ends"
 NEEDS = {
     "marks": "No marks of steps: decode or verification, and copies of lengths, are unseen.",
     "batch size": "No batch size: --shape batch_size=N tells whether fa2 splits requests.",

@@ -258,12 +258,9 @@ def test_prefill_is_told_from_decode_by_the_mark_and_without_one_by_the_kernel(p
     found = attnlib.diagnose(writer.save(path))
     assert [(step.kind, step.batch_size) for step in found.steps] == [("prefill", 2), ("decode", 3)]
     found = attnlib.diagnose(eager(runs(traces.FA2_128)).save(path))
-    assert "Steps of unknown kind, under no mark: 6 of 6" in repr(found), (
-        "decode of large groups has that tile"
-    )
+    assert "unknown kind, under no mark: 6 of 6." in repr(found) and "No decode step" in repr(found)
     verify = served(runs(traces.FA3, 40.0), mark="step[VERIFY bs=4]").save(path)
     assert attnlib.diagnose(verify).patterns.empty, "its kernel is one for several query tokens"
-    assert "No decode step" in repr(found)
 
 
 def test_gains_are_of_shapes_within_a_factor_of_two(published_records, path, capsys, fails):
@@ -381,8 +378,12 @@ def test_the_first_step_and_cut_ones_count_in_no_mean_and_other_layers_do_not_co
     change = attnlib.diagnose(cut.save(tmp_path / "cut"), whole)
     assert "Cut or of a draft, left out: decode steps of [2, 3] attention" in repr(change)
     assert (change.rows["after - before"].abs() < 0.01).all() and len(change.rows)
-    one = attnlib.diagnose(served(*FA2_SPLIT, count=1, **DECODE).save(tmp_path / "one"))
-    assert "1 step, " in repr(one) and "Only a decode step at an end of the trace" in repr(one)
+    old = served(*FA2_SPLIT, count=1, **DECODE)
+    old.step(FA2_SPLIT, layers=1, ahead=HOST_PLAN, **DECODE)
+    late = served(*FA2_SPLIT, count=1, layers=1, ahead=HOST_PLAN, **DECODE)
+    for alone in (old, late):
+        told = repr(attnlib.diagnose(alone.save(tmp_path / "alone")))
+        assert "no known pattern" in told and "Only a decode step at an end of the trace" in told
 
 
 FIELD = {
@@ -408,9 +409,6 @@ def test_a_trace_from_the_field_has_its_steps_and_patterns(name):
     for row in patterns:
         saved = re.search(r"saves (?:[\d.]+ to )?([\d.,]+) us", row["by the records"])
         assert saved is None or float(saved[1].replace(",", "")) <= row["us per step"]
-    if name == "sgl_triton_both":
-        attention = diagnosis.table().set_index(["step", "kernel"]).share["decode"]
-        assert attention["_fwd_grouped_kernel_stage1"] == pytest.approx(0.54, abs=0.02)
 
 
 WHOLE = json.dumps({"traceEvents": GOOD.events}).encode()
@@ -491,7 +489,6 @@ def test_a_real_trace_shows_the_patterns_that_it_was_captured_for(name):
     assert [row["pattern"] for row in found.patterns.to_dict("records")] == wanted
     later = name == "sglang_0523" or name.startswith("vllm")  # three steps on an H100
     assert found.trace.gpu == ("NVIDIA H100 80GB HBM3" if later else "NVIDIA H200")
-    assert len(found.decodes) == 4 - later
     assert ("no known pattern" in repr(found)) == (not wanted) and found.to_dict()
     assert len(found.steps) == 4 - later + (name == "prefill_decode")
     ends = [step.begin_us + step.length_us for step in found.steps]
@@ -548,11 +545,12 @@ def test_what_a_copy_cannot_show_is_unseen_and_all_else_is_alike(lack, name, tmp
             assert f"{poor}: No marks of steps: decode or verification" in repr(change)
 
 
-@pytest.mark.parametrize("ends", [(-9.0, 0.35), (0.04, 0.19), (0.1, 0.4), (0.45, 9.0)])
+@pytest.mark.parametrize("ends", [(-9.0, 0.35), (0.04, 0.19), (0.1, 0.4), (0.2, 9.0)])
 @pytest.mark.parametrize("name", ["verify_128", "vllm_flashinfer", "fa2_host", "metadata_fused"])
 def test_a_trace_that_is_cut_has_no_new_pattern_and_no_other_kind_of_step(name, ends, tmp_path):
     keeps = (lambda cat, at: ends[0] <= at < ends[1],)
     change = attnlib.diagnose(TRACES / f"{name}.json.gz", save_part(tmp_path / "x", name, *keeps))
-    assert {*change.after.usual} - {*change.before.usual} <= {"unknown", "decode or verify"}
+    others = {*change.after.usual} - {*change.before.usual, "unknown"}
+    assert not others or change.kinds == ["decode or verify"]
     assert ("unknown" in change.after.usual) == ("Steps of unknown kind" in repr(change))
     assert not change.patterns["new"] and not change.patterns["gone"]
