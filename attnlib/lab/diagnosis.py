@@ -219,8 +219,8 @@ class Diagnosis(Shown):
             if kind in DECODES and (cut := sorted(calls - {*map(calls_in, usual)})):
                 notes.append(f"Cut or of a draft, left out: {kind} steps of {cut} attention calls.")
             if any(step.at_end for step in usual):
-                words = "a part of it may be missing, and a first one may be slow"
-                notes.append(f"Only a {kind} step at an end of the trace is told of: {words}.")
+                words = "those at the trace's ends are told of: parts may be missing"
+                notes.append(f"Of {kind} steps only {words}, and a first one may be slow.")
         if self.trace.gpus > 1:
             notes.append(f"Of {self.trace.gpus} GPUs only the one that ran most is looked at.")
         return notes
