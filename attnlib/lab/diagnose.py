@@ -1,39 +1,36 @@
 """Diagnose a trace of a server, or what got slower from one to another.
 
-Of two traces, steps of one kind are compared by their medians. What does the same is one row,
-whatever its name: attention, its schedule, merge, metadata and indexer; every other kernel is
-matched by its name. The time of a step is that from its first work to the end of its last, as
-traced.
+Of two traces, both are read by what both have: marks, launches or shapes that one lacks count in
+neither. Steps of one kind are compared, by the times that each trace alone has (`diagnosis.TIMES`);
+GPU busy and both idle times add up to the whole step. What does the same is one row, whatever its
+name: attention, its schedule, merge, metadata and indexer; every other kernel is matched by name.
 """
 
 import json
-import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
 import pandas as pd
 
-from ..core.backends.table import family_of, role_of
-from ..draw import charts, style
+from ..draw import charts
 from ..draw.cards import Card, Shown, in_words
-from ..measure.spans import busy_us
-from ..measure.stats import FASTER, SLOWER
-from ..measure.steps import Step
-from .diagnosis import Diagnosis, calls_in, read_diagnosis, times_by
+from .diagnosis import TIMES, Diagnosis, calls_in, read_diagnosis, without
 from .patterns import PATTERNS
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-MOST_ROWS, ROW_INCHES, LONGEST_NAMES = 12, 0.3, 80
-NO_PART: dict[str, Any] = {"us": 0.0, "launches": 0.0, "kernels": {}}
+MOST_ROWS, LONGEST_NAMES = 12, 80
+NO_PART: dict[str, Any] = {"us": 0.0, "launches": 0.0, "kernels": ()}
 FORMATS = {"before": ",.1f", "after": ",.1f", "after - before": "+,.1f", "ratio": ".2f"}
 ATTENTION = "attention"
-WHOLE, BUSY, BEFORE, WITHIN = "whole step", "GPU busy", "idle before the first layer", "idle later"
+HEAD = {
+    "whole step": "us",
+    "GPU busy": "us busy",
+    "idle before the first layer": "us idle before",
+    "idle later": "us idle later",
+}
+"""First rows of a step -> columns of `Diagnosis.around`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,21 +42,23 @@ class TraceChange(Shown):
 
     def __post_init__(self) -> None:
         if not self.kinds:
-            names = [
-                ", ".join(sorted({step.kind for step in side.steps})) or "none"
-                for side in (self.before, self.after)
-            ]
+            names = [", ".join(sorted(side.usual)) or "none" for side in self.compared]
             raise ValueError(
                 "before and after must both have steps of one kind with known attention, "
                 f"got {names[0]} and {names[1]}"
             )
 
+    @cached_property
+    def compared(self) -> list[Diagnosis]:
+        """Both, each as if it lacked what the other one does."""
+        lacks = {*self.before.lacks, *self.after.lacks}
+        return [without(side, lacks) for side in (self.before, self.after)]
+
     @property
     def kinds(self) -> list[str]:
         """The kinds of steps that both traces have."""
-        after = {step.kind for step in self.after.steps}
-        kinds = dict.fromkeys(step.kind for step in self.before.steps)
-        return [kind for kind in kinds if kind in after]
+        before, after = self.compared
+        return [kind for kind in before.usual if kind in after.usual]
 
     def table(self) -> pd.DataFrame:
         """A row per kind of step and part: microseconds a step before and after, largest change
@@ -71,70 +70,52 @@ class TraceChange(Shown):
         """The table, not rounded."""
         rows = []
         for kind in self.kinds:
-            a, b = (
-                _parts([step for step in side.steps if step.kind == kind])
-                for side in (self.before, self.after)
-            )
+            a, b = (_parts(side, kind) for side in self.compared)
             names = dict.fromkeys([*a, *b])
             part_rows = [_row(kind, n, a.get(n, NO_PART), b.get(n, NO_PART)) for n in names]
-            head = [row for row in part_rows if row["part"] in (WHOLE, BUSY, BEFORE, WITHIN)]
+            head = [row for row in part_rows if row["part"] in HEAD]
             kernels = [row for row in part_rows if row not in head]
             rows += head + sorted(kernels, key=lambda row: -abs(row["after - before"]))
         return pd.DataFrame(rows)
-
-    def figure(self) -> "Figure":
-        """The change of each part, a bar each, the largest of each kind of step."""
-        rows = self.rows.groupby("step", sort=False).head(MOST_ROWS).reset_index(drop=True)
-        title = f"{self._name(self.before)} to {self._name(self.after)}"
-        size = (9, 1.2 + ROW_INCHES * len(rows))
-        words = ("after - before, us a step (as traced)", "")
-        figure, (axis,) = charts.panels([title], size, self.origin, words)
-        words_of = [SLOWER if us > 0 else FASTER for us in rows["after - before"]]
-        colors = [charts.VERDICTS[word].color for word in words_of]
-        bars = axis.barh(range(len(rows)), rows["after - before"], color=colors)
-        axis.bar_label(bars, fmt="{:+,.1f}", padding=3, fontsize=7)
-        axis.margins(x=0.15)
-        charts.categories(axis, "y", rows.step + ": " + rows.part.map(charts.shorten))
-        axis.axvline(0, **style.RULE)
-        return figure
-
-    @property
-    def origin(self) -> str:
-        """Who traced both, and which GPUs."""
-        return f"before: {self.before.origin}; after: {self.after.origin}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
         rows = json.loads(self.rows.to_json(orient="records"))
         sides = {"before": self.before.to_dict(), "after": self.after.to_dict()}
-        return {"changes": rows, "patterns": self.patterns, **sides}
+        return {"times": TIMES, "changes": rows, "patterns": self.patterns, **sides}
 
     @property
     def patterns(self) -> dict[str, list[str]]:
         """Known patterns that came with `after`, that went, that both show, and that one trace
-        shows and the other cannot: why."""
+        cannot show, or shows as it cannot rule them out: why."""
         told: dict[str, list[str]] = {"new": [], "gone": [], "in both": []}
-        sides = (self.before, self.after)
+        sides = {"before": self.before, "after": self.after}
         for pattern in PATTERNS:
-            a, b = (len(s.patterns) and pattern.name in {*s.patterns.pattern} for s in sides)
-            word, other = ("new", "before") if b else ("gone", "after")
-            lacks = (self.before if b else self.after).lacks
-            blind = [name for name in lacks if name in ("decode steps", *pattern.needs)]
-            if a and b:
-                told["in both"].append(pattern.name)
-            elif (a or b) and blind:
-                why = f"{pattern.name} (no {', '.join(blind)})"
-                told.setdefault(f"unseen in {other}", []).append(why)
-            elif a or b:
-                told[word].append(pattern.name)
+            known = {"decode steps", *pattern.needs}
+            lacks = {name: [n for n in side.lacks if n in known] for name, side in sides.items()}
+            alike = [pattern.name in side.shown(self.kinds) for side in self.compared]
+            shows = [name for name, side in sides.items() if pattern.name in side.shown()]
+            if not shows:
+                continue
+            other, why = "after" if shows[0] == "before" else "before", list[str]()
+            if len(shows) == len(sides) or all(alike) and not lacks[shows[0]]:
+                word = "in both"
+            elif all(alike):
+                word, why = f"unsure in {shows[0]}", lacks[shows[0]]
+            elif any(alike) and not {"decode steps", "whole steps"} & {*lacks[other]}:
+                word = "new" if other == "before" else "gone"
+            else:
+                word, why = f"unseen in {other}", lacks[other] or ["step of its kind"]
+            because = f" (no {', '.join(why)})" if why else ""
+            told.setdefault(word, []).append(pattern.name + because)
         return told
 
     def card(self) -> Card:
         """Steps, the parts that changed most, and the patterns."""
-        whole = self.rows[self.rows.part == WHOLE]
+        whole = self.rows[self.rows.part == "whole step"]
         title = ", ".join(
-            self._per_call(row.step)
-            or f"{row.step} {row.before:,.0f} to {row.after:,.0f} us ({row.ratio:.2f} x)"
+            f"{row.step} {row.before:,.0f} to {row.after:,.0f} us "
+            f"({self._calls(row.step) or f'{row.ratio:.2f} x'})"
             for row in whole.itertuples()
         )
         shown = self.rows.groupby("step", sort=False).head(MOST_ROWS)
@@ -143,50 +124,44 @@ class TraceChange(Shown):
             (f"pattern {word}", name) for word, names in self.patterns.items() for name in names
         ]
         return Card(
-            title=f"{self._name(self.before)} to {self._name(self.after)}: {title}",
+            title=f"{self.before.trace.path} to {self.after.trace.path}: {title}",
             notes=self._notes(),
             facts=patterns,
             table=in_words(shown.assign(kernels=kernels), FORMATS),
-            caption="microseconds a step, medians over the steps of a kind, as traced",
-            footer=self.origin,
+            caption=f"microseconds a step, as traced: {TIMES}",
+            footer=f"before: {self.before.origin}; after: {self.after.origin}",
         )
 
     def _notes(self) -> list[str]:
-        notes = ["Two traces show what changed; a profiler slows both, and no verdict is given."]
+        notes = [
+            "Two traces show what changed; a profiler slows both, and no verdict is given.",
+            f"Times are {TIMES}.",
+        ]
         sides = {"before": self.before.blind(), "after": self.after.blind()}
         for note in dict.fromkeys([*sides["before"], *sides["after"]]):
             where = [name for name, said in sides.items() if note in said]
             notes.append(note if len(where) > 1 else f"{where[0]}: {note}")
         for kind in self.kinds:
-            if self._per_call(kind):
+            if calls := self._calls(kind):
                 words = "other layers, or cut steps: their times do not compare"
-                notes.append(f"Attention calls of {kind} steps differ ({words}).")
+                notes.append(f"A {kind} step has {calls} ({words}).")
             sizes = [
                 sorted({step.batch_size for step in side.steps if step.kind == kind} - {0})
-                for side in (self.before, self.after)
+                for side in self.compared
             ]
             if all(sizes) and sizes[0] != sizes[1]:
                 notes.append(f"Batch sizes of {kind} differ: {sizes[0]} and {sizes[1]}.")
-        alone = {step.kind for step in (*self.before.steps, *self.after.steps)} - {*self.kinds}
+        alone = {kind for side in self.compared for kind in side.usual} - {*self.kinds}
         if alone:
             notes.append(f"Steps of {', '.join(sorted(alone))} are in one trace alone.")
         if self.before.trace.gpu != self.after.trace.gpu:
             notes.append("The traces are of different GPUs.")
         return notes
 
-    def _per_call(self, kind: str) -> str:
-        """Times per attention call of a kind of step whose calls differ; else empty."""
-        sides = (self.before, self.after)
-        calls = [median(calls_in(s) for s in side.steps if s.kind == kind) for side in sides]
-        if calls[0] == calls[1]:
-            return ""
-        (row,) = self.rows[(self.rows.step == kind) & (self.rows.part == ATTENTION)].itertuples()
-        a, b = (us / count for us, count in zip((row.before, row.after), calls, strict=True))
-        words = f"{kind}: attention {a:,.1f} to {b:,.1f} us per call"
-        return f"{words}, {calls[0]:g} to {calls[1]:g} calls a step"
-
-    def _name(self, side: Diagnosis) -> str:
-        return os.path.basename(side.trace.path)
+    def _calls(self, kind: str) -> str:
+        """The attention calls of this kind of step in both, where they differ; else empty."""
+        a, b = (fmean(map(calls_in, side.usual[kind])) for side in self.compared)
+        return f"{a:g} to {b:g} attention calls" if a != b else ""
 
 
 def diagnose(
@@ -203,29 +178,20 @@ def diagnose(
     return TraceChange(diagnosis, read_diagnosis(after, shape)) if after else diagnosis
 
 
-def _parts(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
-    """Part of a step -> its microseconds (median), launches (median) and the kernels in it."""
-    idle, known = [s.idle_ahead_us for s in steps], [s for s in steps if not s.begins]
-    length = [s.body[-1].end_us - s.work[0].start_us for s in steps]
-    busy = [busy_us(s.work) for s in steps]
-    later = [max(0.0, a - b - c) for a, b, c in zip(length, busy, idle, strict=True)]
-    before = [s.idle_ahead_us for s in known] or [math.nan]
-    parts = {
-        name: NO_PART | {"us": median(us)}
-        for name, us in {WHOLE: length, BUSY: busy, BEFORE: before, WITHIN: later}.items()
-    }
-    kernels: dict[str, dict[str, None]] = {}
-    for name in dict.fromkeys(span.name for step in steps for span in step.work):
-        kernels.setdefault(_part_of(name), {})[name] = None
-    for part, times in times_by(steps, lambda span: _part_of(span.name)).items():
-        us, launches = median(map(sum, times)), median(map(len, times))
-        parts[part] = {"us": us, "launches": launches, "kernels": kernels[part]}
+def _parts(side: Diagnosis, kind: str) -> dict[str, dict[str, Any]]:
+    """Part of a kind of step -> its microseconds, its launches and the kernels in it."""
+    around, kernels = (rows[rows.step == kind] for rows in (side.around(), side.kernels()))
+    parts = {part: NO_PART | {"us": around[column].item()} for part, column in HEAD.items()}
+    for row in kernels.to_dict("records"):
+        is_attention = row["is"].startswith(ATTENTION)
+        part = ATTENTION if is_attention else row["is"] or row["kernel"]
+        known = parts.get(part, NO_PART)
+        parts[part] = {
+            "us": known["us"] + row["us a step"],
+            "launches": known["launches"] + row["a step"],
+            "kernels": (*known["kernels"], row["kernel"]),
+        }
     return parts
-
-
-def _part_of(kernel: str) -> str:
-    """The row that a kernel is counted in: attention, its role beside attention, or its name."""
-    return ATTENTION if family_of(kernel) else role_of(kernel) or kernel
 
 
 def _row(kind: str, part: str, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,17 @@
 """Diagnose a trace of a server: which attention ran, what surrounds it, which known patterns show.
 
-A trace is slower than the server was; shares and counts are the trace's, gains are of records.
+A trace is slower than the server was; shares and counts are the trace's, gains are of records. All
+that is said of a kind of step is of the same steps (`Diagnosis.usual`), so that parts add up.
 """
 
 import json
-import math
 import os
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import ChainMap, Counter, defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median
+from itertools import chain, product
+from statistics import fmean, median
 from typing import Any
 
 import pandas as pd
@@ -19,35 +20,49 @@ from ..core.backends.table import FAMILIES, family_of, role_of
 from ..core.layer import parse_layer
 from ..core.spec import ELEMENT_BYTES, require_int, require_word
 from ..draw.cards import Card, Shown
-from ..measure.spans import Span, busy_us
-from ..measure.steps import DECODE, VERIFY, Step, find_steps
+from ..measure.spans import busy_us
+from ..measure.steps import DECODE, EITHER, UNKNOWN, VERIFY, Step, find_steps
 from ..measure.trace_file import Trace, read_trace
 from .patterns import PATTERNS, SIZES, STATED, WAITING, gained, kind_of, ran, tile_rows
 
 MOST_KERNELS = 12
-DECODES = (DECODE, VERIFY)
+DECODES = (DECODE, VERIFY, EITHER)
+TIMES = "means over the middle half of a kind's steps by length, without those at the trace's ends"
 NEEDS = {
-    "marks": "No marks of steps: kernels tell decode from prefill, copies of lengths are unseen.",
+    "marks": "No marks of steps: decode or verification, and copies of lengths, are unseen.",
     "batch size": "No batch size: --shape batch_size=N tells whether fa2 splits requests.",
-    "launches": "No calls of the CUDA API: launches, graphs and waits of the host are unseen.",
+    "launches": "No calls of the CUDA API: launches, and what was marked, are unseen.",
+    "waits": "No waits of the host: copies that it waits for are unseen.",
+    "graphs": "No calls of the CUDA API, or no ids of graphs and launches: graphs are unseen.",
+    "copies": "No copies by the GPU: plans and lengths that are copied are unseen.",
+    "shapes": "Kernels have no grids: whether one has few blocks is unseen.",
     "count of SMs": "Its SMs are not counted: whether a kernel has few blocks is unseen.",
     "decode steps": "No decode step: the patterns are of decode and verification.",
+    "whole steps": "No decode step but at an end of the trace: what runs before it is unseen.",
     "template arguments": "Names are without template arguments: fa2's tiles are unseen.",
 }
 """What a pattern may need (`Pattern.needs`) -> what is said where a trace lacks it."""
+EMPTY: dict[str, dict[str, Any]] = {
+    "marks": {"marks": ()},
+    "launches": {"launched_us": {}},
+    "waits": {"waits": ()},
+    "graphs": {"in_graph": False, "launch": -1},
+    "shapes": {"grid": (), "block": ()},
+    "count of SMs": {"num_sms": 0},
+    "template arguments": {"symbol": ""},
+}
+"""What a trace may lack -> the fields of it or of its spans that are then empty."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Diagnosis(Shown):
-    """What a trace shows; `shape` is what the trace and the caller tell of the layer.
-
-    `cut` says which steps at its ends are left out, as fewer calls of them are in the trace.
-    """
+    """What a trace shows; `shape` is what the trace and the caller tell of the layer, `stated`
+    what the caller does."""
 
     trace: Trace
     steps: list[Step]
     shape: dict[str, Any]
-    cut: str = ""
+    stated: Mapping[str, Any]
 
     @cached_property
     def decodes(self) -> list[Step]:
@@ -59,13 +74,29 @@ class Diagnosis(Shown):
         """Who traced, and which GPU."""
         return f"{self.trace.source}, {self.trace.gpu or 'GPU unknown'}"
 
+    @cached_property
+    def usual(self) -> dict[str, list[Step]]:
+        """Kind -> the steps that all that is said of it is of (`TIMES`), by length."""
+        kinds: dict[str, list[Step]] = {step.kind: [] for step in self.steps}
+        for step in sorted(self.steps, key=lambda step: step.length_us):
+            kinds[step.kind].append(step)
+        for kind, steps in kinds.items():
+            often = Counter(map(calls_in, steps))
+            most = max(often, key=lambda calls: (often[calls], calls))
+            # Decodes with fewer calls are cut; without marks they may be drafts, if not rarer.
+            cut = {c for c in often if c < most and (kind != EITHER or often[c] < often[most])}
+            whole = [s for s in steps if kind not in DECODES or calls_in(s) not in cut]
+            inner = [step for step in whole if not step.at_end] or whole
+            kinds[kind] = inner[len(inner) // 4 : len(inner) - len(inner) // 4]
+        return kinds
+
     def table(self) -> pd.DataFrame:
-        """A row per kind of step and kernel of attention or beside it, medians over the steps."""
+        """A row per kind of step and kernel of attention or beside it (`TIMES`)."""
         rows = self.kernels()
         return rows[rows["is"] != ""].reset_index(drop=True)
 
     def kernels(self) -> pd.DataFrame:
-        """A row per kind of step and kernel, all of them, most time first; medians over the steps.
+        """A row per kind of step and kernel, all of them, most time first (`TIMES`).
 
         Without steps it is the whole trace.
         """
@@ -73,67 +104,86 @@ class Diagnosis(Shown):
 
     @cached_property
     def _kernel_rows(self) -> list[dict[str, Any]]:
-        rows = []
-        for kind in dict.fromkeys(step.kind for step in self.steps):
-            rows += kernel_rows(kind, [step for step in self.steps if step.kind == kind])
-        whole = Step("all", 0, (), self.trace.work, (), (), ())
-        return rows if self.steps else kernel_rows("whole trace", [whole])
+        rows, whole = [], {"whole trace": [Step("all", 0, (), self.trace.work, (), (), ())]}
+        for kind, steps in (self.usual or whole).items():
+            busy, calls = sum(step.busy_us for step in steps), sum(map(calls_in, steps))
+            kernels: defaultdict[str, list[float]] = defaultdict(list)
+            for span in chain(*(step.work for step in steps)):
+                kernels[span.name].append(span.length_us)
+            for name, times in sorted(kernels.items(), key=lambda kernel: -sum(kernel[1])):
+                family = family_of(name)
+                rows.append(
+                    {
+                        "step": kind,
+                        "kernel": name,
+                        "is": f"attention ({family})" if family else role_of(name),
+                        "of": FAMILIES[family].library if family else "",
+                        "a step": len(times) / len(steps),
+                        "per attention call": len(times) / calls,
+                        "us a step": sum(times) / len(steps),
+                        "share": sum(times) / (busy or 1.0),
+                    }
+                )
+        return rows
 
     def around(self) -> pd.DataFrame:
-        """A row per kind of step: how many, medians of what it has, and of what is before it."""
+        """A row per kind of step: what it has and what is before it (`TIMES`), and their count."""
         rows = [
             {
                 "step": step.kind,
                 "attention calls": calls_in(step),
                 "launches": len(step.work),
-                "us busy": busy_us(step.work),
+                "us": step.length_us,
+                "us busy": step.busy_us,
+                "us idle before": step.idle_ahead_us,
+                "us idle later": max(0.0, step.length_us - step.busy_us - step.idle_ahead_us),
                 "in a graph": step.in_graph,
                 "launches before": len(step.ahead),
-                "of metadata": sum(role_of(span.name) == "metadata" for span in step.ahead),
-                "us idle before": math.nan if step.begins else step.idle_ahead_us,
                 "us the host waits": busy_us(step.waits),
                 "copies to the host": sum(span.name == "Memcpy DtoH" for span in step.ahead),
             }
-            for step in self.steps
+            for step in chain(*self.usual.values())
         ]
         kinds = pd.DataFrame(rows, columns=None if rows else ["step"]).groupby("step", sort=False)
-        return kinds.median().assign(steps=kinds.size()).round(1).reset_index()
+        count = pd.Series(Counter(step.kind for step in self.steps))
+        return kinds.mean().assign(steps=count).reset_index()
 
     @cached_property
     def lacks(self) -> list[str]:
         """What of `NEEDS` the trace does not have."""
-        trace, fa2 = self.trace, [span for step in self.decodes for span in ran(step, "fa2")]
+        trace, fa2 = self.trace, [s for s in self.trace.work if family_of(s.name) == "fa2"]
+        usual = [step for kind in DECODES for step in self.usual.get(kind, ())]
         has = {
-            "marks": trace.marks,
+            "marks": trace.marks and (not self.steps or {*self.usual} - {UNKNOWN, EITHER}),
             "batch size": not fa2 or any(step.batch_size for step in self.decodes),
             "launches": trace.has_launches,
+            "waits": trace.waits,
+            "graphs": trace.has_launches or any(s.in_graph and s.launch >= 0 for s in trace.work),
+            "copies": any(span.kind == "memcpy" for span in trace.work),
+            "shapes": any(span.grid for span in trace.work),
             "count of SMs": trace.num_sms,
             "decode steps": self.decodes,
+            "whole steps": not self.decodes or not all(step.at_end for step in usual),
             "template arguments": not fa2 or tile_rows(fa2[0]),
         }
         return [name for name, there in has.items() if not there]
 
     @cached_property
     def patterns(self) -> pd.DataFrame:
-        """A row per known pattern that at least half of the steps of a kind show: decode, in which
-        drafts count, or verification."""
+        """A row per known pattern and kind of decode step of which most show it."""
         rows = []
-        for pattern in PATTERNS:
-            shown, count = list[Any](), 0
-            for kind in DECODES:
-                steps = [step for step in self.decodes if step.kind == kind]
-                evidence = (pattern.shows(self.trace, step) for step in steps)
-                found = [shows for shows in evidence if shows]
-                if found and 2 * len(found) >= len(steps):
-                    shown, count = shown + found, count + len(steps)
-            if not shown:
+        for pattern, kind in product(PATTERNS, [kind for kind in self.usual if kind in DECODES]):
+            evidence = [pattern.shows(self.trace, step) for step in self.usual[kind]]
+            found = [shows for shows in evidence if shows]
+            if 2 * len(found) <= len(evidence):
                 continue
-            us = median(evidence.us for evidence in shown)
-            usual = min(shown, key=lambda evidence: abs(evidence.us - us))
+            us = fmean(shows.us for shows in found)
+            count = f"{len(found)} of {len(evidence)} usual {kind} steps"
             rows.append(
                 {
                     "pattern": pattern.name,
-                    "evidence": f"{usual.text}; in {len(shown)} of {count} decode steps",
+                    "step": kind,
+                    "evidence": f"{found[len(found) // 2].text}; in {count}",
                     "us per step": round(us, 1),
                     "fix": pattern.fix,
                     "by the records": gained(pattern, self.shape, us),
@@ -143,49 +193,64 @@ class Diagnosis(Shown):
             )
         return pd.DataFrame(rows)
 
+    def shown(self, kinds: Collection[str] = ()) -> set[str]:
+        """The names of the patterns that steps of these kinds show, by default all."""
+        rows = self.patterns.to_dict("records")
+        return {row["pattern"] for row in rows if not kinds or row["step"] in kinds}
+
     def unseen(self) -> list[str]:
         """What the trace could not show."""
-        notes = ["The lengths of the requests are in no trace.", *self.blind()]
-        known = [step for step in self.decodes if not step.begins]
-        idle = [s.idle_ahead_us for s in known if s.idle_ahead_us > WAITING * busy_us(s.work)]
-        if 2 * len(idle) > len(known):
-            us = f"{median(idle):,.0f} us"
-            notes.append(f"The GPU idles for {us} before the first layer; a profiler adds to it.")
+        lengths = "The lengths of the requests are in no trace."
+        notes = [f"Times are {TIMES}.", lengths, *self.blind()]
+        for row in self.around().to_dict("records"):
+            if row["step"] in DECODES and row["us idle before"] > WAITING * row["us busy"]:
+                step, us = row["step"], f"{row['us idle before']:,.0f} us before the first layer"
+                notes.append(f"The GPU idles for {us} of a {step} step; a profiler adds to it.")
         return notes
 
     def blind(self) -> list[str]:
         """What traces of other settings show."""
-        notes = [self.cut, *(NEEDS[name] for name in self.lacks)]
+        notes = [NEEDS[name] for name in self.lacks]
         notes += [] if self.trace.gpu else ["The GPU is not named."]
+        if unknown := sum(step.kind == UNKNOWN for step in self.steps):
+            notes.append(f"Steps of unknown kind, under no mark: {unknown} of {len(self.steps)}.")
+        for kind, usual in self.usual.items():
+            calls = {calls_in(step) for step in self.steps if step.kind == kind}
+            if kind in DECODES and (cut := sorted(calls - {*map(calls_in, usual)})):
+                notes.append(f"Cut or of a draft, left out: {kind} steps of {cut} attention calls.")
+            if any(step.at_end for step in usual):
+                words = "those at the trace's ends are told of: parts may be missing"
+                notes.append(f"Of {kind} steps only {words}, and a first one may be slow.")
         if self.trace.gpus > 1:
             notes.append(f"Of {self.trace.gpus} GPUs only the one that ran most is looked at.")
-        return [note for note in notes if note]
+        return notes
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
         tables = {"patterns": self.patterns, "steps": self.around(), "kernels": self.kernels()}
         rows = {name: json.loads(t.to_json(orient="records")) for name, t in tables.items()}
-        words = {"trace": os.path.basename(self.trace.path), "origin": self.origin}
-        return words | {"shape": self.shape, **rows, "unseen": self.unseen()}
+        words = {"trace": self.trace.path, "origin": self.origin}
+        return words | {"times": TIMES, "shape": self.shape, **rows, "unseen": self.unseen()}
 
     def card(self) -> Card:
         """Facts, kernels, and the patterns that show."""
-        count, steps, around = len(self.patterns), len(self.steps), self.around()
-        facts = [pair for row in self.patterns.to_dict("records") for pair in row.items()]
+        rows, steps = self.patterns.to_dict("records"), len(self.steps)
+        count = len({row["pattern"] for row in rows})
+        facts = [pair for row in rows for pair in row.items()]
         facts += self.shape.items()
         if not self.steps:
             facts.append(("no attention", "of the known kernels; by time there ran the following"))
         return Card(
-            title=f"{os.path.basename(self.trace.path)}: {steps} step{'s' * (steps != 1)}, "
+            title=f"{self.trace.path}: {steps} step{'s' * (steps != 1)}, "
             f"{count or 'no'} known pattern" + "s" * (count > 1),
             notes=self.unseen(),
             facts=[(name, str(value)) for name, value in facts],
             table=self.table().round(3),
-            caption="attention, medians over the steps of a kind, as traced",
+            caption=f"attention: {TIMES}",
             footer=self.origin,
             more=[
                 ("all kernels by time", self.kernels().head(MOST_KERNELS).round(3)),
-                ("steps, and what runs before the first layer", around.where(around.notna(), "-")),
+                ("steps, and what runs before the first layer", self.around().round(1)),
             ],
         )
 
@@ -200,13 +265,7 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Di
             require_int(name, value)
         if name.endswith("dtype"):
             require_word(name, value, ELEMENT_BYTES)
-    trace, stated = read_trace(path), shape.get("batch_size", 0)
-    found, cut = _whole(find_steps(trace, kind_of))
-    steps = [
-        replace(step, batch_size=stated) if step.kind in DECODES and not step.batch_size else step
-        for step in found
-    ]
-    diagnosis = Diagnosis(trace, steps, {}, cut)
+    diagnosis, stated = _diagnosed(read_trace(path), shape), shape.get("batch_size", 0)
     grids = {span.grid for step in diagnosis.decodes for span in ran(step, "fa2")}
     kv_heads = {grid[-1] for grid in grids if len(grid) > 2}
     heads = str(shape.get("heads", ""))
@@ -216,54 +275,29 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Mapping[str, Any]) -> Di
     sizes = [step.batch_size for step in diagnosis.decodes if step.batch_size]
     if stated and sizes and stated not in sizes:
         raise ValueError(f"batch_size must be as marked, {sorted({*sizes})}, got {stated}")
-    diagnosis.shape.update({"batch_size": round(median(sizes))} if sizes else {}, **shape)
     return diagnosis
 
 
-def _whole(steps: list[Step]) -> tuple[list[Step], str]:
-    """The steps without a first or last one that has fewer attention calls than the others of its
-    kind, and what was left out."""
-    cut: dict[int, str] = {}
-    for name, end in (("first", 0), ("last", len(steps) - 1)) if steps else ():
-        kind, calls = steps[end].kind, calls_in(steps[end])
-        inner = [calls_in(step) for step in steps[1:-1] if step.kind == kind]
-        most = min(inner) if inner else max(calls_in(s) for s in steps if s.kind == kind)
-        if calls < most:
-            cut[end] = f"the {name} ({calls} attention calls of {most})"
-    whole = [step for place, step in enumerate(steps) if place not in cut]
-    return whole, f"Steps that are cut are left out: {', '.join(cut.values())}." if cut else ""
+def without(diagnosis: Diagnosis, lacks: Collection[str]) -> Diagnosis:
+    """The diagnosis of its trace as if that lacked these of `NEEDS`."""
+    trace, skipped = diagnosis.trace, "memcpy" if "copies" in lacks else ""
+    empty = ChainMap(*(EMPTY[name] for name in lacks if name in EMPTY))
+    spans = {name: value for name, value in empty.items() if not hasattr(trace, name)}
+    work = [replace(span, **spans) for span in trace.work if span.kind != skipped]
+    fields = {name: value for name, value in empty.items() if name not in spans}
+    return _diagnosed(replace(trace, **fields, work=work), diagnosis.stated)
 
 
-def kernel_rows(kind: str, steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """A row per kernel of these steps of one kind, most time first: medians over the steps."""
-    busy = [busy_us(step.work) or 1.0 for step in steps]
-    attention = [calls_in(step) for step in steps]
-    rows = []
-    for name, us in times_by(steps, lambda span: span.name).items():
-        family, sums = family_of(name), [sum(times) for times in us]
-        calls = [len(times) / count for times, count in zip(us, attention, strict=True)]
-        rows.append(
-            {
-                "step": kind,
-                "kernel": name,
-                "is": f"attention ({family})" if family else role_of(name),
-                "of": FAMILIES[family].library if family else "",
-                "a step": median(map(len, us)),
-                "per attention call": median(calls),
-                "us a step": median(sums),
-                "share": median(part / whole for part, whole in zip(sums, busy, strict=True)),
-            }
-        )
-    return sorted(rows, key=lambda row: -row["us a step"])
-
-
-def times_by(steps: Sequence[Step], key: Callable[[Span], str]) -> dict[str, list[list[float]]]:
-    """Key -> the lengths of its spans, us, a list per step."""
-    times: defaultdict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in steps])
-    for place, step in enumerate(steps):
-        for span in step.work:
-            times[key(span)][place].append(span.length_us)
-    return times
+def _diagnosed(trace: Trace, stated: Mapping[str, Any]) -> Diagnosis:
+    """The diagnosis of a trace, and of a layer of which this is stated."""
+    size = stated.get("batch_size", 0)
+    steps = [
+        replace(step, batch_size=size) if step.kind in DECODES and not step.batch_size else step
+        for step in find_steps(trace, kind_of)
+    ]
+    sizes = [step.batch_size for step in steps if step.kind in DECODES and step.batch_size]
+    told = {"batch_size": round(median(sizes))} if sizes else {}
+    return Diagnosis(trace, steps, told | {**stated}, stated)
 
 
 def calls_in(step: Step) -> int:

@@ -21,7 +21,7 @@ import yaml
 
 from ..core.backends.table import FAMILIES, family_of, role_of
 from ..measure.spans import Span, busy_us, find_gaps
-from ..measure.steps import DECODE, PREFILL, UNKNOWN, Step
+from ..measure.steps import EITHER, UNKNOWN, VERIFY, Step
 from ..measure.trace_file import Trace
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -88,13 +88,12 @@ def tile_rows(span: Span) -> int:
 
 
 def kind_of(span: Span) -> str:
-    """Decode or prefill, by what an attention kernel serves; empty for other kernels."""
+    """The kind of step that an attention kernel proves, unknown if it serves prefill too; empty
+    for other kernels."""
     family = family_of(span.name)
     if not family:
         return ""
-    if FAMILIES[family].decodes or tile_rows(span) == 16:
-        return DECODE
-    return PREFILL if tile_rows(span) else UNKNOWN
+    return EITHER if FAMILIES[family].decodes or tile_rows(span) == 16 else UNKNOWN
 
 
 def ran(step: Step, what: str) -> list[Span]:
@@ -106,14 +105,15 @@ def _kernels(spans: Sequence[Span], more: str = "") -> Evidence | None:
     """Kernel, count per step and sizes; None without a kernel."""
     if not spans:
         return None
-    grid, block = ("x".join(map(str, size)) for size in (spans[0].grid, spans[0].block))
-    text = f"{spans[0].name} {len(spans)} times per step, grid {grid}, block {block}{more}"
+    sizes = {"grid": spans[0].grid, "block": spans[0].block}
+    shape = [f", {name} {'x'.join(map(str, size))}" for name, size in sizes.items() if size]
+    text = f"{spans[0].name} {len(spans)} times per step{''.join(shape)}{more}"
     return Evidence(text, sum(span.length_us for span in spans))
 
 
 def fa3_decodes(trace: Trace, step: Step) -> Evidence | None:
     """FlashInfer's Hopper prefill kernel runs decode."""
-    return _kernels(ran(step, "fa3") if step.kind == DECODE else [])
+    return _kernels(ran(step, "fa3") if step.kind != VERIFY else [])
 
 
 def schedule_per_layer(trace: Trace, step: Step) -> Evidence | None:
@@ -138,10 +138,10 @@ def fa2_unsplit(trace: Trace, step: Step) -> Evidence | None:
     """fa2 decodes without splitting a request, with few blocks.
 
     FlashInfer's plan splits while two blocks per SM hold all parts. A plan for a graph always
-    merges, and its grid is padded.
+    merges, and its grid is padded. The one call of a cut step may lack its merge.
     """
-    calls = ran(step, "fa2") if step.kind == DECODE else []
-    if not calls or not calls[0].grid or planned_on_gpu(step):
+    calls = ran(step, "fa2") if step.kind != VERIFY else []
+    if not calls or not calls[0].grid or planned_on_gpu(step) or (step.at_end and not calls[1:]):
         return None
     tiles, *heads = calls[0].grid
     if (step.batch_size or tiles) == 1:  # one request delays no other
@@ -150,8 +150,7 @@ def fa2_unsplit(trace: Trace, step: Step) -> Evidence | None:
     spare = step.batch_size != tiles and (not step.batch_size or blocks < room)
     if blocks > 2 * room or ran(step, "merge") and spare:
         return None
-    call = f"{calls[0].length_us:,.0f} us per call"
-    return _kernels(calls, f", on {trace.num_sms} SMs, {call}; it costs time if lengths differ")
+    return _kernels(calls, f", on {trace.num_sms} SMs; it costs time if lengths differ")
 
 
 def triton_unsplit(trace: Trace, step: Step) -> Evidence | None:
@@ -197,16 +196,14 @@ def host_plans(trace: Trace, step: Step) -> Evidence | None:
     """FlashInfer's plan is copied to the GPU before the first layer, which waits for it."""
     planned = [span for span in step.attention if family_of(span.name) in PLANNED]
     copies = [span for span in step.ahead if span.name == "Memcpy HtoD"]
-    idle = step.idle_ahead_us
-    if not planned or not copies or planned_on_gpu(step):
+    if not planned or not copies or planned_on_gpu(step) or step.at_end:
         return None
-    if idle < WAITING * busy_us(step.work):
+    if step.idle_ahead_us < WAITING * step.busy_us:
         return None
     if lengths_copied(trace, step):  # which says why the host is late
         return None
-    text = f"copies to the GPU, a plan among them: {len(copies)}; {idle:,.0f} us idle before the "
-    text += f"first layer, of which the plan is a part; {busy_us(step.work):,.0f} us of work"
-    return Evidence(text, idle)
+    text = f"copies to the GPU, a plan among them: {len(copies)}; the GPU idles before the first "
+    return Evidence(f"{text}layer, and the plan is a part of that", step.idle_ahead_us)
 
 
 def planned_on_gpu(step: Step) -> bool:
@@ -228,7 +225,7 @@ def whole_table_copied(trace: Trace, step: Step) -> Evidence | None:
 def old_schedule(trace: Trace, step: Step) -> Evidence | None:
     """FlashAttention-3 splits requests, and no schedule was written since the step before."""
     calls, names = ran(step, "flash-attn-3"), {span.name for span in step.work}
-    if not calls or SCHEDULES & names or COMBINE not in names or _may_be_cut(trace, step):
+    if not calls or SCHEDULES & names or COMBINE not in names or step.begins:
         return None
     where = "in this step" if SCHEDULES & trace.names else "in this trace: another may write it"
     return _kernels(calls, f", requests are split, no kernel writes the schedule {where}")
@@ -239,15 +236,10 @@ def old_plan(trace: Trace, step: Step) -> Evidence | None:
 
     Only where a plan was seen in another step: a trace may lack copies.
     """
-    calls = ran(step, "fa2") if step.in_graph and not _may_be_cut(trace, step) else []
+    calls = ran(step, "fa2") if step.in_graph and not step.begins else []
     if not calls or not PLANS & trace.names or any(span.name in PLANS for span in step.ahead):
         return None
     return _kernels(calls, ", no copy of a plan and no planning kernel before it in this step")
-
-
-def _may_be_cut(trace: Trace, step: Step) -> bool:
-    """Whether nothing in the trace ran before the step, so that its beginning may be missing."""
-    return step.work[0] is trace.work[0]
 
 
 def outside_graph(trace: Trace, step: Step) -> Evidence | None:
@@ -259,16 +251,8 @@ def outside_graph(trace: Trace, step: Step) -> Evidence | None:
     return Evidence(text, idle) if idle > GRAPH_GAP_US * len(step.body) else None
 
 
-SHOWS = {
-    shows.__name__: shows
-    for shows in (
-        *(fa3_decodes, schedule_per_layer, metadata_op_by_op, fa2_unsplit, triton_unsplit),
-        *(wide_tiles, cuda_cores_large_group, lengths_copied, host_plans, whole_table_copied),
-        *(old_schedule, old_plan, outside_graph),
-    )
-}
 PATTERNS = tuple(
-    Pattern(shows=SHOWS[key], **row)
+    Pattern(shows=globals()[key], **row)
     for key, row in yaml.safe_load((DATA / "patterns.yaml").read_text()).items()
 )
 """In the order of data/patterns.yaml."""
@@ -294,7 +278,8 @@ def gained(pattern: Pattern, shape: Mapping[str, Any], us: float) -> str:
             return f"no records like {', '.join([*at, f'{name} {shape[name]}'])}; {entry['gpu']}"
         at.append(f"{name} {shape[name]}")
     if "kv_len" in shape:  # where the lengths are open, so is the gain
-        distances = [_distance(row, shape) for row in rows]
+        sizes = [name for name in SIZES if name in rows[0] and name in shape]
+        distances = [sum(abs(math.log2(row[n] / shape[n])) for n in sizes) for row in rows]
         rows = [row for row, far in zip(rows, distances, strict=True) if far == min(distances)]
     ratios = sorted(row["ratio"] for row in rows)
     where = f" like {', '.join(at)}" if at else ""
@@ -307,12 +292,6 @@ def gained(pattern: Pattern, shape: Mapping[str, Any], us: float) -> str:
     least, middle, most = (f"{max(0.0, value):,.1f}" for value in saved)
     spread = f"{least} to {most} us, median {middle}" if len(rows) > 1 else f"{middle} us"
     return f"saves {spread} of {us:,.1f} us per step, by {count}"
-
-
-def _distance(row: Mapping[str, Any], shape: Mapping[str, Any]) -> float:
-    """Factors of two between the numbers of both."""
-    numbers = [name for name in SIZES if name in row and name in shape]
-    return sum(abs(math.log2(row[name] / shape[name])) for name in numbers)
 
 
 def _alike(recorded: Any, given: Any) -> bool:

@@ -7,21 +7,27 @@
 | neither | attention calls up to a copy between host and GPU, which fewer than half follow |
 
 What ran since the step before belongs to the step that follows: sampling and metadata stand there.
-A mark tells decode from prefill. Without one, attention in a CUDA graph is decode, because engines
-capture it and run prefill eagerly, and the kernel is asked otherwise.
+A step lasts from the end of the work before it to the end of its own: it is busy, idle before its
+first attention kernel, or idle later. A mark tells its kind. In a trace without marks, attention in
+a CUDA graph is of decode or verification, because engines run prefill eagerly, and the kernel is
+asked otherwise; where other steps are marked, a step under no mark is unknown.
 """
 
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from typing import Any
 
-from .spans import Span, find_gaps
+from .spans import Span, busy_us, find_gaps
 from .trace_file import Trace
 
 DECODE, VERIFY, PREFILL, MIXED, UNKNOWN = "decode", "verify", "prefill", "mixed", "unknown"
+EITHER = "decode or verify"
+"""What no mark tells apart: a query per request, or a few."""
 SGLANG = re.compile(r"step\[\s*(\w+).*?bs=(\d+)")
 VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)\(.*?\)_generation_(\d+)(?:\((?:sq)?(\d+))?")
 SGLANG_KINDS = {
@@ -37,8 +43,6 @@ SGLANG_KINDS = {
 """VERIFY and DRAFT are its words from 0.5.20 on, DRAFT of prompts too, whose tokens are then told;
 any other word of a mark is its own kind."""
 HOST_COPIES = ("Memcpy HtoD", "Memcpy DtoH")
-Key = tuple[str, int]
-"""What the GPU work of one step shares: its mark, its graph launch, or the copies before it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class Step:
     `body` begins with that kernel; `attention` are those of `body` that are attention. `waits` are
     the host's from the launch of the first of `ahead` to that of the attention. `batch_size` is 0
     where no mark tells it; `marked` are those of `ahead` that were launched under the step's mark.
-    `begins` is true of the first step where the trace has nothing of what ran before it.
+    `begin_us` is the end of the work before it. The step that a trace `begins` with may lack a part
+    of `ahead`, and pays what is done once; one that is `at_end`, the first or last, may be cut.
     """
 
     kind: str
@@ -58,17 +63,30 @@ class Step:
     attention: Sequence[Span]
     waits: Sequence[Span]
     marked: Sequence[Span]
+    begin_us: float = 0.0
     begins: bool = False
+    at_end: bool = False
 
-    @property
+    @cached_property
     def work(self) -> list[Span]:
         """All that the GPU ran."""
         return [*self.ahead, *self.body]
 
-    @property
+    @cached_property
+    def length_us(self) -> float:
+        """From the end of the work before it to the end of its own: its busy and idle times."""
+        return max(span.end_us for span in self.work) - self.begin_us
+
+    @cached_property
+    def busy_us(self) -> float:
+        """How long the GPU runs its work."""
+        return busy_us(self.work)
+
+    @cached_property
     def idle_ahead_us(self) -> float:
-        """How long the GPU idles from the first of `ahead` to the first attention kernel."""
-        return sum(gap.length_us for gap in find_gaps([*self.ahead, self.body[0]]))
+        """How long the GPU does not, before the first attention kernel."""
+        gaps = find_gaps([*self.ahead, self.body[0]])
+        return self.work[0].start_us - self.begin_us + sum(gap.length_us for gap in gaps)
 
     @property
     def in_graph(self) -> bool:
@@ -88,43 +106,46 @@ def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
     keys = [
         _key(trace, span, 0 if usual else copied) for span, copied in zip(work, copies, strict=True)
     ]
-    runs: dict[Any, list[int]] = {}
+    marked, runs = any(key[0] == "mark" for key in keys), dict[Any, list[int]]()
     for number, (key, several) in enumerate(groupby(places, keys.__getitem__)):
         # Steps on two streams overlap; without mark and graph a step ends where another begins.
         runs.setdefault((*key, number) if key[0] == "eager" else key, []).extend(several)
     steps, begin, attended = [], 0, {*places}
+    ends = [*accumulate((span.end_us for span in work), max)]
     nexts = [*(run[0] for run in runs.values()), len(work)][1:]
     for run, after in zip(runs.values(), nexts, strict=True):
         key, first = keys[run[0]], run[0]
         end = 1 + max(at for at in range(run[-1], max(after, run[-1] + 1)) if keys[at] == key)
-        kind, batch = _kind_and_size(trace.marks[key[1]].name) if key[0] == "mark" else ("", 0)
-        kind = kind or (DECODE if work[first].in_graph else kind_of(work[first]))
+        kind, batch = UNKNOWN if marked else "", 0
+        if key[0] == "mark":
+            kind, batch = _kind_and_size(trace.marks[key[1]].name)
+        kind = kind or (EITHER if work[first].in_graph else kind_of(work[first]))
         # What ran under another mark belongs to no other step, whether its attention is known; nor
         # does another step's attention, nor what the step before has.
         near = (at for at in range(min(begin, first), end) if keys[at] != key)
         others = {at for at in near if keys[at][0] == "mark" or at in attended or at < begin}
         mine = [at for at in range(begin, first) if keys[at] == key and key[0] == "mark"]
         begin = min([*mine, 1 + max((at for at in others if at < first), default=begin - 1)])
-        ahead = [work[at] for at in range(begin, first) if at not in others]
-        body = [work[at] for at in range(first, end) if at not in others]
+        own = [at for at in range(min(begin, first), end) if at not in others]
+        ahead = [work[at] for at in own if at < first]
+        body = [work[at] for at in own if at >= first]
+        since = min(work[own[0]].start_us, ends[own[0] - 1] if own[0] else math.inf)
         waits = _waits(trace, [*ahead, work[first]])
-        attention, marked = ([work[at] for at in places] for places in (run, mine))
-        steps.append(Step(kind, batch, ahead, body, attention, waits, marked))
+        attention, under = ([work[at] for at in places] for places in (run, mine))
+        parts = ahead, body, attention, waits, under
+        at_end = own[0] == 0 or own[-1] == len(work) - 1
+        steps.append(Step(kind, batch, *parts, since, own[0] == 0, at_end))
         begin = max(begin, end)
-    if steps and steps[0].work[0] is work[0]:
-        count = len(steps[0].ahead)
-        more = [len(step.ahead) for step in steps[1:] if step.kind == steps[0].kind]
-        alone = count == len(steps[0].marked) or count < min(more, default=0)
-        steps[0] = replace(steps[0], begins=alone)
     return steps
 
 
-def _key(trace: Trace, span: Span, copied: int) -> Key:
-    at = trace.launched_us.get(span.launch, float("-inf"))
+def _key(trace: Trace, span: Span, copied: int) -> tuple[str, int]:
+    """What the work of one step shares: its mark, its graph launch, or the copies before it."""
+    at = trace.launched_us.get(span.launch, -math.inf)
     mark = bisect_right(trace.marks, at, key=lambda mark: mark.start_us) - 1
     if mark >= 0 and at <= trace.marks[mark].end_us:
         return "mark", mark
-    return ("graph", span.launch) if span.in_graph else ("eager", copied)
+    return ("graph", span.launch) if span.in_graph and span.launch >= 0 else ("eager", copied)
 
 
 def _kind_and_size(mark: str) -> tuple[str, int]:
