@@ -11,14 +11,18 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..draw import charts
+from ..draw import charts, style
 from ..draw.cards import Card, Shown, in_words
+from ..measure.stats import FASTER, SLOWER
 from .diagnosis import TIMES, Diagnosis, calls_in, read_diagnosis, without
 from .patterns import PATTERNS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST_ROWS, LONGEST_NAMES = 12, 80
 NO_PART: dict[str, Any] = {"us": 0.0, "launches": 0.0, "kernels": ()}
@@ -64,6 +68,23 @@ class TraceChange(Shown):
         """A row per kind of step and part: microseconds a step before and after, largest change
         first, then what launched it how often."""
         return self.rows.round(3)
+
+    def figure(self) -> "Figure":
+        """The change of each part, a bar each, the largest of each kind of step."""
+        rows = self.rows.groupby("step", sort=False).head(MOST_ROWS)
+        title = f"{self.before.trace.path} to {self.after.trace.path}"
+        words = ("after - before, us a step (as traced)", "")
+        figure, (axis,) = charts.panels(
+            [title], (9, 1.2 + 0.3 * len(rows)), self.after.origin, words
+        )
+        change = rows["after - before"]
+        colors = [charts.VERDICTS[SLOWER if us > 0 else FASTER].color for us in change]
+        bars = axis.barh(range(len(rows)), change, color=colors)
+        axis.bar_label(bars, fmt="{:+,.1f}", padding=3, fontsize=7)
+        axis.margins(x=0.15)
+        charts.categories(axis, "y", rows.step + ": " + rows.part.map(charts.shorten))
+        axis.axvline(0, **style.RULE)
+        return figure
 
     @cached_property
     def rows(self) -> pd.DataFrame:

@@ -351,6 +351,8 @@ def test_two_traces_differ_by_role_by_name_and_by_step(tmp_path, capsys):
     assert rows["after - before"]["whole step"] > 80 and rows["after - before"][GEMM] == 0
     assert change.patterns["gone"] == [PATTERNS[1].name] and not change.patterns["new"]
     assert "<table" in change._repr_html_()
+    (axis,) = change.figure().axes
+    assert len(axis.patches) == len(rows)
     assert cli.main(["diagnose", str(before), str(after), "--json"]) == 0
     form = json.loads(capsys.readouterr().out)
     assert {row["part"] for row in form["changes"]} == set(rows.index)
