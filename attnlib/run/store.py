@@ -27,6 +27,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..kinds.cases import Case
 from ..measure.files import UNFINISHED, write_whole
 from . import columns, parquet
 from .record import Record, machine_slug
@@ -171,12 +172,16 @@ def publish(study: str, machine: str = "") -> Path:
     return path
 
 
-def load(study: str, machine: str) -> pd.DataFrame:
-    """The records of a study on a machine: a row per record (`columns.frame_of`).
+def load(study: str, machine: str, *, case: Case | None = None) -> pd.DataFrame:
+    """The records of a study on a machine, or those of a case: a row each (`columns.frame_of`).
 
     Raises FileNotFoundError naming the machines that have the study.
     """
-    return _frame_of(study, machine, stamp(study, machine)).copy()
+    frame = _frame_of(study, machine, stamp(study, machine))
+    if case is None:
+        return frame.copy()
+    found = frame.case == case
+    return frame[found] if found.any() else frame[:0]
 
 
 def frame(records: Iterable[Record]) -> pd.DataFrame:

@@ -1,10 +1,10 @@
 """The libraries whose choices can be explained, read from data/rules/*.yaml (see its README.md)."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,12 @@ class Library:
         named = tuple(name for name, tables in self.policies.items() if mode in tables)
         return (*named, *self.backends[mode])
 
-    def tests(self, mode: str, policy: str, release: Version | None) -> frozenset[str]:
-        """The facts that a row of the release tests on the way to a choice."""
+    @cached_property
+    def tests(self) -> Callable[[str, str, Version | None], frozenset[str]]:
+        """Gives the facts that a row of the release tests on the way to a choice."""
+        return cache(self._tests)
+
+    def _tests(self, mode: str, policy: str, release: Version | None) -> frozenset[str]:
         known = Facts(mode=mode) if release is None else Facts(mode=mode, release=release)
         tables = [self.policies[name].get(mode, ()) for name in {policy, AUTO} & {*self.policies}]
         chosen = [row for table in tables for row in table]
