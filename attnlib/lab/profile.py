@@ -31,7 +31,7 @@ from ..run.store import data_root
 
 DEVICES = ("auto", "cuda", "cpu")
 CALLS, WARM_UP = 10, 3
-SHOW_AFTER_S = 2.0
+SHOW_AFTER_S = 0.5
 NOT_RECORDED = {"note", "spans", "packed_trace"}
 RECORDED_KINDS = ("kernel", "memcpy", "memset", "call")
 FORMATS = dict.fromkeys(("us", "us each", "shortest", "longest"), ",.2f")
