@@ -195,7 +195,6 @@ def _bisect(
         chosen.case_named(case),
         releases=[part.strip() for part in releases.split(",") if part.strip()],
         overlays=_overlays(overlay),
-        on_round=lambda words: print(words, file=sys.stderr, flush=True),
         **how,
     )
     given = "".join(f" --overlay {shlex.quote(argument)}" for argument in overlay)

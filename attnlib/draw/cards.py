@@ -3,18 +3,12 @@
 The template escapes every string, and its colours are those of JupyterLab's theme.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 MAX_ROWS, NO_BAR, NOTHING = 20, -1.0, "-"
 TEMPLATES = Path(__file__).with_name("templates")
@@ -72,23 +66,17 @@ def as_html(card: Card) -> str:
 
 def render(template: Path, **values: Any) -> str:
     """A template, filled in: escaped in `.html`; a value that is missing raises."""
-    environment = _environment(template.parent, template.suffix == ".html")
-    return environment.get_template(template.name).render(values)
-
-
-@cache
-def _environment(folder: Path, escape: bool) -> Environment:
-    """One per folder, since it compiles its templates anew."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    return Environment(
-        loader=FileSystemLoader(folder),
-        autoescape=escape,
+    environment = Environment(
+        loader=FileSystemLoader(template.parent),
+        autoescape=template.suffix == ".html",
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    return environment.get_template(template.name).render(values)
 
 
 def as_text(card: Card) -> str:

@@ -83,7 +83,8 @@ class View(Shown):
     @cached_property
     def good(self) -> pd.DataFrame:
         """Those that are ok and were not throttled: a row per backend and round."""
-        return _good(self.rows)
+        rows = self.rows
+        return rows[(rows.status == "ok") & ~rows.throttled.astype(bool)]
 
     @cached_property
     def times(self) -> pd.DataFrame:
@@ -362,7 +363,3 @@ def measure_call(layer: AttnSpec, lengths: tuple[int, ...], backends: Sequence[s
         kv_len=sizes["kv_len"],
         backends=chosen,
     )
-
-
-def _good(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[(rows.status == "ok") & ~rows.throttled.astype(bool)]

@@ -158,16 +158,12 @@ def execute(path: Path) -> NotebookNode:
         raise RuntimeError(f"{path.name} failed: {error.ename}: {error.evalue}") from error
     for cell in (each for each in notebook.cells if each.cell_type == "code"):
         # A progress bar without its kernel is a line of no use, another widget an error message.
-        cell.outputs = [output for output in cell.outputs if not _is_bar(output)]
+        cell.outputs = [o for o in cell.outputs if {*o.get("data", {})} != {WIDGET, "text/plain"}]
         for output in cell.outputs:
             output.get("data", {}).pop(WIDGET, None)
             if output.output_type == "error":  # of a cell that shows a refusal: no folders
                 output.traceback = [f"{output.ename}: {output.evalue}"]
     return notebook
-
-
-def _is_bar(output: NotebookNode) -> bool:
-    return {*output.get("data", {})} == {WIDGET, "text/plain"}
 
 
 def _leave_out_machine(notebook: NotebookNode) -> None:

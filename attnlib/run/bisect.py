@@ -123,12 +123,11 @@ def bisect(
     rounds: int = 3,
     releases: Sequence[str] = (),
     overlays: dict[str, Path] | None = None,
-    on_round: Callable[[str], object] = lambda words: None,
 ) -> Bisection:
     """Find the first release of `package` between `good` and `bad` at which `case` changed speed.
 
     `releases` are those to search; without them, those on record (replay, no overlays given) or
-    those that can be had (`available_releases`). `on_round` gets a line per round measured.
+    those that can be had (`available_releases`).
     Raises ValueError for what cannot be asked and for ends that do not differ, RuntimeError for a
     release that fails or stays ambiguous, FileNotFoundError for records that replay lacks.
     """
@@ -143,7 +142,7 @@ def bisect(
     inside = tuple(releases_between(releases or recorded_releases(search), first, last))
     ends = (inside[0], inside[-1]) if good == first else (inside[-1], inside[0])
     question = replace(search, good=ends[0], bad=ends[1], releases=inside)
-    return _Search(question, study.device, sweep if live else None, on_round).run()
+    return _Search(question, study.device, sweep if live else None).run()
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,6 @@ class _Search:
     question: Bisection
     device: str
     sweep: Sweep | None
-    on_round: Callable[[str], object]
 
     def run(self) -> Bisection:
         question, steps = self.question, list[Step]()
@@ -185,7 +183,6 @@ class _Search:
                 device=self.device,
                 command=question.command,
                 number=start,
-                on_round=lambda n: self.on_round(f"round {n}: {release} against {both[0]}"),
             )
         else:
             comparison.take(record for record in question.records() if record.status == "ok")

@@ -236,6 +236,7 @@ class Sweep:
             bar = self.progress(total=total, unit="item", desc=jobs[0].study)
             with closing(bar):
                 for job in left:
+                    bar.set_postfix_str(f"round {job.round} {job.release}")
                     overlay = _overlay(job, self.overlays)
                     run_job(job, machine, overlay, Watch(bar.update, self.stop, (held,)))
         return total

@@ -1,7 +1,7 @@
 """The libraries whose choices can be explained, read from data/rules/*.yaml (see its README.md)."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -27,7 +27,7 @@ KEYS += ["policies", "limits", "problems"]
 ROW = "when choose cannot rest sets why source rows".split()
 
 
-@dataclass
+@dataclass(eq=False)
 class Library:
     """One library: `policies` maps a policy to its tables by mode, `backends` a mode to names.
 
@@ -66,12 +66,9 @@ class Library:
         named = tuple(name for name, tables in self.policies.items() if mode in tables)
         return (*named, *self.backends[mode])
 
-    @cached_property
-    def tests(self) -> Callable[[str, str, Version | None], frozenset[str]]:
-        """Gives the facts that a row of the release tests on the way to a choice."""
-        return cache(self._tests)
-
-    def _tests(self, mode: str, policy: str, release: Version | None) -> frozenset[str]:
+    @cache  # noqa: B019 - libraries are read once and live for good
+    def tests(self, mode: str, policy: str, release: Version | None) -> frozenset[str]:
+        """The facts that a row of the release tests on the way to a choice."""
         known = Facts(mode=mode) if release is None else Facts(mode=mode, release=release)
         tables = [self.policies[name].get(mode, ()) for name in {policy, AUTO} & {*self.policies}]
         chosen = [row for table in tables for row in table]

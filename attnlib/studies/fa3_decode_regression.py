@@ -122,8 +122,8 @@ def slowdown_heatmap(
 
     grid, records = slowdown_grid(frame, release), decode_rows(frame, release=release)
     records = records[records.backend.isin((FA2, FA3)) & (records.page_size == page_size)]
-    smallest_first = list(grid.groupby("heads").ratio.median().sort_values().index)
-    smallest_first = [each for each in smallest_first if each in heads or not heads]
+    order = grid.groupby("heads").ratio.median().sort_values().index
+    smallest_first = [each for each in order if each in heads or not heads]
     records = records[records.heads.isin(smallest_first)]
     grid = grid[grid.page_size == page_size]
     line = " " if len(smallest_first) > 1 else "\n"

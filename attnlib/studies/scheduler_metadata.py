@@ -92,11 +92,9 @@ def savings_chart(frame: pd.DataFrame, page_size: int, layers: int = 64) -> char
 
     Bars are 95 % intervals over rounds; those of very long steps leave the picture.
     """
-    table, drawn = savings(frame), decode_rows(frame)
-    table = table[table.layers == layers]
-    rows = table[table.page_size == page_size]
-    drawn = drawn[drawn.backend.isin(WAYS) & (drawn.layers == layers)]
-    drawn = drawn[drawn.page_size == page_size]
+    shape = "layers == @layers and page_size == @page_size"
+    rows, drawn = savings(frame).query(shape), decode_rows(frame).query(shape)
+    drawn = drawn[drawn.backend.isin(WAYS)]
     title, words = f"{layers} layers, page size {page_size}", ("kv_len, tokens", "saved, us a step")
     figure, (axis,) = charts.panels([title], (3.8, 3.1), drawn, words)
     lengths = sorted(rows.kv_len.unique())
@@ -106,6 +104,6 @@ def savings_chart(frame: pd.DataFrame, page_size: int, layers: int = 64) -> char
     rows = rows.assign(place=rows.kv_len.map(lengths.index) + aside)
     charts.dots(axis, rows, "place", "saved", by="batch_size", looks=looks, interval="y")
     axis.axhline(0, **style.RULE)
-    axis.set_ylim(table.saved.min() - 150, table.saved.max() + 150)
+    axis.set_ylim(rows.saved.min() - 150, rows.saved.max() + 150)
     axis.legend(title="batch size", ncols=3, loc="lower left", frameon=True)
     return figure
