@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..kinds.cases import Case
 from ..measure.files import UNFINISHED, write_whole
-from . import columns, parquet
+from . import parquet
 from .record import Record, machine_slug
 
 if TYPE_CHECKING:
@@ -186,7 +186,9 @@ def load(study: str, machine: str, *, case: Case | None = None) -> pd.DataFrame:
 
 def frame(records: Iterable[Record]) -> pd.DataFrame:
     """The records as `load` has them."""
-    return columns.frame_of(parquet.table_of(list(records)))
+    from .columns import frame_of  # pandas takes a while to import, and a worker needs none
+
+    return frame_of(parquet.table_of(list(records)))
 
 
 def require_comparable(rows: pd.DataFrame) -> None:
@@ -254,9 +256,11 @@ def _published(study: str, machine: str) -> tuple[Record, ...]:
 
 @lru_cache(maxsize=64)
 def _frame_of(study: str, machine: str, stamp: tuple[object, ...]) -> pd.DataFrame:
+    from .columns import frame_of
+
     table = _table(study, machine)
     try:
-        return columns.frame_of(table)
+        return frame_of(table)
     except ValueError as error:
         path = published_path(study, machine)
         raise ValueError(f"{path} must hold cases that are known here: {error}") from error
