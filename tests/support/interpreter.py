@@ -10,11 +10,7 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-check_operands = TritonSemantic.binary_op_type_checking_impl
-broadcast_unlike = TritonSemantic.broadcast_impl_value
-ONE = tl.tuple([])
-INTEGERS = {tl.int1, tl.int32, tl.int64}
-blocks = {}
+check, broadcast = TritonSemantic.binary_op_type_checking_impl, TritonSemantic.broadcast_impl_value
 
 
 def reduced(reduction, given):
@@ -38,46 +34,27 @@ def init_tensor(tensor, handle, of):
     tensor.shape, tensor.numel = sizes_of(tuple(of.shape) if of.is_block() else ())
 
 
-def block_of(block, element):
-    """A block's type with other elements, made once."""
-    key = (element.name, *block.shape)
-    if key not in blocks:
-        blocks[key] = tl.block_type(element, block.shape)
-    return blocks[key]
-
-
-def constant(value, like):
-    shape = tuple(like.type.shape) if like.type.is_block() else 1
-    handle = interpreter.TensorHandle(np.full(shape, value, dtype=np.int32), tl.int32)
-    return tl.tensor(handle, like.type)
-
-
 def operands(semantic, left, right, *allowed, **how):
-    """Of integers of one dtype, or int32 and a number, there is nothing to check or cast."""
+    """Of int32 tensors of one shape, or of one and a number, there is nothing to check or cast."""
     first, second = (getattr(each, "dtype", type(each)) for each in (left, right))
-    if first is second and first in INTEGERS:
-        return broadcast(semantic, left, right)
     if first is tl.int32 and second is int and 0 <= right < 2**31:
-        return left, constant(right, left)
-    if first is int and second is tl.int32 and 0 <= left < 2**31:
-        return constant(left, right), right
-    return check_operands(semantic, left, right, *allowed, **how)
-
-
-def broadcast(semantic, left, right):
-    left_shape, right_shape = (getattr(each.type, "shape", ONE).values for each in (left, right))
-    if left_shape == right_shape:
+        data = np.full(left.handle.data.shape, right, dtype=np.int32)
+        right, second = tl.tensor(interpreter.TensorHandle(data, tl.int32), left.type), tl.int32
+    if first is second is tl.int32 and left.shape is right.shape:
         return left, right
-    return broadcast_unlike(semantic, left, right)
+    return check(semantic, left, right, *allowed, **how)
+
+
+def broadcast_if_unlike(semantic, left, right):
+    return (left, right) if left.shape is right.shape else broadcast(semantic, left, right)
 
 
 def make_quick(patch):
     """Patch it: the language is replaced once and not per launch and device function."""
     patch.setattr(tl.tensor, "__init__", init_tensor)
-    patch.setattr(tl.block_type, "with_element_ty", block_of)
     patch.setattr(tl.block_type, "to_ir", lambda block, builder: block)
     patch.setattr(TritonSemantic, "binary_op_type_checking_impl", operands)
-    patch.setattr(TritonSemantic, "broadcast_impl_value", broadcast)
+    patch.setattr(TritonSemantic, "broadcast_impl_value", broadcast_if_unlike)
     # Without `debug` it computes whether each sum overflows, and drops the answer.
     options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     patch.setattr(interpreter.interpreter_builder, "options", options)
