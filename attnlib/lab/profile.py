@@ -31,7 +31,6 @@ from ..run.store import data_root
 
 DEVICES = ("auto", "cuda", "cpu")
 CALLS, WARM_UP = 10, 3
-SHOW_AFTER_S = 0.5
 NOT_RECORDED = {"note", "spans", "packed_trace"}
 RECORDED_KINDS = ("kernel", "memcpy", "memset", "call")
 FORMATS = dict.fromkeys(("us", "us each", "shortest", "longest"), ",.2f")
@@ -253,8 +252,8 @@ def profile(
         fn(*args)
 
     name = name or getattr(fn, "__name__", type(fn).__name__)
-    shown = {"total": warmup + 2 * calls, "unit": "call", "desc": f"profile {name}"}
-    with closing(progress_bar(**shown, delay=SHOW_AFTER_S)) as bar:
+    shown = {"total": warmup + 2 * calls, "unit": "call", "desc": f"profile {name}", "delay": 0.5}
+    with closing(progress_bar(**shown)) as bar:
         for _ in range(warmup):
             counted()
             bar.update()

@@ -132,7 +132,10 @@ def bisect(
     release that fails or stays ambiguous, FileNotFoundError for records that replay lacks.
     """
     _require_askable(study, case, package, backend, rounds=rounds)
-    first, last = _in_order(good, bad)
+    a, b = parse_release("good", good), parse_release("bad", bad)
+    if a == b:
+        raise ValueError(f"good and bad must be two releases, got {good} and {bad}")
+    first, last = (good, bad) if a < b else (bad, good)
     live, sweep = mode() == "live", Sweep(overlays=overlays or {})
     published = study.bisect_machine or study.reference_machine
     machine = machine_shown(PREFIX + study.name, study.device, published)
@@ -256,13 +259,6 @@ def _words(ratio: Ratio) -> str:
         f"{ratio.verdict} after {ratio.rounds} rounds: {ratio.ratio:.3f} of its time "
         f"({ratio.low:.3f} to {ratio.high:.3f}), margin {ratio.margin:.0%}"
     )
-
-
-def _in_order(good: str, bad: str) -> tuple[str, str]:
-    a, b = parse_release("good", good), parse_release("bad", bad)
-    if a == b:
-        raise ValueError(f"good and bad must be two releases, got {good} and {bad}")
-    return (good, bad) if a < b else (bad, good)
 
 
 def _require_askable(study: Study, case: Case, package: str, backend: str, *, rounds: int) -> None:

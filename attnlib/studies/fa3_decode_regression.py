@@ -5,7 +5,6 @@ Times are those of the timer `graph`, in microseconds, unless a table says other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 
 import pandas as pd
@@ -111,31 +110,25 @@ def slowdown_grid(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     return over(decode_rows(frame, release=release), FA3, FA2)[[*SHAPE, "ratio", "verdict"]]
 
 
-def slowdown_heatmap(
-    frame: pd.DataFrame, release: str, heads: Sequence[str] = (), *, page_size: int
-) -> charts.Figure:
-    """fa3 / fa2 over batch size and kv_len: a panel per head count, or for `heads` alone.
-
-    All have one colour scale."""
+def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> charts.Figure:
+    """fa3 / fa2 over batch size and kv_len: a panel per head count, one colour scale."""
     import seaborn as sns
     from matplotlib.colors import LogNorm
 
     grid, records = slowdown_grid(frame, release), decode_rows(frame, release=release)
     records = records[records.backend.isin((FA2, FA3)) & (records.page_size == page_size)]
-    order = grid.groupby("heads").ratio.median().sort_values().index
-    smallest_first = [each for each in order if each in heads or not heads]
-    records = records[records.heads.isin(smallest_first)]
+    smallest_first = list(grid.groupby("heads").ratio.median().sort_values().index)
     grid = grid[grid.page_size == page_size]
     line = " " if len(smallest_first) > 1 else "\n"
     figure, axes = charts.panels(
-        [f"{panel} heads" for panel in smallest_first],
+        [f"{heads} heads" for heads in smallest_first],
         (max(3.8, 3.0 * len(smallest_first)), 3.4),
         records,
         title=f"FlashInfer {release}: run time of fa3 / fa2,{line}page size {page_size}",
     )
     scale = LogNorm(1.0, max(2.0, grid.ratio.max()))
-    for axis, panel in zip(axes, smallest_first, strict=True):
-        wide = grid[grid.heads == panel].pivot_table("ratio", "kv_len", "batch_size")
+    for axis, heads in zip(axes, smallest_first, strict=True):
+        wide = grid[grid.heads == heads].pivot_table("ratio", "kv_len", "batch_size")
         wide = wide.sort_index(ascending=False).rename(lambda tokens: f"{tokens // 1024}k")
         look = {"annot": True, "fmt": ".1f", "annot_kws": {"fontsize": 8}, "linewidths": 0.5}
         sns.heatmap(wide, ax=axis, norm=scale, cmap="cividis", cbar=False, **look)
