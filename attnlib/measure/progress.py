@@ -4,10 +4,7 @@ from typing import Any
 
 
 def progress_bar(**words: Any) -> Any:
-    """tqdm's bar: a widget in a notebook, a line on stderr elsewhere; gone once it is closed.
-
-    Every update shows the time so far, one of 0 items too; the rest is by the mean so far.
-    """
+    """tqdm's bar, gone once it is closed; an update of 0 items too shows the time so far."""
     from tqdm.auto import tqdm
 
     class Bar(tqdm):

@@ -81,18 +81,15 @@ def small_grids():
 
 @pytest.fixture(autouse=True)
 def data(own_temporary_folder, monkeypatch):
-    """The test's own data folder; the published records need `delenv("ATTNLIB_DATA")`.
-
-    The folder of the test before, if that left it empty: making and removing 6,000 takes seconds.
-    """
+    """The test's own data folder; the published records need `delenv("ATTNLIB_DATA")`."""
+    # That of the test before if it is empty: to make and remove 6,000 takes seconds.
     if not folders or [*folders[-1].parent.rglob("*")] != folders[-1:]:
         folders.append(own_temporary_folder / f"data-{len(folders)}" / "data")
         folders[-1].mkdir(parents=True)
-    folder = folders[-1]
-    monkeypatch.setenv("ATTNLIB_DATA", str(folder))
+    monkeypatch.setenv("ATTNLIB_DATA", str(folders[-1]))
     for name in SWITCHES:
         monkeypatch.delenv(f"ATTNLIB_{name}", raising=False)
-    return folder
+    return folders[-1]
 
 
 @pytest.fixture(autouse=True)

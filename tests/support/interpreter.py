@@ -45,16 +45,18 @@ def operands(semantic, left, right, *allowed, **how):
     return check(semantic, left, right, *allowed, **how)
 
 
-def broadcast_if_unlike(semantic, left, right):
-    return (left, right) if left.shape is right.shape else broadcast(semantic, left, right)
-
-
 def make_quick(patch):
     """Patch it: the language is replaced once and not per launch and device function."""
     patch.setattr(tl.tensor, "__init__", init_tensor)
     patch.setattr(tl.block_type, "to_ir", lambda block, builder: block)
     patch.setattr(TritonSemantic, "binary_op_type_checking_impl", operands)
-    patch.setattr(TritonSemantic, "broadcast_impl_value", broadcast_if_unlike)
+    patch.setattr(
+        TritonSemantic,
+        "broadcast_impl_value",
+        lambda language, left, right: (
+            (left, right) if left.shape is right.shape else broadcast(language, left, right)
+        ),
+    )
     # Without `debug` it computes whether each sum overflows, and drops the answer.
     options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     patch.setattr(interpreter.interpreter_builder, "options", options)
