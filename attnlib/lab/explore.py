@@ -241,9 +241,6 @@ class _Progress:
         left = f", about {took * (total - self.done) / self.done:.0f} s left" if self.done else ""
         self.explorer._say(f"{self.done} of {total} items measured in {took:.0f} s{left}.")
 
-    def set_postfix_str(self, words: str) -> None:
-        """Rounds are not told."""
-
     def close(self) -> None:
         """Nothing is held."""
 

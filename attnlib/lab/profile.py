@@ -266,7 +266,9 @@ def profile(
     recorded_spans = spans.read_spans(events)
     on_gpu = bool(gpu_work(recorded_spans))
     if not on_gpu:
-        _require_no_gpu_asked(device, cuda_graph)
+        if device == "cuda" or cuda_graph:
+            asked = "cuda_graph=True" if cuda_graph else "device='cuda'"
+            raise RuntimeError(f"{asked} needs an fn that uses the GPU, the profiler saw no kernel")
     why = no_gpu or "the callable used no GPU"
     taken = Profile(
         name=name,
@@ -295,13 +297,6 @@ def _require_arguments(fn: object, calls: int, warmup: int, device: str) -> None
     require_int("calls", calls)
     require_int("warmup", warmup, least=0)
     require_word("device", device, DEVICES)
-
-
-def _require_no_gpu_asked(device: str, cuda_graph: bool) -> None:
-    """RuntimeError if kernels were asked for, of a callable that ran none."""
-    if device == "cuda" or cuda_graph:
-        option = "cuda_graph=True" if cuda_graph else "device='cuda'"
-        raise RuntimeError(f"{option} needs an fn that uses the GPU, torch.profiler saw no kernel")
 
 
 def profile_path(name: str) -> Path:

@@ -233,10 +233,10 @@ class Sweep:
             # Asked again: the sweep that held the GPU until now may have measured some.
             left = self._missing(jobs, machine)
             total = sum(len(job.items) for job in left)
-            bar = self.progress(total=total, unit="item", desc=jobs[0].study)
+            words = [jobs[0].study, *sorted({job.release for job in left} - {""})]
+            bar = self.progress(total=total, unit="item", desc=" ".join(words))
             with closing(bar):
                 for job in left:
-                    bar.set_postfix_str(f"round {job.round} {job.release}")
                     overlay = _overlay(job, self.overlays)
                     run_job(job, machine, overlay, Watch(bar.update, self.stop, (held,)))
         return total

@@ -14,11 +14,7 @@ FIRST = ("fa3_decode_regression", "auto_resolution", "measurement_trust")
 NOT_STUDIES = {*"captured claims gains next_step upgrade usual_calls vllm_steps".split()}
 
 
-def discover() -> dict[str, Study]:
-    """The `STUDY` of every study here, by name."""
-    others = {module.name for module in pkgutil.iter_modules(__path__)} - NOT_STUDIES - {*FIRST}
-    names = [*FIRST, *sorted(others)]
-    return {name: importlib.import_module(f"{__name__}.{name}").STUDY for name in names}
-
-
-STUDIES = discover()
+OTHERS = {module.name for module in pkgutil.iter_modules(__path__)} - NOT_STUDIES - {*FIRST}
+STUDIES: dict[str, Study] = {
+    name: importlib.import_module(f"{__name__}.{name}").STUDY for name in (*FIRST, *sorted(OTHERS))
+}
