@@ -6,6 +6,7 @@ STAMP := .venv/.installed
 # Two workers, each with half of the files in their order: what a file makes once is made once.
 PYTEST := $(BIN)/python -m pytest -n 2
 TESTS := $(PYTEST) --dist worksteal -p no:nbval -p no:anyio tests
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check attnlib tests && $(BIN)/mypy attnlib
 # Bytecode is kept, whatever the caller says: each of many processes would compile the package.
 export PYTHONDONTWRITEBYTECODE :=
 NOTEBOOKS := notebooks/
@@ -34,12 +35,12 @@ report: $(STAMP) ## build the HTML report, build/report/index.html
 	$(BIN)/python -m attnlib report
 
 lint: $(STAMP) ## ruff and mypy
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check attnlib tests
-	$(BIN)/mypy attnlib
+	$(LINT)
 
-quick: lint ## lint, and all tests that start no notebook and no browser
-	$(TESTS) --ignore tests/browser -m "not gpu and not kernel"
+quick: $(STAMP) ## lint, and all tests that start no notebook and no browser
+	( $(LINT) ) & lint=$$!; \
+	$(TESTS) --ignore tests/browser -m "not gpu and not kernel"; tests=$$?; \
+	wait $$lint && exit $$tests
 
 test: lint ## lint, run the tests, then re-run every notebook in replay mode
 	$(TESTS)

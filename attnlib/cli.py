@@ -152,14 +152,12 @@ def _overlays(texts: Sequence[str]) -> dict[str, Path]:
 
 def _measure(study: str, overlay: Sequence[str] = (), **how: Any) -> None:
     """Measure on this GPU what a study lacks, into data/records/."""
-    from tqdm.auto import tqdm
-
     from .run import store
     from .run.record import machine_slug
     from .run.study import Sweep, describe
 
     chosen = _study_named(study)
-    count = Sweep(overlays=_overlays(overlay), progress=tqdm, **how).measure(chosen)
+    count = Sweep(overlays=_overlays(overlay), **how).measure(chosen)
     machine = machine_slug(describe(chosen.device))
     print(f"{count} items measured; records in {store.journal_path(chosen.name, machine)}")
     torn = store.torn_path(chosen.name, machine)
@@ -197,7 +195,6 @@ def _bisect(
         chosen.case_named(case),
         releases=[part.strip() for part in releases.split(",") if part.strip()],
         overlays=_overlays(overlay),
-        on_round=lambda words: print(words, file=sys.stderr, flush=True),
         **how,
     )
     given = "".join(f" --overlay {shlex.quote(argument)}" for argument in overlay)
@@ -226,8 +223,6 @@ def _compare(
     status: 0 if every call is proved not slower, 1 if one is slower or fails, 2 for wrong use, 3 if
     that is not decided.
     """
-    from tqdm.auto import tqdm
-
     from .studies.upgrade import compare_releases
 
     if cases is None:
@@ -236,7 +231,7 @@ def _compare(
         keys = "\n".join(case.key for case in _study_named(str(cases)).cases)
     else:  # An empty file is no wish for the usual calls.
         keys = cases.read_text("utf-8-sig", "replace") or "\n"
-    upgrade = compare_releases(base, new, cases=keys, progress=tqdm, **how)
+    upgrade = compare_releases(base, new, cases=keys, **how)
     print(json.dumps(upgrade.to_dict(), indent=2) if as_json else upgrade)
     print(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
     return OUTCOMES[upgrade.outcome]

@@ -114,7 +114,7 @@ def _shown(caption: str, table: pd.DataFrame, bars: Sequence[float]) -> tuple[ob
 
 def _kind(column: Sequence[str]) -> str:
     # Numbers stand right, under each other; words, which begin with no digit, stand left.
-    is_words = not any(word[:1].isdigit() for word in column)
+    is_words = not any(word.lstrip("+-")[:1].isdigit() for word in column)
     return "words" if is_words and any(word != "-" for word in column) else ""
 
 

@@ -63,7 +63,12 @@ def panels(
     axes[0].set_ylabel(words[1])
     if title:
         figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
-    style.add_footer(figure, source)
+    # Under the figure, so that it can travel alone: study, GPU, days and records, or a line.
+    text = source if isinstance(source, str) else style.source_of(source)
+    height = style.LINE_INCHES * (text.count("\n") + 1.5) / size[1]
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(0, height, 1, 1 - height))
+    figure.text(0.005, 0.005, text, fontsize=7, color="0.35", ha="left", va="bottom")
     return figure, axes
 
 

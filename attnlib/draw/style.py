@@ -95,15 +95,6 @@ def log_axes(axis: Axes, *which: str) -> None:
         line.set_minor_formatter(NullFormatter())
 
 
-def add_footer(figure: Figure, source: pd.DataFrame | str) -> None:
-    """Under the figure, so that it can travel alone: study, GPU, days and records, or a line."""
-    text = source if isinstance(source, str) else source_of(source)
-    height = LINE_INCHES * (text.count("\n") + 1.5) / figure.get_size_inches()[1]
-    engine: Any = figure.get_layout_engine()
-    engine.set(rect=(0, height, 1, 1 - height))
-    figure.text(0.005, 0.005, text, fontsize=7, color="0.35", ha="left", va="bottom")
-
-
 def source_of(frame: pd.DataFrame) -> str:
     """Study, GPU with the id that its records lie under, and days of a frame's records; their ids.
 

@@ -229,8 +229,9 @@ def recorded_calls(case: DecodeCase) -> pd.DataFrame:
 
     Records of a library that was installed have no release, and are the oldest.
     """
-    frames = [store.load(name, at) for name in STUDIES for at in store.machines(name)]
-    rows = pd.concat([frame[frame.case == case] for frame in frames], ignore_index=True)
+    places = [(name, machine) for name in STUDIES for machine in store.machines(name)]
+    tables = [store.load(*place, case=case) for place in places]
+    rows = pd.concat([table for table in tables if len(table)] or tables, ignore_index=True)
     rows = rows[(rows.status == "ok") & ~rows.throttled.astype(bool)]
     rows = rows.assign(age=rows.release.map(lambda release: Version(release or "0")))
     rows = rows.sort_values("age", kind="stable")

@@ -4,6 +4,7 @@ What cannot be shown or measured is a sentence in the view: no error leaves a ca
 """
 
 import html
+import time
 from dataclasses import replace
 from functools import partial
 from threading import Event, Thread
@@ -230,13 +231,15 @@ class _Progress:
     """What `run.study.Sweep` takes for a progress bar, shown by an explorer."""
 
     def __init__(self, explorer: Explorer, *, total: int, **_: Any) -> None:
-        self.explorer, self.done = explorer, 0
+        self.explorer, self.done, self.started = explorer, 0, time.monotonic()
         explorer.bar.max = total
 
     def update(self, count: int) -> None:
         self.done += count
         self.explorer.bar.value = self.done
-        self.explorer._say(f"{self.done} of {self.explorer.bar.max} items measured.")
+        total, took = self.explorer.bar.max, time.monotonic() - self.started
+        left = f", about {took * (total - self.done) / self.done:.0f} s left" if self.done else ""
+        self.explorer._say(f"{self.done} of {total} items measured in {took:.0f} s{left}.")
 
     def close(self) -> None:
         """Nothing is held."""

@@ -13,6 +13,7 @@ import gzip
 import json
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ import pandas as pd
 from ..core.spec import require_int, require_word
 from ..draw.cards import Card, Shown, in_words
 from ..measure.files import write_whole
+from ..measure.progress import progress_bar
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
 from ..run.store import data_root
 
@@ -253,11 +255,16 @@ def profile(
         ran += 1
         fn(*args)
 
-    for _ in range(warmup):
-        counted()
-    subject = _captured(counted) if cuda_graph else counted
-    host_us, wall_us = timer.time_loop(subject, calls, gpu=not no_gpu)
-    events = trace.trace_calls(subject, calls, gpu=not no_gpu, settle=min(1, warmup))
+    name = name or getattr(fn, "__name__", type(fn).__name__)
+    shown = {"total": warmup + 2 * calls, "unit": "call", "desc": f"profile {name}", "delay": 0.5}
+    with closing(progress_bar(**shown)) as bar:
+        for _ in range(warmup):
+            counted()
+            bar.update()
+        subject = _captured(counted) if cuda_graph else counted
+        host_us, wall_us = timer.time_loop(subject, calls, gpu=not no_gpu)
+        bar.update(calls)
+        events = trace.trace_calls(subject, calls, gpu=not no_gpu, settle=min(1, warmup))
     if not no_gpu and not spans.saw_cuda(events):
         raise RuntimeError(BLIND)
     recorded_spans = spans.read_spans(events)
@@ -267,7 +274,7 @@ def profile(
         raise RuntimeError(f"{option} needs an fn that uses the GPU, torch.profiler saw no kernel")
     why = no_gpu or "the callable used no GPU"
     taken = Profile(
-        name=name or getattr(fn, "__name__", type(fn).__name__),
+        name=name,
         device="cuda" if on_gpu else "cpu",
         note="" if on_gpu else f"These are CPU operators, not kernels: {why}.",
         machine=machine.identify_gpu() if on_gpu else {"gpu": "", "gpu_id": "cpu"},

@@ -15,6 +15,7 @@ is stricter: Holm's steps keep the chance of any wrong verdict in the table near
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +95,7 @@ def judge_ratios(pairs: Sequence[Pair], *, not_slower: float = 0.0, looks: int =
     Raises ValueError for a pair with different numbers of times on both sides, or with none.
     """
     sides = [_paired(pair) for pair in pairs]
-    margins = np.array([not_slower or margin_of(min(map(np.median, pair))) for pair in sides])
+    margins = np.array([not_slower or margin_of(min(map(median, pair))) for pair in sides])
     means = _moderated([np.log(a / b) for a, b in sides])
 
     edges = np.log1p(margins)
@@ -200,15 +201,15 @@ def _prior(variance: Floats, freedom: Floats) -> tuple[float, float]:
     Smyth (2004), section 6.2: moments of the log variances, as in limma's `fitFDist`. If the
     variances differ no more than by chance, all rows share the pooled one.
     """
-    from scipy.special import digamma, polygamma
+    from scipy.special import digamma, zeta  # trigamma is zeta(2, x), its slope -2 zeta(3, x)
 
     logs = np.log(np.maximum(variance, 1e-5 * np.median(variance)))  # a row may not vary at all
     logs += np.log(freedom / 2) - digamma(freedom / 2)
-    between = logs.var(ddof=1) - polygamma(1, freedom / 2).mean()
+    between = logs.var(ddof=1) - zeta(2, freedom / 2).mean()
     if between <= 0:
         return float(np.average(variance, weights=freedom)), ALL_ALIKE
     half = 0.5 + 1 / between  # start of Newton's method for trigamma(half) = between
     for _ in range(10):  # eight are enough for any
-        now = polygamma(1, half)
-        half += now * (1 - now / between) / polygamma(2, half)
+        now = zeta(2, half)
+        half -= now * (1 - now / between) / (2 * zeta(3, half))
     return float(np.exp(logs.mean() + digamma(half) - np.log(half))), float(2 * half)

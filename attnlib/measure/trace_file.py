@@ -226,7 +226,9 @@ def _kept(
             continue
         start, length = round(_number(event, "ts") - begin, 3), _number(event, "dur")
         _require_counts(name, args)
-        launch, process = args.get("correlation"), _process_of(event)
+        launch, pid = args.get("correlation"), event.get("pid")
+        # Where a file has several, which ran or launched it (SGLang's `[TP0] 7`).
+        process = pid.partition("]")[0] if isinstance(pid, str) and pid.startswith("[") else ""
         if category in GPU_WORK:
             lane = sys.intern(f"stream {args.get('stream', '?')}")
             device = args.get("device", event.get("pid"))
@@ -257,12 +259,6 @@ def _kept(
         raise TypeError(f"a GPU must have a name and a count of SMs, got {gpu!r} and {sms!r}")
     facts = (path.name, source, gpu or "", sms or 0, len(work))
     return Trace(*facts, ran, waits[process], marks[process], launched[process])
-
-
-def _process_of(event: Mapping[str, Any]) -> str:
-    """Which process ran or launched it, where a file has several (SGLang's `[TP0] 7`); else ""."""
-    pid = event.get("pid")
-    return pid.partition("]")[0] if isinstance(pid, str) and pid.startswith("[") else ""
 
 
 def _number(owner: Mapping[str, Any], name: str) -> float:

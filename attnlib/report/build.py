@@ -156,9 +156,10 @@ def execute(path: Path) -> NotebookNode:
         client.execute()
     except CellExecutionError as error:
         raise RuntimeError(f"{path.name} failed: {error.ename}: {error.evalue}") from error
-    for cell in notebook.cells:
-        for output in cell.get("outputs", ()):
-            # A widget without its kernel is an error message.
+    for cell in (each for each in notebook.cells if each.cell_type == "code"):
+        # A progress bar without its kernel is a line of no use, another widget an error message.
+        cell.outputs = [o for o in cell.outputs if {*o.get("data", {})} != {WIDGET, "text/plain"}]
+        for output in cell.outputs:
             output.get("data", {}).pop(WIDGET, None)
             if output.output_type == "error":  # of a cell that shows a refusal: no folders
                 output.traceback = [f"{output.ename}: {output.evalue}"]

@@ -1,9 +1,12 @@
 """The report as one HTML page: findings, claims, notebooks and provenance.
 
-The page's content policy forbids scripts and anything loaded from elsewhere. Templates escape every
-string except the notebooks' HTML, which `fragment` has made safe, and the style.
+The page's content policy forbids anything loaded from elsewhere and every script but the search,
+by its hash. Templates escape every string except the notebooks' HTML, which `fragment` has made
+safe, the style and the search.
 """
 
+import base64
+import hashlib
 import json
 import re
 from collections import Counter
@@ -26,7 +29,7 @@ from .fragment import Fragment
 
 TEMPLATES = Path(__file__).with_name("templates")
 LIVE_RUN = Path(__file__).resolve().parents[1] / "data" / "live_run.json"
-TOLD = ("gpu", "gpu_id", "driver", "cpu")
+TOLD = ("gpu", "driver", "cpu")
 UNTOLD = ("apache-tvm-ffi", "numpy", "nvidia-cudnn-cu13", "nvidia-cudnn-frontend", "transformers")
 """What the page tells of a machine, and versions that it does not; the records have all."""
 TITLE = "Attention backends: regressions reproduced, explained, fixed"
@@ -119,6 +122,7 @@ def render_page(
     from pygments.formatters import HtmlFormatter
 
     own_style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    search = (TEMPLATES / "search.js").read_text(encoding="utf-8")
     highlight = HtmlFormatter(style="default").get_style_defs(".highlight")
     tally = Counter(claim.verdict for claim in judged).most_common()
     by_source = groupby(judged, key=lambda row: row.claim.source)
@@ -126,6 +130,8 @@ def render_page(
         TEMPLATES / "page.html",
         title=TITLE,
         style=Markup(f"{own_style}{cards.STYLE}{highlight}"),
+        script=Markup(search),
+        script_hash=base64.b64encode(hashlib.sha256(search.encode()).digest()).decode(),
         part=part,
         mode=MODES[mode()],
         pages=pages,

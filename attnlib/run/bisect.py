@@ -123,12 +123,11 @@ def bisect(
     rounds: int = 3,
     releases: Sequence[str] = (),
     overlays: dict[str, Path] | None = None,
-    on_round: Callable[[str], object] = lambda words: None,
 ) -> Bisection:
     """Find the first release of `package` between `good` and `bad` at which `case` changed speed.
 
     `releases` are those to search; without them, those on record (replay, no overlays given) or
-    those that can be had (`available_releases`). `on_round` gets a line per round measured.
+    those that can be had (`available_releases`).
     Raises ValueError for what cannot be asked and for ends that do not differ, RuntimeError for a
     release that fails or stays ambiguous, FileNotFoundError for records that replay lacks.
     """
@@ -147,7 +146,7 @@ def bisect(
     outer = inside[0], inside[-1]
     good, bad = outer if good == first else outer[::-1]
     question = replace(search, good=good, bad=bad, releases=inside)
-    return _Search(question, study.device, sweep if live else None, on_round).run()
+    return _Search(question, study.device, sweep if live else None).run()
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,6 @@ class _Search:
     question: Bisection
     device: str
     sweep: Sweep | None
-    on_round: Callable[[str], object]
 
     def run(self) -> Bisection:
         question, steps = self.question, list[Step]()
@@ -189,7 +187,6 @@ class _Search:
                 device=self.device,
                 command=question.command,
                 number=start,
-                on_round=lambda n: self.on_round(f"round {n}: {release} against {both[0]}"),
             )
         else:
             comparison.take(record for record in question.records() if record.status == "ok")

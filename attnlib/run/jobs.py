@@ -119,8 +119,8 @@ def _wait(process: subprocess.Popen[bytes], progress: IO[bytes], watch: Watch) -
         if watch.stop and watch.stop():
             raise StoppedError
         count = _count_done(progress)
+        watch.on_done(count - seen)  # of 0 items too: a bar shows the time that one takes
         if count > seen:
-            watch.on_done(count - seen)
             seen, last = count, time.monotonic()
         if time.monotonic() - last > ITEM_TIMEOUT_S:
             return f"timeout after {ITEM_TIMEOUT_S:.0f} s"

@@ -97,13 +97,11 @@ class Comparison:
         device: str,
         command: str,
         number: int,
-        on_round: Callable[[int], object] = lambda number: None,
     ) -> None:
         """Measure rounds of the items of `pairs`, look by look, until none is undecided.
 
         `records` gives those that count; `number` is that of the next round. A throttled round is
-        measured again, up to `SPARE_ROUNDS` a look, after which its item is given up; `on_round`
-        gets the number of each one done.
+        measured again, up to `SPARE_ROUNDS` a look, after which its item is given up.
         """
         self.take(records())
         given_up: set[Item] = set()
@@ -117,7 +115,6 @@ class Comparison:
                 for release in self.both[::step]:
                     items = tuple(replace(item, release=release) for item in short[::step])
                     sweep.run([Job(self.study, number, device, release, items, command)])
-                on_round(number)
                 number += 1
                 self.take(records())
             given_up |= {item for item in wanted if len(self.pairs[item]) < look}

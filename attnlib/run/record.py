@@ -116,16 +116,16 @@ class Record:
         item = item_from_dict({name: flat.pop(name) for name in _ITEM_FIELDS & form.keys()})
         for name in ("run_us", "plan_us", "kernels", "power_w", "sm_clock_mhz"):
             flat[name] = tuple(flat.get(name, ()))
-        record = cls(item=replace(item, backend=present_name(item.backend)), **flat)
-        names = {item.backend, re.sub(f"^{NOW}\\b", FORMER, item.backend)}
-        gpu_id = record.machine["gpu_id"]
-        ids = [
-            record_id(record.study, record.round, replace(item, backend=name), gpu_id)
-            for name in names
-        ]
-        if stored_id not in ids:
-            raise ValueError(f"id must be the content key {record.id}, got {stored_id}")
-        vars(record)["id"] = stored_id
+        present = present_name(item.backend)
+        record = cls(
+            item=item if present == item.backend else replace(item, backend=present), **flat
+        )
+        if stored_id != record.id:
+            former = replace(item, backend=re.sub(f"^{NOW}\\b", FORMER, present))
+            gpu_id = record.machine["gpu_id"]
+            if stored_id != record_id(record.study, record.round, former, gpu_id):
+                raise ValueError(f"id must be the content key {record.id}, got {stored_id}")
+            vars(record)["id"] = stored_id
         return record
 
 

@@ -23,8 +23,9 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..kinds.cases import Case
 from ..measure.files import UNFINISHED, write_whole
-from . import columns, parquet
+from . import parquet
 from .record import Record, machine_slug
 
 if TYPE_CHECKING:
@@ -167,17 +168,23 @@ def publish(study: str, machine: str = "") -> Path:
     return path
 
 
-def load(study: str, machine: str) -> pd.DataFrame:
-    """The records of a study on a machine: a row per record (`columns.frame_of`).
+def load(study: str, machine: str, *, case: Case | None = None) -> pd.DataFrame:
+    """The records of a study on a machine, or those of a case: a row each (`columns.frame_of`).
 
     Raises FileNotFoundError naming the machines that have the study.
     """
-    return _frame_of(study, machine, stamp(study, machine)).copy()
+    frame = _frame_of(study, machine, stamp(study, machine))
+    if case is None:
+        return frame.copy()
+    found = frame.case == case
+    return frame[found] if found.any() else frame[:0]
 
 
 def frame(records: Iterable[Record]) -> pd.DataFrame:
     """The records as `load` has them."""
-    return columns.frame_of(parquet.table_of(list(records)))
+    from .columns import frame_of  # pandas takes a while to import, and a worker needs none
+
+    return frame_of(parquet.table_of(list(records)))
 
 
 def require_comparable(rows: pd.DataFrame) -> None:
@@ -245,9 +252,11 @@ def _published(study: str, machine: str) -> tuple[Record, ...]:
 
 @lru_cache(maxsize=64)
 def _frame_of(study: str, machine: str, stamp: tuple[object, ...]) -> pd.DataFrame:
+    from .columns import frame_of
+
     table = _table(study, machine)
     try:
-        return columns.frame_of(table)
+        return frame_of(table)
     except ValueError as error:
         path = published_path(study, machine)
         raise ValueError(f"{path} must hold cases that are known here: {error}") from error

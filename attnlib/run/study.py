@@ -19,17 +19,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from tqdm import tqdm
 
 from ..core.backends.table import COMPARED
 from ..kinds.cases import Case
 from ..kinds.item import Item
 from ..measure.machine import has_driver
+from ..measure.progress import progress_bar
 from . import store
 from .jobs import Job, Watch, run_job, worker_environment
 from .lock import hold_gpu
@@ -197,7 +196,7 @@ class Sweep:
     rounds: int | None = None
     overlays: dict[str, Path] = field(default_factory=dict)
     retry: bool = False
-    progress: Any = None
+    progress: Callable[..., Any] = progress_bar
     stop: Callable[[], bool] | None = None
 
     def measure(self, study: Study) -> int:
@@ -234,8 +233,8 @@ class Sweep:
             # Asked again: the sweep that held the GPU until now may have measured some.
             left = self._missing(jobs, machine)
             total = sum(len(job.items) for job in left)
-            progress = self.progress or partial(tqdm, disable=True)
-            bar = progress(total=total, unit="item", desc=jobs[0].study)
+            words = [jobs[0].study, *sorted({job.release for job in left} - {""})]
+            bar = self.progress(total=total, unit="item", desc=" ".join(words))
             with closing(bar):
                 for job in left:
                     overlay = _overlay(job, self.overlays)

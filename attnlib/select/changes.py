@@ -73,7 +73,10 @@ def changes(
     dropped = {*facts, *fields} if stated is None else {*stated}
     rows = []
     for mode, dtype, gpu in product(tried, dtypes, gpus):
-        call = replace(usual_call(mode), **facts)
+        # A usual call: a decode step of 16 requests, or four prompts.
+        lens = (8192,) * 16 if mode in DECODE_MODES else (2048,) * 4
+        topk = TOPK if mode == "sparse_mla" else 0
+        call = replace(Call(kv_lens=lens, causal=mode not in LATENT_MODES, topk=topk), **facts)
         for name, usual in _layers(mode, model, dtypes[dtype], layer):
             spec = replace(usual, **sizes)
             how = {"mode": mode, "gpu": gpu, "policy": policy, "call": call}
@@ -102,13 +105,6 @@ def _choice(spec: AttnSpec, **how: Any) -> Choice:
         named = Reason("policy", how["policy"], True, "asked for by name", "policy")
         where = {name: how[name] for name in ("library", "mode", "gpu", "policy")}
         return Choice(**where, order=(how["policy"],), reasons=(named,), problem=str(error))
-
-
-def usual_call(mode: str) -> Call:
-    """A usual call of a mode: a decode step of 16 requests, or four prompts."""
-    lens = (8192,) * 16 if mode in DECODE_MODES else (2048,) * 4
-    topk = TOPK if mode == "sparse_mla" else 0
-    return Call(kv_lens=lens, causal=mode not in LATENT_MODES, topk=topk)
 
 
 def _pick(choice: Choice) -> str:

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Called:
         return replace(self, library=installed, why=why, refused=refused)
 
 
-@dataclass
+@dataclass(eq=False)
 class Library:
     """One library: `policies` maps a policy to its tables by mode, `backends` a mode to names.
 
@@ -87,6 +87,7 @@ class Library:
         named = tuple(name for name, tables in self.policies.items() if mode in tables)
         return (*named, *self.backends[mode])
 
+    @cache  # noqa: B019 - libraries are read once and live for good
     def tests(self, mode: str, policy: str, release: Version | None) -> frozenset[str]:
         """The facts that a row of the release tests on the way to a choice."""
         known = Facts(mode=mode) if release is None else Facts(mode=mode, release=release)

@@ -1,9 +1,7 @@
 """What the configured context costs a decode step inside SGLang 0.5.16 and 0.5.17.
 
-Both pin torch 2.11.0 and sglang-kernel 0.4.5. The metadata kernel of 0.5.16 copies a page table as
-wide as the context, that of 0.5.17 returns past a request's pages: `context_width` has the kernels
-alone. Behind `host` a kernel can hide while the host prepares the graph's launch; behind `ahead`
-none can.
+Both pin torch 2.11.0 and sglang-kernel 0.4.5; `context_width` has the metadata kernels alone. By
+the timer `host` a kernel can hide while the host prepares the graph's launch, by `ahead` none can.
 """
 
 from ..run.study import Grid, Study
@@ -11,7 +9,6 @@ from . import engine_now
 from .engine_step import FUSED, NOW, ONE_LAUNCH
 
 CASES = engine_now.CASES[-1:]
-"""128 requests of up to 1,024 tokens, with a context of 131,072."""
 ARMS, RELEASES = (NOW, FUSED, ONE_LAUNCH), ("0.5.16", "0.5.17")
 STUDY = Study(
     name="engine_width",
@@ -24,4 +21,3 @@ STUDY = Study(
     ceilings=(),
 )
 COMPARED = tuple((arm, NOW, CASES) for arm in ARMS[1:])
-"""For `engine_step.savings`, which keeps releases apart."""

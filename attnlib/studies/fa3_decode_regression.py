@@ -109,11 +109,12 @@ def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> ch
     records = records[records.backend.isin((FA2, FA3)) & (records.page_size == page_size)]
     smallest_first = list(grid.groupby("heads").ratio.median().sort_values().index)
     grid = grid[grid.page_size == page_size]
+    line = " " if len(smallest_first) > 1 else "\n"
     figure, axes = charts.panels(
         [f"{heads} heads" for heads in smallest_first],
-        (3.0 * len(smallest_first), 3.4),
+        (max(3.8, 3.0 * len(smallest_first)), 3.4),
         records,
-        title=f"FlashInfer {release}: run time of fa3 / fa2, page size {page_size}",
+        title=f"FlashInfer {release}: run time of fa3 / fa2,{line}page size {page_size}",
     )
     scale = LogNorm(1.0, max(2.0, grid.ratio.max()))
     for axis, heads in zip(axes, smallest_first, strict=True):

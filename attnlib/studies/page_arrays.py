@@ -1,7 +1,4 @@
-"""Page arrays of FlashInfer's decode: SGLang's launches and ours, which is one.
-
-`metadata-fused` overlaps the copy of itself before it; `metadata-fused-alone` does not.
-"""
+"""Page arrays of FlashInfer's decode: SGLang's launches and ours, which is one."""
 
 from itertools import product
 

@@ -87,27 +87,23 @@ def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
     return table.assign(overlap=table["sum"] - table["step"]).reset_index()
 
 
-def savings_chart(frame: pd.DataFrame, layers: int = 64) -> charts.Figure:
-    """Microseconds saved per step over kv_len: a panel per page size, a dot per batch size.
+def savings_chart(frame: pd.DataFrame, page_size: int, layers: int = 64) -> charts.Figure:
+    """Microseconds saved per step over kv_len, a dot per batch size.
 
     Bars are 95 % intervals over rounds; those of very long steps leave the picture.
     """
-    table, drawn = savings(frame), decode_rows(frame)
-    table = table[table.layers == layers]
-    drawn = drawn[drawn.backend.isin(WAYS) & (drawn.layers == layers)]
-    panels = {
-        f"{layers} layers, page size {page}": rows for page, rows in table.groupby("page_size")
-    }
-    size, words = (4.8 * len(panels), 4.2), ("kv_len, tokens", "saved, us per step")
-    figure, axes = charts.panels(list(panels), size, drawn, words, share="y")
-    for axis, rows in zip(axes, panels.values(), strict=True):
-        lengths = sorted(rows.kv_len.unique())
-        charts.categories(axis, "x", (f"{length:,}" for length in lengths))
-        looks = style.looks(sorted(rows.batch_size.unique()))
-        aside = charts.spread(rows.batch_size, 0.12 * (len(looks) - 1))
-        rows = rows.assign(place=rows.kv_len.map(lengths.index) + aside)
-        charts.dots(axis, rows, "place", "saved", by="batch_size", looks=looks, interval="y")
-        axis.axhline(0, **style.RULE)
-    axes[0].set_ylim(table.saved.min() - 150, table.saved.max() + 150)
-    axes[-1].legend(title="batch size", ncols=3, loc="upper left", frameon=True)
+    shape = "layers == @layers and page_size == @page_size"
+    rows, drawn = savings(frame).query(shape), decode_rows(frame).query(shape)
+    drawn = drawn[drawn.backend.isin(WAYS)]
+    title, words = f"{layers} layers, page size {page_size}", ("kv_len, tokens", "saved, us a step")
+    figure, (axis,) = charts.panels([title], (3.8, 3.1), drawn, words)
+    lengths = sorted(rows.kv_len.unique())
+    charts.categories(axis, "x", (f"{length:,}" for length in lengths))
+    looks = style.looks(sorted(rows.batch_size.unique()))
+    aside = charts.spread(rows.batch_size, 0.12 * (len(looks) - 1))
+    rows = rows.assign(place=rows.kv_len.map(lengths.index) + aside)
+    charts.dots(axis, rows, "place", "saved", by="batch_size", looks=looks, interval="y")
+    axis.axhline(0, **style.RULE)
+    axis.set_ylim(rows.saved.min() - 150, rows.saved.max() + 150)
+    axis.legend(title="batch size", ncols=3, loc="lower left", frameon=True)
     return figure

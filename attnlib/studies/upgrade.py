@@ -162,7 +162,6 @@ def compare_releases(
     cases: str | Sequence[str] = (),
     backend: str = "",
     not_slower: float = 0.02,
-    progress: Any = None,
 ) -> Upgrade:
     """Measure, or replay, which calls release `new` of FlashInfer runs slower than `base`.
 
@@ -172,7 +171,7 @@ def compare_releases(
     `lens` (`core.layer.parse_lengths`, of `batch` requests) is one decode call of each instead.
     `backend` is what an engine pins, such as flashinfer-fa2 or fa2; by default what the library
     picks. `not_slower` is the margin within which a call counts as not slower; 0 asks whether it is
-    faster, slower or the same. `progress` is as tqdm.
+    faster, slower or the same.
 
     Raises ValueError for what cannot be asked, RuntimeError for a release that cannot be had.
     """
@@ -216,7 +215,7 @@ def compare_releases(
         overlays = {f"{PACKAGE}=={r}": own_build(path, PACKAGE)[1] for r, path in builds.items()}
         for release in both:
             overlay_for(PACKAGE, release, overlays)
-        _measure(comparison, items, Sweep(overlays=overlays, progress=progress))
+        _measure(comparison, items, Sweep(overlays=overlays))
     elif builds:
         comparison.pairs = {item: [] for item in items}
     else:

@@ -71,6 +71,23 @@ def test_every_link_has_its_end_no_id_stands_twice_and_a_finding_leads_to_its_no
     assert 0 <= top < 200
 
 
+def test_a_search_goes_through_all_notebooks_and_opens_folded_code(shown):
+    box, told = shown.get_by_label("Search all notebooks"), shown.locator("search output")
+    numbers = set()
+    box.fill("no such words")
+    box.press("Enter")
+    assert told.inner_text() == "none" and not shown.locator(".found").count()
+    box.fill("What this does NOT show")
+    for _ in STEMS:
+        box.press("Enter")
+        assert shown.locator(".found").inner_text().lower() == "what this does not show"
+        numbers.add(told.inner_text()[-2:])
+    assert numbers == {stem[:2] for stem in STEMS}
+    box.fill("plt.show()")
+    box.press("Enter")
+    assert shown.locator("details[open] .found").is_visible()
+
+
 def test_code_of_a_table_is_folded_and_opens_by_key(shown):
     assert shown.locator("details.code[open]").count() > 10
     first = shown.locator("details.code:not([open])").first

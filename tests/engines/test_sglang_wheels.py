@@ -44,10 +44,6 @@ def source(archive, module):
     return archive.read(f"{module.replace('.', '/')}.py").decode()
 
 
-def names_of(text):
-    return {*re.findall(r"\w+", text)}
-
-
 def parameters(archive, path):
     """Of the function at `module:name`, which its module may have from another."""
     module, name = path.split(":")
@@ -116,7 +112,9 @@ def test_ranks_and_graphs_are_asked_where_a_release_has_them(wheel):
             archive, "sglang.srt.model_executor.cuda_graph_config"
         )
         ranks = source(archive, "sglang.srt.runtime_context")
-        assert "def get_parallel(" in ranks and {"attn_tp_rank", "attn_tp_size"} <= names_of(ranks)
+        assert "def get_parallel(" in ranks and {"attn_tp_rank", "attn_tp_size"} <= {
+            *re.findall(r"\w+", ranks)
+        }
     assert "def is_dp_attention_enabled(" in source(archive, "sglang.srt.layers.dp_attention")
     plain = {*sglang_hooks.PLAIN}
     assert not plain & {*known_in(release, sglang_hooks.POINTS)[1].reads.split()}

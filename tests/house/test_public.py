@@ -20,12 +20,6 @@ PUBLIC = {
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def code_of(path):
-    """The Python of a notebook."""
-    cells = nbformat.read(path, as_version=4).cells
-    return "\n".join(cell.source for cell in cells if cell.cell_type == "code")
-
-
 def imported(code):
     lines = [line for line in code.splitlines() if not line.lstrip().startswith(("%", "!"))]
     for node in ast.walk(ast.parse("\n".join(lines))):
@@ -49,6 +43,8 @@ def test_a_name_that_is_not_public_lists_those_that_are():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_what_readers_see_imports_public_names_alone(path):
-    found = set(imported(code_of(path)))
+    cells = nbformat.read(path, as_version=4).cells
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    found = set(imported(code))
     assert found
     assert {pair for pair in found if pair[1] not in PUBLIC.get(pair[0], ())} == set()

@@ -40,7 +40,10 @@ def holder(gpu_id="demo", *arguments):
         yield process
 
 
-def test_a_second_sweep_is_refused_at_once_with_the_pid_of_the_first_and_another_gpu_is_free():
+def test_a_second_sweep_is_refused_at_once_with_the_pid_of_the_first_and_another_gpu_is_free(
+    monkeypatch,
+):
+    monkeypatch.setattr(lock, "TRIES", 2)
     with holder() as first:
         with pytest.raises(RuntimeError, match=f"one sweep at a time, process {first.pid} or its"):
             with hold_gpu("demo"):
@@ -72,8 +75,9 @@ def test_a_holder_that_is_killed_lets_go_when_its_last_worker_has_ended(monkeypa
 
 
 def test_two_sweeps_on_one_machine_exclude_each_other_if_there_is_something_to_measure(
-    instant_jobs,
+    instant_jobs, monkeypatch
 ):
+    monkeypatch.setattr(lock, "TRIES", 2)
     with holder("cpu") as first:
         with pytest.raises(RuntimeError, match=f"GPU 'cpu' must be .* process {first.pid} or"):
             Sweep().measure(TINY)

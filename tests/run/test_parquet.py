@@ -52,11 +52,6 @@ def test_records_survive_their_columns_exactly_and_in_order(make_record):
         assert [record.to_json() for record in found] == [record.to_json() for record in records]
 
 
-def run_code(code, *arguments, **options):
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, **options)
-
-
 def test_the_same_records_give_the_same_bytes_in_any_process(make_record):
     records = some_records(make_record)
     with multiprocessing.get_context("spawn").Pool(1) as other:
@@ -289,5 +284,6 @@ def test_every_field_of_a_record_has_a_meaning_that_names_what_there_is(make_rec
 
 def test_the_example_of_the_readme_runs_with_pandas_alone():
     (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
-    done = run_code(f"{code}import sys\nassert 'attnlib' not in sys.modules", text=True)
+    command = [sys.executable, "-c", f"{code}import sys\nassert 'attnlib' not in sys.modules"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("backend"), done.stderr

@@ -1,6 +1,5 @@
 """Shared fixtures: every test has its own data folder and none of the caller's switches."""
 
-import itertools
 import logging
 import os
 import sys
@@ -49,7 +48,7 @@ for logger in logging.root.manager.loggerDict.values():
 SWITCHES = ("MODE", "MACHINE", "WHEELS", "PREFILL_BACKEND", "DECODE_BACKEND")
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
 NO_TIMES = {"run_us": (), "plan_us": (), "calls_per_sample": 0, "kernels": ()}
-folders = itertools.count()
+folders = []
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
@@ -83,12 +82,14 @@ def small_grids():
 @pytest.fixture(autouse=True)
 def data(own_temporary_folder, monkeypatch):
     """The test's own data folder; the published records need `delenv("ATTNLIB_DATA")`."""
-    folder = own_temporary_folder / f"data-{next(folders)}" / "data"
-    folder.mkdir(parents=True)
-    monkeypatch.setenv("ATTNLIB_DATA", str(folder))
+    # That of the test before if it is empty: to make and remove 6,000 takes seconds.
+    if not folders or [*folders[-1].parent.rglob("*")] != folders[-1:]:
+        folders.append(own_temporary_folder / f"data-{len(folders)}" / "data")
+        folders[-1].mkdir(parents=True)
+    monkeypatch.setenv("ATTNLIB_DATA", str(folders[-1]))
     for name in SWITCHES:
         monkeypatch.delenv(f"ATTNLIB_{name}", raising=False)
-    return folder
+    return folders[-1]
 
 
 @pytest.fixture(autouse=True)

@@ -147,18 +147,13 @@ def _sums(lengths):
     return _words([0, *lengths]).cumsum(0, dtype=torch.int32)
 
 
-def _table(rows):
-    """A block table of whole 128 columns, as cute-dsl asks of a graph's."""
-    table = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return torch.nn.functional.pad(table, (0, -table.shape[1] % 128))
-
-
 def _lengths(spec, call, *, decode):
     kv = call.kv_lens
     q = call.q_lens or ((1,) * len(kv) if decode else kv)
     pages = tuple(-(-n // spec.page_size) for n in kv)
     last = [n - (p - 1) * spec.page_size for n, p in zip(kv, pages, strict=True)]
     indices = torch.arange(sum(pages), dtype=torch.int32)
+    table = torch.nn.utils.rnn.pad_sequence(indices.split(pages), batch_first=True)
     mask = torch.zeros(sum(a * b for a, b in zip(q, kv, strict=True)), dtype=torch.uint8)
     return SimpleNamespace(
         q=q,
@@ -168,7 +163,7 @@ def _lengths(spec, call, *, decode):
         page_indptr=_sums(pages),
         indices=indices,
         last=_words(last),
-        table=_table(indices.split(pages)),
+        table=torch.nn.functional.pad(table, (0, -table.shape[1] % 128)),  # as cute-dsl asks
         masks={"packed_custom_mask": mask} if call.custom_mask else {},
         heads=(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim),
     )
