@@ -238,8 +238,8 @@ def _compare(
 
 
 def _percent(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?%", text) or not float(text[:-1]):
-        raise argparse.ArgumentTypeError(f"must be a percentage such as 2%, got {text!r}")
+    if not re.fullmatch(r"\d+(\.\d+)?%", text) or not 0 < float(text[:-1]) < 100:
+        raise argparse.ArgumentTypeError(f"must be above 0% and below 100%, as 2%, got {text!r}")
     return float(text[:-1]) / 100
 
 

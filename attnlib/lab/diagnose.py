@@ -157,12 +157,16 @@ class TraceChange(Shown):
         notes = [
             "Two traces show what changed; a profiler slows both, and no verdict is given.",
             f"Times are {TIMES}.",
+            f"At most {MOST_ROWS} rows of a kind are shown; .table() and --json have all.",
         ]
         sides = {"before": self.before.blind(), "after": self.after.blind()}
         for note in dict.fromkeys([*sides["before"], *sides["after"]]):
             where = [name for name, said in sides.items() if note in said]
             notes.append(note if len(where) > 1 else f"{where[0]}: {note}")
         for kind in self.kinds:
+            lengths = [[step.length_us for step in side.usual[kind]] for side in self.compared]
+            told = [f"{len(us)} of {min(us):,.0f} to {max(us):,.0f} us" for us in lengths]
+            notes.append(f"Steps of {kind}, before and after: {' and '.join(told)}.")
             if calls := self._calls(kind):
                 words = "other layers, or cut steps: their times do not compare"
                 notes.append(f"A {kind} step has {calls} ({words}).")

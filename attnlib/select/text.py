@@ -161,7 +161,8 @@ def _short(order: str) -> str:
 def headline(choice: Choice) -> str:
     """`vllm==0.33.0, decode on sm100, policy auto: FLASHINFER, which runs trtllm-gen`."""
     where = f"{choice.library}, {choice.mode} on {choice.gpu}, policy {choice.policy}"
-    return f"{where}: {_picked(choice)}"
+    whose = " (FlashAttention-3, the library)" if choice.ours == "flash-attn-3" else ""
+    return f"{where}: {_picked(choice)}{whose}"
 
 
 def to_dict(choice: Choice) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""Decode steps of SGLang 0.5.23 (torch 2.14.1): metadata and schedule, arm against arm.
-
-From 0.5.15 on SGLang's metadata kernel is launched over the page table of the whole configured
-context (`--context-length`), not of the step's longest request.
-"""
+"""Decode steps of SGLang 0.5.23 (torch 2.14.1): metadata and schedule, arm against arm."""
 
 from dataclasses import replace
 

@@ -353,6 +353,7 @@ def test_two_traces_differ_by_role_by_name_and_by_step(tmp_path, capsys):
     assert "<table" in change._repr_html_()
     (axis,) = change.figure().axes
     assert len(axis.patches) == len(rows)
+    assert any("Steps of decode, before and after: " in note for note in change.card().notes)
     assert cli.main(["diagnose", str(before), str(after), "--json"]) == 0
     form = json.loads(capsys.readouterr().out)
     assert {row["part"] for row in form["changes"]} == set(rows.index)

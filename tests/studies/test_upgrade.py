@@ -326,6 +326,8 @@ def test_without_a_gpu_and_records_it_is_not_decided(capsys, fails, without_gpu)
     assert "must be a release up to 0.7.2.post1, or on record" in fails(*COMMAND[:-1], "99.0")
     assert "the wheel or folder of 0.7.2+mine" in fails(*COMMAND[:-1], "0.7.2+mine")
     for margin in ("2", "0%", "x%"):
-        assert "must be a percentage such as 2%, got" in fails(*COMMAND, "--not-slower", margin)
+        assert "must be above 0% and below 100%, as 2%, got" in fails(
+            *COMMAND, "--not-slower", margin
+        )
     with pytest.raises(ValueError, match=r"not_slower must lie in 0\.\.1, .*got 2"):
         compare(not_slower=2)
