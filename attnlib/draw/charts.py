@@ -1,7 +1,4 @@
-"""Figures of panels, dots with intervals, and names on an axis.
-
-Colour says nothing alone: a name has a marker too.
-"""
+"""Figures of panels, dots with intervals, and names on an axis; each colour has its marker."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import Any
 from packaging.version import Version
 
 from ..core.backends.limits import LATENT_MODES, layer_facts
+from ..core.layer import WHOLE_MODELS
 from ..core.spec import ELEMENT_BYTES, AttnSpec, require_word
 from .models import ARCHITECTURES, FAMILIES, MODELS, OTHER, TABLE
 
@@ -76,7 +77,7 @@ def facts_of_model(name: str) -> dict[str, Any]:
     for family, row in TABLE.items():
         if whole in row.get("whole", "").split():
             return {"model": family, "sinks": family == "gpt-oss"}
-    return {}
+    return {"model": OTHER} if whole in WHOLE_MODELS else {}
 
 
 def _flag(words: str, default: bool = False) -> Any:
