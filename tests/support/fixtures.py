@@ -45,7 +45,7 @@ sys.modules["rfc3987_syntax"] = None
 for logger in logging.root.manager.loggerDict.values():
     logger.propagate = True
 
-SWITCHES = ("MODE", "MACHINE", "WHEELS", "PREFILL_BACKEND", "DECODE_BACKEND")
+SWITCHES = ("MODE", "MACHINE", "WHEELS")
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
 NO_TIMES = {"run_us": (), "plan_us": (), "calls_per_sample": 0, "kernels": ()}
 folders = []
