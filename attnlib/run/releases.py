@@ -179,7 +179,9 @@ def _release_of(requirement: str, distribution: str) -> str:
 def _checked(folder: Path, distribution: str, release: str) -> Path:
     installed = _installed(folder)
     if installed.get(canonicalize_name(distribution)) != release:
-        raise ValueError(f"overlay {folder} must hold {distribution} {release}, it has {installed}")
+        raise ValueError(
+            f"overlay {folder} must hold {distribution} {release}, it has {installed or 'none'}"
+        )
     return folder
 
 
