@@ -289,7 +289,7 @@ def test_captured_steps_are_cases_too(lab, capsys):
         (["--model", "DeepSeek MLA", "--backend", "fa2"], "must run one of the calls (mla)"),
         (["--new", "0.6.13.0"], "base and new must be two releases"),
         (["--new", "fast"], f"fast must be a release of {PACKAGE}, a wheel or a folder"),
-        (["--new", "empty"], f"must hold {PACKAGE} of any release, it has {{}}"),
+        (["--new", "empty"], f"must hold {PACKAGE} of any release, it has none"),
         (["--new", "probe-1.0-py3-none-any.whl"], f"must be of {PACKAGE}, for this Python"),
         (["--new", "flashinfer_python-1.0-cp39-cp39-win32.whl"], f"must be of {PACKAGE}, for"),
         (["--cases", "none.txt"], "No such file"),
