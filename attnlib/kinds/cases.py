@@ -11,7 +11,6 @@ import importlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, get_args
 
 from .decode.case import DecodeCase
@@ -70,11 +69,6 @@ def subject_class(case: object) -> Callable[[Bench], Subject]:
 
 def case_from_dict(form: dict[str, Any]) -> Case:
     """The case of a record's JSON; ValueError for an unknown kind or fields that do not fit."""
-    return _case_of(tuple(form.items()))
-
-
-@lru_cache(maxsize=4096)
-def _case_of(form: tuple[tuple[str, Any], ...]) -> Case:
     fields = dict(form)
     kind = fields.pop("kind", "")
     if kind not in KINDS:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import Field, field, fields, is_dataclass
-from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 from ..core.spec import LATER
@@ -60,13 +59,12 @@ def flat_fields(cls: Any) -> Iterator[Field[Any]]:
             yield f
 
 
-@lru_cache(maxsize=4096)
 def _flat(noun: Any) -> dict[str, Any]:
     form: dict[str, Any] = {}
     for f in fields(noun):
         value = getattr(noun, f.name)
         if is_dataclass(value):
-            form |= _flat(value)  # type: ignore[arg-type]
+            form |= _flat(value)
         elif f.metadata != LATER or value != f.default:
             form[f.name] = value
     return form

@@ -1,7 +1,7 @@
 """From the columns of published records to the DataFrame that studies read: a row per record.
 
 The columns are taken as they are in the Parquet file. Only what a table needs is derived from the
-raw samples: median times, drift, launches. Equal cases are one `Case` object.
+raw samples: median times, drift, launches. A `Case` object is made once per distinct key.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import nan
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -88,9 +88,13 @@ def _case_columns(table: pa.Table) -> pd.DataFrame:
     names = [name for name in table.column_names if name.startswith(CASE_PREFIX)]
     fields = table.select(names).rename_columns([n.removeprefix(CASE_PREFIX) for n in names])
     cases: list[Case | None] = []
+    known: dict[tuple[Any, ...], Case] = {}
     for row in fields.to_pylist():
         form = {name: value for name, value in row.items() if value is not None}
-        cases.append(case_from_dict(form) if form else None)
+        key = tuple(form.items())
+        if form and key not in known:
+            known[key] = case_from_dict(form)
+        cases.append(known.get(key))
     frame = fields.to_pandas()
     frame.insert(0, "case", pd.Series(cases, dtype=object))
     frame.insert(1, "heads", [heads_of(case) for case in cases])

@@ -96,6 +96,7 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
         (METADATA, "builder", "prefill", "one of decode, kv_indices"),
         (METADATA, "lengths", "long", "one of fixed, ragged, skewed, .*, got 'long'"),
         (METADATA, "batch_size", 0, "an integer >= 1, got 0"),
+        (METADATA, "batch_size", [1], r"an integer >= 1, got \[1\]"),
         (METADATA, "page_size", 3, "a power of two, got 3"),
         (METADATA, "context", 8199, "an integer >= 8200, got 8199"),
         (STEP, "layers", 0, "an integer >= 1, got 0"),
