@@ -115,7 +115,7 @@ def parse_lengths(name: str, text: str, batch: int | None = None) -> tuple[int, 
             limits = f"at most {MAX_REQUESTS} requests of at most {INT32_MAX} tokens"
             raise ValueError(f"{name} must be {limits}, got {text!r}")
         if high < low or (high > low and count < 2):
-            words = f"{name} must have a range from low to high of 2 requests or more (x2)"
+            words = f"{name} must have a range from low to high of 2 requests or more (1..9x2)"
             raise ValueError(f"{words}, got {part[0]!r} of {count}")
         lengths += np.linspace(low, high, count).round().astype(int).tolist()
     if min(lengths) < 1:

@@ -74,9 +74,8 @@ class TraceChange(Shown):
         rows = self.rows.groupby("step", sort=False).head(MOST_ROWS)
         title = f"{self.before.trace.path} to {self.after.trace.path}"
         words = ("after - before, us a step (as traced)", "")
-        figure, (axis,) = charts.panels(
-            [title], (9, 1.2 + 0.3 * len(rows)), self.after.origin, words
-        )
+        size = (9, 1.2 + 0.3 * len(rows))
+        figure, (axis,) = charts.panels([title], size, self.origin, words)
         change = rows["after - before"]
         colors = [charts.VERDICTS[SLOWER if us > 0 else FASTER].color for us in change]
         bars = axis.barh(range(len(rows)), change, color=colors)
@@ -85,6 +84,11 @@ class TraceChange(Shown):
         charts.categories(axis, "y", rows.step + ": " + rows.part.map(charts.shorten))
         axis.axvline(0, **style.RULE)
         return figure
+
+    @property
+    def origin(self) -> str:
+        """Who traced both, and which GPUs."""
+        return f"before: {self.before.origin}; after: {self.after.origin}"
 
     @cached_property
     def rows(self) -> pd.DataFrame:
@@ -150,7 +154,7 @@ class TraceChange(Shown):
             facts=patterns,
             table=in_words(shown.assign(kernels=kernels), FORMATS),
             caption=f"microseconds a step, as traced: {TIMES}",
-            footer=f"before: {self.before.origin}; after: {self.after.origin}",
+            footer=self.origin,
         )
 
     def _notes(self) -> list[str]:
@@ -165,8 +169,8 @@ class TraceChange(Shown):
             notes.append(note if len(where) > 1 else f"{where[0]}: {note}")
         for kind in self.kinds:
             lengths = [[step.length_us for step in side.usual[kind]] for side in self.compared]
-            told = [f"{len(us)} of {min(us):,.0f} to {max(us):,.0f} us" for us in lengths]
-            notes.append(f"Steps of {kind}, before and after: {' and '.join(told)}.")
+            ranges = [f"{len(us)} of {min(us):,.0f} to {max(us):,.0f} us" for us in lengths]
+            notes.append(f"Steps of {kind}, before and after: {' and '.join(ranges)}.")
             if calls := self._calls(kind):
                 words = "other layers, or cut steps: their times do not compare"
                 notes.append(f"A {kind} step has {calls} ({words}).")

@@ -174,10 +174,10 @@ class Diagnosis(Shown):
         rows = []
         for pattern, kind in product(PATTERNS, [kind for kind in self.usual if kind in DECODES]):
             evidence = [pattern.shows(self.trace, step) for step in self.usual[kind]]
-            found = [shows for shows in evidence if shows]
+            found = [each for each in evidence if each]
             if 2 * len(found) <= len(evidence):
                 continue
-            us = fmean(shows.us for shows in found)
+            us = fmean(each.us for each in found)
             count = f"{len(found)} of {len(evidence)} usual {kind} steps"
             rows.append(
                 {
@@ -296,8 +296,8 @@ def _diagnosed(trace: Trace, stated: Mapping[str, Any]) -> Diagnosis:
         for step in find_steps(trace, kind_of)
     ]
     sizes = [step.batch_size for step in steps if step.kind in DECODES and step.batch_size]
-    told = {"batch_size": round(median(sizes))} if sizes else {}
-    return Diagnosis(trace, steps, told | {**stated}, stated)
+    marked = {"batch_size": round(median(sizes))} if sizes else {}
+    return Diagnosis(trace, steps, marked | {**stated}, stated)
 
 
 def calls_in(step: Step) -> int:

@@ -112,8 +112,8 @@ def explain(
     if called is None or called.policy not in find(called.library)[0].policies_for(mode):
         return replace(choice, unused=(*choice.unused, beside)) if beside else choice
     if gpu == "sm75":  # the engines run 16 bits as float16 there
-        sizes = {name: getattr(spec, name).replace("bf", "f") for name in ("dtype", "kv_dtype")}
-        spec = replace(spec, **sizes)
+        spec = replace(spec, dtype=spec.dtype.replace("bfloat16", "float16"))
+        spec = replace(spec, kv_dtype=spec.kv_dtype.replace("bfloat16", "float16"))
     called = called.beside(beside) if beside else called
     how = {"library": called.library, "policy": called.policy}
     inner = explain(spec, mode=mode, gpu=gpu, call=call, **how)

@@ -112,7 +112,8 @@ def _mixed(requests: int, tokens: int) -> tuple[ExtendCase, tuple[DecodeCase, Ex
 
 MIXED = dict(starmap(_mixed, product((4, 8, 16, 32), (128, 512, 2048))))
 """Mixed batches, whose contexts are all equal -> the decode and the chunk apart."""
-DECODING, CHUNKS = (tuple(dict.fromkeys(apart)) for apart in zip(*MIXED.values(), strict=True))
+DECODING = tuple(dict.fromkeys(decodes for decodes, _ in MIXED.values()))
+CHUNKS = tuple(dict.fromkeys(chunk for _, chunk in MIXED.values()))
 
 PIN_FA2, PIN_FA3 = ("flashinfer-prefill-fa2",), ("flashinfer-prefill-fa3",)
 BOTH = (*PIN_FA2, *PIN_FA3)

@@ -109,7 +109,7 @@ def savings(
     rows = good_rows(frame, timer)
     lines, times = [], []
     for arm, base, cases in compared:
-        for release, case in product(release_order(rows) or [""], cases):
+        for release, case in product(["", *release_order(rows)], cases):
             of_case = rows[(rows.release == release) & (rows.case == case)]
             rounds = rounds_of(of_case, arm, base)
             if rounds.empty:

@@ -77,15 +77,13 @@ def seconds_of_a_sweep() -> tuple[float, float] | None:
 
 def _on_record(item: Item[Any]) -> pd.DataFrame:
     """The records of an item's backend and timer, of any release and call; of searches too."""
-    frames = [
-        store.load(name, machine)
-        for study in STUDIES.values()
-        for name in (study.name, PREFIX + study.name)
-        for machine in store.machines(name)
-    ]
-    asked = [(frame.backend == item.backend) & (frame.timer == item.timer) for frame in frames]
-    rows = [frame[rows] for frame, rows in zip(frames, asked, strict=True)]
-    table = pd.concat([*rows, pd.DataFrame(columns=[*ROUND, "status", "release"])])
+    parts = []
+    for study in STUDIES.values():
+        for name in (study.name, PREFIX + study.name):
+            for machine in store.machines(name):
+                rows = store.load(name, machine)
+                parts.append(rows[(rows.backend == item.backend) & (rows.timer == item.timer)])
+    table = pd.concat([*parts, pd.DataFrame(columns=[*ROUND, "status", "release"])])
     return table[(table.status == "ok") & (table.release != "")]
 
 

@@ -111,10 +111,10 @@ class Upgrade(Shown):
             return "; ".join(f"{word}: {calls_of[word]}" for word in FAILING if word in calls_of)
         counts = self.rows.verdict[~self.rows.verdict.isin(PROVED)].value_counts()
         tally = ", ".join(f"{count} {word}" for word, count in counts.items())
-        told = [f"not decided: {tally}, of {calls}", self.next_step]
+        parts = [f"not decided: {tally}, of {calls}", self.next_step]
         for near in self.nearest.itertuples():
-            told.append(f"near {near.case}, {near.base} to {near.new}, on record: {near.verdict}")
-        return "; ".join(filter(None, told))
+            parts.append(f"near {near.case}, {near.base} to {near.new}, on record: {near.verdict}")
+        return "; ".join(filter(None, parts))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -293,7 +293,8 @@ def _upgrade(comparison: Comparison, builds: Mapping[str, Path], taken: Sequence
         notes.append(f"{item.case.key}, {item.backend}: {why}")
     near, step = [], next_step(comparison)
     missing = [item for item in comparison.undecided() if not comparison.pairs[item]]
-    for asked in [i for i in missing if not why_not_run(i, comparison.both)][:1]:
+    asked = next((item for item in missing if not why_not_run(item, comparison.both)), None)
+    if asked:
         for pair, item in nearest_calls(asked, comparison.both).items():
             near.append(replace(comparison, both=pair, pairs={}, failed={}))
             _replay(near[-1], [item])

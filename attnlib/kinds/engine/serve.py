@@ -265,8 +265,9 @@ class Steps:
             end.record()
         is_ahead = not ends[-3].query()
         self.runner.synchronize()
-        for arm, (before, end) in zip(turns, pairwise(ends), strict=True):
-            us[arm]["ahead_us"] += [before.elapsed_time(end) * 1e3] if is_ahead else []
+        if is_ahead:
+            for arm, (before, end) in zip(turns, pairwise(ends), strict=True):
+                us[arm]["ahead_us"].append(before.elapsed_time(end) * 1e3)
         return {arm: {name: each[WARM_TURNS:] for name, each in us[arm].items()} for arm in arms}
 
     def traced(self, lens: Sequence[int], arms: Arms) -> dict[str, dict[str, Any]]:
