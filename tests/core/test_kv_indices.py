@@ -50,7 +50,7 @@ def test_of_random_capacities_and_widths_what_does_not_fit_is_dropped_and_counte
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 701, 5000])
-@pytest.mark.parametrize("name", ["two_rows_per_program", "eight_rows_per_program_page_size_1"])
+@pytest.mark.parametrize("name", ["four_rows_per_program", "four_rows_per_program_page_size_1"])
 def test_where_programs_have_several_rows_what_does_not_fit_is_dropped(name, capacity):
     call = kv_arguments(KV_INDICES.shapes[name], capacity=capacity)
     build_kv_indices(**call | {"max_pages": call["max_pages"] - 2})

@@ -20,12 +20,12 @@ QUERY_LENGTHS = (2, 3, 4, 5, 8, 16, 64, 129, 512, 1000, 4096)
 LONGEST = 2**20
 
 
-def draw_calls(seed, *, num_sms, hdim96):
+def draw_calls(seed, *, num_sms, hdim96, build="upstream"):
     """Random calls without end, the same for the same arguments; all that the model accepts."""
     rng = np.random.default_rng(seed)
     while True:
         try:
-            call = _draw_call(rng, num_sms, hdim96)
+            call = _draw_call(rng, num_sms, hdim96, build)
             plan_splits(call.facts, *call.lengths())
         except ValueError:
             continue
@@ -49,7 +49,7 @@ def to_line(call):
     }
 
 
-def _draw_call(rng, num_sms, hdim96):
+def _draw_call(rng, num_sms, hdim96, build):
     def pick(options):
         return options[rng.integers(len(options))]
 
@@ -86,6 +86,7 @@ def _draw_call(rng, num_sms, hdim96):
         num_splits=0 if chance(0.7) else int(rng.integers(1, 256)) if chance(0.8) else 1,
         sm_margin=0 if chance(0.85) else int(rng.integers(1, num_sms)),
         hdim96=hdim96,
+        build=build,
     )
     q_lens = LengthSpec(pick([*KINDS]), max_q, int(rng.integers(2**31))) if facts.varlen_q else None
     return Call(facts, LengthSpec(pick([*KINDS]), most, int(rng.integers(2**31))), q_lens)

@@ -71,7 +71,7 @@ def small_grids():
     """What `metadata_cases.FEWER` says, fewer searches, and without a GPU fewer times."""
     sizes = (device, "MAX_SCAN"), (decode, "MANY_ROWS"), (kv_indices, "SMALL_GRID")
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in (*sizes, (kv_indices, "ROWS_PER_PROGRAM")):
+        for module, name in (*sizes, (kv_indices, "MANY_REQUESTS")):
             patch.setattr(module, name, getattr(module, name) // FEWER)
         if not torch.cuda.is_available():
             make_quick(patch)

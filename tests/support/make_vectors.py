@@ -54,6 +54,7 @@ def header(seed, count):
         "library": supplier,
         "library_version": installed_version(supplier),
         "hdim96": library.has_hdim96(),
+        "build": library.build(),
         "seed": seed,
         "count": count,
     }
@@ -66,7 +67,8 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     head = header(options.seed, options.count)
-    calls = drawn_calls.draw_calls(options.seed, num_sms=head["num_sms"], hdim96=head["hdim96"])
+    kernels = {name: head[name] for name in ("num_sms", "hdim96", "build")}
+    calls = drawn_calls.draw_calls(options.seed, **kernels)
     lines = [ask_library(call) for call in itertools.islice(calls, options.count)]
     drawn_calls.write(options.out, [head, *lines])
     refusals = Counter(line["refused"] for line in lines if "refused" in line)

@@ -171,13 +171,12 @@ STEPS = {
 }
 """What random shapes do not reach."""
 KV_SHAPES = STEPS | {
-    "from_a_start_two_rows_per_program": Shape(512 // FEWER + 3, 90, 2, moved=True),
+    "from_a_start_four_rows_per_program": Shape(1024 // FEWER + 3, 90, 2, moved=True),
     "several_turns": Shape(2, 1024 * 2 * 300 // FEWER, 1, extra_columns=0),
-    "two_rows_per_program": Shape(512 // FEWER + 3, 90, 1),
     "four_rows_per_program": Shape(1024 // FEWER + 13, 40, 2, holes=True),
-    "eight_rows_per_program_page_size_1": Shape(2048 // FEWER + 3, 9, 1),
-    "eight_rows_per_program_several_turns": Shape(2048 // FEWER + 1, 500, 1),
-    "eight_rows_per_program_page_size_16": Shape(2048 // FEWER + 2, 130, 16),
+    "four_rows_per_program_page_size_1": Shape(1024 // FEWER + 3, 9, 1),
+    "four_rows_per_program_several_turns": Shape(1024 // FEWER + 1, 2100, 1),
+    "four_rows_per_program_page_size_16": Shape(1024 // FEWER + 2, 130, 16),
 }
 DTYPES = st.sampled_from((torch.int32, torch.int64))
 SEEDS, PAGE_SIZES = st.integers(0, 1000), st.sampled_from([2**n for n in range(9)])

@@ -9,9 +9,8 @@ A row's pages start where those of the rows before it end. Every program sums th
 own rows itself: they lie in the L2 cache, and to wait for another program would cost more. Program
 0 scans them all and writes the two small arrays.
 
-A program loads its first pages while it sums. A row starts at any word of `kv_indices`, so lanes
-take neighbouring words, one each. The larger the batch, the more rows and turns a program takes, so
-that the sum stays small beside the copy.
+A program loads its first pages while it sums, and takes several rows of a large batch. A row starts
+at any word of `kv_indices`, so lanes take neighbouring words, one each.
 """
 
 from itertools import product
@@ -28,10 +27,10 @@ from .require import PageArrays, kept_apart, page_bounds, require_kv_indices, ro
 
 SMALL_GRID = 1024
 """Tiles up to which each has a program of its own. Chosen by hand on an H200, as the sizes below;
-study `decode_metadata` shows where one is wrong."""
-ROWS_PER_PROGRAM = 512
-"""Requests of a batch for each row that a program takes, up to MAX_ROWS."""
-MAX_ROWS = 8
+study `page_arrays` shows where one is wrong."""
+MANY_REQUESTS = 1024
+"""Up to so many a program takes one request: its sum must not cost more than its copy."""
+WARPS = 4
 LENGTHS_PER_WARP = 512
 """Lengths scanned at once: with twice as many, registers halve the programs that are resident."""
 
@@ -205,17 +204,16 @@ def kv_indices_kernel(
 def launch_of(t: PageArrays, page_size: int) -> Launch:
     """The launch of the kernel; a program takes several tiles in turn where the grid is large."""
     batch, (pool_rows, max_ctx) = len(t.seq_lens), t.req_to_token.shape
-    rows = min(MAX_ROWS, triton.next_power_of_2(max(1, -(-batch // ROWS_PER_PROGRAM))))
-    tile, warps, turns = (1024, 4, 2) if page_size == 1 else (512, 8, 4)
-    groups, cols, turns = -(-batch // rows), tile // rows, max(turns, rows)
-    scan = min(scan_width(batch), LENGTHS_PER_WARP * warps)
+    rows, cols, turns = (1, 1024, 2) if batch <= MANY_REQUESTS else (4, 512, 4)
+    groups = -(-batch // rows)
+    scan = min(scan_width(batch), LENGTHS_PER_WARP * WARPS)
     constants = (page_size.bit_length() - 1, scan, rows, cols)
 
     def cut(seq_len_delta: int, max_pages: int) -> tuple[Grid, tuple[Any, ...], int]:
         blocks = -(-max_pages // cols)
         if groups * blocks > SMALL_GRID:
             blocks = -(-blocks // turns)
-        return (1 + groups, max(1, blocks)), constants, warps
+        return (1 + groups, max(1, blocks)), constants, WARPS
 
     inputs = ["seq_lens"] if t.kv_start is None else ["seq_lens", "kv_start"]
     outputs = ["kv_indptr"] if t.kv_last_page_len is None else ["kv_indptr", "kv_last_page_len"]

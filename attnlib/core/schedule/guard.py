@@ -29,7 +29,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..spec import dtype_name, require_word
-from .facts import FULL, SchedulerFacts
+from .facts import BUILDS, FULL, SchedulerFacts
 from .flash_attn3 import misfit, sm_count
 
 ENGINES = {
@@ -92,6 +92,7 @@ class Guard:
 
     def __init__(self, engine: str) -> None:
         self.engine, self.mode = engine, OFF
+        self.build = engine if engine in BUILDS else BUILDS[0]
         self._log = lru_cache(logging.getLogger("attnlib").error)  # each message once
         self._swapped: list[tuple[Function, Function]] = []
         self._captured: Calls | None = None
@@ -177,7 +178,7 @@ class Guard:
 
     def _facts(self, arguments: dict[str, Any]) -> SchedulerFacts | None:
         try:
-            return _facts(arguments)
+            return _facts(arguments, self.build)
         except (TypeError, ValueError) as error:
             self._log(f"a call of FlashAttention-3 is not checked: {error}")
             return None
@@ -235,8 +236,8 @@ def _differing(made: SchedulerFacts, call: SchedulerFacts) -> str:
     return misfit(differing) if differing else ""
 
 
-def _facts(arguments: dict[str, Any]) -> SchedulerFacts:
-    """The facts of a call that makes words or takes them."""
+def _facts(arguments: dict[str, Any], build: str) -> SchedulerFacts:
+    """The facts of a call that makes words or takes them, of this build."""
     if isinstance(arguments["causal"], torch.Tensor):
         raise TypeError("causal must be a bool, got a tensor")
     sizes = _attention_facts(arguments) if "q" in arguments else _metadata_facts(arguments)
@@ -250,6 +251,7 @@ def _facts(arguments: dict[str, Any]) -> SchedulerFacts:
         pack_gqa=arguments.get("pack_gqa"),
         num_splits=arguments["num_splits"],
         sm_margin=arguments.get("sm_margin", 0),
+        build=build,
     )
 
 
