@@ -199,12 +199,7 @@ def _event(row: Mapping[str, Any], category: str, names: Mapping[Any, str]) -> d
     return {**whole, "pid": f"[{process}]", **us}
 
 
-def _kept(
-    path: Path,
-    source: str,
-    gpus: Gpus,
-    events: Iterable[Mapping[str, Any]],
-) -> Trace:
+def _kept(path: Path, source: str, gpus: Gpus, events: Iterable[Mapping[str, Any]]) -> Trace:
     """What is looked at, of the GPU that ran most; ValueError if none ran anything."""
     work: dict[tuple[str, Any], list[Span]] = defaultdict(list)
     # By process: correlation ids are its own.

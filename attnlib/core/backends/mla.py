@@ -43,12 +43,7 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         sums, pages, lens, page_size = attended_pages(batch)
         wrapper = self._wrapper(batch) if held is None else held[0]
         rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
-        lengths = {
-            "qo_indptr": rows,
-            "kv_indptr": sums,
-            "kv_indices": pages,
-            "kv_len_arr": lens,
-        }
+        lengths = {"qo_indptr": rows, "kv_indptr": sums, "kv_indices": pages, "kv_len_arr": lens}
         # From 0.7.1 on both calls take structures; tensors one by one are deprecated.
         structure = getattr(importlib.import_module("flashinfer.mla"), "MLAPlanMetadata", None)
         if structure:

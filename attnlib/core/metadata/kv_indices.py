@@ -28,9 +28,10 @@ from .require import PageArrays, kept_apart, page_bounds, require_kv_indices, ro
 SMALL_GRID = 1024
 """Tiles up to which each has a program of its own. Chosen by hand on an H200, as the sizes below;
 study `page_arrays` shows where one is wrong."""
-MANY_REQUESTS = 1024
-"""Up to so many a program takes one request: its sum must not cost more than its copy."""
-WARPS = 4
+FEW_PAGES, MANY_REQUESTS = 512, 1024
+"""Pages of a row up to which its program takes more rows the more there are, 512 for each; with
+more pages two from so many requests on. Else the sum of the lengths would outlast the copy."""
+WARPS, PAGES_AT_ONCE = 4, 1024
 LENGTHS_PER_WARP = 512
 """Lengths scanned at once: with twice as many, registers halve the programs that are resident."""
 
@@ -152,8 +153,7 @@ def write_pages(
                 slots = load_slots(tokens, cols + step, readable, PER_WORD)
 
 
-# Not specialised on sizes: a new size compiles nothing, and a stride that is a multiple of 16
-# gets no wide loads.
+# Not specialised on sizes: a new size compiles nothing, a stride of 16 words gets no wide loads.
 @triton.jit(
     do_not_specialize=[
         "delta",
@@ -174,8 +174,7 @@ def kv_indices_kernel(
     kv_indptr_ptr,  # [batch + 1] int32
     kv_indices_ptr,  # [capacity] int32
     kv_last_page_len_ptr,  # [batch] int32, or none
-    # input
-    kv_start_ptr,  # [batch] int32 or int64, or none
+    kv_start_ptr,  # [batch] int32 or int64, or none; an input
     # numbers
     delta,
     max_pages,
@@ -204,15 +203,19 @@ def kv_indices_kernel(
 def launch_of(t: PageArrays, page_size: int) -> Launch:
     """The launch of the kernel; a program takes several tiles in turn where the grid is large."""
     batch, (pool_rows, max_ctx) = len(t.seq_lens), t.req_to_token.shape
-    rows, cols, turns = (1, 1024, 2) if batch <= MANY_REQUESTS else (4, 512, 4)
-    groups = -(-batch // rows)
     scan = min(scan_width(batch), LENGTHS_PER_WARP * WARPS)
-    constants = (page_size.bit_length() - 1, scan, rows, cols)
 
     def cut(seq_len_delta: int, max_pages: int) -> tuple[Grid, tuple[Any, ...], int]:
-        blocks = -(-max_pages // cols)
+        if max_pages > FEW_PAGES:
+            rows = 1 if batch <= MANY_REQUESTS else 2
+            cols, turns = PAGES_AT_ONCE, 2 * rows
+        else:
+            rows = min(8, triton.next_power_of_2(max(1, -(-batch // 512))))
+            cols, turns = PAGES_AT_ONCE // rows, rows
+        groups, blocks = -(-batch // rows), -(-max_pages // cols)
         if groups * blocks > SMALL_GRID:
             blocks = -(-blocks // turns)
+        constants = (page_size.bit_length() - 1, scan, rows, cols)
         return (1 + groups, max(1, blocks)), constants, WARPS
 
     inputs = ["seq_lens"] if t.kv_start is None else ["seq_lens", "kv_start"]

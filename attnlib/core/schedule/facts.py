@@ -11,7 +11,7 @@ Builds differ in their tiles, so a schedule is that of a build:
 |---|---|---|
 | upstream | Dao-AILab, tokenspeed-fa3, flash-attn-3 | 2 or 3 warpgroups, 128 or 192 rows |
 | vllm | vllm-project/flash-attention 617264c, vLLM 0.33.0 | 64 rows for <= 64 packed, no window |
-| sglang | sgl-flash-attn #34 (2026-02) and #37 (2026-03) | as vllm, windows too; else upstream |
+| sglang | sglang-kernel 0.4.5 | as vllm, windows too; a cap of splits by the rows of all requests |
 """
 
 import math
@@ -149,7 +149,7 @@ class SchedulerFacts(Grouped):
         """
         if self.page_size is None:
             return False
-        if self.build == "vllm" and self.is_local:
+        if self.build != "upstream" and self.is_local:
             return True
         block_m, block_n = self._tile(gathers=False)
         return self.page_size % block_n != 0 or self.max_seqlen_q * self.group_size <= block_m
@@ -162,7 +162,7 @@ class SchedulerFacts(Grouped):
     @cached_property
     def split_cap(self) -> int:
         """The most splits of a request: `num_splits`, or the heuristic's, which pretends that the
-        batch is one request of full width, so neither its size nor its lengths matter."""
+        batch is one request of full width, with the query rows of one (SGLang's build: of all)."""
         return self.num_splits or _heuristic_cap(self)
 
     @property
@@ -239,6 +239,8 @@ def _tile_16_bit(call: SchedulerFacts, dim: int, dim_v: int, gathers: bool) -> t
             return ONE_WARPGROUP, 192
         if vllm and narrow and not call.is_causal:
             return 192, 160
+        if call.build == "sglang" and call.is_local:
+            return 192, 192
         return 192, 128 if narrow or call.is_causal else 192
     if dim <= 96:
         return 192, 128 if narrow else 144
@@ -270,7 +272,8 @@ def _tile_fp8(call: SchedulerFacts, dim: int, gathers: bool) -> tuple[int, int]:
 def _heuristic_cap(facts: SchedulerFacts) -> int:
     block_m, block_n = facts.tile
     sms = facts.usable_sms
-    m_blocks = math.ceil(facts.max_seqlen_q * facts.group_size / block_m)
+    requests = facts.batch_size if facts.build == "sglang" else 1
+    m_blocks = math.ceil(requests * facts.max_seqlen_q * facts.group_size / block_m)
     tiles = facts.num_kv_heads * m_blocks
     if np.float32(tiles) >= np.float32(0.8) * np.float32(sms):
         masked = facts.is_causal or facts.is_local

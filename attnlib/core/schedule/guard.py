@@ -76,7 +76,6 @@ class _Words(torch.Tensor):
                 if isinstance(words, cls):
                     _keep_copy(words, buffer[index])
             if func is torch.Tensor.copy_:
-                # the same by method: `buffer[:n].copy_(words)`
                 buffer, words = args[:2]
                 if isinstance(words, cls):
                     _keep_copy(words, buffer)

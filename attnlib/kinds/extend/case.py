@@ -19,14 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ...core.spec import (
-    CUSTOM_MASKS,
-    LENGTHS,
-    AttnSpec,
-    require_int,
-    require_lengths,
-    require_word,
-)
+from ...core.spec import CUSTOM_MASKS, LENGTHS, AttnSpec, require_int, require_lengths, require_word
 from ..cost import INT32_BYTES, CallCost, attention_cost
 from ..decode.case import DecodeCase
 from ..form import NamedCase, later
