@@ -27,7 +27,7 @@ DOT_POINTS = 4
 ABOVE_LINES = 3
 
 
-def shorten(name: str, most: int = 44) -> str:
+def shorten(name: str, most: int = 48) -> str:
     """Both ends of a name longer than `most` letters: `autograd::engine::...::AddmmBackward0`."""
     end = most // 2 - 2
     return name if len(name) <= most else f"{name[:end]}...{name[-end:]}"

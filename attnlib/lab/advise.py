@@ -119,7 +119,7 @@ class Advice(Shown):
         days = " to ".join(dict.fromkeys((self.nearest.day.min(), self.nearest.day.max())))
         count = f"{len(self.lengths)} request{'s' * (len(self.lengths) > 1)}"
         heads = f"{self.layer.heads} heads, head_dim {self.layer.head_dim}, {count}"
-        notes = ["Recorded batches, also of backends that engines lack; nothing is predicted."]
+        notes = ["Recorded times, not predictions; engines lack some of these backends."]
         if self.nearest.day.min() < PRESENT_PLANNER:
             notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
         if self.choice.refused_page:

@@ -73,15 +73,15 @@ class TraceChange(Shown):
         """The change of each part, a bar each, the largest of each kind of step."""
         rows = self.rows.groupby("step", sort=False).head(MOST_ROWS)
         title = f"{self.before.trace.path} to {self.after.trace.path}"
-        words = ("after - before, us a step (as traced)", "")
-        size = (9, 1.2 + 0.3 * len(rows))
-        figure, (axis,) = charts.panels([title], size, self.origin, words)
+        words = (f"{', '.join(self.kinds)}: after - before, us a step (as traced)", "")
+        figure, (axis,) = charts.panels([title], (9, 1.2 + 0.3 * len(rows)), self.origin, words)
         change = rows["after - before"]
         colors = [charts.VERDICTS[SLOWER if us > 0 else FASTER].color for us in change]
         bars = axis.barh(range(len(rows)), change, color=colors)
         axis.bar_label(bars, fmt="{:+,.1f}", padding=3, fontsize=7)
         axis.margins(x=0.15)
-        charts.categories(axis, "y", rows.step + ": " + rows.part.map(charts.shorten))
+        steps = rows.step + ": " if len(self.kinds) > 1 else ""
+        charts.categories(axis, "y", steps + rows.part.map(charts.shorten))
         axis.axvline(0, **style.RULE)
         return figure
 

@@ -29,7 +29,7 @@ MOST_KERNELS = 12
 DECODES = (DECODE, VERIFY, EITHER)
 TIMES = "means over the middle half of a kind's steps by length, without those at the trace's ends"
 NEEDS = {
-    "marks": "No marks of steps: decode or verification, and copies of lengths, are unseen.",
+    "marks": "No marks of steps: decode or verification is unknown, copies of lengths are unseen.",
     "batch size": "No batch size: --shape batch_size=N tells whether fa2 splits requests.",
     "launches": "No calls of the CUDA API: launches, and what was marked, are unseen.",
     "waits": "No waits of the host: copies that it waits for are unseen.",
