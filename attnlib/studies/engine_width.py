@@ -20,4 +20,5 @@ STUDY = Study(
     reference_machine="nvidia-h200-72f2fe22",
     ceilings=(),
 )
+SECOND_GPU = "nvidia-h200-b4e95249"
 COMPARED = tuple((arm, NOW, CASES) for arm in ARMS[1:])

@@ -20,6 +20,6 @@ STUDY = Study(
         Grid(CASES, SGLANG, ("0.5.14", "0.5.23"), rounds=4),
         Grid(CASES[::3], OURS, headline=True),
     ),
-    reference_machine="nvidia-h200-5e07061a",
+    reference_machine="nvidia-h200-b4e95249",
     ceilings=(),
 )
