@@ -16,6 +16,7 @@ from ..core.metadata.require import DecodeTensors
 from ..core.metadata.step import build_step_metadata
 from ..core.schedule.facts import SchedulerFacts
 from ..core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
+from ..core.schedule.library import sglang_build
 from ..core.spec import dtype_name
 from .arms import PREFIX, SGLANG, STATE
 from .capture import Step, joined
@@ -124,7 +125,7 @@ def _scheduler(page_table: torch.Tensor, page_size: int) -> SchedulerMetadata:
         causal=True,
         has_softcap=backend.has_softcap,
         num_splits=backend.num_splits,
-        build="sglang",
+        build=sglang_build(),
     )
     scheduler = reserve(facts, words.device, out=words)
     if scheduler.words.shape != words.shape:

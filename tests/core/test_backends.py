@@ -179,11 +179,7 @@ def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeyp
     monkeypatch.setattr(base, "installed_version", lambda _: "")
     monkeypatch.setattr(library, "find_module", lambda name: "")
     spec = MlaSpec(16) if "mla" in name else SPEC
-    install = (
-        "sglang-kernel"
-        if name == "flash-attn-3-mla"
-        else "flashinfer-python|sgl-flash-mla|tokenspeed|vllm"
-    )
+    install = "flashinfer-python|sgl-flash-mla|tokenspeed|vllm"
     with pytest.raises(RuntimeError, match=f"{name} cannot run .*pip install ({install})"):
         backends.create(name, spec)
     monkeypatch.setattr(base, "installed_version", lambda _: "99")

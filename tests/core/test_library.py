@@ -46,7 +46,7 @@ def test_the_supplier_is_the_distribution_that_owns_the_module(only, monkeypatch
     only("flash_attn_interface")
     owners = {"flash_attn_interface": names} if names else {}
     monkeypatch.setattr(library.metadata, "packages_distributions", lambda: owners)
-    assert library.supplier() == (names[0].replace("_", "-") if names else library.NO_DISTRIBUTION)
+    assert library.supplier() == (names[0].replace("_", "-") if names else "flash-attn-3")
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,20 @@ def test_the_build_flags_say_which_head_dims_are_there_as_all_are_without_any(
 
 
 @pytest.mark.parametrize(
-    ("module", "build"), [("sgl_kernel", "sglang"), ("flash_attn_interface", "upstream")]
+    ("module", "release", "build"),
+    [
+        ("sgl_kernel", "0.4.10", "sglang"),
+        ("sgl_kernel", "0.4.4", "sglang-0.4.4"),
+        ("sgl_kernel", None, "sglang-0.4.4"),
+        ("flash_attn_interface", "0.4.10", "upstream"),
+    ],
 )
-def test_the_module_says_whose_build_it_is(only, module, build):
+def test_the_module_says_whose_build_it_is(only, monkeypatch, module, release, build):
+    def version(distribution):
+        if release is None:
+            raise library.metadata.PackageNotFoundError(distribution)
+        return release
+
     only(module)
+    monkeypatch.setattr(library.metadata, "version", version)
     assert library.build() == build

@@ -28,8 +28,6 @@ DENSE_PAGE_SIZE = 64
 SPARSE_HEADS = (64, 128)
 SPARSE_BLOCK = 64
 """TOPK_BLOCK_SIZE of FlashMLA's sm90 sparse kernel; top-k must be a multiple."""
-LATENT_BUILD = "sglang-kernel"
-"""The build of FlashAttention-3 that has keys of 64 and values of 512 dims."""
 
 
 class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
@@ -283,13 +281,6 @@ class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
         return out[:, 0]
 
     @classmethod
-    def unavailable(cls, entry: Entry) -> str:
-        """As any backend; the build to install is one that has the kernel."""
-        if not library.find_module(library.FLASH_ATTN_3):
-            return f"{library.FLASH_ATTN_3} is not installed: pip install {LATENT_BUILD}"
-        return super().unavailable(entry)
-
-    @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
         """FP8 caches, and a build that says it has no such kernel. A build that lacks it without
         saying so answers wrong, which the oracle shows."""
@@ -297,7 +288,7 @@ class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
             build = library.supplier()
             return (
                 f"the FlashAttention-3 of {build} was built without keys of 64 and values of 512 "
-                f"dims: pip uninstall {build}, then pip install {LATENT_BUILD}"
+                f"dims: pip uninstall {build}, then pip install sglang-kernel"
             )
         return _other_format(spec, "bfloat16")
 

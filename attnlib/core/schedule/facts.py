@@ -11,7 +11,7 @@ Builds differ in their tiles, so a schedule is that of a build:
 |---|---|---|
 | upstream | Dao-AILab, tokenspeed-fa3, flash-attn-3 | 2 or 3 warpgroups, 128 or 192 rows |
 | vllm | vllm-project/flash-attention 617264c, vLLM 0.33.0 | 64 rows for <= 64 packed, no window |
-| sglang | sglang-kernel 0.4.5 | as vllm, windows too; a cap of splits by the rows of all requests |
+| sglang, sglang-0.4.4 | sglang-kernel | as vllm, windows too; cap by all rows since 0.4.5 |
 """
 
 import math
@@ -31,7 +31,7 @@ MAX_NUM_SPLITS = 255
 L2_BYTES = 50 * 2**20
 """What the heuristic takes an L2 cache to hold, whatever the GPU has."""
 FULL = (-1, -1)
-BUILDS = ("upstream", "vllm", "sglang")
+BUILDS = ("upstream", "vllm", "sglang", "sglang-0.4.4")
 ONE_WARPGROUP = 64
 """Query rows of one MMA warpgroup, the tile of short calls (use_one_mma_wg of heuristics.h)."""
 
@@ -168,9 +168,8 @@ class SchedulerFacts(Grouped):
     @property
     def one_warpgroup(self) -> bool:
         """Whether all query rows fit the 64-row tile that the engines' builds have."""
-        windows = self.build == "sglang" or not self.is_local
-        rows = self.max_seqlen_q * self.group_size
-        small = self.head_dim in (64, 128) and rows <= ONE_WARPGROUP
+        windows = self.build != "vllm" or not self.is_local
+        small = self.head_dim in (64, 128) and self.max_seqlen_q * self.group_size <= ONE_WARPGROUP
         return self.build != "upstream" and windows and small
 
     @property
@@ -239,7 +238,7 @@ def _tile_16_bit(call: SchedulerFacts, dim: int, dim_v: int, gathers: bool) -> t
             return ONE_WARPGROUP, 192
         if vllm and narrow and not call.is_causal:
             return 192, 160
-        if call.build == "sglang" and call.is_local:
+        if call.is_local and call.build.startswith("sglang"):
             return 192, 192
         return 192, 128 if narrow or call.is_causal else 192
     if dim <= 96:

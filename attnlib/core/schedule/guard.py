@@ -29,8 +29,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..spec import dtype_name, require_word
-from .facts import BUILDS, FULL, SchedulerFacts
+from .facts import FULL, SchedulerFacts
 from .flash_attn3 import misfit, sm_count
+from .library import sglang_build
 
 ENGINES = {
     "sglang": (
@@ -91,7 +92,7 @@ class Guard:
 
     def __init__(self, engine: str) -> None:
         self.engine, self.mode = engine, OFF
-        self.build = engine if engine in BUILDS else BUILDS[0]
+        self.build = {"sglang": sglang_build(), "vllm": "vllm"}.get(engine, "upstream")
         self._log = lru_cache(logging.getLogger("attnlib").error)  # each message once
         self._swapped: list[tuple[Function, Function]] = []
         self._captured: Calls | None = None

@@ -16,11 +16,9 @@ MODULES = {
     FLASHMLA: ("flash_mla",),
 }
 INSTALL = {
-    FLASH_ATTN_3: "pip install tokenspeed-fa3 (or flash-attn-3, or sgl-kernel)",
+    FLASH_ATTN_3: "pip install tokenspeed-fa3 (or flash-attn-3, or sglang-kernel, which has MLA)",
     FLASHMLA: "pip install sgl-flash-mla",
 }
-NO_DISTRIBUTION = "flash-attn-3"
-"""The name that stands where no distribution claims FlashAttention-3, or none is there."""
 
 
 def find_module(library: str = FLASH_ATTN_3) -> str:
@@ -29,7 +27,7 @@ def find_module(library: str = FLASH_ATTN_3) -> str:
 
 
 def supplier() -> str:
-    """The distribution that supplies FlashAttention-3, as package indexes spell it."""
+    """The distribution that supplies FlashAttention-3, by its index name; flash-attn-3 if none."""
     return _distribution(find_module().partition(".")[0])
 
 
@@ -37,7 +35,7 @@ def supplier() -> str:
 def _distribution(package: str) -> str:
     """Read once: every installed distribution's files are looked at, which takes seconds."""
     names = metadata.packages_distributions().get(package, []) if package else []
-    return re.sub(r"[-_.]+", "-", names[0]).lower() if names else NO_DISTRIBUTION
+    return re.sub(r"[-_.]+", "-", names[0]).lower() if names else "flash-attn-3"
 
 
 def missing(library: str) -> str:
@@ -69,7 +67,18 @@ def load(library: str = FLASH_ATTN_3) -> Any:
 
 def build() -> str:
     """Which of `facts.BUILDS` would be loaded: SGLang's kernel package, or upstream's code."""
-    return "sglang" if find_module().startswith("sgl_kernel") else "upstream"
+    return sglang_build() if find_module().startswith("sgl_kernel") else "upstream"
+
+
+def sglang_build() -> str:
+    """Which of them SGLang's kernel package is: its cap of splits changed with 0.4.5."""
+    from packaging.version import Version
+
+    try:
+        release = metadata.version("sglang-kernel")
+    except metadata.PackageNotFoundError:
+        release = "0"  # sgl-kernel, its name before
+    return "sglang" if Version(release) >= Version("0.4.5") else "sglang-0.4.4"
 
 
 def has_hdim96() -> bool:
