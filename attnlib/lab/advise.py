@@ -8,9 +8,11 @@ what it loses on layers left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +55,8 @@ class Advice(Shown):
 
     Columns of `nearest`: case, distance, a column of median us per backend, rounds, spread (largest
     relative difference between rounds of one backend), gpu, machine, release. `same` are records of
-    this very call (`recorded_calls`).
+    this very call (`recorded_calls`). `runs` are the backends that the engine has, and under which
+    name of its own; empty where no engine is named.
     """
 
     layer: AttnSpec
@@ -62,15 +65,14 @@ class Advice(Shown):
     nearest: pd.DataFrame
     same: pd.DataFrame
     has_sinks: bool = False
+    runs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ours(self) -> str:
         """The column of `nearest` that is what the rule chose, or the empty string; where vLLM's
         build of a kernel is not on record, another build of it."""
-        name = (self.choice.inner or self.choice).ours
-        names = (name, f"{name}-precomputed", f"{name.removeprefix('vllm-')}-precomputed")
         times = self.nearest.dropna(axis=1, how="all")
-        return next((name for name in names if name in times), "")
+        return next((name for name in _builds(self.choice) if name in times), "")
 
     @property
     def command(self) -> str:
@@ -83,8 +85,8 @@ class Advice(Shown):
 
     def table(self) -> pd.DataFrame:
         """A row per backend, best first, over the nearest batches: in how many it is the fastest,
-        its time over that of the rule's backend (geometric mean, least and most), and its worst
-        time over the fastest."""
+        its time over that of the rule's backend (geometric mean, least and most), its worst time
+        over the fastest, and as what the engine has it."""
         times = self.nearest.dropna(axis=1, how="all")
         times = times[[name for name in SHOWN if name in times]]
         over_best = times.div(times.min(axis=1), axis=0)
@@ -95,7 +97,10 @@ class Advice(Shown):
             table["least"], table["most"] = over.min().round(3), over.max().round(3)
         table["mean of time / best"] = np.exp(np.log(over_best).mean()).round(3)
         table["worst"] = over_best.max().round(3)
-        rows = pd.DataFrame(table).reindex(times.columns).fillna({"fastest in": 0})
+        if self.runs:
+            table["in the engine"] = pd.Series(self.runs)
+        rows = pd.DataFrame(table).reindex(times.columns)
+        rows = rows.fillna({"fastest in": 0, "in the engine": "no"})
         rows = rows.astype({"fastest in": int}).sort_values("mean of time / best")
         return rows.rename_axis("backend").reset_index()
 
@@ -141,6 +146,13 @@ class Advice(Shown):
         if not self.ours:
             notes.append(f"No batch near it is on record of {self.choice.kernel or 'the pick'}.")
         table = self.table()
+        lacked = sorted({*table.backend, *self.same.backend} - {*self.runs})
+        if self.runs and lacked:
+            where = f"{self.choice.library} on {self.choice.gpu}"
+            notes.append(f"Not in {where}: {', '.join(lacked)}.")
+        if self.layer.page_size % 16:
+            words = f"Left out, as they refuse pages of {self.layer.page_size}"
+            notes.append(f"{words}: {', '.join(plan_rivals.PAGES_OF_16)}.")
         repeated = self.nearest[self.nearest.rounds > 1]
         batches = self.nearest.head(SHOWN_BATCHES)
         best = [batches[name] for name in SHOWN if name in batches]
@@ -220,7 +232,39 @@ def advise(
     of_gpu = same[same.gpu.str.contains(gpu.upper(), regex=False)]
     same = of_gpu if len(of_gpu) else same
     nearest = nearest.reset_index(drop=True)
-    return Advice(layer, kv_lens, choice, nearest, same, has_sinks=stated.sinks)
+    runs = _run_by_engine(layer, stated, {*nearest, *same.backend}, **how)
+    return Advice(layer, kv_lens, choice, nearest, same, stated.sinks, runs)
+
+
+def _builds(choice: Choice) -> tuple[str, str, str]:
+    """What a choice's kernel is called in the records, another build of it last."""
+    name = (choice.inner or choice).ours
+    return name, f"{name}-precomputed", f"{name.removeprefix('vllm-')}-precomputed"
+
+
+def _run_by_engine(
+    layer: AttnSpec, call: Call, recorded: Collection[str], **how: str
+) -> dict[str, str]:
+    """Those of the recorded backends that an engine has on this GPU -> its name for them, or what
+    stands in for its build; empty for FlashInfer, which is no engine.
+
+    FlashInfer's own decode is what an engine runs without NVIDIA's cubins (`cubins=no`).
+    """
+    engine, runs = find(how["library"])[0], dict[str, str]()
+    policies = [name for name in engine.policies_for("decode") if engine.calls and name != AUTO]
+    for policy, cubins in product(policies, (True, False)):
+        with suppress(RuntimeError):
+            facts = replace(call, cubins=cubins)
+            choice = explain(layer, mode="decode", call=facts, **how | {"policy": policy})
+            *own, other = _builds(choice)
+            words = policy if cubins else f"{policy}, cubins=no"
+            names = [] if choice.problem else own
+            runs = dict.fromkeys(names, words) | runs
+            if names and not {*names} & {*recorded}:
+                runs.setdefault(other, f"{words}, of another build")
+    if random_batches.FA2 in runs:
+        runs[random_batches.PLANNED] = "our planner"
+    return runs
 
 
 def recorded_calls(case: DecodeCase) -> pd.DataFrame:

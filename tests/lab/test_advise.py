@@ -15,7 +15,7 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.lab.advise import neighbour_loss, recorded_calls
 from attnlib.select.facts import GPUS, Call
 from attnlib.select.libraries import LIBRARIES
-from attnlib.studies.plan_rivals import BACKENDS, PAGES_OF_16
+from attnlib.studies.plan_rivals import BACKENDS, FLASH_ATTENTION, PAGES_OF_16
 
 pytestmark = pytest.mark.usefixtures("published_records")
 
@@ -36,6 +36,7 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
     assert advice.nearest.distance.is_monotonic_increasing
     words = repr(advice)
     assert "SGLang #18364" in words and advice.command in words and len(words.splitlines()) < 30
+    assert "Left out, as they refuse pages of 1: flashinfer-xqa, " in words
 
 
 def test_the_line_that_measures_parses_to_the_same_call(monkeypatch):
@@ -99,6 +100,32 @@ def test_records_of_this_very_call_are_shown_of_every_study_and_far_batches_are_
     assert attnlib.advise(call[0], [7, 9]).same.empty
     assert "Nothing near is on record: the nearest" in repr(attnlib.advise(call[0], [1]))
     assert "Nothing near" not in repr(advice)
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "lacks", "has"),
+    [
+        ("vllm==0.33.0", "h200", "flash-attn-3-precomputed", ("vllm-triton", "TRITON_ATTN")),
+        (
+            "vllm==0.33.0",
+            "h100",
+            "flashinfer-batch-attention",
+            (FLASH_ATTENTION, "FLASH_ATTN, of another"),
+        ),
+        ("sglang==0.5.23", "h200", "vllm-triton", ("flashinfer-xqa", "trtllm_mha")),
+        ("sglang==0.5.23", "b200", "flash-attn-3-precomputed", ("flashinfer-fa2", "flashinfer")),
+        ("mini-sglang", "h100", "flashinfer-batch-attention", (FLASH_ATTENTION, "fa")),
+    ],
+)
+def test_a_backend_that_the_engine_lacks_is_said_to_be_none_of_its(engine, gpu, lacks, has):
+    call = AttnSpec(8, 1, 128, 64), [8192] * 8
+    advice = attnlib.advise(*call, library=engine, gpu=gpu, facts=Call(pinned_page=True))
+    (note,) = [note for note in advice.card().notes if note.startswith(f"Not in {engine} on sm")]
+    table, (name, words) = advice.table().set_index("backend")["in the engine"], has
+    assert lacks in note and name not in note and advice.runs[name].startswith(words)
+    assert {*table[table == "no"].index} <= {*note.rstrip(".").split(": ")[1].split(", ")}
+    of_library = attnlib.advise(*call, gpu=gpu)
+    assert "in the engine" not in of_library.table() and "Not in" not in repr(of_library)
 
 
 def test_an_h100_has_batches_of_its_own_with_the_present_planner():

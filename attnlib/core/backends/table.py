@@ -256,7 +256,7 @@ _ENTRIES = (
         "decode",
         "flash_attn3:FlashAttn3",
         "flash-attn-3",
-        words=("fa3",),
+        words=("fa3", "fa"),
         label="FlashAttention-3",
     ),
     Entry(
