@@ -117,8 +117,11 @@ def fa3_decodes(trace: Trace, step: Step) -> Evidence | None:
 
 
 def schedule_per_layer(trace: Trace, step: Step) -> Evidence | None:
-    """FlashAttention-3 prepares its schedule more than once per step."""
-    return _kernels(ran(step, "prepare")[1:], ", after one that would be enough")
+    """FlashAttention-3 prepares its schedule for every layer, or every second call of a cascade."""
+    prepared = ran(step, "prepare")
+    if 2 * len(prepared) < len(ran(step, "flash-attn-3")):  # of several steps in one
+        return None
+    return _kernels(prepared[1:], ", after one that would be enough")
 
 
 def metadata_op_by_op(trace: Trace, step: Step) -> Evidence | None:
@@ -208,7 +211,7 @@ def host_plans(trace: Trace, step: Step) -> Evidence | None:
 
 def planned_on_gpu(step: Step) -> bool:
     """Whether `core.fa2` planned this step: by length, without the host."""
-    return any(span.name == OUR_PLAN for span in step.work)
+    return OUR_PLAN in step.names
 
 
 def whole_table_copied(trace: Trace, step: Step) -> Evidence | None:
@@ -224,8 +227,8 @@ def whole_table_copied(trace: Trace, step: Step) -> Evidence | None:
 
 def old_schedule(trace: Trace, step: Step) -> Evidence | None:
     """FlashAttention-3 splits requests, and no schedule was written since the step before."""
-    calls, names = ran(step, "flash-attn-3"), {span.name for span in step.work}
-    if not calls or SCHEDULES & names or COMBINE not in names or step.begins:
+    calls = ran(step, "flash-attn-3")
+    if not calls or SCHEDULES & step.names or COMBINE not in step.names or step.begins:
         return None
     where = "in this step" if SCHEDULES & trace.names else "in this trace: another may write it"
     return _kernels(calls, f", requests are split, no kernel writes the schedule {where}")

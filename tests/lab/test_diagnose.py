@@ -559,3 +559,28 @@ def test_a_trace_that_is_cut_has_no_new_pattern_and_no_other_kind_of_step(name, 
     assert not others or change.kinds == ["decode or verify"]
     assert ("unknown" in change.after.usual) == ("Steps of unknown kind" in repr(change))
     assert not change.patterns["new"] and not change.patterns["gone"]
+
+
+@pytest.mark.parametrize("hole", [(0.55, 0.85), (0.15, 0.62), (0.2, 0.8), (0.45, 0.75)])
+@pytest.mark.parametrize(
+    "name", ["vllm_flash_attn", "vllm_flashinfer", "fa2_host", "sglang_flashinfer"]
+)
+def test_what_a_hole_in_a_trace_without_marks_hides_did_not_go(hole, name, tmp_path):
+    has_no_mark = COPIES["marks"][0]
+    whole = save_part(tmp_path / "whole", name, has_no_mark)
+    part = save_part(
+        tmp_path / "part", name, lambda e, at: has_no_mark(e, at) and not hole[0] < at < hole[1]
+    )
+    change = attnlib.diagnose(whole, part)
+    assert not change.patterns["new"] and not change.patterns["gone"]
+    absent = change.rows[(change.rows.after == 0) & ~change.rows.part.str.startswith("idle")]
+    assert {*(absent.part + " (" + absent.step + ")")} <= {*change.undecided}
+    assert "Not decided whether it came or went" in repr(change) or not len(absent)
+
+
+def test_steps_that_only_copies_tell_apart_may_be_one_and_have_no_schedule_per_layer(tmp_path):
+    keeps = (lambda event, at: event["cat"] == "kernel", ("correlation",))
+    merged = attnlib.diagnose(save_part(tmp_path / "x", "vllm_flash_attn", *keeps))
+    assert len(merged.steps) == 1 and merged.patterns.empty
+    assert "told apart by copies only: several may be counted as one" in repr(merged)
+    assert "told apart" not in repr(attnlib.diagnose(TRACES / "vllm_flash_attn.json.gz"))
