@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.layer import lengths_of_case, words_of_lengths
-from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_int, require_word
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_int
 from ..draw.cards import Card, Shown, in_words
 from ..kinds.decode.case import DecodeCase
 from ..kinds.lengths import sample_seq_lens
@@ -218,7 +218,7 @@ def advise(
     stated = facts or Call()
     pinned = stated.pinned_page or isinstance(call, DecodeCase)
     stated = replace(stated, kv_lens=kv_lens, graph=True, pinned_page=pinned)
-    require_word("backend", backend, find(library)[0].policies_for("decode"))
+    find(library)[0].require_policy(backend, ["decode"], "backend")
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
     choice = explain(layer, mode="decode", call=stated, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)

@@ -86,7 +86,7 @@ def explain(
         raise ValueError(f"library must be ENGINE,{FLASHINFER}==RELEASE, got {library!r}")
     require_word(f"mode of {rules.name}", mode, rules.modes)
     require_word("gpu", gpu, GPUS)
-    require_word(f"policy of {rules.name} in mode {mode}", policy, rules.policies_for(mode))
+    rules.require_policy(policy, [mode])
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
     tested = rules.tests(mode, policy, release)
     stated = [name for name, value in vars(call).items() if value != vars(NO_CALL)[name]]

@@ -1,7 +1,7 @@
 """The libraries whose choices can be explained, read from data/rules/*.yaml (see its README.md)."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -86,6 +86,20 @@ class Library:
         """Every policy there is in a mode, backends asked for by name included."""
         named = tuple(name for name, tables in self.policies.items() if mode in tables)
         return (*named, *self.backends[mode])
+
+    def require_policy(self, policy: str, modes: Sequence[str], argument: str = "policy") -> None:
+        """ValueError that names the known policies, unless one of the modes has this one."""
+        known = dict.fromkeys(name for mode in modes for name in self.policies_for(mode))
+        if policy in known:
+            return
+        others = [mode for mode in self.modes if policy in self.policies_for(mode)]
+        hint = f"; mode {' or '.join(others)} has it" if others else ""
+        hint += "; only a rule takes it" if policy in self.by_rule_only else ""
+        where = f" in mode {modes[0]}" if len(modes) == 1 else ""
+        raise ValueError(
+            f"{argument} of {self.name}{where} must be one of {', '.join(known)}: "
+            f"what others cannot run was not read, got {policy!r}{hint}"
+        )
 
     @cache  # noqa: B019 - libraries are read once and live for good
     def tests(self, mode: str, policy: str, release: Version | None) -> frozenset[str]:

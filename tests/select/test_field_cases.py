@@ -64,7 +64,7 @@ def test_every_option_counts_with_diff(capsys):
         ("--gpu sm90 --mode mla --page-size 64 --call softcap", "tests softcap"),
         ("--heads 32/8 --library vllm==0.33.0", "--library must be left out"),
         ("--gpu sm90 --model Qwen3-32B --call model=gpt-oss", "left out, Qwen3-32B says it"),
-        ("--mode decode,mla --policy FLASHINFER", "policy of vllm in mla must be one of auto"),
+        ("--mode decode,mla --policy FLASHINFER", "policy of vllm in mode mla must be one of auto"),
     ],
 )
 def test_what_does_not_count_is_refused_with_diff(options, word, capsys):
