@@ -105,13 +105,18 @@ class Library:
     def tests(self, mode: str, policy: str, release: Version | None) -> frozenset[str]:
         """The facts that a row of the release tests on the way to a choice."""
         known = Facts(mode=mode) if release is None else Facts(mode=mode, release=release)
-        tables = [self.policies[name].get(mode, ()) for name in {policy, AUTO} & {*self.policies}]
-        chosen = [row for table in tables for row in table]
-        names = {policy}.union(*(row.then for row in chosen))
+        tables = {n: t.get(mode, ()) for n, t in self.policies.items() if n in (policy, AUTO)}
+        rows = [row for row in tables.get(policy, ()) if row.speaks_of(known)]
+        asks = [row for row in rows if row.then == (AUTO,)]
+        auto = [row for row in tables[AUTO] if row.speaks_of(known)] if asks else []
+        names = {policy}.union(*(row.then for row in (*rows, *auto)))
         kept = [row for row in (*self.limits, *self.problems) if names & {*row.then}]
-        rows = [row for row in (*self.resolves, *chosen, *kept) if row.speaks_of(known)]
+        rows += [row for row in (*self.resolves, *kept) if row.speaks_of(known)]
         shared = limits.tested(mode) if self.name == FLASHINFER else set()
-        return frozenset(shared).union(*(when.tests for row in rows for when in row.when))
+        of_auto = {fact for row in auto for when in row.when for fact in when.tests}
+        settled = set.intersection(*({*row.sets} for row in asks)) if asks else set()
+        of_rows = {fact for row in rows for when in row.when for fact in when.tests}
+        return frozenset(shared | of_rows | of_auto - settled)
 
     def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
         """Every row that keeps `backend` from running the call."""
