@@ -286,6 +286,9 @@ def _advise(
     layer = parse_layer(heads, model=model, **options)
     lengths = parse_lengths("lens", lens, batch)
     if measure:
+        if named:
+            words = "all backends are measured, on the GPU that is here; not used:"
+            print(words, ", ".join(named), file=sys.stderr)
         print(measure_call(layer, lengths))
     else:
         how["facts"] = Call(**pinned, **facts_of_model(model))

@@ -39,7 +39,7 @@ DEVICE, CEILINGS = "cuda", ("copy", "matmul")
 ROUNDS, NEAREST = 3, 12
 """Rounds measured by default; and most values that a refusal names."""
 NO_WISHES: Mapping[str, Any] = {}
-WORDS = ("model", "heads", "records", "machine")
+WORDS = ("model", "heads", "records", "machine", "release", "timer", "variant", "lengths")
 SIZES = ("tp", "page_size", "batch", "kv_len", "rounds")
 PREFERRED = {
     "timer": "graph",
@@ -115,13 +115,14 @@ def layer_named(model: str, tp: int = 1, heads: str = "", head_dim: int = 0) -> 
 def require_kinds(wishes: Mapping[str, Any]) -> None:
     """ValueError for a wish of another kind: words, sizes of 1 or more, a list of backends."""
     for name in WORDS:
-        if not isinstance(wishes.get(name, ""), str):
+        if not isinstance(wishes.get(name), str | None):
             raise ValueError(f"{name} must be text, got {wishes[name]!r}")
     for name in SIZES:
         if wishes.get(name) is not None:
             require_int(name, wishes[name])
-    if not isinstance(wishes.get("backends") or (), list | tuple):
-        raise ValueError(f"backends must be a list of names, got {wishes['backends']!r}")
+    backends = wishes.get("backends") or ()
+    if not isinstance(backends, list | tuple) or {*map(type, backends)} - {str}:
+        raise ValueError(f"backends must be a list of names, got {backends!r}")
 
 
 def sources_of(model: str) -> list[tuple[str, str]]:
@@ -289,7 +290,7 @@ def _elsewhere(calls: pd.DataFrame, name: str, wish: Any, arguments: Mapping[str
             changed.append(f"{axis}={value!r}")
             same = _matches(rows, axis, value)
         rows = rows[same]
-    return f"; it is on record with {', '.join(changed)}"
+    return f"; it is on record with {', '.join(changed)}" if changed else ""
 
 
 def _apart(value: Any, wish: Any) -> float:

@@ -39,12 +39,15 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
     assert "Left out, as they refuse pages of 1: flashinfer-xqa, " in words
 
 
-def test_the_line_that_measures_parses_to_the_same_call(monkeypatch):
+def test_the_line_that_measures_parses_to_the_same_call(monkeypatch, capsys):
     seen = []
     monkeypatch.setattr("attnlib.lab.view.measure_call", lambda *call: seen.append(call))
     layer, lengths = AttnSpec(24, 8, 64, 1, "bfloat16", "float8_e4m3fn"), (7, 9, 9, 40)
     line = attnlib.advise(layer, lengths).command
     assert cli.main(shlex.split(line)[3:]) == 0 and seen == [(layer, lengths)]
+    assert not capsys.readouterr().err
+    assert cli.main([*shlex.split(line)[3:], "--gpu", "b200"]) == 0
+    assert "measured, on the GPU that is here; not used: gpu\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", range(3))
