@@ -128,6 +128,8 @@ def test_a_pattern_is_found_where_it_shows_and_nowhere_else(number, path):
         ("step[DECODE bs=4]", "attention_decode_bf16_smallm_splitk_kernel", "decode", "hpc-ops"),
         ("step[EXTEND bs=4]", "_fwd_kernel_unified", "prefill", "triton-extend"),
         ("step[DECODE bs=4]", PAGED, "decode", "paged-attention"),
+        ("step[DECODE bs=4]", traces.FLASH_ATTN_3.replace("90", "80"), "decode", "flash-attn-3"),
+        ("step[DECODE bs=4]", "triton_tem_fused_flex_attention_0", "decode", "flex-attention"),
         ("step[DECODE bs=4]", "_lean_attention_decode_kernel", "decode", "triton-decode"),
         ("step[DECODE bs=4]", "_sparse_mla_split_k_kernel", "decode", "triton-sparse-mla"),
         ("step[DECODE bs=4]", "sparse_mla_decode_dsv3_2_kernel<16>", "decode", "sparse-mla"),
@@ -153,6 +155,9 @@ def test_a_mark_tells_the_kind_of_a_step_and_a_name_the_kernels_family(
         ("void vllm::merge_attn_states_kernel<float, 128u>(int)", "cascade"),
         ("_fused_dsa_target_verify_metadata_kernel", "metadata"),
         ("_sparse_mla_reduce_kernel", "merge"),
+        ("void cutlass::device_kernel<fmha::kernel::Sm100FmhaMlaReductionKernel<T> >(P)", "merge"),
+        ("void vllm::cp_gather_indexer_k_quant_cache_kernel<512>(P)", "indexer"),
+        ("create_chunked_prefix_cache_kv_indices", "metadata"),
     ],
 )
 def test_a_kernel_beside_attention_is_none_and_has_its_role(kernel, role, path):

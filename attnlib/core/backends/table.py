@@ -73,7 +73,7 @@ FAMILIES = {
     "cuda-cores": Family(
         ("BatchDecodeWithPagedKVCacheKernel",), color="#009E73", marker="s", decodes=True
     ),
-    "flash-attn-3": Family(("FlashAttnFwdSm90",), hopper=True, library="FlashAttention-3"),
+    "flash-attn-3": Family(("FlashAttnFwdSm?0",), hopper=True, library="FlashAttention-3"),
     "batch-attention": Family(("PersistentKernelTemplate",)),
     "batch-pod": Family(("BatchPODWithKVCacheTensorKernel",)),
     "mla-fa2": Family(("BatchMLAPagedAttentionKernel",)),
@@ -121,6 +121,7 @@ FAMILIES = {
     "triton-sparse-mla": Family(("_sparse_mla_",), library="SGLang's Triton"),
     "triton-extend": Family(("_fwd_kernel",), library="Triton"),
     "triton-unified": Family(("kernel_unified_attention",), library="vLLM's Triton"),
+    "flex-attention": Family(("triton_tem_fused_*flex_attention",), library="PyTorch"),
     "triton-paged": Family(("kernel_paged_attention_2d",), library="vLLM's Triton", decodes=True),
 }
 """Function names are those of the libraries' sources or of published traces."""
@@ -136,6 +137,7 @@ ROLE_OF = {
     "flash_fwd_splitkv_combine_kernel": "merge",
     "_fwd_kernel_stage2": "merge",
     "fmhaReductionKernel": "merge",
+    "Sm100FmhaMlaReductionKernel": "merge",
     "lean_reduction_kernel": "merge",
     "reduce_segments": "merge",
     "_sparse_mla_reduce_kernel": "merge",
@@ -145,13 +147,13 @@ ROLE_OF = {
     "paged_attention_v2_reduce_kernel": "merge",
     "assign_attention_decode_task_kernel": "metadata",
     "get_num_kv_splits_triton": "metadata",
-    "indexer_k_quant_and_cache_kernel": "indexer",
+    "*indexer_k_quant*cache_kernel": "indexer",
     "smxx_paged_mqa_logits_metadata": "indexer",
     "smxx_clean_logits": "indexer",
     "fp8_index_kernel": "indexer",
     "topKPerRow": "indexer",
     "_fused_*metadata_*kernel": "metadata",
-    "create_*_kv_indices_triton": "metadata",
+    "create_*kv_indices": "metadata",
     "update_trtllm_mha_graph_metadata_kernel": "metadata",
     "generate_draft_decode_kv_indices": "metadata",
     "_draft_extend_metadata_kernel": "metadata",
