@@ -49,10 +49,9 @@ class NamedCase:
             )
         case: Self = _build(cls, form)
         for f in allowed:
-            wanted: Any = f.type
-            value = form.get(f.name, f.default)
-            if type(value) is not wanted:
-                raise ValueError(f"{f.name} must be of type {wanted.__name__}, got {value!r}")
+            value, wanted = form.get(f.name, f.default), getattr(f.type, "__name__", "")
+            if type(value).__name__ != wanted:
+                raise ValueError(f"{f.name} must be of type {wanted}, got {value!r}")
         return case
 
 

@@ -104,15 +104,6 @@ class Advice(Shown):
         rows = rows.astype({"fastest in": int}).sort_values("mean of time / best")
         return rows.rename_axis("backend").reset_index()
 
-    def _this_call(self) -> list[tuple[str, str]]:
-        """The records of this very call: a line per study, GPU and timer, most backends first."""
-        groups = [*self.same.groupby(["study", "gpu", "timer"], sort=False)]
-        lines = []
-        for (study, gpu, timer), rows in sorted(groups, key=lambda group: -len(group[1])):
-            times = ", ".join(f"{row.backend} {row.us:.1f}" for row in rows.itertuples())
-            lines.append((f"in {study}", f"this call, {gpu}, {timer}, us: {times}"))
-        return lines[:SHOWN_CALLS]
-
     def card(self) -> Card:
         """The rule, what other backends would change, the nearest batches, how to measure."""
         decided, first = self.choice.decided_by, self.nearest.iloc[0]
@@ -153,7 +144,11 @@ class Advice(Shown):
         if self.layer.page_size % 16:
             words = f"Left out, as they refuse pages of {self.layer.page_size}"
             notes.append(f"{words}: {', '.join(plan_rivals.PAGES_OF_16)}.")
-        repeated = self.nearest[self.nearest.rounds > 1]
+        groups = [*self.same.groupby(["study", "gpu", "timer"], sort=False)]
+        this_call = []
+        for (study, on, timer), rows in sorted(groups, key=lambda group: -len(group[1])):
+            times = ", ".join(f"{row.backend} {row.us:.1f}" for row in rows.itertuples())
+            this_call.append((f"in {study}", f"this call, {on}, {timer}, us: {times}"))
         batches = self.nearest.head(SHOWN_BATCHES)
         best = [batches[name] for name in SHOWN if name in batches]
         rows = pd.DataFrame(
@@ -174,8 +169,7 @@ class Advice(Shown):
                 ("decided by", f"{decided.why} ({decided.source})"),
                 ("nearest batches", f"{len(self.nearest)}, distance {near:.2f} to {far:.2f}"),
                 ("measured on", f"{gpus}, FlashInfer {first.release}, L2 cold, {days}"),
-                ("spread of rounds", f"{repeated.spread.median():.1%} (median)"),
-                *self._this_call(),
+                *this_call[:SHOWN_CALLS],
             ],
             table=in_words(table, dict.fromkeys(table.select_dtypes("float"), ".3f")),
             caption="backends among the nearest recorded batches",
@@ -222,7 +216,9 @@ def advise(
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
     choice = explain(layer, mode="decode", call=stated, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)
-    batches = recorded_batches(_draw_of(layer, gpu))
+    is_usual = layer.head_dim == 128 and "float8" not in layer.dtypes
+    draw = "all rivals" if is_usual else "all layers"
+    batches = recorded_batches("h100" if "h100" in gpu.lower() else draw)
     if layer.page_size % 16:
         batches = batches.drop(columns=[*plan_rivals.PAGES_OF_16], errors="ignore")
     distance = distances(layer, tokens, batches)
@@ -245,11 +241,8 @@ def _builds(choice: Choice) -> tuple[str, str, str]:
 def _run_by_engine(
     layer: AttnSpec, call: Call, recorded: Collection[str], **how: str
 ) -> dict[str, str]:
-    """Those of the recorded backends that an engine has on this GPU -> its name for them, or what
-    stands in for its build; empty for FlashInfer, which is no engine.
-
-    FlashInfer's own decode is what an engine runs without NVIDIA's cubins (`cubins=no`).
-    """
+    """Our names of what an engine has on this GPU, or of another build that is `recorded` in its
+    place -> its names; empty for FlashInfer. Without cubins it takes FlashInfer's own decode."""
     engine, runs = find(how["library"])[0], dict[str, str]()
     policies = [name for name in engine.policies_for("decode") if engine.calls and name != AUTO]
     for policy, cubins in product(policies, (True, False)):
@@ -294,14 +287,6 @@ def distances(layer: AttnSpec, lens: NDArray[np.int64], rows: pd.DataFrame) -> N
     for name, kind in kernel_of(layer).items():
         apart += OTHER_KERNEL * (rows[name].to_numpy() != kind)
     return apart
-
-
-def _draw_of(layer: AttnSpec, gpu: str) -> str:
-    """The one of `DRAWS` for a layer and the GPU that a caller names."""
-    if "h100" in gpu.lower():
-        return "h100"
-    is_usual = layer.head_dim == 128 and "float8" not in layer.dtypes
-    return "all rivals" if is_usual else "all layers"
 
 
 @cache

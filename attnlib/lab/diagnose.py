@@ -19,8 +19,9 @@ from ..core.backends.table import family_of, role_of
 from ..draw import charts, style
 from ..draw.cards import Card, Shown, in_words
 from ..measure.stats import FASTER, SLOWER
+from ..measure.steps import Step
 from .diagnosis import TIMES, Diagnosis, calls_in, read_diagnosis, without
-from .patterns import PATTERNS, Pattern
+from .patterns import PATTERNS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,27 +118,16 @@ class TraceChange(Shown):
     def undecided(self) -> list[str]:
         """The parts that one trace lacks, where a few more steps might have shown them."""
         names = []
-        for row in self.rows[~self.rows.part.isin(HEAD)].itertuples():
-            sides = self.compared if row.after == 0 else [*reversed(self.compared)]
-            having, lacking = (
-                [row.part in map(_part_of, step.names) for step in side.usual[row.step]]
-                for side in sides
-            )
-            every = [step for step in sides[1].steps if step.kind == row.step]
-            cut = len(lacking) < 2 or all(step.at_end for step in sides[1].usual[row.step])
-            chance = (1 - fmean(having)) ** len(lacking)  # that steps alike all lack it
-            seen = any(row.part in map(_part_of, step.names) for step in every)
-            if not (row.before and row.after) and (cut or seen or chance > MOST_CHANCE):
+        absent = (self.rows.before == 0) != (self.rows.after == 0)
+        for row in self.rows[absent & ~self.rows.part.isin(HEAD)].itertuples():
+            has, lacks = self.compared if row.after == 0 else self.compared[::-1]
+            usual = lacks.usual[row.step]
+            share = fmean(_runs(step, row.part) for step in has.usual[row.step])
+            seen = any(_runs(step, row.part) for step in lacks.steps if step.kind == row.step)
+            cut = len(usual) < 2 or all(step.at_end for step in usual)
+            if cut or seen or (1 - share) ** len(usual) > MOST_CHANCE:
                 names.append(f"{row.part} ({row.step})")
         return names
-
-    def _may_be_chance(self, pattern: Pattern, other: str) -> bool:
-        """Whether one trace has one usual step, or some steps of `other`, though not most, show
-        the pattern."""
-        usual = [[s for kind in self.kinds for s in side.usual[kind]] for side in self.compared]
-        side = self.compared[other == "after"]
-        steps = [step for step in side.steps if step.kind in self.kinds]
-        return min(map(len, usual)) < 2 or any(pattern.shows(side.trace, step) for step in steps)
 
     @property
     def patterns(self) -> dict[str, list[str]]:
@@ -145,6 +135,7 @@ class TraceChange(Shown):
         cannot show, or shows as it cannot rule them out: why."""
         told: dict[str, list[str]] = {"new": [], "gone": [], "in both": []}
         sides = {"before": self.before, "after": self.after}
+        counts = [sum(len(side.usual[kind]) for kind in self.kinds) for side in self.compared]
         for pattern in PATTERNS:
             known = {"decode steps", *pattern.needs}
             lacks = {name: [n for n in side.lacks if n in known] for name, side in sides.items()}
@@ -158,9 +149,11 @@ class TraceChange(Shown):
             elif all(alike):
                 word, why = f"unsure in {shows[0]}", lacks[shows[0]]
             elif any(alike) and not {"decode steps", "whole steps"} & {*lacks[other]}:
+                side = self.compared[other == "after"]
+                steps = [step for step in side.steps if step.kind in self.kinds]
                 word = "new" if other == "before" else "gone"
-                if self._may_be_chance(pattern, other):
-                    word = "not decided"
+                if min(counts) < 2 or any(pattern.shows(side.trace, step) for step in steps):
+                    word = "not decided"  # some show it, though not most
             else:
                 word, why = f"unseen in {other}", lacks[other] or ["step of its kind"]
             because = f" (no {', '.join(why)})" if why else ""
@@ -243,8 +236,11 @@ def diagnose(
 
 
 def _part_of(kernel: str) -> str:
-    """What a kernel counts as."""
     return ATTENTION if family_of(kernel) else role_of(kernel) or kernel
+
+
+def _runs(step: Step, part: str) -> bool:
+    return any(_part_of(span.name) == part for span in step.work)
 
 
 def _parts(side: Diagnosis, kind: str) -> dict[str, dict[str, Any]]:

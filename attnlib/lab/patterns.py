@@ -211,7 +211,7 @@ def host_plans(trace: Trace, step: Step) -> Evidence | None:
 
 def planned_on_gpu(step: Step) -> bool:
     """Whether `core.fa2` planned this step: by length, without the host."""
-    return OUR_PLAN in step.names
+    return any(span.name == OUR_PLAN for span in step.work)
 
 
 def whole_table_copied(trace: Trace, step: Step) -> Evidence | None:
@@ -227,8 +227,8 @@ def whole_table_copied(trace: Trace, step: Step) -> Evidence | None:
 
 def old_schedule(trace: Trace, step: Step) -> Evidence | None:
     """FlashAttention-3 splits requests, and no schedule was written since the step before."""
-    calls = ran(step, "flash-attn-3")
-    if not calls or SCHEDULES & step.names or COMBINE not in step.names or step.begins:
+    calls, names = ran(step, "flash-attn-3"), {span.name for span in step.work}
+    if not calls or SCHEDULES & names or COMBINE not in names or step.begins:
         return None
     where = "in this step" if SCHEDULES & trace.names else "in this trace: another may write it"
     return _kernels(calls, f", requests are split, no kernel writes the schedule {where}")

@@ -264,7 +264,12 @@ def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> Choice:
     if source.is_live:
         arguments["rounds"] = wishes.get("rounds") or ROUNDS
         require_int("rounds", arguments["rounds"])
-    case = _case_of(arguments) if source.is_live else rows.case.iloc[0]
+    if not source.is_live:
+        return Choice(arguments, options, notes, rows.case.iloc[0], rows)
+    dtype, _, kv_dtype = arguments["variant"].partition("/")
+    sizes = {"page_size": arguments["page_size"], "dtype": dtype, "kv_dtype": kv_dtype}
+    size = arguments["batch"], arguments["kv_len"], arguments["lengths"]
+    case = DecodeCase(parse_layer(model=arguments["model"], **sizes), *size)
     return Choice(arguments, options, notes, case, rows)
 
 
@@ -280,7 +285,9 @@ def _elsewhere(calls: pd.DataFrame, name: str, wish: Any, arguments: Mapping[str
             if wish in values:
                 return f"; records={pair[0]!r}, machine={pair[1]!r} have it"
             every |= {*values}
-        nearest = sorted(every - {""}, key=lambda value: _apart(value, wish))[:NEAREST]
+        is_size = isinstance(wish, int)  # words are all as near
+        far = {v: abs(math.log(v / wish)) if is_size else 0.0 for v in every - {""}}
+        nearest = sorted(far, key=far.__getitem__)[:NEAREST]
         return f"; nearest on record of this layer: {', '.join(map(str, sorted(nearest)))}"
     rows, changed = calls[matches], []
     for axis in [axis for axis in AXES if axis in arguments and axis != name]:
@@ -291,12 +298,6 @@ def _elsewhere(calls: pd.DataFrame, name: str, wish: Any, arguments: Mapping[str
             same = _matches(rows, axis, value)
         rows = rows[same]
     return f"; it is on record with {', '.join(changed)}" if changed else ""
-
-
-def _apart(value: Any, wish: Any) -> float:
-    """How far a size is from the one that is wished; words are all as near."""
-    is_size = isinstance(value, int) and isinstance(wish, int)
-    return abs(math.log(value / wish)) if is_size else 0.0
 
 
 def variant_of(spec: AttnSpec | MlaSpec) -> str:
@@ -358,13 +359,6 @@ def _models(study: str, machine: str, stamp: object) -> frozenset[str]:
     frame = store.load(study, machine)
     cases = {case for case in frame.case if isinstance(case, DecodeCase | MlaCase)}
     return frozenset(name_of(case.spec) for case in cases if not case.seed)
-
-
-def _case_of(arguments: Mapping[str, Any]) -> DecodeCase:
-    dtype, _, kv_dtype = arguments["variant"].partition("/")
-    sizes = {"page_size": arguments["page_size"], "dtype": dtype, "kv_dtype": kv_dtype}
-    spec = parse_layer(model=arguments["model"], **sizes)
-    return DecodeCase(spec, arguments["batch"], arguments["kv_len"], arguments["lengths"])
 
 
 def _has_releases(backend: str) -> bool:

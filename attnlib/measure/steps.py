@@ -73,11 +73,6 @@ class Step:
         return [*self.ahead, *self.body]
 
     @cached_property
-    def names(self) -> frozenset[str]:
-        """The names of all that the GPU ran."""
-        return frozenset(span.name for span in self.work)
-
-    @cached_property
     def length_us(self) -> float:
         """From the end of the work before it to the end of its own: its busy and idle times."""
         return max(span.end_us for span in self.work) - self.begin_us

@@ -102,9 +102,11 @@ def explain(
         choice = replace(choice, order=(policy,), reasons=(named,))
     else:
         choice = _walked(choice, rules, facts)
-    problem = choice.problem or rules.problem_of(choice.backend, facts)
+    failing = rules.holding(rules.problems, choice.backend, facts)
+    problem = choice.problem or "; ".join(f"{row.why} ({row.source})" for row in failing)
     choice = replace(choice, reasons=settled + choice.reasons, problem=problem)
-    pages = rules.page_of(choice.backend, facts)
+    taken = rules.holding(rules.pages, choice.backend, facts)
+    pages = taken[0].sets["page_size"] if taken else 0
     if pages not in (0, facts["block_size"]):
         choice = replace(choice, pages=pages, refused_page=facts["block_size"])
         spec = replace(spec, page_size=pages)

@@ -105,10 +105,10 @@ class Library:
     def tests(self, mode: str, policy: str, release: Version | None) -> frozenset[str]:
         """The facts that a row of the release tests on the way to a choice."""
         known = Facts(mode=mode) if release is None else Facts(mode=mode, release=release)
-        tables = {n: t.get(mode, ()) for n, t in self.policies.items() if n in (policy, AUTO)}
-        rows = [row for row in tables.get(policy, ()) if row.speaks_of(known)]
+        own = self.policies.get(policy, {}).get(mode, ())
+        rows = [row for row in own if row.speaks_of(known)]
         asks = [row for row in rows if row.then == (AUTO,)]
-        auto = [row for row in tables[AUTO] if row.speaks_of(known)] if asks else []
+        auto = [row for row in self.policies[AUTO][mode] if asks and row.speaks_of(known)]
         names = {policy}.union(*(row.then for row in (*rows, *auto)))
         kept = [row for row in (*self.limits, *self.problems) if names & {*row.then}]
         rows += [row for row in (*self.resolves, *kept) if row.speaks_of(known)]
@@ -122,20 +122,12 @@ class Library:
         """Every row that keeps `backend` from running the call."""
         shared = limits.limits_of(backend, facts) if self.name == FLASHINFER else ()
         reasons = [(limit.why, f"FlashInfer {limit.source}") for limit in shared]
-        for row in self.limits:
-            if backend in row.then and row.failing(facts) is None:
-                reasons.append((row.why, row.source))
+        reasons += [(row.why, row.source) for row in self.holding(self.limits, backend, facts)]
         return tuple(Reason("limit", backend, True, why, source) for why, source in reasons)
 
-    def page_of(self, backend: str, facts: Facts) -> int:
-        """The tokens of a page that the library takes in place of the user's; 0: it keeps those."""
-        rows = (row for row in self.pages if backend in row.then and row.failing(facts) is None)
-        return next((row.sets["page_size"] for row in rows), 0)
-
-    def problem_of(self, backend: str, facts: Facts) -> str:
-        """Why a backend that is taken fails when it is built; the empty string if it does not."""
-        rows = (row for row in self.problems if backend in row.then)
-        return "; ".join(f"{row.why} ({row.source})" for row in rows if row.failing(facts) is None)
+    def holding(self, rows: Sequence[Rule], backend: str, facts: Facts) -> list[Rule]:
+        """Those of `pages`, `problems` or `limits` that speak of the backend and hold."""
+        return [row for row in rows if backend in row.then and row.failing(facts) is None]
 
 
 def load(folder: Path = FOLDER) -> dict[str, Library]:

@@ -240,14 +240,11 @@ def _is_release(text: str) -> bool:
 
 
 def _release_named(text: str) -> str:
-    """The release of `flashinfer==0.6.13`, `v0.6.13` or `0.7`, as its records name it; any other
-    text as it is."""
+    """The release of `flashinfer==0.6.13` or `v0.7` as records name it; other text as it is."""
     name, _, release = text.partition("==")
     text = release if name in (LIBRARY, PACKAGE) and release else text
-    if not _is_release(text):
-        return text
     known = {version: version for version in LIBRARIES[LIBRARY].versions}
-    return str(known.get(Version(text), Version(text)))
+    return str(known.get(Version(text), text)) if _is_release(text) else text
 
 
 def _require_known(both: Sequence[str]) -> None:
