@@ -282,8 +282,7 @@ def _advise(
     lengths = parse_lengths("lens", lens, batch)
     if measure:
         if named:
-            words = "all backends are measured, on the GPU that is here; not used:"
-            print(words, ", ".join(named), file=sys.stderr)
+            print(f"all backends are measured here; not used: {', '.join(named)}", file=sys.stderr)
         print(measure_call(layer, lengths))
     else:
         how["facts"] = Call(**pinned, **facts_of_model(model))

@@ -89,13 +89,9 @@ def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
     """
     if mode() != "replay":
         raise RuntimeError("refresh must run with ATTNLIB_MODE=replay, this is live mode")
-    import nbformat
-
     paths = choose_notebooks(notebooks)
     for path in paths:
-        notebook = execute(path)
-        notebook.metadata = {name: notebook.metadata[name] for name in KEPT_METADATA}
-        write_whole(path, f"{nbformat.writes(notebook)}\n".encode())
+        write_notebook(path, execute(path))
     draw_readme_figure(README_FIGURE)
     return [*paths, README_FIGURE]
 
@@ -111,6 +107,14 @@ def draw_readme_figure(path: Path) -> None:
     wide = frame[frame.case.isin(study.WIDE)]
     path.parent.mkdir(parents=True, exist_ok=True)
     style.save(study.slowdown_heatmap(wide, study.REGRESSED, page_size=16), path)
+
+
+def write_notebook(path: Path, notebook: NotebookNode) -> None:
+    """Write an executed notebook, whole or not at all, without metadata of this machine."""
+    import nbformat
+
+    notebook.metadata = {name: notebook.metadata[name] for name in KEPT_METADATA}
+    write_whole(path, f"{nbformat.writes(notebook)}\n".encode())
 
 
 def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:

@@ -165,8 +165,6 @@ RELEASES = "release of flashinfer must be one of 0.2.0.post1.*got"
         ({"gpu": "sm70"}, "gpu must be one of sm75, sm80, sm86, .*, got 'sm70'"),
         ({"mode": "chunk"}, "mode of flashinfer must be one of decode, prefill_paged.*got 'chunk'"),
         ({"policy": "best"}, "policy of flashinfer in mode decode must be one of auto, sglang"),
-        ({"policy": "cutlass"}, "got 'cutlass'; mode prefill_ragged or mla or sparse_mla has it"),
-        ({"policy": "xqa"}, "'xqa'; mode mla or sparse_mla has it; only a rule takes it"),
         ({"library": "trtllm==1"}, "library must be such as flashinfer==0.6.3, one of flashinfer,"),
         ({"library": "mini-sglang==1"}, "mini-sglang has no releases"),
         ({"library": "sglang==0.5.23,vllm==0.33.0"}, "must be ENGINE,flashinfer==RELEASE, got"),
