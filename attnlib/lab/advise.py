@@ -243,7 +243,8 @@ def _run_by_engine(
 ) -> dict[str, str]:
     """Our names of what an engine has on this GPU, or of another build that is `recorded` in its
     place -> its names; empty for FlashInfer. Without cubins it takes FlashInfer's own decode."""
-    engine, runs = find(how["library"])[0], dict[str, str]()
+    engine = find(how["library"])[0]
+    runs = {"": ""} if engine.calls else dict[str, str]()
     policies = [name for name in engine.policies_for("decode") if engine.calls and name != AUTO]
     for policy, cubins in product(policies, (True, False)):
         with suppress(RuntimeError):
@@ -255,9 +256,8 @@ def _run_by_engine(
             runs = dict.fromkeys(names, words) | runs
             if names and not {*names} & {*recorded}:
                 runs.setdefault(other, f"{words}, of another build")
-    if random_batches.FA2 in runs:
-        runs[random_batches.PLANNED] = "our planner"
-    return runs
+    ours = {random_batches.PLANNED: "our planner"} if random_batches.FA2 in runs else {}
+    return runs | ours
 
 
 def recorded_calls(case: DecodeCase) -> pd.DataFrame:

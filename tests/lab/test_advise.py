@@ -16,6 +16,7 @@ from attnlib.lab.advise import neighbour_loss, recorded_calls
 from attnlib.select.facts import GPUS, Call
 from attnlib.select.libraries import LIBRARIES
 from attnlib.studies.plan_rivals import BACKENDS, FLASH_ATTENTION, PAGES_OF_16
+from attnlib.studies.random_batches import FP8
 
 pytestmark = pytest.mark.usefixtures("published_records")
 
@@ -127,6 +128,8 @@ def test_a_backend_that_the_engine_lacks_is_said_to_be_none_of_its(engine, gpu, 
     table, (name, words) = advice.table().set_index("backend")["in the engine"], has
     assert lacks in note and name not in note and advice.runs[name].startswith(words)
     assert {*table[table == "no"].index} <= {*note.rstrip(".").split(": ")[1].split(", ")}
+    fp8 = attnlib.advise(AttnSpec(8, 1, 128, 16, kv_dtype=FP8), [9], library="mini-sglang")
+    assert {*fp8.table()["in the engine"]} == {"no"}, "its cache has 16 bits"
     of_library = attnlib.advise(*call, gpu=gpu)
     assert "in the engine" not in of_library.table() and "Not in" not in repr(of_library)
 
