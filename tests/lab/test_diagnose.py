@@ -121,6 +121,7 @@ def test_a_pattern_is_found_where_it_shows_and_nowhere_else(number, path):
         ("execute_context_0(0)_generation_8(8)", traces.SGLANG_FA4, "decode", "flash-attn-4"),
         ("execute_context_1(512)_generation_0(0)", traces.TRTLLM_103, "prefill", "trtllm-gen"),
         ("step[EXTEND bs=4]", traces.TRITON_EXTEND, "prefill", "triton-extend"),
+        ("step[DECODE]", traces.FLASH_ATTN_3, "decode", "flash-attn-3"),
         ("step[DECODE bs=4]", f"kernel_cutlass_split_kv_kernel_{CUTE_MLA}", "decode", "cute-dsl"),
         ("step[DECODE bs=4]", f"void {HPC}_kernel<int>(P)", "decode", "hpc-ops"),
         ("step[DECODE bs=4]", "fmhaSm120fKernel_QkvBfloat16", "decode", "trtllm-gen"),
