@@ -24,7 +24,7 @@ def explained(capsys, *arguments):
 def test_the_answer_is_the_engines(line, capsys):
     options, _, answer = line.partition(" -> ")
     words, _, problem = answer.partition("! ")
-    assert cli.main(["explain", *options.split()]) == 0
+    assert cli.main(["explain", *shlex.split(options)]) == 0
     printed = capsys.readouterr().out
     (cannot,) = re.findall("but it cannot run: (.*)", printed) or [""]
     assert words.strip() in printed and problem in cannot and bool(problem) == bool(cannot)
