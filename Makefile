@@ -45,7 +45,7 @@ quick: $(STAMP) ## lint, and all tests that start no notebook and no browser
 test: lint ## lint, run the tests, then re-run every notebook in replay mode
 	$(TESTS)
 	PYTHONPATH=tests ATTNLIB_MODE=replay $(PYTEST) --dist loadscope \
-	    -p support.nbval_kernels --nbval --nbval-current-env \
+	    --nbval --nbval-current-env \
 	    --nbval-sanitize-with tests/nbval_sanitize.cfg notebooks
 
 gpu: $(STAMP) ## on a GPU: its tests, and every notebook live; stopped and started again, it goes on

@@ -20,7 +20,6 @@ from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, 
 from .core.spec import LENGTHS
 
 if TYPE_CHECKING:
-    from .run.bisect import Bisection
     from .run.study import Study
 
 FAILED, USAGE = 1, 2
@@ -188,6 +187,7 @@ def _bisect(
     --bad. Records go to data/records/, and are replayed without a GPU.
     """
     from .run.bisect import bisect
+    from .studies.fa3_decode_regression import bisection
 
     chosen = _study_named(study)
     search = bisect(
@@ -198,20 +198,15 @@ def _bisect(
         **how,
     )
     given = "".join(f" --overlay {shlex.quote(argument)}" for argument in overlay)
-    print(json.dumps(search.to_dict(), indent=2) if as_json else _bisect_text(search, given))
-
-
-def _bisect_text(search: "Bisection", given: str) -> str:
-    from .studies.fa3_decode_regression import bisection
-
     reference = f"{search.releases[0]} ({search.steps[0].reference_family})"
-    return f"""{search.backend} of {search.package}, {search.case.label}, on {search.machine}
+    text = f"""{search.backend} of {search.package}, {search.case.label}, on {search.machine}
 searched {", ".join(search.releases)}; ratio: run time over that of {reference}
 
 {bisection(search).to_string(index=False)}
 
 first {search.word} release: {search.changed}
 repeat with: {search.command}{given}"""
+    print(json.dumps(search.to_dict(), indent=2) if as_json else text)
 
 
 def _compare(
@@ -286,6 +281,8 @@ def _advise(
     layer = parse_layer(heads, model=model, **options)
     lengths = parse_lengths("lens", lens, batch)
     if measure:
+        if named:
+            print(f"all backends are measured here; not used: {', '.join(named)}", file=sys.stderr)
         print(measure_call(layer, lengths))
     else:
         how["facts"] = Call(**pinned, **facts_of_model(model))

@@ -163,8 +163,6 @@ def test_a_data_folder_that_is_missing_is_an_error_and_no_empty_one(fails, monke
     assert not (tmp_path / "none").exists()
 
 
-DIFF = ("--diff", "flashinfer==0.6.3", "flashinfer==0.6.4")
-TEXT_ALONE = "--library vllm==0.33.0 --gpu h100 --call model=gemma3 --call mm_prefix=no".split()
 EXPLAIN = ("explain", "--library", "flashinfer==0.6.3", "--mode", "decode", "--heads", "32/8")
 
 
@@ -182,37 +180,3 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
     assert cli.main([*EXPLAIN, *options, "--call", "packed=no"]) == 0
     printed = capsys.readouterr().out
     assert "not used by its rules: packed\n" in printed and "\nfull (head_dim 512): " in printed
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (("--gpu", "sm80", "--policy", "fa3"), "fa3 cannot run decode on sm80"),
-        ((), "--gpu must be given, or --diff OLD NEW"),
-        (("--gpu", "sm90", "--model", "GPT-2"), "heads or model must be given, one of them"),
-        (("--gpu", "sm90,sm80"), "--gpu must be one, but with --diff, got sm90, sm80"),
-        (("--diff", "flashinfer==0.6.3", "flashinfer==9"), "release of flashinfer must be one of "),
-        (("--diff", "flashinfer==0.6.3", "vllm==0.33.0"), "new must be a release of flashinfer"),
-        ((*DIFF, "--model", "GPT-2"), "model must be one of Llama-2-7B, "),
-        ((*DIFF, "--mode", "chunk"), "mode of flashinfer must be one of decode, "),
-        ((*DIFF, "--policy", "best"), "policy of flashinfer must be one of auto, "),
-        ((*DIFF, "--library", "vllm==0.33.0"), "--library must be left out with --diff"),
-        (
-            ("--model", "gpt-oss-20b", *DIFF, "--call", "model=gemma4"),
-            "model must be left out, gpt",
-        ),
-        (TEXT_ALONE, "mm_prefix must be left out: Gemma 3 and its like with images"),
-        ((*DIFF, "--call", "mm_prefix"), "no rule of flashinfer tests mm_prefix"),
-        ((*DIFF, "--gpu", "sm90,sm70"), "gpu must be one of sm75: T4"),
-        (("--gpu", "sm90", "--head-dim", "0"), "head_dim must be an integer >= 1, got 0"),
-        (("--gpu", ""), "gpu must not be empty"),
-        (
-            ("--library", "flashinfer==0.6.5.post9", "--gpu", "sm90"),
-            "that was read, got '0.6.5.post9'; nearest to it: 0.6.5 and 0.6.6",
-        ),
-        (("--library", "sglang", "--gpu", "sm90"), "got ''; nearest to it: 0.5.23"),
-    ],
-)
-def test_explain_of_what_nobody_knows_fails_in_one_line(fails, options, reason):
-    command = EXPLAIN[:1] if "--diff" in options else EXPLAIN
-    assert reason in fails(*command, *options)

@@ -72,7 +72,10 @@ def parse_layer(
     not both.
     """
     if named := NAMED.fullmatch(model):
-        heads, model, head_dim = named[1], "", head_dim or int(named[2])
+        if head_dim:
+            words = f"head_dim must not be given with {model!r}, which says it"
+            raise ValueError(f"{words}, got {head_dim}")
+        heads, model, head_dim = named[1], "", int(named[2])
     if bool(heads) == bool(model):
         got = f"{heads} and {model}" if heads else "neither"
         raise ValueError(f"heads or model must be given, one of them, got {got}")

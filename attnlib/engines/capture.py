@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,9 @@ def read(path: str | Path) -> list[Step]:
             continue
         try:
             steps.append(Step(**json.loads(line)))
+            for field in fields(Step):
+                if type(value := getattr(steps[-1], field.name)) is not field.type:
+                    raise TypeError(f"{field.name} must be of {field.type}, got {value!r}")
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}:{number} must be a captured step, got {error!r}") from None
     return steps

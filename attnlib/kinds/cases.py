@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any, get_args
 
+from ..core.spec import require_word
 from .decode.case import DecodeCase
 from .engine.case import EngineCase
 from .extend.case import MODES, ExtendCase
@@ -71,9 +72,8 @@ def case_from_dict(form: dict[str, Any]) -> Case:
     """The case of a record's JSON; ValueError for an unknown kind or fields that do not fit."""
     fields = dict(form)
     kind = fields.pop("kind", "")
-    if kind not in KINDS:
-        kinds = ", ".join(filter(None, KINDS))
-        raise ValueError(f"kind of a case must be one of {kinds}, got {kind!r}")
+    if kind != "":
+        require_word("kind of a case", kind, [*filter(None, KINDS)])
     return KINDS[kind].from_dict(fields)
 
 

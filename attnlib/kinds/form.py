@@ -40,14 +40,19 @@ class NamedCase:
 
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> Self:
-        """Inverse of `to_dict`, less the kind; ValueError on a missing or unknown field."""
+        """Inverse of `to_dict`, less the kind; ValueError on a missing, unknown or wrong field."""
         allowed = [*flat_fields(cls)]
         needed = {f.name for f in allowed if f.metadata != LATER}
         if needed - set(form) or set(form) - {f.name for f in allowed}:
             raise ValueError(
                 f"a {cls.__name__} must have the fields {sorted(needed)}, got {sorted(form)}"
             )
-        return _build(cls, form)
+        case: Self = _build(cls, form)
+        for f in allowed:
+            value, wanted = form.get(f.name, f.default), getattr(f.type, "__name__", "")
+            if type(value).__name__ != wanted:
+                raise ValueError(f"{f.name} must be of type {wanted}, got {value!r}")
+        return case
 
 
 def flat_fields(cls: Any) -> Iterator[Field[Any]]:

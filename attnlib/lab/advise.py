@@ -8,16 +8,18 @@ what it loses on layers left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from ..core.layer import lengths_of_case, words_of_lengths
-from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_int, require_word
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_int
 from ..draw.cards import Card, Shown, in_words
 from ..kinds.decode.case import DecodeCase
 from ..kinds.lengths import sample_seq_lens
@@ -53,7 +55,8 @@ class Advice(Shown):
 
     Columns of `nearest`: case, distance, a column of median us per backend, rounds, spread (largest
     relative difference between rounds of one backend), gpu, machine, release. `same` are records of
-    this very call (`recorded_calls`).
+    this very call (`recorded_calls`). `runs` are the backends that the engine has, and under which
+    name of its own; empty where no engine is named.
     """
 
     layer: AttnSpec
@@ -62,15 +65,14 @@ class Advice(Shown):
     nearest: pd.DataFrame
     same: pd.DataFrame
     has_sinks: bool = False
+    runs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ours(self) -> str:
         """The column of `nearest` that is what the rule chose, or the empty string; where vLLM's
         build of a kernel is not on record, another build of it."""
-        name = (self.choice.inner or self.choice).ours
-        names = (name, f"{name}-precomputed", f"{name.removeprefix('vllm-')}-precomputed")
         times = self.nearest.dropna(axis=1, how="all")
-        return next((name for name in names if name in times), "")
+        return next((name for name in _builds(self.choice) if name in times), "")
 
     @property
     def command(self) -> str:
@@ -83,8 +85,8 @@ class Advice(Shown):
 
     def table(self) -> pd.DataFrame:
         """A row per backend, best first, over the nearest batches: in how many it is the fastest,
-        its time over that of the rule's backend (geometric mean, least and most), and its worst
-        time over the fastest."""
+        its time over that of the rule's backend (geometric mean, least and most), its worst time
+        over the fastest, and as what the engine has it."""
         times = self.nearest.dropna(axis=1, how="all")
         times = times[[name for name in SHOWN if name in times]]
         over_best = times.div(times.min(axis=1), axis=0)
@@ -95,18 +97,12 @@ class Advice(Shown):
             table["least"], table["most"] = over.min().round(3), over.max().round(3)
         table["mean of time / best"] = np.exp(np.log(over_best).mean()).round(3)
         table["worst"] = over_best.max().round(3)
-        rows = pd.DataFrame(table).reindex(times.columns).fillna({"fastest in": 0})
+        if self.runs:
+            table["in the engine"] = pd.Series(self.runs)
+        rows = pd.DataFrame(table).reindex(times.columns)
+        rows = rows.fillna({"fastest in": 0, "in the engine": "no"})
         rows = rows.astype({"fastest in": int}).sort_values("mean of time / best")
         return rows.rename_axis("backend").reset_index()
-
-    def _this_call(self) -> list[tuple[str, str]]:
-        """The records of this very call: a line per study, GPU and timer, most backends first."""
-        groups = [*self.same.groupby(["study", "gpu", "timer"], sort=False)]
-        lines = []
-        for (study, gpu, timer), rows in sorted(groups, key=lambda group: -len(group[1])):
-            times = ", ".join(f"{row.backend} {row.us:.1f}" for row in rows.itertuples())
-            lines.append((f"in {study}", f"this call, {gpu}, {timer}, us: {times}"))
-        return lines[:SHOWN_CALLS]
 
     def card(self) -> Card:
         """The rule, what other backends would change, the nearest batches, how to measure."""
@@ -119,7 +115,7 @@ class Advice(Shown):
         days = " to ".join(dict.fromkeys((self.nearest.day.min(), self.nearest.day.max())))
         count = f"{len(self.lengths)} request{'s' * (len(self.lengths) > 1)}"
         heads = f"{self.layer.heads} heads, head_dim {self.layer.head_dim}, {count}"
-        notes = ["Recorded times, not predictions; engines lack some of these backends."]
+        notes = ["Recorded times, not predictions."]
         if self.nearest.day.min() < PRESENT_PLANNER:
             notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
         if self.choice.refused_page:
@@ -141,7 +137,18 @@ class Advice(Shown):
         if not self.ours:
             notes.append(f"No batch near it is on record of {self.choice.kernel or 'the pick'}.")
         table = self.table()
-        repeated = self.nearest[self.nearest.rounds > 1]
+        lacked = sorted({*table.backend, *self.same.backend} - {*self.runs})
+        if self.runs and lacked:
+            where = f"{self.choice.library} on {self.choice.gpu}"
+            notes.append(f"Not in {where}: {', '.join(lacked)}.")
+        if self.layer.page_size % 16:
+            words = f"Left out, as they refuse pages of {self.layer.page_size}"
+            notes.append(f"{words}: {', '.join(plan_rivals.PAGES_OF_16)}.")
+        groups = [*self.same.groupby(["study", "gpu", "timer"], sort=False)]
+        this_call = []
+        for (study, on, timer), rows in sorted(groups, key=lambda group: -len(group[1])):
+            times = ", ".join(f"{row.backend} {row.us:.1f}" for row in rows.itertuples())
+            this_call.append((f"in {study}", f"this call, {on}, {timer}, us: {times}"))
         batches = self.nearest.head(SHOWN_BATCHES)
         best = [batches[name] for name in SHOWN if name in batches]
         rows = pd.DataFrame(
@@ -162,8 +169,7 @@ class Advice(Shown):
                 ("decided by", f"{decided.why} ({decided.source})"),
                 ("nearest batches", f"{len(self.nearest)}, distance {near:.2f} to {far:.2f}"),
                 ("measured on", f"{gpus}, FlashInfer {first.release}, L2 cold, {days}"),
-                ("spread of rounds", f"{repeated.spread.median():.1%} (median)"),
-                *self._this_call(),
+                *this_call[:SHOWN_CALLS],
             ],
             table=in_words(table, dict.fromkeys(table.select_dtypes("float"), ".3f")),
             caption="backends among the nearest recorded batches",
@@ -206,11 +212,13 @@ def advise(
     stated = facts or Call()
     pinned = stated.pinned_page or isinstance(call, DecodeCase)
     stated = replace(stated, kv_lens=kv_lens, graph=True, pinned_page=pinned)
-    require_word("backend", backend, find(library)[0].policies_for("decode"))
+    find(library)[0].require_policy(backend, ["decode"], "backend")
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
     choice = explain(layer, mode="decode", call=stated, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)
-    batches = recorded_batches(_draw_of(layer, gpu))
+    is_usual = layer.head_dim == 128 and "float8" not in layer.dtypes
+    draw = "all rivals" if is_usual else "all layers"
+    batches = recorded_batches("h100" if "h100" in gpu.lower() else draw)
     if layer.page_size % 16:
         batches = batches.drop(columns=[*plan_rivals.PAGES_OF_16], errors="ignore")
     distance = distances(layer, tokens, batches)
@@ -220,7 +228,36 @@ def advise(
     of_gpu = same[same.gpu.str.contains(gpu.upper(), regex=False)]
     same = of_gpu if len(of_gpu) else same
     nearest = nearest.reset_index(drop=True)
-    return Advice(layer, kv_lens, choice, nearest, same, has_sinks=stated.sinks)
+    runs = _run_by_engine(layer, stated, {*nearest, *same.backend}, **how)
+    return Advice(layer, kv_lens, choice, nearest, same, stated.sinks, runs)
+
+
+def _builds(choice: Choice) -> tuple[str, str, str]:
+    """What a choice's kernel is called in the records, another build of it last."""
+    name = (choice.inner or choice).ours
+    return name, f"{name}-precomputed", f"{name.removeprefix('vllm-')}-precomputed"
+
+
+def _run_by_engine(
+    layer: AttnSpec, call: Call, recorded: Collection[str], **how: str
+) -> dict[str, str]:
+    """Our names of what an engine has on this GPU, or of another build that is `recorded` in its
+    place -> its names; empty for FlashInfer. Without cubins it takes FlashInfer's own decode."""
+    engine = find(how["library"])[0]
+    runs = {"": ""} if engine.calls else dict[str, str]()
+    policies = [name for name in engine.policies_for("decode") if engine.calls and name != AUTO]
+    for policy, cubins in product(policies, (True, False)):
+        with suppress(RuntimeError):
+            facts = replace(call, cubins=cubins)
+            choice = explain(layer, mode="decode", call=facts, **how | {"policy": policy})
+            *own, other = _builds(choice)
+            words = policy if cubins else f"{policy}, cubins=no"
+            names = [] if choice.problem else own
+            runs = dict.fromkeys(names, words) | runs
+            if names and not {*names} & {*recorded}:
+                runs.setdefault(other, f"{words}, of another build")
+    ours = {random_batches.PLANNED: "our planner"} if random_batches.FA2 in runs else {}
+    return runs | ours
 
 
 def recorded_calls(case: DecodeCase) -> pd.DataFrame:
@@ -250,14 +287,6 @@ def distances(layer: AttnSpec, lens: NDArray[np.int64], rows: pd.DataFrame) -> N
     for name, kind in kernel_of(layer).items():
         apart += OTHER_KERNEL * (rows[name].to_numpy() != kind)
     return apart
-
-
-def _draw_of(layer: AttnSpec, gpu: str) -> str:
-    """The one of `DRAWS` for a layer and the GPU that a caller names."""
-    if "h100" in gpu.lower():
-        return "h100"
-    is_usual = layer.head_dim == 128 and "float8" not in layer.dtypes
-    return "all rivals" if is_usual else "all layers"
 
 
 @cache

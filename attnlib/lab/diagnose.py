@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from ..core.backends.table import family_of, role_of
 from ..draw import charts, style
 from ..draw.cards import Card, Shown, in_words
 from ..measure.stats import FASTER, SLOWER
+from ..measure.steps import Step
 from .diagnosis import TIMES, Diagnosis, calls_in, read_diagnosis, without
 from .patterns import PATTERNS
 
@@ -28,6 +30,8 @@ MOST_ROWS, LONGEST_NAMES = 12, 80
 NO_PART: dict[str, Any] = {"us": 0.0, "launches": 0.0, "kernels": ()}
 FORMATS = {"before": ",.1f", "after": ",.1f", "after - before": "+,.1f", "ratio": ".2f"}
 ATTENTION = "attention"
+MOST_CHANCE = 0.05
+"""That steps lack by chance what they have in the other trace; above it nothing is decided."""
 HEAD = {
     "whole step": "us",
     "GPU busy": "us busy",
@@ -107,7 +111,23 @@ class TraceChange(Shown):
         """JSON form."""
         rows = json.loads(self.rows.to_json(orient="records"))
         sides = {"before": self.before.to_dict(), "after": self.after.to_dict()}
-        return {"times": TIMES, "changes": rows, "patterns": self.patterns, **sides}
+        told = {"patterns": self.patterns, "not decided": self.undecided}
+        return {"times": TIMES, "changes": rows, **told, **sides}
+
+    @property
+    def undecided(self) -> list[str]:
+        """The parts that one trace lacks, where a few more steps might have shown them."""
+        names = []
+        absent = (self.rows.before == 0) != (self.rows.after == 0)
+        for row in self.rows[absent & ~self.rows.part.isin(HEAD)].itertuples():
+            has, lacks = self.compared if row.after == 0 else self.compared[::-1]
+            usual = lacks.usual[row.step]
+            share = fmean(_runs(step, row.part) for step in has.usual[row.step])
+            seen = any(_runs(step, row.part) for step in lacks.steps if step.kind == row.step)
+            cut = len(usual) < 2 or all(step.at_end for step in usual)
+            if cut or seen or (1 - share) ** len(usual) > MOST_CHANCE:
+                names.append(f"{row.part} ({row.step})")
+        return names
 
     @property
     def patterns(self) -> dict[str, list[str]]:
@@ -115,6 +135,7 @@ class TraceChange(Shown):
         cannot show, or shows as it cannot rule them out: why."""
         told: dict[str, list[str]] = {"new": [], "gone": [], "in both": []}
         sides = {"before": self.before, "after": self.after}
+        counts = [sum(len(side.usual[kind]) for kind in self.kinds) for side in self.compared]
         for pattern in PATTERNS:
             known = {"decode steps", *pattern.needs}
             lacks = {name: [n for n in side.lacks if n in known] for name, side in sides.items()}
@@ -128,7 +149,11 @@ class TraceChange(Shown):
             elif all(alike):
                 word, why = f"unsure in {shows[0]}", lacks[shows[0]]
             elif any(alike) and not {"decode steps", "whole steps"} & {*lacks[other]}:
+                side = self.compared[other == "after"]
+                steps = [step for step in side.steps if step.kind in self.kinds]
                 word = "new" if other == "before" else "gone"
+                if min(counts) < 2 or any(pattern.shows(side.trace, step) for step in steps):
+                    word = "not decided"  # some show it, though not most
             else:
                 word, why = f"unseen in {other}", lacks[other] or ["step of its kind"]
             because = f" (no {', '.join(why)})" if why else ""
@@ -167,6 +192,9 @@ class TraceChange(Shown):
         for note in dict.fromkeys([*sides["before"], *sides["after"]]):
             where = [name for name, said in sides.items() if note in said]
             notes.append(note if len(where) > 1 else f"{where[0]}: {note}")
+        if self.undecided:
+            words = "Not decided whether it came or went, as too few whole steps are on record"
+            notes.append(f"{words}: {', '.join(self.undecided)}.")
         for kind in self.kinds:
             lengths = [[step.length_us for step in side.usual[kind]] for side in self.compared]
             ranges = [f"{len(us)} of {min(us):,.0f} to {max(us):,.0f} us" for us in lengths]
@@ -207,13 +235,20 @@ def diagnose(
     return TraceChange(diagnosis, read_diagnosis(after, shape)) if after else diagnosis
 
 
+def _part_of(kernel: str) -> str:
+    return ATTENTION if family_of(kernel) else role_of(kernel) or kernel
+
+
+def _runs(step: Step, part: str) -> bool:
+    return any(_part_of(span.name) == part for span in step.work)
+
+
 def _parts(side: Diagnosis, kind: str) -> dict[str, dict[str, Any]]:
     """Part of a kind of step -> its microseconds, its launches and the kernels in it."""
     around, kernels = (rows[rows.step == kind] for rows in (side.around(), side.kernels()))
     parts = {part: NO_PART | {"us": around[column].item()} for part, column in HEAD.items()}
     for row in kernels.to_dict("records"):
-        is_attention = row["is"].startswith(ATTENTION)
-        part = ATTENTION if is_attention else row["is"] or row["kernel"]
+        part = _part_of(row["kernel"])
         known = parts.get(part, NO_PART)
         parts[part] = {
             "us": known["us"] + row["us a step"],

@@ -214,6 +214,9 @@ class Diagnosis(Shown):
         notes += [] if self.trace.gpu else ["The GPU is not named."]
         if unknown := sum(step.kind == UNKNOWN for step in self.steps):
             notes.append(f"Steps of unknown kind, under no mark: {unknown} of {len(self.steps)}.")
+        unmarked = [step for step in self.steps if step.kind in (EITHER, UNKNOWN)]
+        if any(not step.in_graph or step.attention[0].launch < 0 for step in unmarked):
+            notes.append("Steps are told apart by copies only: several may be counted as one.")
         for kind, usual in self.usual.items():
             calls = {calls_in(step) for step in self.steps if step.kind == kind}
             if kind in DECODES and (cut := sorted(calls - {*map(calls_in, usual)})):

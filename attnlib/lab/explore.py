@@ -159,7 +159,10 @@ class Explorer(w.VBox):
     def _choose_view(self) -> View:
         """The view of the wishes; each control then offers its options and shows its value."""
         wishes, model, notes = self.wishes, self.wishes["model"], {}
-        offered = {pair: _label(*pair) for pair in sources_of(model)}
+        offered = {}
+        for study, folder in sources_of(model):  # the GPU by its name's second word and its id
+            _, gpu, *_, gpu_id = folder.split("-")
+            offered[study, folder] = f"{gpu.upper()} {gpu_id}: {STUDIES[study].question}"
         offered[LIVE, ""] = "measure on this GPU"
         records, machine = wishes.get("records") or "", wishes.get("machine") or ""
         if records and records not in [study for study, _ in offered]:
@@ -243,12 +246,6 @@ class _Progress:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _label(study: str, machine: str) -> str:
-    """The GPU whose records they are, by its name's second word and its id, and the question."""
-    _, name, *_, gpu_id = machine.split("-")
-    return f"{name.upper()} {gpu_id}: {STUDIES[study].question}"
 
 
 def _words_of(error: Exception) -> str:

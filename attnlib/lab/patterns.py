@@ -117,8 +117,11 @@ def fa3_decodes(trace: Trace, step: Step) -> Evidence | None:
 
 
 def schedule_per_layer(trace: Trace, step: Step) -> Evidence | None:
-    """FlashAttention-3 prepares its schedule more than once per step."""
-    return _kernels(ran(step, "prepare")[1:], ", after one that would be enough")
+    """FlashAttention-3 prepares its schedule for every layer, or every second call of a cascade."""
+    prepared = ran(step, "prepare")
+    if 2 * len(prepared) < len(ran(step, "flash-attn-3")):  # of several steps in one
+        return None
+    return _kernels(prepared[1:], ", after one that would be enough")
 
 
 def metadata_op_by_op(trace: Trace, step: Step) -> Evidence | None:
@@ -273,7 +276,11 @@ def gained(pattern: Pattern, shape: Mapping[str, Any], us: float) -> str:
     at: list[str] = []
     varying = [n for n in STATED if n in rows[0] and len({row[n] for row in rows}) > 1]
     for name in (name for name in varying if name in shape):
-        rows = [row for row in rows if _alike(row[name], shape[name])]
+        given = shape[name]  # the same word, or a number within a factor of two
+        if isinstance(given, str):
+            rows = [row for row in rows if row[name] == given]
+        else:
+            rows = [row for row in rows if abs(math.log2(row[name] / given)) <= 1]
         if not rows:
             return f"no records like {', '.join([*at, f'{name} {shape[name]}'])}; {entry['gpu']}"
         at.append(f"{name} {shape[name]}")
@@ -292,10 +299,3 @@ def gained(pattern: Pattern, shape: Mapping[str, Any], us: float) -> str:
     least, middle, most = (f"{max(0.0, value):,.1f}" for value in saved)
     spread = f"{least} to {most} us, median {middle}" if len(rows) > 1 else f"{middle} us"
     return f"saves {spread} of {us:,.1f} us per step, by {count}"
-
-
-def _alike(recorded: Any, given: Any) -> bool:
-    """Whether a word is the same, or a number within a factor of two."""
-    if isinstance(given, str):
-        return bool(recorded == given)
-    return abs(math.log2(recorded / given)) <= 1

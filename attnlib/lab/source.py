@@ -39,7 +39,7 @@ DEVICE, CEILINGS = "cuda", ("copy", "matmul")
 ROUNDS, NEAREST = 3, 12
 """Rounds measured by default; and most values that a refusal names."""
 NO_WISHES: Mapping[str, Any] = {}
-WORDS = ("model", "heads", "records", "machine")
+WORDS = ("model", "heads", "records", "machine", "release", "timer", "variant", "lengths")
 SIZES = ("tp", "page_size", "batch", "kv_len", "rounds")
 PREFERRED = {
     "timer": "graph",
@@ -115,13 +115,14 @@ def layer_named(model: str, tp: int = 1, heads: str = "", head_dim: int = 0) -> 
 def require_kinds(wishes: Mapping[str, Any]) -> None:
     """ValueError for a wish of another kind: words, sizes of 1 or more, a list of backends."""
     for name in WORDS:
-        if not isinstance(wishes.get(name, ""), str):
+        if not isinstance(wishes.get(name), str | None):
             raise ValueError(f"{name} must be text, got {wishes[name]!r}")
     for name in SIZES:
         if wishes.get(name) is not None:
             require_int(name, wishes[name])
-    if not isinstance(wishes.get("backends") or (), list | tuple):
-        raise ValueError(f"backends must be a list of names, got {wishes['backends']!r}")
+    backends = wishes.get("backends") or ()
+    if not isinstance(backends, list | tuple) or {*map(type, backends)} - {str}:
+        raise ValueError(f"backends must be a list of names, got {backends!r}")
 
 
 def sources_of(model: str) -> list[tuple[str, str]]:
@@ -263,7 +264,12 @@ def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> Choice:
     if source.is_live:
         arguments["rounds"] = wishes.get("rounds") or ROUNDS
         require_int("rounds", arguments["rounds"])
-    case = _case_of(arguments) if source.is_live else rows.case.iloc[0]
+    if not source.is_live:
+        return Choice(arguments, options, notes, rows.case.iloc[0], rows)
+    dtype, _, kv_dtype = arguments["variant"].partition("/")
+    sizes = {"page_size": arguments["page_size"], "dtype": dtype, "kv_dtype": kv_dtype}
+    size = arguments["batch"], arguments["kv_len"], arguments["lengths"]
+    case = DecodeCase(parse_layer(model=arguments["model"], **sizes), *size)
     return Choice(arguments, options, notes, case, rows)
 
 
@@ -279,7 +285,9 @@ def _elsewhere(calls: pd.DataFrame, name: str, wish: Any, arguments: Mapping[str
             if wish in values:
                 return f"; records={pair[0]!r}, machine={pair[1]!r} have it"
             every |= {*values}
-        nearest = sorted(every - {""}, key=lambda value: _apart(value, wish))[:NEAREST]
+        is_size = isinstance(wish, int)  # words are all as near
+        far = {v: abs(math.log(v / wish)) if is_size else 0.0 for v in every - {""}}
+        nearest = sorted(far, key=far.__getitem__)[:NEAREST]
         return f"; nearest on record of this layer: {', '.join(map(str, sorted(nearest)))}"
     rows, changed = calls[matches], []
     for axis in [axis for axis in AXES if axis in arguments and axis != name]:
@@ -289,13 +297,7 @@ def _elsewhere(calls: pd.DataFrame, name: str, wish: Any, arguments: Mapping[str
             changed.append(f"{axis}={value!r}")
             same = _matches(rows, axis, value)
         rows = rows[same]
-    return f"; it is on record with {', '.join(changed)}"
-
-
-def _apart(value: Any, wish: Any) -> float:
-    """How far a size is from the one that is wished; words are all as near."""
-    is_size = isinstance(value, int) and isinstance(wish, int)
-    return abs(math.log(value / wish)) if is_size else 0.0
+    return f"; it is on record with {', '.join(changed)}" if changed else ""
 
 
 def variant_of(spec: AttnSpec | MlaSpec) -> str:
@@ -357,13 +359,6 @@ def _models(study: str, machine: str, stamp: object) -> frozenset[str]:
     frame = store.load(study, machine)
     cases = {case for case in frame.case if isinstance(case, DecodeCase | MlaCase)}
     return frozenset(name_of(case.spec) for case in cases if not case.seed)
-
-
-def _case_of(arguments: Mapping[str, Any]) -> DecodeCase:
-    dtype, _, kv_dtype = arguments["variant"].partition("/")
-    sizes = {"page_size": arguments["page_size"], "dtype": dtype, "kv_dtype": kv_dtype}
-    spec = parse_layer(model=arguments["model"], **sizes)
-    return DecodeCase(spec, arguments["batch"], arguments["kv_len"], arguments["lengths"])
 
 
 def _has_releases(backend: str) -> bool:

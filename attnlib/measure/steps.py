@@ -28,7 +28,7 @@ from .trace_file import Trace
 DECODE, VERIFY, PREFILL, MIXED, UNKNOWN = "decode", "verify", "prefill", "mixed", "unknown"
 EITHER = "decode or verify"
 """What no mark tells apart: a query per request, or a few."""
-SGLANG = re.compile(r"step\[\s*(\w+).*?bs=(\d+)")
+SGLANG = re.compile(r"step\[\s*(\w+)(?:.*?bs=(\d+))?")
 VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)\(.*?\)_generation_(\d+)(?:\((?:sq)?(\d+))?")
 SGLANG_KINDS = {
     "DECODE": DECODE,
@@ -152,7 +152,7 @@ def _kind_and_size(mark: str) -> tuple[str, int]:
     """Kind and batch size that a mark tells; nothing and 0 if it tells none."""
     if match := SGLANG.match(mark):
         word = "EXTEND" if match[1] == "DRAFT" and " toks=" in mark else match[1]
-        return SGLANG_KINDS.get(word, word.lower()), int(match[2])
+        return SGLANG_KINDS.get(word, word.lower()), int(match[2] or 0)
     if match := VLLM.match(mark):
         context, generation = int(match[1]), int(match[2])
         several = int(match[3] or 0) > generation

@@ -16,7 +16,6 @@ from ..measure.files import require_writable, write_whole
 from ..run.study import load_or_measure, mode
 from ..studies import STUDIES, claims
 from .fragment import notebook_fragment
-from .kernels import ForkedKernel
 from .page import Page, published, render_page, studies_in
 
 if TYPE_CHECKING:
@@ -72,8 +71,12 @@ def build_report(
 
 def render_notebook(path: Path, notebook: NotebookNode, names: Sequence[str]) -> Page:
     """Convert an executed notebook to a part of the page; `names` are all its notebooks."""
-    if mode() == "replay":
-        _leave_out_machine(notebook)
+    from nbformat.v4 import new_output
+
+    note: Any = new_output("stream", name="stdout", text=LEFT_OUT)
+    for cell in notebook.cells if mode() == "replay" else ():
+        if MACHINE_TAG in cell.metadata.get("tags", ()):  # or two machines build two reports
+            cell.outputs = [note]
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     fragment = notebook_fragment(notebook, path.stem, shown=names)
     return Page(path.stem, fragment, tuple(studies_in(code)))
@@ -131,7 +134,7 @@ def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
 
 
 def execute(path: Path) -> NotebookNode:
-    """The notebook at `path`, executed in a kernel of its own (`ForkedKernel`) of this Python.
+    """The notebook at `path`, executed in a kernel of its own of this Python.
 
     The result has no timestamps and no widgets, only what a widget shows without a kernel.
     Raises RuntimeError with the notebook's name and the error of the cell that failed.
@@ -144,7 +147,6 @@ def execute(path: Path) -> NotebookNode:
     client = NotebookClient(
         notebook,
         timeout=CELL_TIMEOUT_S,
-        kernel_manager_class=ForkedKernel,
         kernel_name="python3",
         record_timing=False,
         store_widget_state=False,
@@ -164,13 +166,3 @@ def execute(path: Path) -> NotebookNode:
             if output.output_type == "error":  # of a cell that shows a refusal: no folders
                 output.traceback = [f"{output.ename}: {output.evalue}"]
     return notebook
-
-
-def _leave_out_machine(notebook: NotebookNode) -> None:
-    """Replace outputs that depend on the machine, or two machines would build two reports."""
-    from nbformat.v4 import new_output
-
-    note: Any = new_output("stream", name="stdout", text=LEFT_OUT)
-    for cell in notebook.cells:
-        if MACHINE_TAG in cell.metadata.get("tags", ()):
-            cell.outputs = [note]

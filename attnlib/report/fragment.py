@@ -49,7 +49,11 @@ def notebook_fragment(
     from bs4 import BeautifulSoup
 
     soup = BeautifulSoup(_exporter().from_notebook_node(notebook)[0], "html.parser")
-    _remove_active(soup)
+    for element in [*soup.find_all(ACTIVE), *soup.select("a.anchor-link")]:
+        element.decompose()
+    for element in soup.find_all(True):
+        for name in [name for name in element.attrs if name.lower().startswith("on")]:
+            del element[name]
     _fold_code(soup)
     _name_headings(soup, anchor)
     _describe_figures(soup, anchor)
@@ -65,14 +69,6 @@ def _exporter() -> HTMLExporter:
 
     without = {"exclude_input_prompt": True, "exclude_output_prompt": True}
     return HTMLExporter(template_name="basic", **without)
-
-
-def _remove_active(soup: BeautifulSoup) -> None:
-    for element in [*soup.find_all(ACTIVE), *soup.select("a.anchor-link")]:
-        element.decompose()
-    for element in soup.find_all(True):
-        for name in [name for name in element.attrs if name.lower().startswith("on")]:
-            del element[name]
 
 
 def _fold_code(soup: BeautifulSoup) -> None:

@@ -131,7 +131,14 @@ def bisect(
     Raises ValueError for what cannot be asked and for ends that do not differ, RuntimeError for a
     release that fails or stays ambiguous, FileNotFoundError for records that replay lacks.
     """
-    _require_askable(study, case, package, backend, rounds=rounds)
+    names = [*BACKENDS, *(name for grid in study.grids for name in grid.backends)]
+    packages = {name: COMPARED.get(name.partition("-")[0]) for name in names}
+    known = list(dict.fromkeys(filter(None, packages.values())))
+    require_word("package", package, known)
+    able = [name for name in packages if packages[name] == package]
+    require_word(f"backend for {package}", backend, able)
+    require_int("rounds", rounds)
+    study.case_named(case.key)
     ends = parse_release("good", good), parse_release("bad", bad)
     if ends[0] == ends[1]:
         raise ValueError(f"good and bad must be two releases, got {good} and {bad}")
@@ -260,14 +267,3 @@ def _words(ratio: Ratio) -> str:
         f"{ratio.verdict} after {ratio.rounds} rounds: {ratio.ratio:.3f} of its time "
         f"({ratio.low:.3f} to {ratio.high:.3f}), margin {ratio.margin:.0%}"
     )
-
-
-def _require_askable(study: Study, case: Case, package: str, backend: str, *, rounds: int) -> None:
-    names = [*BACKENDS, *(name for grid in study.grids for name in grid.backends)]
-    packages = {name: COMPARED.get(name.partition("-")[0]) for name in names}
-    known = list(dict.fromkeys(filter(None, packages.values())))
-    require_word("package", package, known)
-    able = [name for name in packages if packages[name] == package]
-    require_word(f"backend for {package}", backend, able)
-    require_int("rounds", rounds)
-    study.case_named(case.key)

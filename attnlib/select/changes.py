@@ -58,13 +58,11 @@ def changes(
     require_word("model", model or MLA, (*MODELS, MLA))
     for mode in modes:
         require_word(f"mode of {library.name}", mode, library.modes)
-        require_word(f"policy of {library.name} in {mode}", policy, library.policies_for(mode))
+        library.require_policy(policy, [mode])
     dense = [mode for mode in library.modes if mode not in LATENT_MODES]
-    known = {mode: library.policies_for(mode) for mode in (dense if layer else library.modes)}
-    tried = modes or [mode for mode in known if policy in known[mode]]
-    if not tried:
-        names = dict.fromkeys(name for mode in known for name in known[mode])
-        require_word(f"policy of {library.name}", policy, tuple(names))
+    known = dense if layer else library.modes
+    library.require_policy(policy, modes or known)
+    tried = modes or [mode for mode in known if policy in library.policies_for(mode)]
     dtypes = {name: pair for name, pair in DTYPES.items() if name != "FP8" or not library.calls}
     if layer is not None or {"dtype", "kv_dtype"} & {*fields}:
         spec = layer or AttnSpec(1, 1, 1, 1, fields.get("dtype", BF16), fields.get("kv_dtype", ""))

@@ -86,7 +86,7 @@ def explain(
         raise ValueError(f"library must be ENGINE,{FLASHINFER}==RELEASE, got {library!r}")
     require_word(f"mode of {rules.name}", mode, rules.modes)
     require_word("gpu", gpu, GPUS)
-    require_word(f"policy of {rules.name} in mode {mode}", policy, rules.policies_for(mode))
+    rules.require_policy(policy, [mode])
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
     tested = rules.tests(mode, policy, release)
     stated = [name for name, value in vars(call).items() if value != vars(NO_CALL)[name]]
@@ -102,9 +102,11 @@ def explain(
         choice = replace(choice, order=(policy,), reasons=(named,))
     else:
         choice = _walked(choice, rules, facts)
-    problem = choice.problem or rules.problem_of(choice.backend, facts)
+    failing = rules.holding(rules.problems, choice.backend, facts)
+    problem = choice.problem or "; ".join(f"{row.why} ({row.source})" for row in failing)
     choice = replace(choice, reasons=settled + choice.reasons, problem=problem)
-    pages = rules.page_of(choice.backend, facts)
+    taken = rules.holding(rules.pages, choice.backend, facts)
+    pages = taken[0].sets["page_size"] if taken else 0
     if pages not in (0, facts["block_size"]):
         choice = replace(choice, pages=pages, refused_page=facts["block_size"])
         spec = replace(spec, page_size=pages)

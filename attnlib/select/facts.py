@@ -17,12 +17,12 @@ from .models import ARCHITECTURES, FAMILIES, MODELS, OTHER, TABLE
 GPUS = {
     "sm75": "T4, RTX 2080",
     "sm80": "A100, A800, A30",
-    "sm86": "A10, A10G, A40, RTX 3090",
-    "sm89": "L4, L40, L40S, RTX 4090",
+    "sm86": "A10, A10G, A40, A6000, RTX 3090",
+    "sm89": "L4, L20, L40, L40S, RTX 4090, RTX 6000 Ada",
     "sm90": "H100, H200, H20, H800, GH200",
     "sm100": "B200, GB200",
     "sm103": "B300, GB300",
-    "sm120": "RTX PRO 6000, RTX 5090",
+    "sm120": "RTX PRO 6000, RTX 5090, RTX 5080",
     "sm121": "DGX Spark, GB10",
 }
 

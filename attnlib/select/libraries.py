@@ -1,7 +1,7 @@
 """The libraries whose choices can be explained, read from data/rules/*.yaml (see its README.md)."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -87,36 +87,47 @@ class Library:
         named = tuple(name for name, tables in self.policies.items() if mode in tables)
         return (*named, *self.backends[mode])
 
+    def require_policy(self, policy: str, modes: Sequence[str], argument: str = "policy") -> None:
+        """ValueError that names the known policies, unless one of the modes has this one."""
+        known = dict.fromkeys(name for mode in modes for name in self.policies_for(mode))
+        if policy in known:
+            return
+        others = [mode for mode in self.modes if policy in self.policies_for(mode)]
+        hint = f"; mode {' or '.join(others)} has it" if others else ""
+        hint += "; only a rule takes it" if policy in self.by_rule_only else ""
+        where = f" in mode {modes[0]}" if len(modes) == 1 else ""
+        raise ValueError(
+            f"{argument} of {self.name}{where} must be one of {', '.join(known)}: "
+            f"what others cannot run was not read, got {policy!r}{hint}"
+        )
+
     @cache  # noqa: B019 - libraries are read once and live for good
     def tests(self, mode: str, policy: str, release: Version | None) -> frozenset[str]:
         """The facts that a row of the release tests on the way to a choice."""
         known = Facts(mode=mode) if release is None else Facts(mode=mode, release=release)
-        tables = [self.policies[name].get(mode, ()) for name in {policy, AUTO} & {*self.policies}]
-        chosen = [row for table in tables for row in table]
-        names = {policy}.union(*(row.then for row in chosen))
+        own = self.policies.get(policy, {}).get(mode, ())
+        rows = [row for row in own if row.speaks_of(known)]
+        asks = [row for row in rows if row.then == (AUTO,)]
+        auto = [row for row in self.policies[AUTO][mode] if asks and row.speaks_of(known)]
+        names = {policy}.union(*(row.then for row in (*rows, *auto)))
         kept = [row for row in (*self.limits, *self.problems) if names & {*row.then}]
-        rows = [row for row in (*self.resolves, *chosen, *kept) if row.speaks_of(known)]
+        rows += [row for row in (*self.resolves, *kept) if row.speaks_of(known)]
         shared = limits.tested(mode) if self.name == FLASHINFER else set()
-        return frozenset(shared).union(*(when.tests for row in rows for when in row.when))
+        of_auto = {fact for row in auto for when in row.when for fact in when.tests}
+        settled = set.intersection(*({*row.sets} for row in asks)) if asks else set()
+        of_rows = {fact for row in rows for when in row.when for fact in when.tests}
+        return frozenset(shared | of_rows | of_auto - settled)
 
     def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
         """Every row that keeps `backend` from running the call."""
         shared = limits.limits_of(backend, facts) if self.name == FLASHINFER else ()
         reasons = [(limit.why, f"FlashInfer {limit.source}") for limit in shared]
-        for row in self.limits:
-            if backend in row.then and row.failing(facts) is None:
-                reasons.append((row.why, row.source))
+        reasons += [(row.why, row.source) for row in self.holding(self.limits, backend, facts)]
         return tuple(Reason("limit", backend, True, why, source) for why, source in reasons)
 
-    def page_of(self, backend: str, facts: Facts) -> int:
-        """The tokens of a page that the library takes in place of the user's; 0: it keeps those."""
-        rows = (row for row in self.pages if backend in row.then and row.failing(facts) is None)
-        return next((row.sets["page_size"] for row in rows), 0)
-
-    def problem_of(self, backend: str, facts: Facts) -> str:
-        """Why a backend that is taken fails when it is built; the empty string if it does not."""
-        rows = (row for row in self.problems if backend in row.then)
-        return "; ".join(f"{row.why} ({row.source})" for row in rows if row.failing(facts) is None)
+    def holding(self, rows: Sequence[Rule], backend: str, facts: Facts) -> list[Rule]:
+        """Those of `pages`, `problems` or `limits` that speak of the backend and hold."""
+        return [row for row in rows if backend in row.then and row.failing(facts) is None]
 
 
 def load(folder: Path = FOLDER) -> dict[str, Library]:

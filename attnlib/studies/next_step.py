@@ -34,8 +34,10 @@ LONGEST_GAP_S = 300
 
 
 def next_step(comparison: Comparison) -> str:
-    """What would decide the calls that are not decided; the empty string where it says nothing."""
+    """What would decide the calls that are not decided; the empty string if all are."""
     items = comparison.undecided()
+    if comparison.failed and not items:
+        return f"a base that runs what {comparison.both[0]} does not would decide it"
     if all(reasons := [why_not_run(item, comparison.both) for item in items]):
         return reasons[0] if reasons else ""
     spent = [len(comparison.pairs[item]) >= comparison.looks[-1] for item in items]

@@ -40,7 +40,7 @@ from ..run.pairs import PREFIX, Comparison, families_of, next_round, times_of
 from ..run.record import Record
 from ..run.releases import InvalidVersion, Version, build_version, overlay_for, own_build
 from ..run.study import Sweep, machine_shown, mode
-from ..select.libraries import LIBRARIES
+from ..select.libraries import LIBRARIES, find
 from . import STUDIES
 from .next_step import nearest_calls, next_step, releases_on_record, why_not_run
 from .usual_calls import LIBRARY, backends_named, calls_of, items_of, layers_named
@@ -194,7 +194,7 @@ def compare_releases(
         listed = tuple(DecodeCase(spec, **call) for spec in layers if isinstance(spec, AttnSpec))
     elif batch is not None:
         raise ValueError(f"batch must go with lens, got {batch}")
-    base, new = map(_without_name, (base, new))
+    base, new = map(_release_named, (base, new))
     base_release, new_release = (
         text if _is_release(text) else build_version(Path(text), PACKAGE) for text in (base, new)
     )
@@ -239,10 +239,12 @@ def _is_release(text: str) -> bool:
         return False
 
 
-def _without_name(text: str) -> str:
-    """The release of `flashinfer==0.6.13`; any other text as it is."""
+def _release_named(text: str) -> str:
+    """The release of `flashinfer==0.6.13` or `v0.7` as records name it; other text as it is."""
     name, _, release = text.partition("==")
-    return release if name in (LIBRARY, PACKAGE) and release else text
+    text = release if name in (LIBRARY, PACKAGE) and release else text
+    known = {version: version for version in LIBRARIES[LIBRARY].versions}
+    return str(known.get(Version(text), text)) if _is_release(text) else text
 
 
 def _require_known(both: Sequence[str]) -> None:
@@ -256,6 +258,7 @@ def _require_known(both: Sequence[str]) -> None:
         if Version(release) > last:
             words = f"{name} must be a release up to {last}, or on record"
             raise ValueError(f"{words}; a later one needs a CUDA GPU; got {release}")
+        find(f"{LIBRARY}=={release}")
 
 
 def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> dict[str, Any]:

@@ -56,8 +56,13 @@ def test_a_case_survives_its_json_form_and_has_a_name_for_command_lines(case):
 
 def test_an_unknown_kind_lists_the_kinds_there_are():
     known = "metadata, step, mismatch, mla, extend, plan, engine"
-    with pytest.raises(ValueError, match=f"must be one of {known}, got 'prefill'"):
-        case_from_dict({"kind": "prefill"})
+    for kind in ("prefill", ["mla"], None):
+        words = f"kind of a case must be one of {known}, got {kind!r}"
+        with pytest.raises(ValueError, match=re.escape(words)):
+            case_from_dict({"kind": kind})
+    for case, name in ((DECODE, "seed"), (EXTEND, "kv_dtype"), (METADATA, "swa")):
+        with pytest.raises(ValueError, match=rf"{name} must be of type \w+, got \[\]"):
+            case_from_dict(case.to_dict() | {name: []})
 
 
 def test_a_field_that_came_later_stays_out_of_the_form_at_its_default():

@@ -15,7 +15,8 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.lab.advise import neighbour_loss, recorded_calls
 from attnlib.select.facts import GPUS, Call
 from attnlib.select.libraries import LIBRARIES
-from attnlib.studies.plan_rivals import BACKENDS, PAGES_OF_16
+from attnlib.studies.plan_rivals import BACKENDS, FLASH_ATTENTION, PAGES_OF_16
+from attnlib.studies.random_batches import FP8
 
 pytestmark = pytest.mark.usefixtures("published_records")
 
@@ -36,14 +37,18 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
     assert advice.nearest.distance.is_monotonic_increasing
     words = repr(advice)
     assert "SGLang #18364" in words and advice.command in words and len(words.splitlines()) < 30
+    assert "Left out, as they refuse pages of 1: flashinfer-xqa, " in words
 
 
-def test_the_line_that_measures_parses_to_the_same_call(monkeypatch):
+def test_the_line_that_measures_parses_to_the_same_call(monkeypatch, capsys):
     seen = []
     monkeypatch.setattr("attnlib.lab.view.measure_call", lambda *call: seen.append(call))
     layer, lengths = AttnSpec(24, 8, 64, 1, "bfloat16", "float8_e4m3fn"), (7, 9, 9, 40)
     line = attnlib.advise(layer, lengths).command
     assert cli.main(shlex.split(line)[3:]) == 0 and seen == [(layer, lengths)]
+    assert not capsys.readouterr().err
+    assert cli.main([*shlex.split(line)[3:], "--gpu", "b200"]) == 0
+    assert "all backends are measured here; not used: gpu\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -101,6 +106,34 @@ def test_records_of_this_very_call_are_shown_of_every_study_and_far_batches_are_
     assert "Nothing near" not in repr(advice)
 
 
+@pytest.mark.parametrize(
+    ("engine", "gpu", "lacks", "has"),
+    [
+        ("vllm==0.33.0", "h200", "flash-attn-3-precomputed", ("vllm-triton", "TRITON_ATTN")),
+        (
+            "vllm==0.33.0",
+            "h100",
+            "flashinfer-batch-attention",
+            (FLASH_ATTENTION, "FLASH_ATTN, of another"),
+        ),
+        ("sglang==0.5.23", "h200", "vllm-triton", ("flashinfer-xqa", "trtllm_mha")),
+        ("sglang==0.5.23", "b200", "flash-attn-3-precomputed", ("flashinfer-fa2", "flashinfer")),
+        ("mini-sglang", "h100", "flashinfer-batch-attention", (FLASH_ATTENTION, "fa")),
+    ],
+)
+def test_a_backend_that_the_engine_lacks_is_said_to_be_none_of_its(engine, gpu, lacks, has):
+    call = AttnSpec(8, 1, 128, 64), [8192] * 8
+    advice = attnlib.advise(*call, library=engine, gpu=gpu, facts=Call(pinned_page=True))
+    (note,) = [note for note in advice.card().notes if note.startswith(f"Not in {engine} on sm")]
+    table, (name, words) = advice.table().set_index("backend")["in the engine"], has
+    assert lacks in note and name not in note and advice.runs[name].startswith(words)
+    assert {*table[table == "no"].index} <= {*note.rstrip(".").split(": ")[1].split(", ")}
+    fp8 = attnlib.advise(AttnSpec(8, 1, 128, 16, kv_dtype=FP8), [9], library="mini-sglang")
+    assert {*fp8.table()["in the engine"]} == {"no"}, "its cache has 16 bits"
+    of_library = attnlib.advise(*call, gpu=gpu)
+    assert "in the engine" not in of_library.table() and "Not in" not in repr(of_library)
+
+
 def test_an_h100_has_batches_of_its_own_with_the_present_planner():
     told = repr(attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4, gpu="H100"))
     assert "NVIDIA H100 80GB HBM3, FlashInfer 0.6.13" in told and "by the planner" not in told
@@ -145,10 +178,17 @@ def test_the_nearest_batches_choose_well_on_layers_left_out():
         (["--heads", "8/1", "--lens", "0x3"], "lens must be >= 1, got '0x3'"),
         (["--heads", "8/1", "--lens", ""], "lens must not be empty"),
         (["--heads", "16/1", "--head-dim", "576", "--lens", "9"], "must not be of MLA"),
-        (["--heads", "8/1", "--lens", "9", "--backend", "foo"], "backend must be one of auto, "),
+        (
+            ["--heads", "8/1", "--lens", "9", "--backend", "foo"],
+            "backend of flashinfer in mode ",
+        ),
         (["--heads", "8/1", "--lens", "many"], "lens must be such as 8192x16"),
         (["--lens", "9"], "heads or model must be given, one of them, got neither"),
         (["--heads", "8/1", "--tp", "2", "--lens", "9"], "tp must go with a model"),
+        (
+            ["--model", "8/1 heads, head_dim 64", "--head-dim", "128", "--lens", "9"],
+            "which says it, got 128",
+        ),
         (
             ["--heads", "8/1", "--lens", "9", "--batch", "-2"],
             "batch must be an integer in 1..65536",

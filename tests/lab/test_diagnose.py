@@ -121,6 +121,7 @@ def test_a_pattern_is_found_where_it_shows_and_nowhere_else(number, path):
         ("execute_context_0(0)_generation_8(8)", traces.SGLANG_FA4, "decode", "flash-attn-4"),
         ("execute_context_1(512)_generation_0(0)", traces.TRTLLM_103, "prefill", "trtllm-gen"),
         ("step[EXTEND bs=4]", traces.TRITON_EXTEND, "prefill", "triton-extend"),
+        ("step[DECODE]", traces.FLASH_ATTN_3, "decode", "flash-attn-3"),
         ("step[DECODE bs=4]", f"kernel_cutlass_split_kv_kernel_{CUTE_MLA}", "decode", "cute-dsl"),
         ("step[DECODE bs=4]", f"void {HPC}_kernel<int>(P)", "decode", "hpc-ops"),
         ("step[DECODE bs=4]", "fmhaSm120fKernel_QkvBfloat16", "decode", "trtllm-gen"),
@@ -128,6 +129,8 @@ def test_a_pattern_is_found_where_it_shows_and_nowhere_else(number, path):
         ("step[DECODE bs=4]", "attention_decode_bf16_smallm_splitk_kernel", "decode", "hpc-ops"),
         ("step[EXTEND bs=4]", "_fwd_kernel_unified", "prefill", "triton-extend"),
         ("step[DECODE bs=4]", PAGED, "decode", "paged-attention"),
+        ("step[DECODE bs=4]", traces.FLASH_ATTN_3.replace("90", "80"), "decode", "flash-attn-3"),
+        ("step[DECODE bs=4]", "triton_tem_fused_flex_attention_0", "decode", "flex-attention"),
         ("step[DECODE bs=4]", "_lean_attention_decode_kernel", "decode", "triton-decode"),
         ("step[DECODE bs=4]", "_sparse_mla_split_k_kernel", "decode", "triton-sparse-mla"),
         ("step[DECODE bs=4]", "sparse_mla_decode_dsv3_2_kernel<16>", "decode", "sparse-mla"),
@@ -153,6 +156,9 @@ def test_a_mark_tells_the_kind_of_a_step_and_a_name_the_kernels_family(
         ("void vllm::merge_attn_states_kernel<float, 128u>(int)", "cascade"),
         ("_fused_dsa_target_verify_metadata_kernel", "metadata"),
         ("_sparse_mla_reduce_kernel", "merge"),
+        ("void cutlass::device_kernel<fmha::kernel::Sm100FmhaMlaReductionKernel<T> >(P)", "merge"),
+        ("void vllm::cp_gather_indexer_k_quant_cache_kernel<512>(P)", "indexer"),
+        ("create_chunked_prefix_cache_kv_indices", "metadata"),
     ],
 )
 def test_a_kernel_beside_attention_is_none_and_has_its_role(kernel, role, path):
@@ -559,3 +565,28 @@ def test_a_trace_that_is_cut_has_no_new_pattern_and_no_other_kind_of_step(name, 
     assert not others or change.kinds == ["decode or verify"]
     assert ("unknown" in change.after.usual) == ("Steps of unknown kind" in repr(change))
     assert not change.patterns["new"] and not change.patterns["gone"]
+
+
+@pytest.mark.parametrize("hole", [(0.55, 0.85), (0.15, 0.62), (0.2, 0.8), (0.45, 0.75)])
+@pytest.mark.parametrize(
+    "name", ["vllm_flash_attn", "vllm_flashinfer", "fa2_host", "sglang_flashinfer"]
+)
+def test_what_a_hole_in_a_trace_without_marks_hides_did_not_go(hole, name, tmp_path):
+    has_no_mark = COPIES["marks"][0]
+    whole = save_part(tmp_path / "whole", name, has_no_mark)
+    part = save_part(
+        tmp_path / "part", name, lambda e, at: has_no_mark(e, at) and not hole[0] < at < hole[1]
+    )
+    change = attnlib.diagnose(whole, part)
+    assert not change.patterns["new"] and not change.patterns["gone"]
+    absent = change.rows[(change.rows.after == 0) & ~change.rows.part.str.startswith("idle")]
+    assert {*(absent.part + " (" + absent.step + ")")} <= {*change.undecided}
+    assert "Not decided whether it came or went" in repr(change) or not len(absent)
+
+
+def test_steps_that_only_copies_tell_apart_may_be_one_and_have_no_schedule_per_layer(tmp_path):
+    keeps = (lambda event, at: event["cat"] == "kernel", ("correlation",))
+    merged = attnlib.diagnose(save_part(tmp_path / "x", "vllm_flash_attn", *keeps))
+    assert len(merged.steps) == 1 and merged.patterns.empty
+    assert "told apart by copies only: several may be counted as one" in repr(merged)
+    assert "told apart" not in repr(attnlib.diagnose(TRACES / "vllm_flash_attn.json.gz"))

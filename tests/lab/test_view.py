@@ -169,6 +169,8 @@ def test_every_model_and_source_on_record_and_every_backend_of_it_can_be_shown(
         ({"batch": True}, "batch must be an integer >= 1, got True"),
         ({"backends": FA2}, "backends must be a list of names, got 'flashinfer-fa2'"),
         ({"heads": 8}, "heads must be text, got 8"),
+        ({"lengths": [8, 8]}, r"lengths must be text, got \[8, 8\]"),
+        ({"backends": [[FA2]]}, "backends must be a list of names, got"),
         ({"head_dim": 64}, "no records on 8/1 heads, head_dim 64 .*head_dim 128: .*5/1"),
     ],
 )

@@ -203,6 +203,10 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     broken = compare_releases("0.5.3", "0.6.3", cases=[KEYS[0], fp8])
     assert broken.conclusion == f"slower: {KEYS[0]}; fails: {fp8}"
     assert any("0.6.3 error: " in note for note in broken.notes)
+    broken = compare_releases("0.6.3", "0.6.4", cases=[fp8])
+    assert broken.conclusion.endswith("a base that runs what 0.6.3 does not would decide it")
+    padded = compare_releases("v0.6.03", "0.6.4", cases=KEYS[:1])
+    assert (padded.base, padded.outcome) == ("0.6.3", "not slower")
     latent = compare_releases("0.6.4", "0.6.13", models=["DeepSeek MLA"])
     assert {*latent.rows.backend} == {"flashinfer-mla-fa2", "flashinfer-mla-fa3"}
 
@@ -325,6 +329,7 @@ def test_without_a_gpu_and_records_it_is_not_decided(capsys, fails, without_gpu)
     assert last.startswith(f"not decided: 52 not on record, of 52 calls; {measured}")
     assert "must be a release up to 0.7.2.post1, or on record" in fails(*COMMAND[:-1], "99.0")
     assert "the wheel or folder of 0.7.2+mine" in fails(*COMMAND[:-1], "0.7.2+mine")
+    assert "nearest to it: 0.6.18.post1 and 0.7.0" in fails(*COMMAND[:-1], "0.6.99")
     for margin in ("2", "0%", "x%"):
         assert "must be above 0% and below 100%, as 2%, got" in fails(
             *COMMAND, "--not-slower", margin
