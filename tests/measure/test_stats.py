@@ -95,6 +95,7 @@ def test_one_round_decides_nothing_and_rounds_that_do_not_pair_are_refused(judge
         ([0.9, 1.0, 1.1], 100.0, "ambiguous"),
         ([1.03, 1.031, 1.029], 100.0, "slower"),
         ([1.03, 1.031, 1.029], 10.0, "same"),
+        ([0.97, 0.969, 0.971], 10.0, "same"),
     ],
 )
 def test_a_verdict_needs_an_interval_and_an_effect_beyond_the_margin(numerators, us, word):
@@ -147,7 +148,7 @@ def drawing(truths, rows, sigma, rounds):
     return draw_table
 
 
-@pytest.mark.parametrize("sigma", [0.005, 0.01, 0.05])
+@pytest.mark.parametrize("sigma", [0.01, 0.05])
 @pytest.mark.parametrize("truths", TRUTHS)
 @pytest.mark.parametrize(("rows", "not_slower"), [(1, 0.0), (6, 0.0), (6, 0.02)])
 def test_about_one_table_in_twenty_or_fewer_has_a_wrong_verdict(sigma, truths, rows, not_slower):
@@ -155,7 +156,7 @@ def test_about_one_table_in_twenty_or_fewer_has_a_wrong_verdict(sigma, truths, r
     assert_rarely_wrong(200, drawing(truths, rows, sigma, 4), judge)
 
 
-@pytest.mark.parametrize("truths", TRUTHS)
+@pytest.mark.parametrize("truths", TRUTHS[:2])
 def test_looking_again_and_again_gives_no_more_wrong_tables(truths):
     def judge(pairs):
         """Each row's verdict of the first look that has one."""
