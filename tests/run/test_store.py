@@ -129,14 +129,6 @@ def test_a_row_of_several_queries_a_request_says_mode_mask_and_heads(make_record
     assert (row.kind, row.batch_size, row.kv_len, row.lengths) == ("extend", 3, 40, "ragged")
 
 
-def test_items_measured_again_are_marked(make_record):
-    item = make_record().item
-    append(make_record(), make_record(item=replace(item, again=1)))
-    table = store.load("demo", MACHINE)
-    assert table["repeat"].tolist() == [False, True]
-    assert store.read("demo", MACHINE)[-1].item.again == 1
-
-
 def test_failures_and_ceilings_load_beside_times_without_one(make_record):
     store.append(make_record())
     store.append(make_record(round=1, status="crashed", reason="signal SIGSEGV"))
