@@ -44,20 +44,6 @@ def judged(pair, **options):
     return row
 
 
-@pytest.mark.parametrize(
-    ("numerators", "denominators", "ratio"),
-    [
-        ([3.0], [2.0], 1.5),
-        ([2.0, 8.0], [1.0, 2.0], math.sqrt(8)),
-        ([1.0, 1.0, 8.0], [1.0, 1.0, 1.0], 2.0),
-    ],
-)
-def test_the_ratio_is_the_geometric_mean_over_rounds(numerators, denominators, ratio):
-    result = judged((numerators, denominators))
-    assert result.ratio == pytest.approx(ratio)
-    assert result.rounds == len(numerators)
-
-
 def test_the_interval_holds_the_truth_however_the_gpu_drifted_and_has_no_favourite_side():
     a, b = experiment(3)
     result, inverse = judged((a, b)), judged((b, a))

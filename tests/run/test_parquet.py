@@ -136,16 +136,6 @@ def test_published_at_once_or_in_parts_the_journal_becomes_one_file_of_the_same_
     assert published(*records[2:]).read_bytes() == at_once
 
 
-def test_the_journal_stands_over_what_was_published_before_it(make_record):
-    first, second, late = (make_record(round=n) for n in range(3))
-    published(first, second)
-    (again, _) = append(make_record(run_us=(99.0,)), late)
-    assert store.read("demo", MACHINE) == [second, again, late]
-    assert len(store.load("demo", MACHINE)) == 3
-    store.publish("demo", MACHINE)
-    assert store.read("demo", MACHINE) == [second, again, late]
-
-
 def killed_publish(owner, dies):
     setattr(owner, dies, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
     store.publish("demo")
