@@ -45,15 +45,13 @@ def each(pairs):
     return pytest.mark.parametrize(("name", "case"), pairs, ids=named)
 
 
-def ways(at, name, case):
-    """Eager and in a graph; by turns where a backend holds its buffers in both, and for every
-    second mode, which has the buffers of the one before it."""
-    heeds = name.startswith("flashinfer") and not name.endswith(("planned", "xqa"))
-    heeds &= "batch-attention" not in name and case not in MODES[1::2]
-    return (False, True) if heeds and name != POD else (name != POD and at % 2 == 1,)
+def ways(at, name):
+    """Eager and in a graph; by turns where a backend has many modes, or fixed buffers in both."""
+    heeds = name == "flashinfer-fa2" or name.startswith("flashinfer-mla")
+    return (False, True) if heeds else (name != POD and at % 2 == 1,)
 
 
-STEPS = [(*call, graph) for at, call in enumerate(CALLS) for graph in ways(at, *call)]
+STEPS = [(*call, graph) for at, call in enumerate(CALLS) for graph in ways(at, call[0])]
 
 
 @pytest.mark.parametrize(("name", "case", "cuda_graph"), STEPS, ids=named)
