@@ -16,7 +16,7 @@ def pytest_configure(config):
 
 def pytest_collection_finish():
     gc.freeze()
-    gc.set_threshold(20_000)
+    gc.set_threshold(100_000)
     gc.enable()
 
 

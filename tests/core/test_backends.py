@@ -46,9 +46,9 @@ def each(pairs):
 
 
 def ways(at, name):
-    """Eager and in a graph; by turns where a backend holds its buffers in both."""
-    heeds = name.startswith("flashinfer") and not name.endswith(("planned", "xqa"))
-    return (False, True) if heeds and name != POD else (name != POD and at % 2 == 1,)
+    """Eager and in a graph; by turns where a backend has many modes, or fixed buffers in both."""
+    heeds = name == "flashinfer-fa2" or name.startswith("flashinfer-mla")
+    return (False, True) if heeds else (name != POD and at % 2 == 1,)
 
 
 STEPS = [(*call, graph) for at, call in enumerate(CALLS) for graph in ways(at, call[0])]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.metadata_cases import BUILDERS, DECODE, KV_INDICES, OTHER_NUMBERS, POISON, STEP, poison
 
@@ -50,6 +50,7 @@ def test_every_word_is_right_and_every_tail_is_untouched(builder, build, shape):
 
 @pytest.mark.parametrize("builder", BUILDERS.values(), ids=BUILDERS)
 @given(data=st.data())
+@settings(max_examples=20)
 def test_random_calls_are_right(builder, data):
     call = builder.arguments(data.draw(builder.drawn))
     for build in filter(None, (builder.ours, builder.eager)):

@@ -12,7 +12,7 @@ from attnlib.engines import capture
 from attnlib.kinds.cases import case_from_dict
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.decode.measure import build_workload
-from attnlib.kinds.extend.case import ExtendCase, sample_extend_lens
+from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.extend.measure import build_extend_workload
 from attnlib.kinds.lengths import sample_seq_lens
 from attnlib.kinds.metadata.case import MetadataCase
@@ -64,8 +64,6 @@ def test_a_step_is_a_case_of_its_own_lengths_and_equal_steps_are_one(path):
     assert left_out == {"idle: mode must be one of decode, extend, mixed, got 'idle'": 1}
     for case in counts:
         assert case_from_dict(case.to_dict()) == case
-    assert sample_seq_lens(DECODE).tolist() == [41, 9, 60]
-    assert [lens.tolist() for lens in sample_extend_lens(EXTEND)] == [[30, 8], [40, 8]]
     metadata = MetadataCase("decode", 3, 16, 60, "41+9+60")
     assert sample_seq_lens(metadata).tolist() == [41, 9, 60]
 

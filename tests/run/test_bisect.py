@@ -121,12 +121,6 @@ def test_rounds_cut_short_or_of_another_search_do_not_count_for_a_pair(lab):
     assert [round_ for round_, _ in lab.order()] == [3, 3, 4, 4, 5, 5]
 
 
-def test_an_ambiguous_step_takes_more_rounds_until_it_is_clear(lab):
-    lab.us, lab.noise = {"0.6.0": 12.0}, {"0.6.0": (1.0, 1.1)}
-    (step,) = run(bad="0.6.0", rounds=2).steps
-    assert (step.verdict.verdict, step.verdict.rounds, len(lab.jobs)) == ("slower", 4, 2 * 4)
-
-
 @pytest.mark.parametrize(("rounds", "most"), [(1, ROUND_LIMIT), (3, ROUND_LIMIT), (20, 20)])
 def test_a_step_that_stays_ambiguous_fails_and_names_the_release(lab, rounds, most):
     lab.us, lab.noise = {"0.6.1": 15.0}, {"0.6.1": (0.4, 1.0), "0.5.3": (1.0,), "0.6.3": (1.0,)}

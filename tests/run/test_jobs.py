@@ -30,11 +30,10 @@ FAULTS = f"""{INSTANT}
 import os, resource, signal, subprocess, sys
 from attnlib.run import store
 
+class OutOfMemoryError(RuntimeError):
+    "As torch's, without a second of importing torch."
 def fail(error):
     raise error
-def out_of_memory():
-    import torch
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to ...")
 def fill_disk():
     (path,) = store.data_root().glob("records/*/full.jsonl")
     most = path.stat().st_size + 100
@@ -51,7 +50,7 @@ faults = {{
     {WAITS}: lambda: subprocess.call(["sleep", "60"], close_fds=False),
     {DISK_FULL}: fill_disk,
     {CONTEXT_LOST}: lambda: fail(RuntimeError("CUDA error: an illegal memory access was ...")),
-    {OUT_OF_MEMORY}: out_of_memory,
+    {OUT_OF_MEMORY}: lambda: fail(OutOfMemoryError("CUDA out of memory. Tried to ...")),
 }}
 asked_of = lambda spec: faults.get(spec.head_dim, lambda: None)()
 """

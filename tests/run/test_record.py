@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.studies import CPU
 
 from attnlib.kinds.item import Item
-from attnlib.run.record import SCHEMA, STATUSES, Record, machine_slug
+from attnlib.run.record import SCHEMA, STATUSES, Record
 
 CEILING = Item("copy", "graph")
 
@@ -121,11 +121,6 @@ def test_the_id_does_not_change_with_what_was_found(make_record):
     found = {"run_us": (99.0,), "started_at": "2026-02-03T00:00:00+00:00", "machine": machine}
     others = make_record(**found), make_record(status="timeout", versions={"torch": "3.0"})
     assert {other.id for other in others} == {make_record().id}
-
-
-def test_a_machines_folder_names_its_gpu_and_the_id_of_it():
-    assert machine_slug({"gpu": "NVIDIA H200 NVL", "gpu_id": "aa11"}) == "nvidia-h200-nvl-aa11"
-    assert machine_slug(CPU) == "cpu-test64"
 
 
 def test_a_thermal_slowdown_before_or_after_a_measurement_marks_it(make_record):

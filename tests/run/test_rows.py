@@ -102,8 +102,3 @@ def test_ceilings_are_work_over_time_in_their_units_and_refused_by_name_where_on
     assert (found.copy_gbps, found.matmul_tflops, found.num_sms) == (4000.0, 800.0, 132)
     with pytest.raises(ValueError, match="frame must hold a 'copy' ceiling"):
         rows.ceilings(both[1:])
-
-
-def test_releases_are_ordered_as_versions_not_as_words():
-    found = frame(*(timed("a", 0, 1.0, release=r) for r in ("0.6.13", "", "0.6.4", "0.7.2.post1")))
-    assert rows.release_order(found) == ["0.6.4", "0.6.13", "0.7.2.post1"]

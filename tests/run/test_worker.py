@@ -66,8 +66,9 @@ def test_a_wrong_output_is_incorrect_and_has_no_times(monkeypatch, factor, error
     [
         (OSError("no\n  '/opt/engine/lib/kernel.so'"), "error", "OSError: no 'kernel.so'"),
         (RuntimeError("CUDA error: lost"), "crashed", "RuntimeError: CUDA error: lost"),
+        (torch.OutOfMemoryError("CUDA is full"), "error", "OutOfMemoryError: CUDA is full"),
     ],
-    ids=["one line without folders", "a lost CUDA context"],
+    ids=["one line without folders", "a lost CUDA context", "no memory left"],
 )
 def test_an_exception_of_the_backend_has_its_type_and_words(monkeypatch, error, status, reason):
     sdpa_raises(monkeypatch, error)

@@ -19,6 +19,8 @@ from attnlib.kinds.mla.case import MlaCase
 SPEC = AttnSpec(8, 2, 128, 16)
 DECODE = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 90, "ragged")
 PAGED, ONE_TOKEN = (DecodeCase(replace(SPEC, page_size=n), 5, 200, "ragged") for n in (16, 1))
+RAGGED = 200 if torch.cuda.is_available() else 60
+"""Queries and tokens: the stand-ins have no tiles that many of them fill."""
 BESIDE = replace(PAGED, batch_size=4, lengths="200+60+75+130")
 MODES = (
     ExtendCase(PAGED, "prefill_paged", 40),
@@ -29,7 +31,7 @@ MODES = (
     ExtendCase(PAGED, "target_verify", 6, "causal"),
     ExtendCase(PAGED, "draft_extend", 5),
     ExtendCase(PAGED, "dllm_extend", 32),
-    ExtendCase(ONE_TOKEN, "prefill_ragged", 200),
+    ExtendCase(replace(ONE_TOKEN, kv_len=RAGGED), "prefill_ragged", RAGGED),
     ExtendCase(BESIDE, "prefill_paged", 40, q_lengths="1+1+30+40"),
 )
 """Every mode with several queries per request, over its masks; last, chunks beside decodes."""

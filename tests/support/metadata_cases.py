@@ -165,7 +165,7 @@ that are so many times smaller (`fixtures.small_grids`)."""
 STEPS = {
     "several_blocks": Shape(3, 2900, 1),
     "several_turns": Shape(2, 1024 * 2 * 300, 1, extra_columns=0),
-    "widths_of_one_vector": Shape(3, 36, 1, extra_columns=0, extra_tokens=0),
+    "widths_of_one_vector": Shape(3, 36, swa=True, extra_columns=0, extra_tokens=0, holes=True),
     "batch_beyond_one_scan": Shape(4096 // FEWER + 4, 3, 1, extra_columns=0),
     "empty_batch": Shape(0, 16),
 }
