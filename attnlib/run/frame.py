@@ -173,7 +173,8 @@ def launches(rows: pd.DataFrame, name: str = "") -> pd.Series:
 
 def tally(table: pd.DataFrame, by: str) -> pd.DataFrame:
     """Per value of `by`: shapes, least, median and most ratio, and the count of each verdict."""
-    counts = pd.crosstab(table[by], table.verdict).rename_axis(columns=None)
+    # Not crosstab: some releases of pandas 3 refuse an index with duplicates, as concat leaves it.
+    counts = table.groupby(by).verdict.value_counts().unstack(fill_value=0)
     ends = table.ratio.groupby(table[by]).agg(["size", "min", "median", "max"]).round(2)
     ends = ends.set_axis(["shapes", "least", "median", "most"], axis=1)
     return pd.concat([ends, counts], axis=1).reset_index()
