@@ -30,6 +30,7 @@ HOME = {
     "explore": "lab.explore",
     "good_rows": "run.frame",
     "guard": "core.schedule.guard",
+    "judge_ratios": "measure.stats",
     "load": "run.store",
     "load_or_measure": "run.study",
     "mode": "run.study",
