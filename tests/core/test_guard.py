@@ -10,6 +10,7 @@ import torch
 
 import attnlib
 from attnlib.core import PlanLayout, PlanShape, plan_words
+from attnlib.core.schedule import library
 from attnlib.core.schedule.guard import _active as active
 from attnlib.core.schedule.guard import _keep, _made
 from attnlib.engines import plans
@@ -200,6 +201,16 @@ def test_two_threads_may_forget_the_same_words():
     _made[7] = SimpleNamespace(expired=lambda: _made.pop(7, True) is not None), None
     _keep(torch.zeros(1), None)
     assert 7 not in _made
+
+
+@pytest.mark.parametrize(("release", "cap"), [("0.4.4", 15), ("0.4.5", 4)])
+def test_the_cap_of_splits_is_that_of_the_installed_build(engines, monkeypatch, release, cap):
+    monkeypatch.setattr(library.metadata, "version", lambda _: release)
+    attnlib.guard("sglang")
+    backend = Backend(engines)
+    words = backend.metadata(128, num_splits=64)
+    with pytest.raises(ValueError, match=f"call: num_splits must be 64, got {cap}$"):
+        backend.attend(words, 128)
 
 
 def test_vllms_call_is_guarded_by_its_own_arguments(engines):

@@ -152,7 +152,7 @@ def test_every_model_and_source_on_record_and_every_backend_of_it_can_be_shown(
         assert ", FlashInfer " in seen.where
     for name in choice.options["against"]:
         assert repr(View(source, choose(source, model, {"backends": [name]})))
-        assert repr(View(source, choose(source, model, {"against": name})))
+    assert repr(View(source, choose(source, model, {"against": name})))
 
 
 @pytest.mark.parametrize(
