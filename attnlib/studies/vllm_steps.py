@@ -11,7 +11,7 @@ import pandas as pd
 
 from ..measure.stats import judge_ratios
 
-ROUNDS = Path(__file__).resolve().parents[1] / "data" / "captures" / "vllm_0330_rounds.jsonl"
+ROUNDS = Path(__file__).resolve().parents[1] / "data" / "captures" / "vllm_0330_rounds.jsonl.xz"
 PLANNED, FLASHINFER, DEFAULT = "flashinfer-planned", "flashinfer", "flash"
 """FlashInfer's fa2 planned on the GPU, by FlashInfer's own plan, and FlashAttention-3, which vLLM
 takes by default."""

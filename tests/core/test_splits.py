@@ -50,13 +50,13 @@ def test_every_plan_keeps_its_cap_and_orders_each_request_once(seed):
     assert np.array_equal(words, words_of(plan_splits(settled, lens, q_lens)))
 
 
-@pytest.mark.parametrize(("path", "count"), [(vectors.COMMITTED, 2000), (vectors.SGLANG, 1500)])
+@pytest.mark.parametrize(("path", "count"), [(vectors.COMMITTED, 2000), (vectors.SGLANG, 1600)])
 def test_the_model_agrees_with_the_library_word_for_word(path, count):
     header, lines = vectors.read(path)
     answered = [(call, words) for call, words in lines if words is not None]
     assert len(answered) >= count
     sizes = [call.facts.batch_size for call, _ in answered]
-    assert min(sizes) == 1 and max(sizes) > 1900
+    assert min(sizes) == 1 and max(sizes) > (1900 if path == vectors.COMMITTED else 90)
     wrong, rounded = [], 0
     for call, words in answered:
         plan, *others = candidates(plan_splits(call.facts, *call.lengths()))

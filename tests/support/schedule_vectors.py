@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "data" / "vectors" / "fa3_scheduler_metadata.jsonl.xz"
 """The real library's schedules: part of the project, wherever its records may be."""
 SGLANG = COMMITTED.with_name("sglang_fa3_schedules.jsonl.xz")
-"""The same of sglang-kernel 0.4.5's build."""
+"""The same of sglang-kernel 0.4.4 and 0.4.5, up to 100 requests."""
 VLLM = COMMITTED.with_name("vllm_fa3_schedules.jsonl.xz")
 """The same of vLLM 0.33.0's build, whose words are others (`core.schedule.splits`)."""
 
