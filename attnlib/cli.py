@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from . import doctor
 from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
-from .core.spec import LENGTHS
+from .core.spec import LENGTHS, MLA
 
 if TYPE_CHECKING:
     from .run.study import Study
@@ -365,13 +365,8 @@ COMPARE = {
     "--base": _of("the release to compare with, or a wheel or folder", required=True),
     "--new": _of("the release in question, or a wheel or folder", required=True),
     **LAYER,
-    "--model": _of(
-        f"only the usual calls of these: {', '.join(WHOLE_MODELS)} (with --tp, or as "
-        '"Llama-3.1-70B at TP 8"), DeepSeek MLA',
-        nargs="+",
-        dest="models",
-        metavar="NAME",
-    ),
+    "--model": LAYER["--model"]
+    | _of(f"layers of: {', '.join(WHOLE_MODELS)}; {MLA}", nargs="+", dest="models"),
     **BATCH,
     "--lens": _of(f"one decode call of that layer: {LENGTHS_HELP}", metavar="N,..."),
     "--backend": _of("what an engine pins, such as fa2, xqa, prefill-fa2"),
