@@ -269,7 +269,7 @@ def _advise(
     model: str = "",
     **options: Any,
 ) -> None:
-    """For a decode call: the rule, the nearest recorded batches, and how to measure it."""
+    """For a decode call (not of MLA): the rule, nearest recorded batches, how to measure it."""
     from .lab.advise import advise
     from .lab.view import measure_call
     from .select.facts import Call, facts_of_model

@@ -59,11 +59,11 @@ def changes(
     if find(new)[0] is not library:
         raise ValueError(f"new must be a release of {library.name} as old is, got {new!r}")
     require_word("model", model or MLA, (*MODELS, MLA))
+    fitting = [m for m in library.modes if not model or (m in LATENT_MODES) == (model == MLA)]
     for mode in modes:
-        require_word(f"mode of {library.name}", mode, library.modes)
+        require_word(f"mode of {model or library.name}", mode, fitting)
         library.require_policy(policy, [mode])
-    dense = [mode for mode in library.modes if mode not in LATENT_MODES]
-    known = dense if layer else library.modes
+    known = [mode for mode in fitting if not layer or mode not in LATENT_MODES]
     library.require_policy(policy, modes or known)
     tried = modes or [mode for mode in known if policy in library.policies_for(mode)]
     dtypes = {name: pair for name, pair in DTYPES.items() if name != "FP8" or not library.calls}
