@@ -328,7 +328,7 @@ def view(
     source = find_source(model, records, machine, wishes)
     choice = choose(source, model, wishes)
     if choice.notes:
-        raise ValueError("; ".join([*choice.notes.values(), "attnlib.advise takes any call"]))
+        raise ValueError("; ".join(choice.notes.values()))
     if rounds is not None and not source.is_live:
         raise ValueError(f"rounds must be left out: records show all of theirs, got {rounds}")
     if source.is_live:
