@@ -401,7 +401,7 @@ ADVISE = {
     ),
     "--backend": _of("the backend of it that is pinned, such as flashinfer"),
     "--gpu": _of("such as h100, b200 or sm90; default: sm90"),
-    "--measure": _of("on a GPU: measure all backends at this call", action="store_true"),
+    "--measure": _of("on a GPU: all backends; builds of kernels add minutes", action="store_true"),
 }
 EXPLAIN = {
     "--library": _of("sglang==0.5.23; sglang==0.5.23,flashinfer==0.7.2.post1 if that is installed"),
