@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from . import doctor
 from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
-from .core.spec import LENGTHS
+from .core.spec import LENGTHS, MLA
 
 if TYPE_CHECKING:
     from .run.study import Study
@@ -269,7 +269,7 @@ def _advise(
     model: str = "",
     **options: Any,
 ) -> None:
-    """For a decode call: the rule, the nearest recorded batches, and how to measure it."""
+    """For a decode call (not of MLA): the rule, nearest recorded batches, how to measure it."""
     from .lab.advise import advise
     from .lab.view import measure_call
     from .select.facts import Call, facts_of_model
@@ -365,13 +365,8 @@ COMPARE = {
     "--base": _of("the release to compare with, or a wheel or folder", required=True),
     "--new": _of("the release in question, or a wheel or folder", required=True),
     **LAYER,
-    "--model": _of(
-        f"only the usual calls of these: {', '.join(WHOLE_MODELS)} (with --tp, or as "
-        '"Llama-3.1-70B at TP 8"), DeepSeek MLA',
-        nargs="+",
-        dest="models",
-        metavar="NAME",
-    ),
+    "--model": LAYER["--model"]
+    | _of(f"layers of: {', '.join(WHOLE_MODELS)}; {MLA}", nargs="+", dest="models"),
     **BATCH,
     "--lens": _of(f"one decode call of that layer: {LENGTHS_HELP}", metavar="N,..."),
     "--backend": _of("what an engine pins, such as fa2, xqa, prefill-fa2"),
@@ -406,7 +401,7 @@ ADVISE = {
     ),
     "--backend": _of("the backend of it that is pinned, such as flashinfer"),
     "--gpu": _of("such as h100, b200 or sm90; default: sm90"),
-    "--measure": _of("on a GPU: measure all backends at this call", action="store_true"),
+    "--measure": _of("on a GPU: all backends; builds of kernels add minutes", action="store_true"),
 }
 EXPLAIN = {
     "--library": _of("sglang==0.5.23; sglang==0.5.23,flashinfer==0.7.2.post1 if that is installed"),

@@ -13,11 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from ..core.backends.table import BACKENDS
 from ..core.layer import lengths_of_case, words_of_lengths
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_int
 from ..draw.cards import Card, Shown, in_words
@@ -25,14 +26,13 @@ from ..kinds.decode.case import DecodeCase
 from ..kinds.lengths import sample_seq_lens
 from ..run import store
 from ..run.releases import Version
+from ..run.study import in_about
 from ..select import Call, Choice, explain
 from ..select.facts import gpu_named
 from ..select.libraries import AUTO, find
 from ..studies import STUDIES, plan_rivals, random_batches
 from ..studies.next_step import OTHER_KERNEL, features, kernel_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from .source import ROUNDS
 
 NEAREST, SHOWN_BATCHES, SHOWN_CALLS = 16, 3, 2
 RECORDED_GPU = "sm90"
@@ -109,8 +109,7 @@ class Advice(Shown):
         decided, first = self.choice.decided_by, self.nearest.iloc[0]
         gpus = ", ".join(dict.fromkeys(self.nearest.gpu))
         ran = f", here {self.ours}" if self.ours not in ("", self.choice.backend) else ""
-        if self.choice.inner:
-            ran = f", which runs {self.choice.kernel}"
+        picked = self.choice.picked + ("" if self.choice.inner else ran)
         near, far = self.nearest.distance.iloc[0], self.nearest.distance.iloc[-1]
         days = " to ".join(dict.fromkeys((self.nearest.day.min(), self.nearest.day.max())))
         count = f"{len(self.lengths)} request{'s' * (len(self.lengths) > 1)}"
@@ -165,7 +164,7 @@ class Advice(Shown):
             title=f"decode, {heads}, {sum(self.lengths):,} tokens",
             notes=notes,
             facts=[
-                (f"rule of {self.choice.library}", f"{self.choice.backend or 'none'}{ran}"),
+                (f"rule of {self.choice.library}", picked),
                 ("decided by", f"{decided.why} ({decided.source})"),
                 ("nearest batches", f"{len(self.nearest)}, distance {near:.2f} to {far:.2f}"),
                 ("measured on", f"{gpus}, FlashInfer {first.release}, L2 cold, {days}"),
@@ -176,7 +175,7 @@ class Advice(Shown):
             footer=f"distance: sum of differences of log2({FEATURES})",
             more=[("the nearest of them", rows)],
             code=self.command,
-            code_caption="Measure this call on a GPU:",
+            code_caption=f"Measure this call on a GPU{in_about((ROUNDS, ROUNDS * len(BACKENDS)))}:",
         )
 
 

@@ -257,8 +257,8 @@ def recorded_releases(search: Bisection) -> list[str]:
     missing = ", ".join(map(str, sorted(ends - seen))) or f"{search.good} to {search.bad}"
     have = ", ".join(map(str, sorted(seen))) or "none"
     raise FileNotFoundError(
-        f"release {missing} must be on record to be replayed, "
-        f"in {search.records_of!r} on {search.machine!r} are: {have}"
+        f"release {missing} must be on record to be replayed, in {search.records_of!r} on "
+        f"{search.machine!r} are: {have}; on a GPU the same command searches"
     )
 
 

@@ -180,7 +180,8 @@ def _checked(folder: Path, distribution: str, release: str) -> Path:
     installed = _installed(folder)
     if installed.get(canonicalize_name(distribution)) != release:
         raise ValueError(
-            f"overlay {folder} must hold {distribution} {release}, it has {installed or 'none'}"
+            f"overlay {folder} must hold {distribution} {release}, it has "
+            f"{installed or 'none; pip install --target FOLDER SOURCE fills one'}"
         )
     return folder
 

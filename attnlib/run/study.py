@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MODES = ("auto", "live", "replay")
+PACE = ("fa3_decode_regression", "nvidia-h200-30af7b45")
+"""Study and machine of the published sweep that says how long others take, too."""
+LONGEST_GAP_S = 300
+"""Between two records of one sweep; after a longer one it had been stopped."""
 
 
 @dataclass(frozen=True)
@@ -174,11 +179,8 @@ def machine_shown(study: str, device: str, published: str) -> str:
         fitting = fitting or [wish]
         return published if published in fitting else fitting[0]
     if not published:
-        what = (
-            f"set ATTNLIB_MACHINE to one of: {', '.join(machines)}"
-            if machines
-            else "measure it on a GPU"
-        )
+        known = f"set ATTNLIB_MACHINE to one of: {', '.join(machines)}"
+        what = known if machines else "measure it on a GPU"
         raise ValueError(f"study {study!r} has no published records: {what}")
     return published
 
@@ -206,7 +208,10 @@ class Sweep:
         """
         jobs = self.jobs(study)
         if study.device == "cuda" and not _has_cuda():
-            raise RuntimeError(f"study {study.name!r} must be measured on a CUDA GPU, none is here")
+            items = sum(len(job.items) for job in jobs)
+            time = in_about((len(jobs), items), pace=(study.name, study.reference_machine))
+            words = f"{study.name!r} must be measured on a CUDA GPU{time}; none is here"
+            raise RuntimeError(f"study {words}")
         return self.run(jobs)
 
     def jobs(self, study: Study) -> list[Job]:
@@ -217,9 +222,8 @@ class Sweep:
         releases = {job.release for job in jobs if job.release}
         for requirement in self.overlays:
             if requirement.partition("==")[2] not in releases:
-                raise ValueError(
-                    f"overlay {requirement} must be of a release in the study: {sorted(releases)}"
-                )
+                words = f"overlay {requirement} must be of a release in the study"
+                raise ValueError(f"{words}: {sorted(releases)}")
         return jobs
 
     def run(self, jobs: list[Job]) -> int:
@@ -252,6 +256,22 @@ class Sweep:
         return left
 
 
+def in_about(*sweeps: tuple[int, int], pace: tuple[str, str] = PACE) -> str:
+    """`, in about 1 to 5 minutes`: sweeps of so many processes and records on a GPU, kernels built,
+    at the pace of a published one; the empty string without it."""
+    known = [sweep for sweep in (pace, PACE) if sweep[1] in store.machines(sweep[0])]
+    if not known:
+        return ""
+    rows = store.load(*known[0]).sort_values("started_at", kind="stable")
+    gaps = rows.started_at.astype("datetime64[ns, UTC]").diff().dt.total_seconds()
+    starts = (rows[["round", "release"]] != rows[["round", "release"]].shift()).any(axis=1)
+    # Means: times are whole seconds, and most records take less than one.
+    means = gaps[gaps < LONGEST_GAP_S].groupby(starts).mean()
+    process, record = means.get(True, 0.0), means[False]
+    minutes = [math.ceil((count * process + size * record) / 60) for count, size in sweeps]
+    return f", in about {' to '.join(map(str, minutes))} minute{'s' * (minutes[-1] > 1)}"
+
+
 @lru_cache(maxsize=2)
 def describe(device: str) -> dict[str, Any]:
     """This machine, described by a worker process: ours never opens a CUDA context."""
@@ -264,8 +284,7 @@ def describe(device: str) -> dict[str, Any]:
 
 def _overlay(job: Job, given: dict[str, Path]) -> Path | None:
     names = {item.backend.partition("-")[0] for item in job.items if item.release}
-    unknown = names - set(COMPARED)
-    if unknown:
+    if unknown := names - {*COMPARED}:
         raise ValueError(
             f"release must be empty for backends other than {', '.join(COMPARED)}-*, "
             f"got {job.release!r} for {', '.join(sorted(unknown))}"

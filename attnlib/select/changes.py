@@ -5,6 +5,8 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import Version
+
 from ..core.backends.limits import LATENT_MODES
 from ..core.layer import name_of
 from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec, require_word
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 COLUMNS = ["model", "dtype", "gpu", "mode", "before", "after", "why", "source"]
 NO_FACTS: dict[str, Any] = {}
 PAGE = 16
+FAILS = " (cannot run)"
 BF16, FP8 = "bfloat16", "float8_e4m3fn"
 DTYPES = {"bf16": (BF16, BF16), "bf16, FP8 cache": (BF16, FP8), "FP8": (FP8, FP8)}
 """Name -> dtypes of query and cache. Engines do not pass an FP8 query of their own."""
@@ -46,9 +49,9 @@ def changes(
     layers of one model or of all (`MODELS`, `MLA`) with pages of 16 tokens and otherwise `fields`
     of `AttnSpec`, in `modes` or every mode of the library in which there is such a `policy`.
     `facts` are fields of `Call` that differ from a usual call. Calls with the same change share a
-    row; `why` and `source` are those of `new`. A pick that cannot run says so; a call that neither
-    release can run has no row. Raises ValueError for an unknown library, release, model, mode or
-    policy, and for `stated` facts or fields, by default all, of which no rule tests one.
+    row; `why` is that of `new`, or why `old` could not run the same pick. A call that neither can
+    run has no row. Raises ValueError for an unknown library, release, model, mode or policy, and
+    for `stated` facts or fields, by default all, of which no rule tests one.
     """
     import pandas as pd
 
@@ -56,11 +59,11 @@ def changes(
     if find(new)[0] is not library:
         raise ValueError(f"new must be a release of {library.name} as old is, got {new!r}")
     require_word("model", model or MLA, (*MODELS, MLA))
+    fitting = [m for m in library.modes if not model or (m in LATENT_MODES) == (model == MLA)]
     for mode in modes:
-        require_word(f"mode of {library.name}", mode, library.modes)
+        require_word(f"mode of {model or library.name}", mode, fitting)
         library.require_policy(policy, [mode])
-    dense = [mode for mode in library.modes if mode not in LATENT_MODES]
-    known = dense if layer else library.modes
+    known = [mode for mode in fitting if not layer or mode not in LATENT_MODES]
     library.require_policy(policy, modes or known)
     tried = modes or [mode for mode in known if policy in library.policies_for(mode)]
     dtypes = {name: pair for name, pair in DTYPES.items() if name != "FP8" or not library.calls}
@@ -81,9 +84,11 @@ def changes(
             before, after = (_choice(spec, library=side, **how) for side in (old, new))
             tested = before.tested | after.tested
             dropped -= {name for name in dropped if decided(name, call) & tested}
-            picks = [_pick(before), _pick(after)]
+            picks = [f"{c.picked}{FAILS if c.problem and c.order else ''}" for c in (before, after)]
             if picks[0] != picks[1] and not (before.problem and after.problem):
-                why, source = after.problem or after.decided_by.why, after.decided_by.source
+                mended = before.problem if picks[0] == f"{picks[1]}{FAILS}" else ""
+                why = after.problem or mended or after.decided_by.why
+                source = after.decided_by.source
                 rows.append((name, dtype, gpu, mode, *picks, why, source))
     if dropped:
         words = ", ".join(sorted(dropped))
@@ -105,13 +110,6 @@ def _choice(spec: AttnSpec, **how: Any) -> Choice:
         return Choice(**where, order=(how["policy"],), reasons=(named,), problem=str(error))
 
 
-def _pick(choice: Choice) -> str:
-    """The backend, the kernel that it calls in another library, and whether it cannot run."""
-    inner = f" ({choice.kernel or 'none'})" if choice.inner else ""
-    failed = " (cannot run)" if choice.problem and choice.backend else ""
-    return f"{choice.backend or 'none'}{inner}{failed}"
-
-
 def _layers(
     mode: str, model: str, dtypes: tuple[str, str], layer: AttnSpec | None
 ) -> Iterator[tuple[str, AttnSpec]]:
@@ -128,12 +126,18 @@ def _layers(
 
 
 def markdown(table: "pd.DataFrame", old: str, new: str) -> str:
-    """The changes as a Markdown table for a pull request; it reads well in a terminal too."""
-    if not len(table):
-        same = "each of these calls gets the same backend and kernel, or still cannot run"
-        return f"From {old} to {new} no pick changes: {same}. Reasons and orders are not compared."
-    rows = [COLUMNS, ["-"] * len(COLUMNS), *table.to_numpy().tolist()]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = ([word.ljust(n) for word, n in zip(row, widths, strict=True)] for row in rows)
-    lines = [f"| {' | '.join(row)} |" for row in padded]
-    return "\n".join([f"### From {old} to {new}", "", *lines])
+    """The changes as Markdown for a pull request, what is known to be slower, and what times it."""
+    library, first, last = *find(old), find(new)[1]
+    timed = "diagnose TRACE AFTER" if library.calls else f"compare --base {old} --new {new}"
+    same = "each of these calls gets the same backend and kernel, or still cannot run"
+    lines = [f"From {old} to {new} no pick changes: {same}. Reasons and orders are not compared."]
+    if len(table):
+        rows = [COLUMNS, ["-"] * len(COLUMNS), *table.to_numpy().tolist()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        padded = ([word.ljust(n) for word, n in zip(row, widths, strict=True)] for row in rows)
+        lines = [f"### From {old} to {new}", "", *(f"| {' | '.join(row)} |" for row in padded)]
+    lines.append("")
+    for since, words in library.slower.items():
+        if first and last and first < Version(since) <= last:
+            lines.append(f"- slower since {since}, without another pick: {words}")
+    return "\n".join([*lines, f"- the times of both: python -m attnlib {timed}"])

@@ -44,6 +44,12 @@ class Choice:
         return self.order[0] if self.order else ""
 
     @property
+    def picked(self) -> str:
+        """`FLASHINFER, which runs trtllm-gen`: the backend, and whose kernel it calls."""
+        inner = f", which runs {self.kernel or 'none'}" if self.inner else ""
+        return f"{self.backend or 'none can run it'}{inner}"
+
+    @property
     def kernel(self) -> str:
         """The backend that computes: the innermost choice."""
         return self.inner.kernel if self.inner else self.backend

@@ -23,7 +23,7 @@ RESOLVES = "resolves"
 MAIN = "main"
 """The release of a library without releases."""
 KEYS = "library aliases releases calls backends by_rule_only pages shared resolves".split()
-KEYS += ["policies", "limits", "problems"]
+KEYS += ["policies", "limits", "problems", "slower"]
 ROW = "when choose cannot rest sets why source rows".split()
 
 
@@ -57,7 +57,7 @@ class Library:
     `resolves` are rows of what the library settles first, `limits` of what a backend cannot run,
     `problems` of what the library takes all the same and cannot run.
     `calls` maps a backend and release to what it calls in turn; `pages` are rows of the page sizes
-    that a backend does not keep, and what it takes.
+    that a backend does not keep, and what it takes; `slower` a release to what it made slower.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Library:
     problems: tuple[Rule, ...] = ()
     calls: dict[tuple[str, str], Called] = field(default_factory=dict)
     pages: tuple[Rule, ...] = ()
+    slower: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def versions(self) -> list[Version]:
@@ -155,6 +156,7 @@ def _describe(library: Library, document: Mapping[str, Any]) -> None:
     library.aliases += tuple(document.get("aliases", ()))
     library.releases += tuple(document.get("releases", "").split())
     library.by_rule_only += tuple(document.get("by_rule_only", "").split())
+    library.slower |= document.get("slower", {})
     for modes, names in document.get("backends", {}).items():
         library.backends |= dict.fromkeys(modes.split(), tuple(names.split()))
     called = document.get("calls", {"releases": {}})

@@ -8,7 +8,7 @@ from typing import Any
 from ..core.backends.limits import LATENT_MODES
 from ..core.layer import parse_layer, parse_lengths
 from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec
-from .changes import LATENT_PAGE, TOPK, changes, markdown
+from .changes import FAILS, LATENT_PAGE, TOPK, changes, markdown
 from .explain import Choice, explain
 from .facts import GPUS, Call, decided, facts_of_model, gpu_named
 from .models import FAMILIES, LAYERS, OTHER
@@ -93,12 +93,7 @@ def _backend(spec: AttnSpec, **how: Any) -> str:
         choice = explain(spec, **how)
     except (ValueError, RuntimeError) as error:
         return f"no answer: {error}"
-    return f"{_picked(choice)} (cannot run)" if choice.problem else _picked(choice)
-
-
-def _picked(choice: Choice) -> str:
-    inner = f", which runs {choice.kernel}" if choice.inner else ""
-    return f"{choice.backend or 'none can run it'}{inner}"
+    return f"{choice.picked}{FAILS}" if choice.problem else choice.picked
 
 
 def _answer_diff(
@@ -162,7 +157,7 @@ def headline(choice: Choice) -> str:
     """`vllm==0.33.0, decode on sm100, policy auto: FLASHINFER, which runs trtllm-gen`."""
     where = f"{choice.library}, {choice.mode} on {choice.gpu}, policy {choice.policy}"
     whose = " (FlashAttention-3, the library)" if choice.ours == "flash-attn-3" else ""
-    return f"{where}: {_picked(choice)}{whose}"
+    return f"{where}: {choice.picked}{whose}"
 
 
 def to_dict(choice: Choice) -> dict[str, Any]:

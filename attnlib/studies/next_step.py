@@ -4,9 +4,10 @@ import math
 from bisect import bisect_right
 from dataclasses import replace
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from numpy.typing import NDArray
 
 from ..core.backends.limits import why_not
 from ..core.backends.table import TABLE
@@ -16,21 +17,15 @@ from ..kinds.lengths import sample_seq_lens
 from ..run import store
 from ..run.pairs import PREFIX, Comparison
 from ..run.releases import Version
+from ..run.study import in_about
 from ..select.libraries import FLASHINFER, LIBRARIES
 from . import STUDIES
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-PACE = "fa3_decode_regression"
-"""The study whose published sweep says how long a record takes."""
 OTHER_KERNEL, GROUP_WEIGHT = 6.0, 3.0
 """The distance of another head_dim or element size, and the weight of a factor of two in query
 heads per KV head: chosen among 24 settings by `lab.advise.neighbour_loss`."""
 ROUND = ["study", "gpu_id", "round", "case"]
 """Columns that records of one round of a case share."""
-LONGEST_GAP_S = 300
-"""Between two records of one sweep; after a longer one it had been stopped."""
 
 
 def next_step(comparison: Comparison) -> str:
@@ -45,13 +40,9 @@ def next_step(comparison: Comparison) -> str:
     if all(spent) and {*measured} == {comparison.study}:
         words = "rounds, the last look, do not decide it: only a wider margin can"
         return f"{comparison.looks[-1]} {words}"
-    time = "on a GPU the same command measures it"
-    if seconds := seconds_of_a_sweep():
-        process, record = seconds
-        a_round = 2 * (process + len(items) * record) / 60
-        few, many = (math.ceil(comparison.looks[look] * a_round) for look in (0, -1))
-        time += f", in about {few} to {many} minutes"
-    return time
+    processes = (2 * comparison.looks[0], 2 * comparison.looks[-1])
+    sweeps = [(count, count * len(items)) for count in processes]
+    return f"on a GPU the same command measures it{in_about(*sweeps)}"
 
 
 def why_not_run(item: Item[Any], both: tuple[str, str]) -> str:
@@ -62,19 +53,6 @@ def why_not_run(item: Item[Any], both: tuple[str, str]) -> str:
         if why := why_not(entry.asks, case.spec, mode=mode, release=release):
             return f"{item.backend} of {release} cannot run {case.key}: {why}"
     return ""
-
-
-def seconds_of_a_sweep() -> tuple[float, float] | None:
-    """What a process and a record of it took in a published sweep (means); None without one."""
-    machine = STUDIES[PACE].reference_machine
-    if machine not in store.machines(PACE):
-        return None
-    rows = store.load(PACE, machine).sort_values("started_at", kind="stable")
-    gaps = pd.to_datetime(rows.started_at).diff().dt.total_seconds()
-    same = (rows[["round", "release"]] == rows[["round", "release"]].shift()).all(axis=1)
-    usual = gaps < LONGEST_GAP_S
-    # Means: times are whole seconds, and most records take less than one.
-    return float(gaps[usual & ~same].mean()), float(gaps[usual & same].mean())
 
 
 def _on_record(item: Item[Any]) -> pd.DataFrame:
@@ -133,7 +111,7 @@ def distance(a: Any, b: Any) -> float:
     return sum(abs(ours[name] - theirs[name]) for name in ours) + OTHER_KERNEL * differ
 
 
-def features(layer: AttnSpec | MlaSpec, lengths: "NDArray[Any]") -> dict[str, float]:
+def features(layer: AttnSpec | MlaSpec, lengths: NDArray[Any]) -> dict[str, float]:
     """The logarithms of a call's sizes; heads count most."""
     kv_heads, group = 1, layer.num_qo_heads
     if isinstance(layer, AttnSpec):

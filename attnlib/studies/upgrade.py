@@ -54,7 +54,7 @@ FAILING, PROVED = (SLOWER, "fails"), (NOT_SLOWER, FASTER, SAME)
 """Verdicts that prove a call not slower by more than the margin."""
 TAKEN = (
     "Pages have 16 tokens (--page-size), and FlashInfer picks the backend unless --backend names "
-    "it. What SGLang or vLLM takes: python -m attnlib explain --mode decode --gpu h100 --heads 8/1 "
+    "it. What an engine takes: python -m attnlib explain --mode decode --gpu h100 --heads {} "
     f"--library sglang=={LIBRARIES['sglang'].releases[-1]} --policy flashinfer"
 )
 LONGEST_KEY = 60
@@ -194,6 +194,9 @@ def compare_releases(
         listed = tuple(DecodeCase(spec, **call) for spec in layers if isinstance(spec, AttnSpec))
     elif batch is not None:
         raise ValueError(f"batch must go with lens, got {batch}")
+    if {text.partition("==")[0] for text in (base, new)} & {*LIBRARIES} - {LIBRARY}:
+        command = f"python -m attnlib explain --diff {base} {new}"
+        raise ValueError(f"base and new must be of {PACKAGE}; what engines change: {command}")
     base, new = map(_release_named, (base, new))
     base_release, new_release = (
         text if _is_release(text) else build_version(Path(text), PACKAGE) for text in (base, new)
@@ -222,8 +225,8 @@ def compare_releases(
         _replay(comparison, items)
         if not any(comparison.pairs.values()):
             _require_known(both)
-    is_said = cases or page_size or layers == [MLA]
-    return _upgrade(comparison, builds, () if is_said else (TAKEN,))
+    taken = [TAKEN.format(layer.heads) for layer in layers[:1] if isinstance(layer, AttnSpec)]
+    return _upgrade(comparison, builds, () if cases or page_size else taken)
 
 
 def _shown(rows: pd.DataFrame) -> pd.DataFrame:
@@ -252,9 +255,7 @@ def _require_known(both: Sequence[str]) -> None:
     last = LIBRARIES[LIBRARY].versions[-1]
     for name, release in zip(("base", "new"), both, strict=True):
         if Version(release).local:
-            raise ValueError(
-                f"{name} must be the wheel or folder of {release}, a build of your own"
-            )
+            raise ValueError(f"{name} must be the wheel or folder of {release}, your own build")
         if Version(release) > last:
             words = f"{name} must be a release up to {last}, or on record"
             raise ValueError(f"{words}; a later one needs a CUDA GPU; got {release}")

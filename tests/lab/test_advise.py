@@ -25,11 +25,7 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
     advice = attnlib.advise(
         AttnSpec(8, 1, 128, 16), [2048, 30720] * 32, library="sglang==0.5.23", backend="flashinfer"
     )
-    assert (advice.choice.backend, advice.choice.kernel, advice.ours) == (
-        "flashinfer",
-        "fa2",
-        "flashinfer-fa2",
-    )
+    assert advice.choice.picked == "flashinfer, which runs fa2" and advice.ours == "flashinfer-fa2"
     table = advice.table().set_index("backend")
     assert set(table.index) == set(BACKENDS) - set(PAGES_OF_16)  # SGLang's pages are tokens
     assert (table.loc["flashinfer-fa2", ["over the rule's", "least", "most"]] == 1).all()
@@ -37,7 +33,7 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
     assert advice.nearest.distance.is_monotonic_increasing
     words = repr(advice)
     assert "SGLang #18364" in words and advice.command in words and len(words.splitlines()) < 30
-    assert "Left out, as they refuse pages of 1: flashinfer-xqa, " in words
+    assert "GPU, in about 1 minute:" in words and "refuse pages of 1: flashinfer-xqa, " in words
 
 
 def test_the_line_that_measures_parses_to_the_same_call(monkeypatch, capsys):

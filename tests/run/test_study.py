@@ -129,8 +129,8 @@ def test_ceilings_are_measured_in_every_round_unless_the_study_needs_none(ceilin
     assert {item: count for item, count in items.items() if item.case is None} == expected
 
 
-def test_a_gpu_study_without_a_gpu_or_rounds_is_not_measured(instant_jobs, without_gpu):
-    with pytest.raises(RuntimeError, match="study 'demo' must be measured on a CUDA GPU"):
+def test_without_a_gpu_or_rounds_nothing_is_measured(instant_jobs, without_gpu, published_records):
+    with pytest.raises(RuntimeError, match="on a CUDA GPU, in about 1 minute; none is here"):
         measure(replace(TINY, device="cuda"))
     with pytest.raises(ValueError, match="rounds must be >= 1, got 0"):
         measure(replace(TINY, device="cuda"), rounds=0)

@@ -33,7 +33,7 @@ def test_the_answer_is_the_engines(line, capsys):
 def test_every_option_counts_with_diff(capsys):
     diff = ("--diff", "vllm==0.24.0", "vllm==0.25.0", "--gpu", "sm90")
     pinned = explained(capsys, *diff, "--policy", "FLASHINFER", "--mode", "decode")
-    assert {row["after"] for row in pinned} == {"FLASHINFER (xqa)"}
+    assert {row["after"] for row in pinned} == {"FLASHINFER, which runs xqa"}
     assert {row["mode"] for row in pinned} == {"decode"}
     fp8 = explained(capsys, *diff, "--policy", "FLASHINFER", "--kv-dtype", "float8_e4m3fn")
     assert {row["dtype"] for row in fp8} == {"bfloat16/float8_e4m3fn"}

@@ -59,8 +59,14 @@ def test_what_changes_between_releases_is_what_both_are_explained_to_pick(capsys
     latent = attnlib.changes("flashinfer==0.6.13", "flashinfer==0.7.2", gpus=["sm100", "sm103"])
     assert {"DeepSeek MLA, 128 heads", "DeepSeek MLA, 16 heads"} <= set(latent.model)
     assert cli.main(["explain", "--diff", *releases, "--gpu", "sm90"]) == 0
-    title, _, head, rule, *rows = capsys.readouterr().out.splitlines()
+    title, _, head, rule, *rows, _, timed = capsys.readouterr().out.splitlines()
+    assert timed.endswith(f"attnlib compare --base {releases[0]} --new {releases[1]}")
     assert title == "### From flashinfer==0.6.3 to flashinfer==0.6.4" and head.startswith("| model")
     assert set(rule) == set("|- ") and len({len(row) for row in (head, rule, *rows)}) == 1
-    assert cli.main(["explain", "--diff", *releases, "--gpu", "sm80"]) == 0
-    assert "no pick changes: each" in capsys.readouterr().out
+    assert cli.main(["explain", "--diff", "sglang==0.5.15", "sglang==0.5.23", "--gpu", "sm80"]) == 0
+    said = capsys.readouterr().out
+    assert "no pick changes: each" in said and "- slower since 0.5.16" in said
+    assert "0.5.15, without" not in said and "diagnose TRACE AFTER" in said
+    engines = ("sglang==0.5.23,flashinfer==0.6.13", "sglang==0.5.23")
+    mended = attnlib.changes(*engines, gpus=["sm90"], modes=["decode"], policy="flashinfer").iloc[0]
+    assert mended.before == f"{mended.after} (cannot run)" and "older FlashInfer" in mended.why

@@ -164,12 +164,8 @@ def test_a_build_of_ones_own_is_measured_anew_each_time(lab, tmp_path, monkeypat
 
 
 def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(published_records):
-    found = compare_releases(
-        "0.6.3",
-        "0.6.4",
-        cases=[KEYS[0], "32/8,d128,p16,b8,k8192"],
-        not_slower=0,
-    )
+    cases = [KEYS[0], "32/8,d128,p16,b8,k8192"]
+    found = compare_releases("0.6.3", "0.6.4", cases=cases, not_slower=0)
     assert found.outcome == "not decided" and "1 not on record, of 2 calls" in found.conclusion
     said = words(found)
     assert said == {KEYS[0]: "faster", "32/8,d128,p16,b8,k8192": "not on record"}
@@ -185,7 +181,7 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
         (near,) = other.nearest.itertuples()
         assert (near.case, near.machine) == ("8/1,d128,p16,b64,k8192", "nvidia-h200-30af7b45")
         assert {near.base, near.new} == {"0.6.4", "0.7.2.post1"}
-        assert f"{near.base_plan_us:,.1f}" in repr(other) and "--page-size" in repr(other)
+        assert f"{near.base_plan_us:,.1f}" in repr(other) and "h100 --heads 8/1" in repr(other)
     searched = compare_releases("0.6.3", "0.6.13", cases=KEYS[:1])
     assert {*searched.rows.study} == {"bisect_fa3_decode_regression"}
     other = compare_releases("0.6.5", "0.6.6", cases=KEYS[:1])
@@ -229,11 +225,8 @@ def test_the_command_prints_a_table_or_json_and_its_status_is_the_outcome(lab, t
     assert KEYS[1] in capsys.readouterr().out.splitlines()[4], "what is slower comes first"
     assert cli.main([*slower, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert (
-        found["outcome"] == "slower"
-        and found["slower"] == [KEYS[1]]
-        and found["cases"][0]["verdict"] == "not slower"
-    )
+    assert (found["outcome"], found["slower"]) == ("slower", [KEYS[1]])
+    assert found["cases"][0]["verdict"] == "not slower"
 
 
 def test_every_model_and_backend_that_is_offered_can_be_compared(published_records):
@@ -293,8 +286,12 @@ def test_captured_steps_are_cases_too(lab, capsys):
         (["--new", "0.5.9", "--backend", "fa3"], "in both releases: since 0.6.0, got 0.5.9"),
         (["--model", "DeepSeek MLA", "--backend", "fa2"], "must run one of the calls (mla)"),
         (["--new", "0.6.13.0"], "base and new must be two releases"),
+        (
+            ["--new", "vllm==0.33.0"],
+            "what engines change: python -m attnlib explain --diff 0.6.13 v",
+        ),
         (["--new", "fast"], f"fast must be a release of {PACKAGE}, a wheel or a folder"),
-        (["--new", "empty"], f"must hold {PACKAGE} of any release, it has none"),
+        (["--new", "empty"], "it has none; pip install --target FOLDER SOURCE"),
         (["--new", "probe-1.0-py3-none-any.whl"], f"must be of {PACKAGE}, for this Python"),
         (["--new", "flashinfer_python-1.0-cp39-cp39-win32.whl"], f"must be of {PACKAGE}, for"),
         (["--cases", "none.txt"], "No such file"),
