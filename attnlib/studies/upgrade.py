@@ -175,9 +175,13 @@ def compare_releases(
 
     Raises ValueError for what cannot be asked, RuntimeError for a release that cannot be had.
     """
+    texts = {"base": base, "new": new, "heads": heads, "lens": lens, "backend": backend}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise ValueError(f"{name} must be text, got {text!r}")
     models = (models,) if isinstance(models, str) else models
     cases = cases.splitlines() if isinstance(cases, str) else cases
-    if not 0 <= not_slower < 1:
+    if isinstance(not_slower, str) or not 0 <= not_slower < 1:
         raise ValueError(f"not_slower must lie in 0..1, such as 0.02 for 2 %, got {not_slower}")
     sizes = sizes_given(tp=tp, head_dim=head_dim, page_size=page_size)
     if cases and (models or heads or lens or sizes or batch is not None):

@@ -332,5 +332,7 @@ def test_without_a_gpu_and_records_it_is_not_decided(capsys, fails, without_gpu)
         assert "must be above 0% and below 100%, as 2%, got" in fails(
             *COMMAND, "--not-slower", margin
         )
+    with pytest.raises(ValueError, match="heads must be text, got 8"):
+        compare_releases("0.5.3", "0.6.3", heads=8)
     with pytest.raises(ValueError, match=r"not_slower must lie in 0\.\.1, .*got 2"):
         compare(not_slower=2)
