@@ -43,6 +43,8 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
             raise ValueError(f"{name} must be left out, {layer['model']} says it")
     facts = of_model | facts
     if given.get("mode") in LATENT_MODES:
+        if "model" in layer and "diff" not in given:
+            raise ValueError(f"heads must be given of MLA, as 16/1, got model {layer['model']!r}")
         layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
     if given.get("mode") == "sparse_mla":
         facts.setdefault("topk", TOPK)
