@@ -30,9 +30,8 @@ from .fragment import Fragment
 TEMPLATES = Path(__file__).with_name("templates")
 LIVE_RUN = Path(__file__).resolve().parents[1] / "data" / "live_run.json"
 TOLD = ("gpu", "cpu")
-UNTOLD = {"cuda", "numpy", "python", "transformers", "apache-tvm-ffi"} | {
-    f"nvidia-cudnn-{name}" for name in ("cu13", "frontend")
-}
+UNTOLD = """apache-tvm-ffi cuda numpy nvidia-cudnn-cu13 nvidia-cudnn-frontend python
+transformers""".split()
 """What the page tells of a machine, and versions that it does not; the records have all."""
 TITLE = "Attention backends: regressions reproduced, explained, fixed"
 LEADS = ("01", "07", "04")

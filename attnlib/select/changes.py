@@ -125,8 +125,8 @@ def _layers(
             yield f"{MLA}, {name}", AttnSpec(*heads, MLA_HEAD_DIM, LATENT_PAGE, *dtypes)
 
 
-def markdown(table: "pd.DataFrame", old: str, new: str) -> str:
-    """The changes as Markdown for a pull request, what is known to be slower, and what times it."""
+def markdown(table: "pd.DataFrame", old: str, new: str, gpus: Sequence[str]) -> str:
+    """The changes as Markdown for a pull request, what is slower (known on sm90), what times it."""
     library, first, last = *find(old), find(new)[1]
     timed = "diagnose TRACE AFTER" if library.calls else f"compare --base {old} --new {new}"
     same = "each of these calls gets the same backend and kernel, or still cannot run"
@@ -138,6 +138,6 @@ def markdown(table: "pd.DataFrame", old: str, new: str) -> str:
         lines = [f"### From {old} to {new}", "", *(f"| {' | '.join(row)} |" for row in padded)]
     lines.append("")
     for since, words in library.slower.items():
-        if first and last and first < Version(since) <= last:
+        if "sm90" in gpus and first and last and first < Version(since) <= last:
             lines.append(f"- slower since {since}, without another pick: {words}")
     return "\n".join([*lines, f"- the times of both: python -m attnlib {timed}"])

@@ -121,7 +121,8 @@ def _answer_diff(
             raise ValueError(f"--tp must go with a model that is split, got {layer['tp']}")
         how["fields"] = layer
     table = changes(old, new, facts=facts, stated=stated, **how)
-    return str(table.to_json(orient="records", indent=2)) if as_json else markdown(table, old, new)
+    text = markdown(table, old, new, how["gpus"])
+    return str(table.to_json(orient="records", indent=2)) if as_json else text
 
 
 def render(choice: Choice, layers: Sequence[Mapping[str, str]] = ()) -> str:

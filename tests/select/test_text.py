@@ -63,7 +63,10 @@ def test_what_changes_between_releases_is_what_both_are_explained_to_pick(capsys
     assert timed.endswith(f"attnlib compare --base {releases[0]} --new {releases[1]}")
     assert title == "### From flashinfer==0.6.3 to flashinfer==0.6.4" and head.startswith("| model")
     assert set(rule) == set("|- ") and len({len(row) for row in (head, rule, *rows)}) == 1
-    assert cli.main(["explain", "--diff", "sglang==0.5.15", "sglang==0.5.23", "--gpu", "sm80"]) == 0
+    options = ["explain", "--diff", "sglang==0.5.15", "sglang==0.5.23", "--gpu"]
+    assert cli.main([*options, "sm80"]) == 0
+    assert "slower since" not in capsys.readouterr().out
+    assert cli.main([*options, "sm90"]) == 0
     said = capsys.readouterr().out
     assert "no pick changes: each" in said and "- slower since 0.5.16" in said
     assert "0.5.15, without" not in said and "diagnose TRACE AFTER" in said
