@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
@@ -56,7 +56,7 @@ class Advice(Shown):
     Columns of `nearest`: case, distance, a column of median us per backend, rounds, spread (largest
     relative difference between rounds of one backend), gpu, machine, release. `same` are records of
     this very call (`recorded_calls`). `runs` are the backends that the engine has, and under which
-    name of its own; empty where no engine is named.
+    name of its own; None where no engine is named.
     """
 
     layer: AttnSpec
@@ -65,7 +65,7 @@ class Advice(Shown):
     nearest: pd.DataFrame
     same: pd.DataFrame
     has_sinks: bool = False
-    runs: Mapping[str, str] = field(default_factory=dict)
+    runs: Mapping[str, str] | None = None
 
     @property
     def ours(self) -> str:
@@ -97,7 +97,7 @@ class Advice(Shown):
             table["least"], table["most"] = over.min().round(3), over.max().round(3)
         table["mean of time / best"] = np.exp(np.log(over_best).mean()).round(3)
         table["worst"] = over_best.max().round(3)
-        if self.runs:
+        if self.runs is not None:
             table["in the engine"] = pd.Series(self.runs)
         rows = pd.DataFrame(table).reindex(times.columns)
         rows = rows.fillna({"fastest in": 0, "in the engine": "no"})
@@ -136,8 +136,8 @@ class Advice(Shown):
         if not self.ours:
             notes.append(f"No batch near it is on record of {self.choice.kernel or 'the pick'}.")
         table = self.table()
-        lacked = sorted({*table.backend, *self.same.backend} - {*self.runs})
-        if self.runs and lacked:
+        lacked = sorted({*table.backend, *self.same.backend} - {*(self.runs or ())})
+        if self.runs is not None and lacked:
             where = f"{self.choice.library} on {self.choice.gpu}"
             notes.append(f"Not in {where}: {', '.join(lacked)}.")
         if self.layer.page_size % 16:
@@ -220,13 +220,12 @@ def advise(
     batches = recorded_batches("h100" if "h100" in gpu.lower() else draw)
     if layer.page_size % 16:
         batches = batches.drop(columns=[*plan_rivals.PAGES_OF_16], errors="ignore")
-    distance = distances(layer, tokens, batches)
-    nearest = batches.assign(distance=distance.round(3)).nsmallest(NEAREST, "distance")
+    batches = batches.assign(distance=distances(layer, tokens, batches).round(3))
+    nearest = batches.nsmallest(NEAREST, "distance").reset_index(drop=True)
     case = call if isinstance(call, DecodeCase) else DecodeCase(layer, **lengths_of_case(kv_lens))
     same = recorded_calls(case)
     of_gpu = same[same.gpu.str.contains(gpu.upper(), regex=False)]
     same = of_gpu if len(of_gpu) else same
-    nearest = nearest.reset_index(drop=True)
     runs = _run_by_engine(layer, stated, {*nearest, *same.backend}, **how)
     return Advice(layer, kv_lens, choice, nearest, same, stated.sinks, runs)
 
@@ -239,12 +238,14 @@ def _builds(choice: Choice) -> tuple[str, str, str]:
 
 def _run_by_engine(
     layer: AttnSpec, call: Call, recorded: Collection[str], **how: str
-) -> dict[str, str]:
+) -> dict[str, str] | None:
     """Our names of what an engine has on this GPU, or of another build that is `recorded` in its
-    place -> its names; empty for FlashInfer. Without cubins it takes FlashInfer's own decode."""
+    place -> its names; None for FlashInfer. Without cubins it takes FlashInfer's own decode."""
     engine = find(how["library"])[0]
-    runs = {"": ""} if engine.calls else dict[str, str]()
-    policies = [name for name in engine.policies_for("decode") if engine.calls and name != AUTO]
+    if not engine.calls:
+        return None
+    runs: dict[str, str] = {}
+    policies = [name for name in engine.policies_for("decode") if name != AUTO]
     for policy, cubins in product(policies, (True, False)):
         with suppress(RuntimeError):
             facts = replace(call, cubins=cubins)
@@ -255,8 +256,9 @@ def _run_by_engine(
             runs = dict.fromkeys(names, words) | runs
             if names and not {*names} & {*recorded}:
                 runs.setdefault(other, f"{words}, of another build")
-    ours = {random_batches.PLANNED: "our planner"} if random_batches.FA2 in runs else {}
-    return runs | ours
+    if random_batches.FA2 in runs:
+        runs[random_batches.PLANNED] = "our planner"
+    return runs
 
 
 def recorded_calls(case: DecodeCase) -> pd.DataFrame:

@@ -111,21 +111,21 @@ class TraceChange(Shown):
         """JSON form."""
         rows = json.loads(self.rows.to_json(orient="records"))
         sides = {"before": self.before.to_dict(), "after": self.after.to_dict()}
-        told = {"patterns": self.patterns, "not decided": self.undecided}
-        return {"times": TIMES, "changes": rows, **told, **sides}
+        conclusions = {"patterns": self.patterns, "not decided": self.undecided}
+        return {"times": TIMES, "changes": rows, **conclusions, **sides}
 
-    @property
+    @cached_property
     def undecided(self) -> list[str]:
         """The parts that one trace lacks, where a few more steps might have shown them."""
         names = []
         absent = (self.rows.before == 0) != (self.rows.after == 0)
         for row in self.rows[absent & ~self.rows.part.isin(HEAD)].itertuples():
-            has, lacks = self.compared if row.after == 0 else self.compared[::-1]
+            shows, lacks = self.compared if row.after == 0 else self.compared[::-1]
             usual = lacks.usual[row.step]
-            share = fmean(_runs(step, row.part) for step in has.usual[row.step])
-            seen = any(_runs(step, row.part) for step in lacks.steps if step.kind == row.step)
-            cut = len(usual) < 2 or all(step.at_end for step in usual)
-            if cut or seen or (1 - share) ** len(usual) > MOST_CHANCE:
+            share = fmean(_runs(step, row.part) for step in shows.usual[row.step])
+            once = any(_runs(step, row.part) for step in lacks.steps if step.kind == row.step)
+            too_few = len(usual) < 2 or all(step.at_end for step in usual)
+            if too_few or once or (1 - share) ** len(usual) > MOST_CHANCE:
                 names.append(f"{row.part} ({row.step})")
         return names
 

@@ -173,17 +173,17 @@ class Diagnosis(Shown):
         """A row per known pattern and kind of decode step of which most show it."""
         rows = []
         for pattern, kind in product(PATTERNS, [kind for kind in self.usual if kind in DECODES]):
-            evidence = [pattern.shows(self.trace, step) for step in self.usual[kind]]
-            found = [each for each in evidence if each]
-            if 2 * len(found) <= len(evidence):
+            by_step = [pattern.shows(self.trace, step) for step in self.usual[kind]]
+            evidence = [shown for shown in by_step if shown]
+            if 2 * len(evidence) <= len(by_step):
                 continue
-            us = fmean(each.us for each in found)
-            count = f"{len(found)} of {len(evidence)} usual {kind} steps"
+            us = fmean(shown.us for shown in evidence)
+            count = f"{len(evidence)} of {len(by_step)} usual {kind} steps"
             rows.append(
                 {
                     "pattern": pattern.name,
                     "step": kind,
-                    "evidence": f"{found[len(found) // 2].text}; in {count}",
+                    "evidence": f"{evidence[len(evidence) // 2].text}; in {count}",
                     "us per step": round(us, 1),
                     "fix": pattern.fix,
                     "by the records": gained(pattern, self.shape, us),

@@ -106,16 +106,16 @@ class Library:
     def tests(self, mode: str, policy: str, release: Version | None) -> frozenset[str]:
         """The facts that a row of the release tests on the way to a choice."""
         known = Facts(mode=mode) if release is None else Facts(mode=mode, release=release)
-        own = self.policies.get(policy, {}).get(mode, ())
-        rows = [row for row in own if row.speaks_of(known)]
-        asks = [row for row in rows if row.then == (AUTO,)]
-        auto = [row for row in self.policies[AUTO][mode] if asks and row.speaks_of(known)]
+        of_policy = self.policies.get(policy, {}).get(mode, ())
+        rows = [row for row in of_policy if row.speaks_of(known)]
+        to_auto = [row for row in rows if row.then == (AUTO,)]
+        auto = [row for row in self.policies[AUTO][mode] if to_auto and row.speaks_of(known)]
         names = {policy}.union(*(row.then for row in (*rows, *auto)))
         kept = [row for row in (*self.limits, *self.problems) if names & {*row.then}]
         rows += [row for row in (*self.resolves, *kept) if row.speaks_of(known)]
         shared = limits.tested(mode) if self.name == FLASHINFER else set()
         of_auto = {fact for row in auto for when in row.when for fact in when.tests}
-        settled = set.intersection(*({*row.sets} for row in asks)) if asks else set()
+        settled = set.intersection(*({*row.sets} for row in to_auto)) if to_auto else set()
         of_rows = {fact for row in rows for when in row.when for fact in when.tests}
         return frozenset(shared | of_rows | of_auto - settled)
 

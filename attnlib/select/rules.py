@@ -110,10 +110,7 @@ class Rule:
 
     def failing(self, facts: Facts) -> Condition | Group | None:
         """The first condition that does not hold, or None where the row matches."""
-        for condition in self.when:
-            if not condition.holds(facts):
-                return condition
-        return None
+        return next((condition for condition in self.when if not condition.holds(facts)), None)
 
 
 @dataclass(frozen=True)

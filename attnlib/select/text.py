@@ -121,8 +121,9 @@ def _answer_diff(
             raise ValueError(f"--tp must go with a model that is split, got {layer['tp']}")
         how["fields"] = layer
     table = changes(old, new, facts=facts, stated=stated, **how)
-    text = markdown(table, old, new, how["gpus"])
-    return str(table.to_json(orient="records", indent=2)) if as_json else text
+    if as_json:
+        return str(table.to_json(orient="records", indent=2))
+    return markdown(table, old, new, how["gpus"])
 
 
 def render(choice: Choice, layers: Sequence[Mapping[str, str]] = ()) -> str:

@@ -301,12 +301,12 @@ def _upgrade(comparison: Comparison, builds: Mapping[str, Path], taken: Sequence
         notes.append(f"{item.case.key}, {item.backend}: {why}")
     near, step = [], next_step(comparison)
     missing = [item for item in comparison.undecided() if not comparison.pairs[item]]
-    asked = next((item for item in missing if not why_not_run(item, comparison.both)), None)
-    if asked:
-        for pair, item in nearest_calls(asked, comparison.both).items():
+    can_run = [item for item in missing if not why_not_run(item, comparison.both)]
+    if can_run:
+        for pair, item in nearest_calls(can_run[0], comparison.both).items():
             near.append(replace(comparison, both=pair, pairs={}, failed={}))
             _replay(near[-1], [item])
-        step += "" if near else f"; {releases_on_record(asked)}"
+        step += "" if near else f"; {releases_on_record(can_run[0])}"
     return Upgrade(*comparison.both, _rows(comparison), tuple(notes), step, _rows(*near))
 
 
