@@ -252,7 +252,7 @@ def _run_by_engine(
             choice = explain(layer, mode="decode", call=facts, **how | {"policy": policy})
             *own, other = _builds(choice)
             words = policy if cubins else f"{policy}, cubins=no"
-            names = [] if choice.problem else own
+            names = own if own[0] and not choice.problem else []
             runs = dict.fromkeys(names, words) | runs
             if names and not {*names} & {*recorded}:
                 runs.setdefault(other, f"{words}, of another build")
