@@ -1,10 +1,11 @@
-"""Decode steps of SGLang 0.5.23 (torch 2.14.1): metadata and schedule, arm against arm."""
+"""Decode steps of SGLang 0.5.23 (torch 2.14.1): metadata, schedule and backend, arm by arm."""
 
 from dataclasses import replace
 
 from ..kinds.engine.case import EngineCase
 from ..run.study import Grid, Study
-from .engine_step import EAGER, FUSED, LAYER, LLAMA, NOW, ONE_LAUNCH
+from . import engine_step
+from .engine_step import EAGER, FA2, FA3, FUSED, LAYER, LLAMA, NOW, ONE_LAUNCH, PLANNED
 
 CASES = tuple(
     EngineCase(LLAMA, batch, 1024, lengths=lengths, context=131_072)
@@ -12,19 +13,35 @@ CASES = tuple(
 )
 """The context is Llama-3.1's own, which SGLang takes where none is given."""
 SHORTER = tuple(replace(case, context=16_384) for case in CASES)
-METADATA = (NOW, EAGER, FUSED, ONE_LAUNCH)
+KERNELS = tuple(replace(case, context=131_072) for case in engine_step.KERNELS)
+SERVED = tuple(replace(case, context=131_072) for case in engine_step.SERVED)
+RANK = engine_step.SCHEDULE
+"""One GPU of four that serve Qwen3-32B."""
+METADATA, HOST = (NOW, EAGER, FUSED, ONE_LAUNCH), ("host",)
 STUDY = Study(
     name="engine_now",
-    question="What does decode metadata cost a step of SGLang 0.5.23?",
+    question="What do metadata, schedule and backend cost a step of SGLang 0.5.23?",
+    # In the order of the engines' processes, so that each starts once per round.
     grids=(
-        Grid(CASES, METADATA, timers=("host",), rounds=2),
-        Grid(CASES[1:2], METADATA, timers=("host",), headline=True),
+        Grid((*CASES, *SERVED), METADATA, timers=HOST, rounds=4),
+        Grid(KERNELS, (FA2, FA3, PLANNED), timers=HOST, rounds=4),
+        Grid(SERVED, (FA2, PLANNED), timers=HOST, rounds=4),
+        Grid(RANK, METADATA, timers=HOST, rounds=4),
+        Grid(RANK, (LAYER,), timers=HOST, rounds=4),
+        Grid(CASES[1:2], METADATA, timers=HOST, headline=True),
     ),
     reference_machine="nvidia-h100-80gb-hbm3-ef6837d8",
     ceilings=(),
 )
 TWO_SETS = "nvidia-h100-80gb-hbm3-0ebd715c"
 """The machine with `SHORTER`, and with a second set of graphs (`LAYER`) in the same process."""
-ALL = CASES + SHORTER
+ALL = (*CASES, *SHORTER, *SERVED, *RANK)
 COMPARED = ((NOW, EAGER, ALL), (NOW, LAYER, ALL), (FUSED, NOW, ALL), (ONE_LAUNCH, NOW, ALL))
 """For `engine_step.savings`."""
+BACKENDS = (
+    (FA2, FA3, KERNELS),
+    (PLANNED, FA2, (*KERNELS, *SERVED)),
+    (PLANNED, NOW, SERVED),
+    (FA2, NOW, SERVED),
+)
+"""The same; SGLang as it is (`NOW`) decodes with FlashAttention-3, in a process of its own."""

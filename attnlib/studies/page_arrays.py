@@ -1,4 +1,4 @@
-"""Page arrays of FlashInfer's decode: SGLang's launches and ours, which is one."""
+"""Page arrays of FlashInfer's decode: SGLang's launches, vLLM's copy, and ours, which is one."""
 
 from itertools import product
 
@@ -16,7 +16,7 @@ STUDY = Study(
     name="page_arrays",
     question="What do the page arrays of a decode step cost?",
     grids=(
-        Grid(CASES, OURS, rounds=4),
+        Grid(CASES, (*OURS, "vllm-metadata"), rounds=4),
         Grid(CASES, SGLANG, ("0.5.14", "0.5.23"), rounds=4),
         Grid(CASES[::3], OURS, headline=True),
     ),

@@ -187,11 +187,21 @@ def test_a_later_release_is_started_by_its_own_steps_and_option_names():
     assert ran == ["resolved", "environment", "scheduler", "configs", "ports"]
 
 
-def test_prompts_are_prefilled_where_a_release_picks_the_slots_itself(engine):
+def test_a_release_that_picks_the_slots_itself_gets_whole_prompts_but_runs_no_model(
+    engine, monkeypatch
+):
     steps, runner = engine
-    steps.bench.prepare_synthetic_inputs_for_latency_test = lambda *_: [SimpleNamespace()]
-    runner.extend = lambda reqs: ("tokens", None, "batch")
-    assert steps.build([5]) == ("tokens", "batch")
+    module = SimpleNamespace(LogitsProcessorOutput=lambda logits: logits)
+    monkeypatch.setitem(sys.modules, "sglang.srt.layers.logits_processor", module)
+    steps.bench.prepare_synthetic_inputs_for_latency_test = lambda *_: [SimpleNamespace()] * 2
+
+    def extend(reqs):
+        return steps.model.forward("batch").logits_output.argmax(1), None, "batch"
+
+    steps.model.device, runner.extend = "cpu", extend
+    (tokens, batch), (again, _) = steps.build([5, 7]), steps.build([5, 7])
+    assert (len({*tokens.tolist()}), batch, tokens.equal(again)) == (2, "batch", True)
+    assert not hasattr(steps.model, "forward"), "steps run the model"
     assert steps.model.token_to_kv_pool.k_buffer[0].abs().sum() > 0, "filled with normal values"
 
 

@@ -1,8 +1,9 @@
 """Metadata in the worker: every word is checked before a time is taken."""
 
 import json
+import sys
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import pytest
@@ -10,14 +11,14 @@ from support.records import measure
 
 from attnlib.kinds.base import Bench
 from attnlib.kinds.item import Item
-from attnlib.kinds.metadata import eager, sglang
+from attnlib.kinds.metadata import eager, sglang, vllm
 from attnlib.kinds.metadata.case import MetadataCase
 from attnlib.kinds.metadata.measure import BUILDERS, POISON, MetadataSubject
 from attnlib.run.record import Record
 
 CASE = MetadataCase("decode", 5, 4, 70, pool_size=9)
 EAGER = Item("metadata-eager", "host", CASE)
-OURS = [name for name in BUILDERS if name != "sglang-metadata"]
+OURS = [name for name in BUILDERS if name.startswith("metadata-")]
 WINDOWED = replace(CASE, swa=True)
 PAGES = MetadataCase("kv_indices", 5, 4, 70, pool_size=9)
 WIDE = replace(WINDOWED, context=300, lengths="41+9+60+1+70")
@@ -92,6 +93,27 @@ def test_sglang_copies_the_longest_requests_pages_or_from_0_5_15_on_the_whole_wi
     record = measure(Item("sglang-metadata", "host", replace(case, seq_len_delta=1)))
     assert (record.status, record.reason) == ("ok", "")
     assert set(told) == {(pages, (5, 75), 300)}
+
+
+def test_vllm_copies_the_pages_of_a_block_table_behind_sums_of_the_host(monkeypatch):
+    called = []
+
+    class Kernel:
+        def __class_getitem__(cls, grid):
+            def copy(indices, table, stride, sums, BLOCK_SIZE):
+                called.append((*grid, stride, BLOCK_SIZE))
+                for row, (start, end) in enumerate(pairwise(sums.tolist())):
+                    indices[start:end] = table[row, : end - start]
+
+            return copy
+
+    record = measure(Item("vllm-metadata", "host", PAGES))
+    assert (record.status, record.reason) == ("refused", "vllm is not installed: pip install vllm")
+    monkeypatch.setattr(vllm, "installed_version", lambda _: "0.33.0")
+    module = SimpleNamespace(_copy_page_indices_kernel=Kernel)
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.flashinfer", module)
+    record = measure(Item("vllm-metadata", "host", PAGES))
+    assert (record.status, record.oracle_error, {*called}) == ("ok", 0.0, {(5, 18, 1024)})
 
 
 def test_outputs_are_poisoned_before_each_call(monkeypatch):

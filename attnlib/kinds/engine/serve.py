@@ -5,7 +5,8 @@
 The cache is filled with normal values, so a context of any length costs a prefill of one token:
 requests get slots, shuffled as by an allocator in use, and are extended by one token. A case has
 the same tokens, slots and values in every process, whatever ran before it. Later releases of
-SGLang keep their buffers to themselves: there the prompts are prefilled, and SGLang picks slots.
+SGLang keep their buffers to themselves: there SGLang picks slots for the whole prompts, and their
+prefill runs no model.
 
 Before it is timed, each arm decodes `CHECKED` steps from the same state. Its first logits are
 compared with a step by PyTorch's attention (SGLang's `torch_native`), and all of them are hashed.
@@ -24,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -197,7 +199,8 @@ class Steps:
         self.runner.clear()
         reqs = self.bench.prepare_synthetic_inputs_for_latency_test(len(lens), 0, prompts)
         if not hasattr(reqs[0], "set_extend_input_len"):
-            tokens, _, batch = self.runner.extend(reqs)
+            with self._made_up_logits(len(lens)):
+                tokens, _, batch = self.runner.extend(reqs)
             self._fill()
             return tokens, batch
         self._fill()
@@ -209,6 +212,20 @@ class Steps:
             req.set_extend_input_len(1)
         tokens, _, batch = self.runner.extend(reqs)
         return tokens, batch
+
+    @contextmanager
+    def _made_up_logits(self, requests: int) -> Iterator[None]:
+        """Prefills in the block get slots, but run no model: `_fill` writes the cache later."""
+        from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
+        drawn = torch.Generator().manual_seed(0)
+        logits = torch.rand(requests, VOCABULARY, generator=drawn).to(self.model.device)
+        output = SimpleNamespace(logits_output=LogitsProcessorOutput(logits))
+        self.model.forward = lambda _: output
+        try:
+            yield
+        finally:
+            del self.model.forward
 
     def _fill(self) -> None:
         """Normal values in the cache: what made-up weights write is too small to matter."""

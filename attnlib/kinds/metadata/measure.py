@@ -19,14 +19,17 @@ from ..call import timed_call
 from ..check import OracleCheck
 from ..item import Item
 from ..lengths import sample_seq_lens
-from . import eager, oracle, sglang
+from . import eager, oracle, sglang, vllm
 from .case import MetadataCase
 
 POISON = -77
 SLOTS = 2**20
 """KV slots that a request pool's tokens point into."""
-FUSED = {"decode": build_decode_metadata, "kv_indices": build_kv_indices}
-BUILDERS: dict[str, dict[str, Callable[..., None]]] = {
+FUSED: dict[str, Callable[..., object]] = {
+    "decode": build_decode_metadata,
+    "kv_indices": build_kv_indices,
+}
+BUILDERS: dict[str, dict[str, Callable[..., object]]] = {
     "metadata-eager": {"decode": eager.build_decode_metadata},
     "metadata-fused": FUSED,
     "metadata-fused-alone": FUSED,
@@ -34,8 +37,11 @@ BUILDERS: dict[str, dict[str, Callable[..., None]]] = {
         "decode": sglang.build_decode_metadata,
         "kv_indices": sglang.build_kv_indices,
     },
+    "vllm-metadata": {"kv_indices": vllm.page_copy},
 }
 """Backend -> builder of the case -> function; `alone` starts after the previous kernel ended."""
+ENGINES = {"sglang-metadata": sglang, "vllm-metadata": vllm}
+"""Backend -> module of the engine whose kernel it is."""
 OUTPUTS = {
     "decode": ("cache_seqlens", "cu_seqlens_k", "page_table", "swa_page_table"),
     "kv_indices": ("kv_indptr", "kv_indices", "kv_last_page_len"),
@@ -75,7 +81,8 @@ class MetadataSubject(Subject):
         builder, backend = item.case.builder, item.backend
         able = [name for name, builders in BUILDERS.items() if builder in builders]
         require_word(f"backend of {builder} metadata", backend, able)
-        if backend == "sglang-metadata" and (reason := sglang.unavailable()):
+        engine = ENGINES.get(backend)
+        if engine and (reason := engine.unavailable()):
             return {"status": "refused", "reason": reason}
         self.bench.require_release(sglang.DISTRIBUTION, item.release)
         timer = run_timer(item.timer)
@@ -90,7 +97,9 @@ class MetadataSubject(Subject):
             # Words that SGLang writes once, when its server starts.
             call.outputs["kv_indptr"][:1] = 0
             call.outputs["kv_last_page_len"].fill_(1)
-        run = partial(build, **call.inputs, **call.outputs, **numbers)
+        run: Callable[[], object] = partial(build, **call.inputs, **call.outputs, **numbers)
+        if backend == "vllm-metadata":
+            run = vllm.page_copy(call.inputs, call.outputs, item.case.page_size)
         with without_overlap() if backend == "metadata-fused-alone" else nullcontext():
             return timed_call(
                 run,
