@@ -23,6 +23,7 @@ PREFIX = "ATTNLIB_SGLANG_"
 ARMS = {
     "metadata": ("eager", "sglang", "fused", "one-launch"),
     "schedule": ("once", "layer"),
+    "splits": ("upstream",),
     "decode": ("fa2", "fa3", "planned"),
     "guard": ("raise", "log"),
 }

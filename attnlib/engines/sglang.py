@@ -10,6 +10,8 @@
 | | `one-launch` | `core.build_step_metadata`: the schedule in the same launch |
 | `ATTNLIB_SGLANG_SCHEDULE` | `once` | FlashAttention-3's schedule once per step: SGLang's own |
 | | `layer` | in every layer, as before 0.5.11 |
+| `ATTNLIB_SGLANG_SPLITS` | `upstream` | decode by upstream's cap of splits, which many short |
+| | | requests do not lower (SGLang 0.5.18 and later) |
 | `ATTNLIB_SGLANG_DECODE` | `fa2` | FlashInfer's fa2, which SGLang pins |
 | | `fa3` | FlashInfer's fa3 |
 | | `planned` | fa2; plan and page arrays by `core.Fa2Planner`, one launch on the GPU |
@@ -17,7 +19,7 @@
 | | | (`attnlib.guard`); of FlashInfer one plan and one replay in 100 against the lengths |
 | `ATTNLIB_SGLANG_CAPTURE` | a file | sampled steps are appended to it, see `capture` |
 
-Metadata and schedule need `--attention-backend fa3` (SGLang's word for the FlashAttention-3
+Metadata, schedule and splits need `--attention-backend fa3` (SGLang's word for the FlashAttention-3
 library), decode needs `flashinfer`, the guard one of the two; capture works with any. Without a
 variable nothing is hooked.
 SGLang logs what a plugin raises and goes on without it, so an unknown word, or a release whose

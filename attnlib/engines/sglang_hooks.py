@@ -77,7 +77,31 @@ def compute_schedule(original: Callable[..., Any], *args: Any, **kwargs: Any) ->
     written, STATE.scheduled = STATE.scheduled, False
     if written or STATE.arm("schedule") == "layer":
         return None
-    return original(*args, **kwargs)
+    if not STATE.arm("splits"):
+        return original(*args, **kwargs)
+    backend = named(original, args, kwargs)["self"]
+    of_prefill, backend.num_splits = backend.num_splits, backend.decode_num_splits
+    try:
+        return original(*args, **kwargs)
+    finally:
+        backend.num_splits = of_prefill
+
+
+def cap_splits(_: None, backend: Any, *args: Any, **kwargs: Any) -> None:
+    """After a FlashAttention backend is made: cap the splits of decode as upstream does.
+
+    SGLang's kernels count the query rows of all requests since 0.5.16, upstream those of one.
+    Upstream's cap becomes decode's `num_splits`; prefills keep SGLang's.
+    """
+    not_met = {
+        "SGLang 0.5.18 or later": not hasattr(backend, "decode_num_splits"),
+        "FlashAttention-3": getattr(backend, "fa_impl_ver", 3) != 3,
+        "no MLA": backend.use_mla,
+        "splits (no --enable-deterministic-inference)": backend.num_splits == 1,
+    }
+    require_met(f"{PREFIX}SPLITS=upstream", not_met)
+    width = backend.max_num_pages * backend.page_size
+    backend.decode_num_splits = _facts(backend, 1, width, 0, "sglang-0.4.4").split_cap
 
 
 def _tensors(call: dict[str, Any]) -> dict[str, Any]:
@@ -112,21 +136,9 @@ def _scheduler(page_table: torch.Tensor, page_size: int) -> SchedulerMetadata:
             f"{PREFIX}METADATA=one-launch must know the heads of a layer, got DP attention, where "
             "SGLang's backend divides them by the number of ranks: use fused"
         )
-    facts = SchedulerFacts(
-        batch_size=batch_size,
-        num_qo_heads=backend.num_attention_heads,
-        num_kv_heads=backend.num_kv_heads,
-        head_dim=backend.head_dim,
-        max_seqlen_q=1,
-        max_seqlen_k=columns * page_size,  # as the attention call, which caps splits by it
-        num_sms=sm_count(words.device),
-        page_size=page_size,
-        dtype=dtype_name(backend.kv_cache_dtype),
-        causal=True,
-        has_softcap=backend.has_softcap,
-        num_splits=backend.num_splits,
-        build=sglang_build(),
-    )
+    # As the attention call, which caps splits by the table's width.
+    splits = backend.decode_num_splits if "splits" in STATE.arms else backend.num_splits
+    facts = _facts(backend, batch_size, columns * page_size, splits, sglang_build())
     scheduler = reserve(facts, words.device, out=words)
     if scheduler.words.shape != words.shape:
         raise ValueError(
@@ -135,6 +147,27 @@ def _scheduler(page_table: torch.Tensor, page_size: int) -> SchedulerMetadata:
         )
     setattr(metadata, OWN, scheduler)
     return scheduler
+
+
+def _facts(
+    backend: Any, batch_size: int, width: int, num_splits: int, build: str
+) -> SchedulerFacts:
+    """A layer's call in a decode step, over a page table of `width` tokens."""
+    return SchedulerFacts(
+        batch_size=batch_size,
+        num_qo_heads=backend.num_attention_heads,
+        num_kv_heads=backend.num_kv_heads,
+        head_dim=backend.head_dim,
+        max_seqlen_q=1,
+        max_seqlen_k=width,
+        num_sms=sm_count(torch.device(backend.device)),
+        page_size=backend.page_size,
+        dtype=dtype_name(backend.kv_cache_dtype),
+        causal=True,
+        has_softcap=backend.has_softcap,
+        num_splits=num_splits,
+        build=build,
+    )
 
 
 def pin_decode(_: None, backend: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
@@ -290,7 +323,8 @@ POINTS = (
     Point(("metadata",), _REPLAY, "before", prepare_step, before="0.5.13"),
     Point(("metadata",), _PREPARE, "before", prepare_step, _STEP, since="0.5.13"),
     Point(("metadata",), _SET, "around", set_metadata, _TENSORS, _POOLS),
-    Point(("metadata", "schedule"), _SCHEDULE, "around", compute_schedule),
+    Point(("metadata", "schedule", "splits"), _SCHEDULE, "around", compute_schedule),
+    Point(("splits",), f"{_BACKEND}.__init__", "after", cap_splits),
     Point(("decode",), _MAKE, "after", pin_decode, "self model_runner"),
     Point(("decode", "guard"), _BEGIN, "around", begin_forward, _LENGTHS, _PLANS),
     Point(("capture",), _FORWARD, "before", capture_step, "self forward_batch"),

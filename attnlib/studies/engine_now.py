@@ -5,7 +5,7 @@ from dataclasses import replace
 from ..kinds.engine.case import EngineCase
 from ..run.study import Grid, Study
 from . import engine_step
-from .engine_step import EAGER, FA2, FA3, FUSED, LAYER, LLAMA, NOW, ONE_LAUNCH, PLANNED
+from .engine_step import EAGER, FA2, FA3, FUSED, LAYER, LLAMA, NOW, ONE_LAUNCH, PLANNED, SPLITS
 
 CASES = tuple(
     EngineCase(LLAMA, batch, 1024, lengths=lengths, context=131_072)
@@ -24,6 +24,7 @@ STUDY = Study(
     # In the order of the engines' processes, so that each starts once per round.
     grids=(
         Grid((*CASES, *SERVED), METADATA, timers=HOST, rounds=4),
+        Grid(SERVED, (SPLITS,), timers=HOST, rounds=4),
         Grid(KERNELS, (FA2, FA3, PLANNED), timers=HOST, rounds=4),
         Grid(SERVED, (FA2, PLANNED), timers=HOST, rounds=4),
         Grid(RANK, METADATA, timers=HOST, rounds=4),
@@ -41,6 +42,7 @@ COMPARED = ((NOW, EAGER, ALL), (NOW, LAYER, ALL), (FUSED, NOW, ALL), (ONE_LAUNCH
 BACKENDS = (
     (FA2, FA3, KERNELS),
     (PLANNED, FA2, (*KERNELS, *SERVED)),
+    (SPLITS, NOW, SERVED),
     (PLANNED, NOW, SERVED),
     (FA2, NOW, SERVED),
 )

@@ -51,6 +51,7 @@ GROUPS = EngineCase(
 """Each of two GPUs attends for requests of its own (DP attention); one request is long."""
 NOW, EAGER, FUSED = "sglang", "sglang-eager", "sglang-fused"
 ONE_LAUNCH, LAYER, GUARDED = "sglang-one-launch", "sglang-layer", "sglang-guarded"
+SPLITS = "sglang-upstream-splits"
 FLASH_ATTN_3_ARMS = (*SIDE_BY_SIDE["fa3"], LAYER)
 FLASHINFER_ARMS = SIDE_BY_SIDE["flashinfer"]
 FA2, FA3, PLANNED = "sglang-fa2", "sglang-fa3", "sglang-planned"

@@ -102,6 +102,31 @@ def test_a_schedule_is_left_to_the_layers_by_one_hook_alone(loaded):
     assert step.scheduler_metadata is None and len(engine.HookRegistry._hooks) == 1
 
 
+def test_decode_is_capped_as_upstream_does_and_prefill_is_not(loaded, engine, monkeypatch):
+    loaded(SPLITS="upstream")
+    with pytest.raises(ValueError, match="SPLITS=upstream must have SGLang 0.5.18 or later$"):
+        engine.FlashAttentionBackend()
+    sizes = {"decode_num_splits": 0, "max_num_pages": 131_072}
+    for name, value in sizes.items():
+        monkeypatch.setattr(engine.FlashAttentionBackend, name, value, raising=False)
+    backend = engine.FlashAttentionBackend()
+    assert (backend.decode_num_splits, backend.num_splits) == (15, 0), "4 for 64 requests of SGLang"
+    schedule, told = backend._get_scheduler_metadata, []
+
+    def spy(**call):
+        told.append(call["num_splits"])
+        return schedule(**call)
+
+    backend._get_scheduler_metadata = spy
+    lens, _ = captured(backend)
+    replay(backend, lens)
+    assert ({*told}, backend.num_splits) == ({15}, 0)
+    assert arms.STATE.calls["splits=upstream"] == len(told)
+    backend.num_splits, backend.use_mla = 1, True
+    with pytest.raises(ValueError, match="no MLA and splits"):
+        sglang_hooks.cap_splits(None, backend)
+
+
 def test_one_launch_without_a_schedule_or_its_heads_or_layout_says_so(loaded, monkeypatch):
     backend = loaded(METADATA="one-launch").FlashAttentionBackend()
     lens, step = captured(backend)

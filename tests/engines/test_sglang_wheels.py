@@ -24,7 +24,7 @@ FLASH = "sglang/srt/layers/attention/flashattention_backend.py"
 INFER = "sglang/srt/layers/attention/flashinfer_backend.py"
 MEMBERS = {
     FLASH: "decode_cuda_graph_metadata num_attention_heads num_kv_heads head_dim num_splits "
-    "kv_cache_dtype has_softcap scheduler_metadata",
+    "kv_cache_dtype has_softcap scheduler_metadata use_mla device",
     INFER: "decode_use_tensor_cores decode_backend decode_wrappers workspace_buffer num_wrappers "
     "enable_deterministic max_context_len attn_backend",
     "sglang/srt/model_executor/model_runner.py": "model_config page_size dtype kv_cache_dtype "
@@ -64,15 +64,18 @@ def parameters(archive, path):
 def test_every_hook_point_has_the_parameters_that_are_read(wheel):
     release, archive = wheel
     points = known_in(release, sglang_hooks.POINTS)
-    assert {point.arms[0] for point in points} == {"metadata", "decode", "capture"}
+    assert {point.arms[0] for point in points} == {"metadata", "splits", "decode", "capture"}
     assert [words for p in points if (words := unfit(p, {*parameters(archive, p.path)}))] == []
 
 
 def test_sglang_has_what_the_hooks_read_of_its_objects(wheel):
-    _, archive = wheel
+    release, archive = wheel
     for path, names in MEMBERS.items():
         text = archive.read(path).decode()
         assert [name for name in names.split() if f".{name}" not in text] == []
+    text = archive.read(FLASH).decode()
+    has_splits = "num_splits=(\n                        self.decode_num_splits" in text
+    assert has_splits == (".fa_impl_ver = " in text and release != sglang.OLDEST)
 
 
 def test_its_own_kernels_write_the_metadata_and_page_arrays_of_a_step(wheel, tmp_path, monkeypatch):

@@ -111,7 +111,7 @@ def parts():
         BatchDecodeWithPagedKVCacheWrapper=PlannedWrapper,
         fast_decode_plan=PlannedWrapper.begin_forward,
     )
-    flash["FlashAttentionBackend"].__init__ = _flash_attention
+    flash["FlashAttentionBackend"].__init__ = partialmethod(_flash_attention)
     infer["FlashInferAttnBackend"].__init__ = partialmethod(
         _flashinfer, infer["FlashInferIndicesUpdaterDecode"]
     )

@@ -32,6 +32,7 @@ ARMS = {
     "sglang-fused": Arm("fa3", "metadata", "fused"),
     "sglang-one-launch": Arm("fa3", "metadata", "one-launch"),
     "sglang-layer": Arm("fa3", "schedule", "layer"),
+    "sglang-upstream-splits": Arm("fa3", "splits", "upstream"),
     "sglang-guarded": Arm("fa3", "guard", "raise"),
     "sglang-fa2": Arm("flashinfer", "decode", "fa2"),
     "sglang-fa3": Arm("flashinfer", "decode", "fa3"),
@@ -44,7 +45,7 @@ SIDE_BY_SIDE = {
     attention: tuple(
         name
         for name, arm in ARMS.items()
-        if arm.attention == attention and arm.variable not in ("guard", "schedule")
+        if arm.attention == attention and arm.variable not in ("guard", "schedule", "splits")
     )
     for attention in START
 }
