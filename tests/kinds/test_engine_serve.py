@@ -180,7 +180,7 @@ def test_a_later_release_is_started_by_its_own_steps_and_option_names():
         _init_process_global_configs=lambda: ran.append("configs"),
         load_model=lambda args, ports, gpu, rank: (ran.append(ports) or "runner", None),
     )
-    args = serve.server_args(bench, SETUP | {"context": 99})
+    args = ServerArgs(**serve.server_options(SETUP | {"context": 99}, ServerArgs))
     assert args.cuda_graph_bs_decode == list(serve.BATCHES) and args.context_length == 99
     assert not hasattr(args, "cuda_graph_bs")
     assert serve.load(bench, args) == "runner"
@@ -253,7 +253,8 @@ def test_offline_steps_are_what_more_tokens_take_longer(monkeypatch):
         return [{"output_ids": [7] * count} for _ in input_ids]
 
     made = SimpleNamespace(Engine=lambda **options: SimpleNamespace(generate=generate))
-    installed(monkeypatch, {"sglang": vars(made)})
+    server = {"ServerArgs": SimpleNamespace}
+    installed(monkeypatch, {"sglang.srt.server_args": server, "sglang": vars(made)})
     monkeypatch.setattr(serve.time, "perf_counter", lambda: now[0])
     answer = serve.Offline(SETUP).measure(question(arms=["sglang-fa2"], steps=10))
     answer = answer["arms"]["sglang-fa2"]
@@ -293,7 +294,7 @@ def test_sglang_has_the_names_that_are_used_of_it():
     with ZipFile(wheel_of()) as archive:
         bench, server, native = (archive.read(f"sglang/{name}.py").decode() for name in files)
     assert {*used.split()} <= {*re.findall(r"\w+", bench)}
-    options = {*serve.server_options(SETUP | {"tp": 2, "dp": 2})}
+    options = {*serve.server_options(SETUP | {"tp": 2, "dp": 2}, SimpleNamespace)}
     fields = re.findall(r"^    (\w+): ", server, re.M)
     assert options | {"disable_radix_cache", "skip_tokenizer_init"} <= {*fields}
     assert "class TorchNativeAttnBackend" in native

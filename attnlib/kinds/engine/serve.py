@@ -62,8 +62,8 @@ RUNNERS = ("decode_cuda_graph_runner", "graph_runner")
 """Names of a ModelRunner's graphs, the later one first."""
 
 
-def server_options(setup: dict[str, Any]) -> dict[str, Any]:
-    """SGLang's `ServerArgs` for the model folder, attention backend and GPUs of `setup`."""
+def server_options(setup: dict[str, Any], known: Any) -> dict[str, Any]:
+    """Options of `known`, a release's `ServerArgs`, for model folder, backend and GPUs of `setup`."""
     options = {
         "model_path": setup["model"],
         "attention_backend": setup["attention"],
@@ -86,16 +86,10 @@ def server_options(setup: dict[str, Any]) -> dict[str, Any]:
         options["dp_size"] = setup["dp"]
         options["enable_dp_attention"] = True
         options["disable_radix_cache"] = True
-    return options
-
-
-def server_args(bench: Any, setup: dict[str, Any]) -> Any:
-    """The `ServerArgs` of a release, by its own names of the options."""
-    options = server_options(setup) | {"disable_radix_cache": True}
     for name, later in RENAMED.items():
-        if hasattr(bench.ServerArgs, later):
+        if hasattr(known, later):
             options[later] = options.pop(name)
-    return bench.ServerArgs(**options)
+    return options
 
 
 def load(bench: Any, args: Any) -> Any:
@@ -165,7 +159,8 @@ class Steps:
         except ModuleNotFoundError:  # before 0.5.15
             import sglang.bench_one_batch as bench
         self.bench = bench
-        args = server_args(bench, setup)
+        options = server_options(setup, bench.ServerArgs) | {"disable_radix_cache": True}
+        args = bench.ServerArgs(**options)
         self.max_context = args.context_length
         self.runner = load(bench, args)
         self.model = self.runner.torch_runner
@@ -324,8 +319,10 @@ class Offline:
 
     def __init__(self, setup: dict[str, Any]) -> None:
         import sglang
+        from sglang.srt.server_args import ServerArgs
 
-        self.engine = sglang.Engine(**server_options(setup), skip_tokenizer_init=True)
+        options = server_options(setup, ServerArgs)
+        self.engine = sglang.Engine(**options, skip_tokenizer_init=True)
 
     def measure(self, question: dict[str, Any]) -> dict[str, Any]:
         """Mean times of a step of the one arm, one value per call; the error counts lost tokens.
