@@ -63,7 +63,7 @@ RUNNERS = ("decode_cuda_graph_runner", "graph_runner")
 
 
 def server_options(setup: dict[str, Any], known: Any) -> dict[str, Any]:
-    """Options of `known`, a release's `ServerArgs`, for model folder, backend and GPUs of `setup`."""
+    """Options of a release's `ServerArgs`, `known`, for model, backend and GPUs of `setup`."""
     options = {
         "model_path": setup["model"],
         "attention_backend": setup["attention"],
