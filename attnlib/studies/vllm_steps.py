@@ -43,7 +43,7 @@ def step_ratios(layers: int) -> pd.DataFrame:
     steps = steps[(steps.layers == layers) & (steps.step_us > 0)]
     rows, pairs = [], []
     for batch, part in steps.groupby("batch", sort=False):
-        rounds = part.pivot(index="round", columns="arm", values="step_us")
+        rounds = part.pivot_table("step_us", "round", "arm", aggfunc="median")
         for arm, base in COMPARED:
             if {arm, base} <= {*rounds}:
                 both = rounds[[arm, base]].dropna()
