@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import Field, dataclass, field
 from typing import Any
 
 INT32_MAX = 2**31 - 1
@@ -27,14 +27,6 @@ DEEPSEEK_QK_DIM = 192
 """Width of a DeepSeek-V2/V3 query head before weight absorption: 128 plain, 64 rotary."""
 
 MLA = "DeepSeek MLA"
-MODELS = {
-    "Llama-3.1-8B": (32, 8, 128),
-    "Llama-3.1-70B at TP 8": (8, 1, 128),
-    "Qwen3-32B at TP 4": (16, 2, 128),
-    "Qwen3-0.6B": (16, 8, 128),
-    "Llama-2-7B": (32, 32, 128),
-}
-"""Model -> the heads of one GPU: (num_qo_heads, num_kv_heads, head_dim)."""
 
 
 class Grouped:
@@ -183,6 +175,16 @@ def require_word(name: str, value: Any, words: Collection[str] | Collection[int]
     """ValueError listing `words` unless `value` is one of them."""
     if value not in [*words]:  # a list: an unhashable value cannot be looked up in a dict
         raise ValueError(f"{name} must be one of {', '.join(map(str, words))}, got {value!r}")
+
+
+def require_types(declared: Iterable[Field[Any]], values: Mapping[str, Any]) -> None:
+    """ValueError unless the value of each field, or its default, is of its very type: no bool for
+    an int."""
+    for each in declared:
+        value = values.get(each.name, each.default)
+        if type(value) is not each.type:
+            wanted = getattr(each.type, "__name__", each.type)
+            raise ValueError(f"{each.name} must be of type {wanted}, got {value!r}")
 
 
 def require_lengths(
