@@ -74,9 +74,10 @@ def render_notebook(path: Path, notebook: NotebookNode, names: Sequence[str]) ->
     from nbformat.v4 import new_output
 
     note: Any = new_output("stream", name="stdout", text=LEFT_OUT)
-    for cell in notebook.cells if mode() == "replay" else ():
-        if MACHINE_TAG in cell.metadata.get("tags", ()):  # or two machines build two reports
-            cell.outputs = [note]
+    is_replay = mode() == "replay"
+    for cell in notebook.cells:
+        if is_replay and MACHINE_TAG in cell.metadata.get("tags", ()):
+            cell.outputs = [note]  # or two machines build two reports
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     fragment = notebook_fragment(notebook, path.stem, shown=names)
     return Page(path.stem, fragment, tuple(studies_in(code)))
