@@ -185,7 +185,12 @@ class Steps:
         for arm in arms:  # the first time, this captures the arm's graphs
             self._switch(arms[arm])
         answers = self.checked(lens, arms)
-        measured = self.traced(lens, arms) if question["trace"] else self.timed(lens, arms, steps)
+        if question["timer"] == "profiler":
+            measured = self.traced(lens, arms)
+        else:
+            turns = list(islice(cycle([*arms, *reversed(arms)]), added))
+            steps_us = self.timed_ahead if question["timer"] == "ahead" else self.timed
+            measured = steps_us(lens, arms, turns)
         for arm in arms:
             answers[arm] |= measured[arm]
         return {"arms": answers, "calls": _calls_since(before)}
@@ -240,14 +245,11 @@ class Steps:
             answers[arm] = {"error": error, "digest": digest.hexdigest()[:12]}
         return answers
 
-    def timed(self, lens: Sequence[int], arms: Arms, steps: int) -> dict[str, dict[str, Any]]:
-        """Per arm the microseconds of its steps, in order.
-
-        `run_us`: one at a time, the host's time included. `ahead_us`: from the end of a step to
-        the end of the next on the GPU, while the host runs ahead; empty where it does not.
-        """
-        turns = list(islice(cycle([*arms, *reversed(arms)]), len(arms) * (WARM_TURNS + steps)))
-        us = {arm: {"run_us": list[float](), "ahead_us": list[float]()} for arm in arms}
+    def timed(
+        self, lens: Sequence[int], arms: Arms, turns: Sequence[str]
+    ) -> dict[str, dict[str, Any]]:
+        """Per arm the microseconds of its steps, one at a time, the host's time included."""
+        us: dict[str, list[float]] = {arm: [] for arm in arms}
         tokens, batch = self.build(lens)
         for arm in turns:
             self._switch(arms[arm])
@@ -255,7 +257,15 @@ class Steps:
             start = time.perf_counter()
             tokens, _ = self.runner.decode(tokens, batch)
             self.runner.synchronize()
-            us[arm]["run_us"].append((time.perf_counter() - start) * 1e6)
+            us[arm].append((time.perf_counter() - start) * 1e6)
+        return {arm: {"run_us": us[arm][WARM_TURNS:]} for arm in arms}
+
+    def timed_ahead(
+        self, lens: Sequence[int], arms: Arms, turns: Sequence[str]
+    ) -> dict[str, dict[str, Any]]:
+        """Per arm the microseconds from the end of the step before to the end of its own on the
+        GPU, while the host runs ahead; empty where it does not."""
+        us: dict[str, list[float]] = {arm: [] for arm in arms}
         tokens, batch = self.build(lens)
         ends = [torch.cuda.Event(enable_timing=True) for _ in range(1 + len(turns))]
         ends[0].record()
@@ -267,8 +277,8 @@ class Steps:
         self.runner.synchronize()
         if is_ahead:
             for arm, (before, end) in zip(turns, pairwise(ends), strict=True):
-                us[arm]["ahead_us"].append(before.elapsed_time(end) * 1e3)
-        return {arm: {name: each[WARM_TURNS:] for name, each in us[arm].items()} for arm in arms}
+                us[arm].append(before.elapsed_time(end) * 1e3)
+        return {arm: {"run_us": us[arm][WARM_TURNS:]} for arm in arms}
 
     def traced(self, lens: Sequence[int], arms: Arms) -> dict[str, dict[str, Any]]:
         """Per arm the kernels of a step, and their time in all."""
