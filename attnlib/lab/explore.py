@@ -30,6 +30,7 @@ from .source import (
     measure_missing,
     require_kinds,
     sources_of,
+    why_not_live,
 )
 from .view import View
 
@@ -51,7 +52,8 @@ INTRODUCTION = (
 def explore(model: str = "", **wishes: Any) -> "Explorer":
     """Controls and a view, to be shown by a notebook. Arguments are those of `attnlib.view`.
 
-    ValueError for an unknown model, study or argument; the view says if a size is not on record.
+    ValueError for an unknown model, study or argument, and for rounds where nothing can be
+    measured; the view says if a size is not on record.
     """
     known = [*DESCRIPTIONS, "machine", "rounds", "tp", "heads", "head_dim"]
     if unknown := [name for name in wishes if name not in known]:
@@ -59,6 +61,8 @@ def explore(model: str = "", **wishes: Any) -> "Explorer":
     require_kinds({**wishes, "model": model})
     layer = {name: wishes.pop(name) for name in ("tp", "heads", "head_dim") if name in wishes}
     model = layer_named(model, **layer)
+    if wishes.get("rounds") is not None and (reason := why_not_live(model)):
+        raise ValueError(f"rounds must be left out, got {wishes['rounds']}: {reason}")
     records, machine = wishes.get("records") or "", wishes.get("machine") or ""
     if machine or records not in ("", LIVE):
         find_source(model, records, machine)
@@ -86,6 +90,7 @@ class Explorer(w.VBox):
         self.rounds = w.BoundedIntText(
             wishes.get("rounds") or ROUNDS, min=1, max=100, description="Rounds", style=LABEL
         )
+        wishes["rounds"] = self.rounds.value  # within its bounds
         self.rounds.observe(partial(self._change, "rounds"), "value")
         self.measure = w.Button(description="Measure", button_style="primary", icon="play")
         self.measure.on_click(self.start)
