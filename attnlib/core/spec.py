@@ -23,8 +23,6 @@ MLA_TOKEN_BYTES = {"bfloat16": 2 * MLA_HEAD_DIM, "fp8-656": 656, "fp8-576": MLA_
 """Format of a cached token -> its bytes; `attnlib.kinds.mla.format` describes those of FP8."""
 MLA_SCALE = 2.0**-6
 """The one scale of an `fp8-576` cache: its values are multiplied by it."""
-DEEPSEEK_QK_DIM = 192
-"""Width of a DeepSeek-V2/V3 query head before weight absorption: 128 plain, 64 rotary."""
 
 MLA = "DeepSeek MLA"
 
@@ -126,8 +124,9 @@ class MlaSpec:
 
     @property
     def softmax_scale(self) -> float:
-        """1 / sqrt(192): the width of the query before absorption, not the 576 after it."""
-        return 1.0 / math.sqrt(DEEPSEEK_QK_DIM)
+        """1 / sqrt(192): the width of DeepSeek's query head before absorption, 128 plain and 64
+        rotary values, not the 576 after it."""
+        return 1.0 / math.sqrt(192)
 
     @property
     def token_bytes(self) -> int:

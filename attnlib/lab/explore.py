@@ -16,7 +16,6 @@ from ..draw.cards import STYLE, as_html, as_text
 from ..kinds.decode.case import DecodeCase
 from ..run.jobs import StoppedError
 from ..run.record import strip_folders
-from ..select.facts import gpu_of_capability
 from ..studies import STUDIES
 from .advise import advise
 from .source import (
@@ -225,9 +224,9 @@ class Explorer(w.VBox):
         try:
             if self.view is None or not isinstance(self.view.choice.case, DecodeCase):
                 raise ValueError("advice must be of a decode call that is shown; of MLA none is")
-            case, where = self.view.choice.case, self.view.machine
-            gpu = gpu_of_capability(where["compute_capability"])
-            self.advice.value = as_html(advise(case, gpu=gpu).card())
+            capability = self.view.machine["compute_capability"]  # 9.0 of sm90
+            gpu = f"sm{capability}".replace(".", "")
+            self.advice.value = as_html(advise(self.view.choice.case, gpu=gpu).card())
         except Exception as error:  # whatever it is: a callback that raises shows nothing
             self.advice.value = _problem(_words_of(error))
 

@@ -14,8 +14,8 @@ from ..kinds.item import Item
 from ..kinds.mla.case import MlaCase
 from ..run.pairs import TIMER
 from ..run.releases import Version
+from ..select.libraries import FLASHINFER as LIBRARY
 
-LIBRARY = "flashinfer"
 Layer = AttnSpec | str
 """A layer, or `MLA`."""
 BACKENDS: Mapping[str, Sequence[str]] = {

@@ -21,7 +21,8 @@ import torch
 from ...core.backends.table import family_of
 from ...core.spec import require_word
 from ...engines.arms import PREFIX, SGLANG
-from ...engines.sglang import NEWEST, require_release
+from ...engines.points import require_release
+from ...engines.sglang import NEWEST, OLDEST
 from ...measure.trace import kernel_family
 from ..base import Bench, Subject, oracle_fields
 from ..check import OracleCheck
@@ -101,7 +102,7 @@ class EngineSubject(Subject):
         if case.tp > gpus:
             return f"tp {case.tp} needs as many GPUs, here is {gpus}"
         try:
-            require_release(f"pip install sglang=={NEWEST}")
+            require_release(SGLANG, OLDEST, f"pip install sglang=={NEWEST}")
         except RuntimeError as error:
             return str(error)
         return ""

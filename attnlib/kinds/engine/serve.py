@@ -47,6 +47,7 @@ REPEATS = 5
 VOCABULARY = 9000
 """Prompts are made of the first words."""
 Arms = dict[str, dict[str, str]]
+Answers = dict[str, dict[str, Any]]
 State = tuple[torch.Tensor, Any]
 
 
@@ -185,12 +186,9 @@ class Steps:
         for arm in arms:  # the first time, this captures the arm's graphs
             self._switch(arms[arm])
         answers = self.checked(lens, arms)
-        if question["timer"] == "profiler":
-            measured = self.traced(lens, arms)
-        else:
-            turns = list(islice(cycle([*arms, *reversed(arms)]), added))
-            steps_us = self.timed_ahead if question["timer"] == "ahead" else self.timed
-            measured = steps_us(lens, arms, turns)
+        timers = {"host": self.timed, "ahead": self.timed_ahead, "profiler": self.traced}
+        turns = list(islice(cycle([*arms, *reversed(arms)]), added))
+        measured = timers[question["timer"]](lens, arms, turns)
         for arm in arms:
             answers[arm] |= measured[arm]
         return {"arms": answers, "calls": _calls_since(before)}
@@ -225,7 +223,7 @@ class Steps:
     def _switch(self, arm: dict[str, str]) -> None:
         self.graphs.use(**self.start | arm)
 
-    def checked(self, lens: Sequence[int], arms: Arms) -> dict[str, dict[str, Any]]:
+    def checked(self, lens: Sequence[int], arms: Arms) -> Answers:
         """Per arm the largest relative error of a request's logits, and a hash of all outputs."""
         tokens, batch = self.build(lens)
         with self._pytorch_attention():
@@ -245,9 +243,7 @@ class Steps:
             answers[arm] = {"error": error, "digest": digest.hexdigest()[:12]}
         return answers
 
-    def timed(
-        self, lens: Sequence[int], arms: Arms, turns: Sequence[str]
-    ) -> dict[str, dict[str, Any]]:
+    def timed(self, lens: Sequence[int], arms: Arms, turns: Sequence[str]) -> Answers:
         """Per arm the microseconds of its steps, one at a time, the host's time included."""
         us: dict[str, list[float]] = {arm: [] for arm in arms}
         tokens, batch = self.build(lens)
@@ -260,9 +256,7 @@ class Steps:
             us[arm].append((time.perf_counter() - start) * 1e6)
         return {arm: {"run_us": us[arm][WARM_TURNS:]} for arm in arms}
 
-    def timed_ahead(
-        self, lens: Sequence[int], arms: Arms, turns: Sequence[str]
-    ) -> dict[str, dict[str, Any]]:
+    def timed_ahead(self, lens: Sequence[int], arms: Arms, turns: Sequence[str]) -> Answers:
         """Per arm the microseconds from the end of the step before to the end of its own on the
         GPU, while the host runs ahead; empty where it does not."""
         us: dict[str, list[float]] = {arm: [] for arm in arms}
@@ -280,7 +274,7 @@ class Steps:
                 us[arm].append(before.elapsed_time(end) * 1e3)
         return {arm: {"run_us": us[arm][WARM_TURNS:]} for arm in arms}
 
-    def traced(self, lens: Sequence[int], arms: Arms) -> dict[str, dict[str, Any]]:
+    def traced(self, lens: Sequence[int], arms: Arms, turns: Sequence[str]) -> Answers:
         """Per arm the kernels of a step, and their time in all."""
         tokens, batch = self.build(lens)
         answers = {}
@@ -289,7 +283,7 @@ class Steps:
             nonlocal tokens
             tokens, _ = self.runner.decode(tokens, batch)
 
-        for arm in arms:
+        for arm in turns[: len(arms)]:
             self._switch(arms[arm])
             kernels = [kernel._asdict() for kernel in trace_kernels(step)]
             total = sum(kernel["gpu_us"] for kernel in kernels)
