@@ -53,7 +53,11 @@ def ceilings(frame: pd.DataFrame, needed: Sequence[str] = ("copy", "matmul")) ->
 def good_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
     """Records of one timer that are ok, not throttled and no A/A repeats; counts as integers."""
     good = (frame.timer == timer) & (frame.status == "ok") & ~frame.throttled & ~frame.repeat
-    return whole_counts(frame[good])
+    rows = frame[good]
+    # Cases that lack a count made floats of it in the frame.
+    floats = [rows[name] for name in COUNTS if name in rows and rows[name].dtype == float]
+    counts = {column.name: column.astype(int) for column in floats if column.notna().all()}
+    return rows.assign(**counts)
 
 
 def decode_rows(
@@ -62,14 +66,6 @@ def decode_rows(
     """`good_rows` of attention with heads, of one timer and (if named) one release."""
     rows = frame[frame.heads.notna()]
     return good_rows(rows if release is None else rows[rows.release == release], timer)
-
-
-def whole_counts(rows: pd.DataFrame) -> pd.DataFrame:
-    """`rows` with `COUNTS` as integers, which cases that lack them made floats in the frame."""
-    floats = [rows[name] for name in COUNTS if name in rows and rows[name].dtype == float]
-    return rows.assign(
-        **{column.name: column.astype(int) for column in floats if column.notna().all()}
-    )
 
 
 def cases_of(rows: pd.DataFrame) -> pd.DataFrame:

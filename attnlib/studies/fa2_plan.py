@@ -188,7 +188,7 @@ def slots_chart(case: DecodeCase, num_sms: int) -> charts.Figure:
     }
     note = f"schedule, not a measurement: {case.label}, {num_sms} SMs of {FA2_CTAS} slots"
     words = ("tokens that a slot has read", "slot: half an SM")
-    figure, axes = charts.panels([*works], (9.6, 5.0), note, words, share="y")
+    figure, axes = charts.panels([*works], (9.6, 5.0), note, words, share_y=True)
     for axis, work in zip(axes, works.values(), strict=True):
         colors = np.where(work.request % 2, style.SKY, style.PALE_BLUE)
         colors = np.where(work.request == longest, style.VERMILION, colors)
