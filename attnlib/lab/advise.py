@@ -124,11 +124,6 @@ class Advice(Shown):
         )
 
     @property
-    def gpus(self) -> str:
-        """The GPUs of the nearest batches."""
-        return ", ".join(dict.fromkeys(self.nearest.gpu))
-
-    @property
     def notes(self) -> list[str]:
         """What to mind: of the records, of the rule, of the engine."""
         layer, choice, nearest = self.layer, self.choice, self.nearest
@@ -143,7 +138,8 @@ class Advice(Shown):
         if choice.problem:
             notes.append(f"The rule's pick cannot run: {choice.problem}.")
         if choice.gpu != RECORDED_GPU:
-            notes.append(f"No batch is on record of {choice.gpu}: these are of {self.gpus}.")
+            gpus = ", ".join(dict.fromkeys(nearest.gpu))
+            notes.append(f"No batch is on record of {choice.gpu}: these are of {gpus}.")
         for name, words in NAMES.items():
             recorded, value = sorted({*nearest[name]}), kernel_of(layer)[name]
             if value not in recorded:
@@ -168,6 +164,7 @@ class Advice(Shown):
         ran = f", here {self.ours}" if self.ours not in ("", choice.backend) else ""
         near, far = nearest.distance.iloc[0], nearest.distance.iloc[-1]
         days = " to ".join(dict.fromkeys((nearest.day.min(), nearest.day.max())))
+        gpus = ", ".join(dict.fromkeys(nearest.gpu))
         this_call = []
         groups = [*self.same.groupby(["study", "gpu", "timer"], sort=False)]
         for (study, on, timer), rows in sorted(groups, key=lambda group: -len(group[1])):
@@ -177,10 +174,7 @@ class Advice(Shown):
             (f"rule of {choice.library}", choice.picked + ("" if choice.inner else ran)),
             ("decided by", f"{choice.decided_by.why} ({choice.decided_by.source})"),
             ("nearest batches", f"{len(nearest)}, distance {near:.2f} to {far:.2f}"),
-            (
-                "measured on",
-                f"{self.gpus}, FlashInfer {nearest.release.iloc[0]}, L2 cold, {days}",
-            ),
+            ("measured on", f"{gpus}, FlashInfer {nearest.release.iloc[0]}, L2 cold, {days}"),
             *this_call[:SHOWN_CALLS],
         ]
 

@@ -26,7 +26,6 @@ CELL_TIMEOUT_S = 1800
 SIDE_BY_SIDE = 2
 """Notebooks that replay at the same time; on a GPU they run one after the other."""
 README_FIGURE = ROOT / "data" / "figures" / "fa3_decode_slowdown.png"
-KEPT_METADATA = ("kernelspec",)
 MACHINE_TAG = "nbval-ignore-output"
 LEFT_OUT = "(depends on the machine: run the notebook)"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -114,7 +113,7 @@ def write_notebook(path: Path, notebook: NotebookNode) -> None:
     """Write an executed notebook, whole or not at all, without metadata of this machine."""
     import nbformat
 
-    notebook.metadata = {name: notebook.metadata[name] for name in KEPT_METADATA}
+    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
     write_whole(path, f"{nbformat.writes(notebook)}\n".encode())
 
 
