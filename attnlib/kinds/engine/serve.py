@@ -182,7 +182,7 @@ class Steps:
                 "refused": f"a case must fit into {room} tokens of cache and {self.max_context} of "
                 f"a request, got {tokens} and {longest}"
             }
-        before = dict(STATE.calls)
+        before = STATE.calls.copy()
         for arm in arms:  # the first time, this captures the arm's graphs
             self._switch(arms[arm])
         answers = self.checked(lens, arms)
@@ -191,7 +191,9 @@ class Steps:
         measured = timers[question["timer"]](lens, arms, turns)
         for arm in arms:
             answers[arm] |= measured[arm]
-        return {"arms": answers, "calls": _calls_since(before)}
+        # An arm that runs at capture alone keeps its count.
+        calls = {name: count - before[name] or count for name, count in STATE.calls.items()}
+        return {"arms": answers, "calls": calls}
 
     def build(self, lens: Sequence[int]) -> State:
         """Requests that hold `lens` tokens, and the next token of each: the same each time."""
@@ -347,14 +349,6 @@ def token_digest(tokens: Sequence[Sequence[int]]) -> str:
     if len(hashes) <= 8:
         return "-".join(hashes)
     return hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:12]
-
-
-def _calls_since(before: dict[str, int]) -> dict[str, int]:
-    """Calls per arm since `before`; an arm that runs at capture alone keeps its count."""
-    calls = {}
-    for name, count in STATE.calls.items():
-        calls[name] = count - before.get(name, 0) or count
-    return calls
 
 
 def main(path: Path) -> None:
