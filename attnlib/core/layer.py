@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .spec import INT32_MAX, MLA, MODELS, AttnSpec, MlaSpec, require_int, require_word
+from .spec import INT32_MAX, MLA, AttnSpec, MlaSpec, require_int, require_word
 
 WHOLE_MODELS = {
     "Llama-2-7B": (32, 32, 128),
@@ -54,6 +54,11 @@ def _sizes_of_model(model: str, tp: int = 1) -> tuple[int, int, int]:
     if query % tp or (kv % tp and tp % kv):
         raise ValueError(f"tp must divide the heads of {model}, {query}/{kv}, got {tp}")
     return query // tp, max(1, kv // tp), head_dim
+
+
+USUAL = "Llama-3.1-8B", "Llama-3.1-70B at TP 8", "Qwen3-32B at TP 4", "Qwen3-0.6B", "Llama-2-7B"
+MODELS = {model: _sizes_of_model(model) for model in USUAL}
+"""Usual model -> the heads of one GPU: (num_qo_heads, num_kv_heads, head_dim)."""
 
 
 def parse_layer(

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import Field, dataclass, field
 from typing import Any
 
 INT32_MAX = 2**31 - 1
@@ -23,18 +23,8 @@ MLA_TOKEN_BYTES = {"bfloat16": 2 * MLA_HEAD_DIM, "fp8-656": 656, "fp8-576": MLA_
 """Format of a cached token -> its bytes; `attnlib.kinds.mla.format` describes those of FP8."""
 MLA_SCALE = 2.0**-6
 """The one scale of an `fp8-576` cache: its values are multiplied by it."""
-DEEPSEEK_QK_DIM = 192
-"""Width of a DeepSeek-V2/V3 query head before weight absorption: 128 plain, 64 rotary."""
 
 MLA = "DeepSeek MLA"
-MODELS = {
-    "Llama-3.1-8B": (32, 8, 128),
-    "Llama-3.1-70B at TP 8": (8, 1, 128),
-    "Qwen3-32B at TP 4": (16, 2, 128),
-    "Qwen3-0.6B": (16, 8, 128),
-    "Llama-2-7B": (32, 32, 128),
-}
-"""Model -> the heads of one GPU: (num_qo_heads, num_kv_heads, head_dim)."""
 
 
 class Grouped:
@@ -134,8 +124,9 @@ class MlaSpec:
 
     @property
     def softmax_scale(self) -> float:
-        """1 / sqrt(192): the width of the query before absorption, not the 576 after it."""
-        return 1.0 / math.sqrt(DEEPSEEK_QK_DIM)
+        """1 / sqrt(192): the width of DeepSeek's query head before absorption, 128 plain and 64
+        rotary values, not the 576 after it."""
+        return 1.0 / math.sqrt(192)
 
     @property
     def token_bytes(self) -> int:
@@ -183,6 +174,16 @@ def require_word(name: str, value: Any, words: Collection[str] | Collection[int]
     """ValueError listing `words` unless `value` is one of them."""
     if value not in [*words]:  # a list: an unhashable value cannot be looked up in a dict
         raise ValueError(f"{name} must be one of {', '.join(map(str, words))}, got {value!r}")
+
+
+def require_types(declared: Iterable[Field[Any]], values: Mapping[str, Any]) -> None:
+    """ValueError unless the value of each field, or its default, is of its very type: no bool for
+    an int."""
+    for each in declared:
+        value = values.get(each.name, each.default)
+        if type(value) is not each.type:
+            wanted = getattr(each.type, "__name__", each.type)
+            raise ValueError(f"{each.name} must be of type {wanted}, got {value!r}")
 
 
 def require_lengths(

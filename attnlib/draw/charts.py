@@ -15,12 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-VERDICTS = {
-    "slower": Look(style.VERMILION, "^"),
-    "faster": Look(style.BLUE, "v"),
-    "same": Look(style.GREEN, "o"),
-    "ambiguous": Look(style.OTHER, "D"),
-}
 FURNITURE_INCHES = 1.2
 """Height of a figure beside its panels: title, ticks, labels and footer."""
 DOT_POINTS = 4
@@ -40,19 +34,18 @@ def panels(
     words: tuple[str, str] = ("", ""),
     *,
     title: str = "",
-    share: str = "",
+    share_y: bool = False,
 ) -> tuple[Figure, list[Axes]]:
     """A figure of `size` inches with a panel per title in a row, and its footer.
 
     `source` is the frame of the records drawn, or a line where there are none. `words` label the x
-    axis of each panel and the y axis of the first. `share` names the axes that panels share.
+    axis of each panel and the y axis of the first; with `share_y` all panels have that one.
     """
     import matplotlib.pyplot as plt
 
     style.apply()
-    shared = {"sharex": "x" in share, "sharey": "y" in share}
     figure, grid = plt.subplots(
-        1, len(titles), figsize=size, layout="constrained", squeeze=False, **shared
+        1, len(titles), figsize=size, layout="constrained", squeeze=False, sharey=share_y
     )
     axes = list(grid[0])
     for axis, panel_title in zip(axes, titles, strict=True):
@@ -100,7 +93,7 @@ def dots(
             s=DOT_POINTS**2,
             color=look.color,
             marker=look.marker,
-            label=look.label or str(name),
+            label=str(name),
             zorder=ABOVE_LINES,
         )
 
@@ -109,7 +102,7 @@ def medians(rows: pd.DataFrame, x: str, *, panel: str, names: Sequence[str]) -> 
     """Median time over column `x`, a panel per value of `panel`, a line per backend of `names`."""
     parts = dict(iter(rows.groupby(panel)))
     titles, words = [f"{panel} {value:,}" for value in parts], (x, "us (log)")
-    figure, axes = panels(titles, (11, 3.4), rows, words, share="y")
+    figure, axes = panels(titles, (11, 3.4), rows, words, share_y=True)
     for axis, part in zip(axes, parts.values(), strict=True):
         for name, look in style.looks(names).items():
             line = part[part.backend == name].groupby(x).run_us.median()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
 """Okabe and Ito's palette: distinct for all common kinds of colour blindness."""
-BLUE, VERMILION, GREEN, _, ORANGE, SKY, _ = PALETTE
+BLUE, VERMILION, _, _, ORANGE, SKY, _ = PALETTE
 SHAPES = ("o", "^", "s", "D", "v", "P", "X")
 """A marker for each colour of the palette, for print in grey."""
 PALE_BLUE = "#BFDDF0"
@@ -45,11 +45,10 @@ SPARSE_FROM = 1000
 
 
 class Look(NamedTuple):
-    """How a name is drawn: colour, marker, and `label` in legends (else the name)."""
+    """How a name is drawn."""
 
     color: str
     marker: str
-    label: str = ""
 
 
 UNNAMED = Look(OTHER, "D")

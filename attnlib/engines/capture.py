@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.spec import AttnSpec
+from ..core.spec import AttnSpec, require_types
 
 EVERY = 10
 """One step in so many of each mode is captured, the first one included."""
@@ -92,10 +92,9 @@ def read(path: str | Path) -> list[Step]:
         if not line.strip():
             continue
         try:
-            steps.append(Step(**json.loads(line)))
-            for field in fields(Step):
-                if type(value := getattr(steps[-1], field.name)) is not field.type:
-                    raise TypeError(f"{field.name} must be of {field.type}, got {value!r}")
+            form = json.loads(line)
+            steps.append(Step(**form))
+            require_types(fields(Step), form)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}:{number} must be a captured step, got {error!r}") from None
     return steps

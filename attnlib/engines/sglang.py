@@ -69,11 +69,6 @@ def use(**arms: str) -> None:
     STATE.arms.update(arms)
 
 
-def require_release(remedy: str) -> str:
-    """The installed release; RuntimeError with `remedy` unless it is `OLDEST` or later."""
-    return points.require_release(SGLANG, OLDEST, remedy)
-
-
 def _hook(release: str) -> None:
     """Hook what STATE needs and nothing else; a hook imports the module that it hooks."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType

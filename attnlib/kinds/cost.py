@@ -19,7 +19,6 @@ class Ceilings:
 
     copy_gbps: float
     matmul_tflops: float
-    num_sms: int
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,6 @@ class CallCost:
     io_bytes: int
     flops: int
     cache_bytes: int
-
-    def floor_us(self, ceilings: Ceilings) -> float:
-        """Microseconds the bytes take at the measured copy bandwidth."""
-        return self.io_bytes / (ceilings.copy_gbps * 1e3)
 
 
 def attention_cost(

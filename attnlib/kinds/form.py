@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import Field, field, fields, is_dataclass
 from typing import Any, ClassVar, Self
 
-from ..core.spec import LATER
+from ..core.spec import LATER, require_types
 
 
 def later(default: Any) -> Any:
@@ -48,10 +48,7 @@ class NamedCase:
                 f"a {cls.__name__} must have the fields {sorted(needed)}, got {sorted(form)}"
             )
         case: Self = _build(cls, form)
-        for f in allowed:
-            value, wanted = form.get(f.name, f.default), getattr(f.type, "__name__", "")
-            if type(value).__name__ != wanted:
-                raise ValueError(f"{f.name} must be of type {wanted}, got {value!r}")
+        require_types(allowed, form)
         return case
 
 

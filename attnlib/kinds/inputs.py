@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.batch import DecodeBatch, PagedKV, require_tensor
+from ..core.batch import DecodeBatch, PagedKV
 from ..core.spec import AttnSpec
 from .lengths import shuffled_pages
 
@@ -42,12 +42,3 @@ def normal_values(shape: tuple[int, ...], dtype: str, generator: torch.Generator
     wanted = getattr(torch, dtype)
     drawn = torch.bfloat16 if wanted.itemsize == 1 else wanted
     return torch.randn(shape, dtype=drawn, device=generator.device, generator=generator).to(wanted)
-
-
-def require_inputs(q: torch.Tensor, kv: PagedKV, batch: DecodeBatch, *, rows: int) -> None:
-    """ValueError unless `q` [rows, num_qo_heads, head_dim] and the pages of `kv` fit the batch."""
-    spec = batch.spec
-    page = (None, spec.page_size, spec.num_kv_heads, spec.head_dim)
-    require_tensor("q", q, (rows, spec.num_qo_heads, spec.head_dim), spec.dtype)
-    require_tensor("k_cache", kv.k_cache, page, spec.kv_dtype)
-    require_tensor("v_cache", kv.v_cache, page, spec.kv_dtype)

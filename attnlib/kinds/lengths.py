@@ -23,12 +23,6 @@ import numpy as np
 
 from ..core.spec import LENGTHS
 
-SKEW = 32
-"""In a skewed batch the short requests have kv_len / SKEW tokens."""
-CHAT_MEDIAN, CHAT_SIGMA, CHAT_LEAST = 1200, 1.0, 16
-LONG_EVERY = 16
-"""In a retrieval batch one request in 16 is long."""
-
 
 def sample_seq_lens(case: Any) -> np.ndarray:
     """Lengths [bs] int32 of a case that has `batch_size`, `kv_len`, `lengths` and `seed`.
@@ -39,20 +33,20 @@ def sample_seq_lens(case: Any) -> np.ndarray:
         return explicit_lengths(case.lengths)
     longest, batch, rng = case.kv_len, case.batch_size, np.random.default_rng(case.seed)
     if case.lengths == "chat":
-        drawn = np.clip(CHAT_MEDIAN * rng.lognormal(0, CHAT_SIGMA, batch), CHAT_LEAST, None)
+        drawn = np.clip(1200 * rng.lognormal(0, 1.0, batch), 16, None)
         return np.clip(drawn, 1, longest).astype(np.int32)
     if case.lengths == "agents":
         return np.clip(longest * 10 ** -rng.random(batch), 1, longest).astype(np.int32)
     low, high = {
         "fixed": (longest, longest),
         "ragged": (1, longest),
-        "skewed": (longest // SKEW, longest // SKEW),
+        "skewed": (longest // 32, longest // 32),
         "retrieval": (longest // 64, longest // 32),
         "one_long": (longest // 512, longest // 128),
     }[case.lengths]
     lens = rng.integers(max(1, low), max(1, high) + 1, batch, dtype=np.int32)
     if case.lengths == "retrieval":
-        lens[1 + rng.permutation(batch - 1)[: max(0, batch // LONG_EVERY - 1)]] = longest
+        lens[1 + rng.permutation(batch - 1)[: max(0, batch // 16 - 1)]] = longest
     lens[0] = longest
     return lens
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 
 import numpy as np
@@ -30,7 +30,7 @@ from ..run.study import in_about
 from ..select import Call, Choice, explain
 from ..select.facts import gpu_named
 from ..select.libraries import AUTO, find
-from ..studies import STUDIES, plan_rivals, random_batches
+from ..studies import PACE, STUDIES, plan_rivals, random_batches
 from ..studies.next_step import OTHER_KERNEL, features, kernel_of
 from .source import ROUNDS
 
@@ -67,12 +67,17 @@ class Advice(Shown):
     has_sinks: bool = False
     runs: Mapping[str, str] | None = None
 
+    @cached_property
+    def times(self) -> pd.DataFrame:
+        """Median us of the nearest batches, a column per backend that is on record of one."""
+        recorded = self.nearest.dropna(axis=1, how="all")
+        return recorded[[name for name in SHOWN if name in recorded]]
+
     @property
     def ours(self) -> str:
-        """The column of `nearest` that is what the rule chose, or the empty string; where vLLM's
+        """The column of `times` that is what the rule chose, or the empty string; where vLLM's
         build of a kernel is not on record, another build of it."""
-        times = self.nearest.dropna(axis=1, how="all")
-        return next((name for name in _builds(self.choice) if name in times), "")
+        return next((name for name in _builds(self.choice) if name in self.times), "")
 
     @property
     def command(self) -> str:
@@ -87,8 +92,7 @@ class Advice(Shown):
         """A row per backend, best first, over the nearest batches: in how many it is the fastest,
         its time over that of the rule's backend (geometric mean, least and most), its worst time
         over the fastest, and as what the engine has it."""
-        times = self.nearest.dropna(axis=1, how="all")
-        times = times[[name for name in SHOWN if name in times]]
+        times = self.times
         over_best = times.div(times.min(axis=1), axis=0)
         table = {"fastest in": times.idxmin(axis=1).value_counts()}
         if self.ours:
@@ -104,78 +108,92 @@ class Advice(Shown):
         rows = rows.astype({"fastest in": int}).sort_values("mean of time / best")
         return rows.rename_axis("backend").reset_index()
 
-    def card(self) -> Card:
-        """The rule, what other backends would change, the nearest batches, how to measure."""
-        decided, first = self.choice.decided_by, self.nearest.iloc[0]
-        gpus = ", ".join(dict.fromkeys(self.nearest.gpu))
-        ran = f", here {self.ours}" if self.ours not in ("", self.choice.backend) else ""
-        picked = self.choice.picked + ("" if self.choice.inner else ran)
-        near, far = self.nearest.distance.iloc[0], self.nearest.distance.iloc[-1]
-        days = " to ".join(dict.fromkeys((self.nearest.day.min(), self.nearest.day.max())))
-        count = f"{len(self.lengths)} request{'s' * (len(self.lengths) > 1)}"
-        heads = f"{self.layer.heads} heads, head_dim {self.layer.head_dim}, {count}"
-        notes = ["Recorded times, not predictions."]
-        if self.nearest.day.min() < PRESENT_PLANNER:
-            notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
-        if self.choice.refused_page:
-            words = f"takes pages of {self.choice.pages}, not of {self.choice.refused_page}"
-            notes.append(f"{self.choice.backend} of {self.choice.library} {words}.")
-        if near > OTHER_KERNEL:
-            notes.append(f"Nothing near is on record: the nearest batch is at distance {near:.1f}.")
-        if self.choice.problem:
-            notes.append(f"The rule's pick cannot run: {self.choice.problem}.")
-        if self.choice.gpu != RECORDED_GPU:
-            notes.append(f"No batch is on record of {self.choice.gpu}: these are of {gpus}.")
-        for name, words in NAMES.items():
-            recorded, value = sorted({*self.nearest[name]}), kernel_of(self.layer)[name]
-            if value not in recorded:
-                words = f"{words} {value}: these are of {', '.join(map(str, recorded))}"
-                notes.append(f"No batch near it is on record of {words}.")
-        if self.layer.window or self.has_sinks:
-            notes.append("No batch has a window or sinks, and the last line measures without.")
-        if not self.ours:
-            notes.append(f"No batch near it is on record of {self.choice.kernel or 'the pick'}.")
-        table = self.table()
-        lacked = sorted({*table.backend, *self.same.backend} - {*(self.runs or ())})
-        if self.runs is not None and lacked:
-            where = f"{self.choice.library} on {self.choice.gpu}"
-            notes.append(f"Not in {where}: {', '.join(lacked)}.")
-        if self.layer.page_size % 16:
-            words = f"Left out, as they refuse pages of {self.layer.page_size}"
-            notes.append(f"{words}: {', '.join(plan_rivals.PAGES_OF_16)}.")
-        groups = [*self.same.groupby(["study", "gpu", "timer"], sort=False)]
-        this_call = []
-        for (study, on, timer), rows in sorted(groups, key=lambda group: -len(group[1])):
-            times = ", ".join(f"{row.backend} {row.us:.1f}" for row in rows.itertuples())
-            this_call.append((f"in {study}", f"this call, {on}, {timer}, us: {times}"))
-        batches = self.nearest.head(SHOWN_BATCHES)
-        best = [batches[name] for name in SHOWN if name in batches]
-        rows = pd.DataFrame(
+    @property
+    def batches(self) -> pd.DataFrame:
+        """The few that are nearest of all, in words: the fastest backend of each and its time."""
+        batches, times = self.nearest.head(SHOWN_BATCHES), self.times.head(SHOWN_BATCHES)
+        return pd.DataFrame(
             {
                 "batch": [case.key for case in batches.case],
                 "distance": batches.distance.map("{:.2f}".format),
-                "fastest": pd.concat(best, axis=1).idxmin(axis=1),
-                "us": pd.concat(best, axis=1).min(axis=1).map("{:.1f}".format),
+                "fastest": times.idxmin(axis=1),
+                "us": times.min(axis=1).map("{:.1f}".format),
                 "rounds": batches.rounds,
                 "spread": batches.spread.map("{:.1%}".format).where(batches.rounds > 1, "-"),
             }
         )
+
+    @property
+    def notes(self) -> list[str]:
+        """What to mind: of the records, of the rule, of the engine."""
+        layer, choice, nearest = self.layer, self.choice, self.nearest
+        notes = ["Recorded times, not predictions."]
+        if nearest.day.min() < PRESENT_PLANNER:
+            notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
+        if choice.refused_page:
+            words = f"takes pages of {choice.pages}, not of {choice.refused_page}"
+            notes.append(f"{choice.backend} of {choice.library} {words}.")
+        if (near := nearest.distance.iloc[0]) > OTHER_KERNEL:
+            notes.append(f"Nothing near is on record: the nearest batch is at distance {near:.1f}.")
+        if choice.problem:
+            notes.append(f"The rule's pick cannot run: {choice.problem}.")
+        if choice.gpu != RECORDED_GPU:
+            gpus = ", ".join(dict.fromkeys(nearest.gpu))
+            notes.append(f"No batch is on record of {choice.gpu}: these are of {gpus}.")
+        for name, words in NAMES.items():
+            recorded, value = sorted({*nearest[name]}), kernel_of(layer)[name]
+            if value not in recorded:
+                words = f"{words} {value}: these are of {', '.join(map(str, recorded))}"
+                notes.append(f"No batch near it is on record of {words}.")
+        if layer.window or self.has_sinks:
+            notes.append("No batch has a window or sinks, and the last line measures without.")
+        if not self.ours:
+            notes.append(f"No batch near it is on record of {choice.kernel or 'the pick'}.")
+        lacked = sorted({*self.times, *self.same.backend} - {*(self.runs or ())})
+        if self.runs is not None and lacked:
+            notes.append(f"Not in {choice.library} on {choice.gpu}: {', '.join(lacked)}.")
+        if layer.page_size % 16:
+            words = f"Left out, as they refuse pages of {layer.page_size}"
+            notes.append(f"{words}: {', '.join(plan_rivals.PAGES_OF_16)}.")
+        return notes
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """The rule's pick and why, which batches those are, and records of this very call."""
+        choice, nearest = self.choice, self.nearest
+        ran = f", here {self.ours}" if self.ours not in ("", choice.backend) else ""
+        near, far = nearest.distance.iloc[0], nearest.distance.iloc[-1]
+        days = " to ".join(dict.fromkeys((nearest.day.min(), nearest.day.max())))
+        gpus = ", ".join(dict.fromkeys(nearest.gpu))
+        this_call = []
+        groups = [*self.same.groupby(["study", "gpu", "timer"], sort=False)]
+        for (study, on, timer), rows in sorted(groups, key=lambda group: -len(group[1])):
+            times = ", ".join(f"{row.backend} {row.us:.1f}" for row in rows.itertuples())
+            this_call.append((f"in {study}", f"this call, {on}, {timer}, us: {times}"))
+        return [
+            (f"rule of {choice.library}", choice.picked + ("" if choice.inner else ran)),
+            ("decided by", f"{choice.decided_by.why} ({choice.decided_by.source})"),
+            ("nearest batches", f"{len(nearest)}, distance {near:.2f} to {far:.2f}"),
+            ("measured on", f"{gpus}, FlashInfer {nearest.release.iloc[0]}, L2 cold, {days}"),
+            *this_call[:SHOWN_CALLS],
+        ]
+
+    def card(self) -> Card:
+        """The rule, what other backends would change, the nearest batches, how to measure."""
+        layer, table = self.layer, self.table()
+        count = f"{len(self.lengths)} request{'s' * (len(self.lengths) > 1)}"
+        heads = f"{layer.heads} heads, head_dim {layer.head_dim}, {count}"
+        time = in_about((ROUNDS, ROUNDS * len(BACKENDS)), paces=[PACE])
         return Card(
             title=f"decode, {heads}, {sum(self.lengths):,} tokens",
-            notes=notes,
-            facts=[
-                (f"rule of {self.choice.library}", picked),
-                ("decided by", f"{decided.why} ({decided.source})"),
-                ("nearest batches", f"{len(self.nearest)}, distance {near:.2f} to {far:.2f}"),
-                ("measured on", f"{gpus}, FlashInfer {first.release}, L2 cold, {days}"),
-                *this_call[:SHOWN_CALLS],
-            ],
+            notes=self.notes,
+            facts=self.facts,
             table=in_words(table, dict.fromkeys(table.select_dtypes("float"), ".3f")),
             caption="backends among the nearest recorded batches",
             footer=f"distance: sum of differences of log2({FEATURES})",
-            more=[("the nearest of them", rows)],
+            more=[("the nearest of them", self.batches)],
             code=self.command,
-            code_caption=f"Measure this call on a GPU{in_about((ROUNDS, ROUNDS * len(BACKENDS)))}:",
+            code_caption=f"Measure this call on a GPU{time}:",
         )
 
 

@@ -18,7 +18,6 @@ import pandas as pd
 from ..core.backends.table import family_of, role_of
 from ..draw import charts, style
 from ..draw.cards import Card, Shown, in_words
-from ..measure.stats import FASTER, SLOWER
 from ..measure.steps import Step
 from .diagnosis import TIMES, Diagnosis, calls_in, read_diagnosis, without
 from .patterns import PATTERNS
@@ -80,7 +79,7 @@ class TraceChange(Shown):
         words = (f"{', '.join(self.kinds)}: after - before, us a step (as traced)", "")
         figure, (axis,) = charts.panels([title], (9, 1.2 + 0.3 * len(rows)), self.origin, words)
         change = rows["after - before"]
-        colors = [charts.VERDICTS[SLOWER if us > 0 else FASTER].color for us in change]
+        colors = [style.VERMILION if us > 0 else style.BLUE for us in change]
         bars = axis.barh(range(len(rows)), change, color=colors)
         axis.bar_label(bars, fmt="{:+,.1f}", padding=3, fontsize=7)
         axis.margins(x=0.15)

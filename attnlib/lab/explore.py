@@ -16,7 +16,6 @@ from ..draw.cards import STYLE, as_html, as_text
 from ..kinds.decode.case import DecodeCase
 from ..run.jobs import StoppedError
 from ..run.record import strip_folders
-from ..select.facts import gpu_of_capability
 from ..studies import STUDIES
 from .advise import advise
 from .source import (
@@ -30,6 +29,7 @@ from .source import (
     measure_missing,
     require_kinds,
     sources_of,
+    why_not_live,
 )
 from .view import View
 
@@ -51,7 +51,8 @@ INTRODUCTION = (
 def explore(model: str = "", **wishes: Any) -> "Explorer":
     """Controls and a view, to be shown by a notebook. Arguments are those of `attnlib.view`.
 
-    ValueError for an unknown model, study or argument; the view says if a size is not on record.
+    ValueError for an unknown model, study or argument, and for rounds where nothing can be
+    measured; the view says if a size is not on record.
     """
     known = [*DESCRIPTIONS, "machine", "rounds", "tp", "heads", "head_dim"]
     if unknown := [name for name in wishes if name not in known]:
@@ -59,6 +60,8 @@ def explore(model: str = "", **wishes: Any) -> "Explorer":
     require_kinds({**wishes, "model": model})
     layer = {name: wishes.pop(name) for name in ("tp", "heads", "head_dim") if name in wishes}
     model = layer_named(model, **layer)
+    if wishes.get("rounds") is not None and (reason := why_not_live(model)):
+        raise ValueError(f"rounds must be left out, got {wishes['rounds']}: {reason}")
     records, machine = wishes.get("records") or "", wishes.get("machine") or ""
     if machine or records not in ("", LIVE):
         find_source(model, records, machine)
@@ -86,6 +89,7 @@ class Explorer(w.VBox):
         self.rounds = w.BoundedIntText(
             wishes.get("rounds") or ROUNDS, min=1, max=100, description="Rounds", style=LABEL
         )
+        wishes["rounds"] = self.rounds.value  # within its bounds
         self.rounds.observe(partial(self._change, "rounds"), "value")
         self.measure = w.Button(description="Measure", button_style="primary", icon="play")
         self.measure.on_click(self.start)
@@ -220,9 +224,9 @@ class Explorer(w.VBox):
         try:
             if self.view is None or not isinstance(self.view.choice.case, DecodeCase):
                 raise ValueError("advice must be of a decode call that is shown; of MLA none is")
-            case, where = self.view.choice.case, self.view.machine
-            gpu = gpu_of_capability(where["compute_capability"])
-            self.advice.value = as_html(advise(case, gpu=gpu).card())
+            capability = self.view.machine["compute_capability"]  # 9.0 of sm90
+            gpu = f"sm{capability}".replace(".", "")
+            self.advice.value = as_html(advise(self.view.choice.case, gpu=gpu).card())
         except Exception as error:  # whatever it is: a callback that raises shows nothing
             self.advice.value = _problem(_words_of(error))
 

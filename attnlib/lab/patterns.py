@@ -254,8 +254,24 @@ def outside_graph(trace: Trace, step: Step) -> Evidence | None:
     return Evidence(text, idle) if idle > GRAPH_GAP_US * len(step.body) else None
 
 
+SHOWS: dict[str, Callable[[Trace, Step], Evidence | None]] = {
+    "fa3_decodes": fa3_decodes,
+    "schedule_per_layer": schedule_per_layer,
+    "metadata_op_by_op": metadata_op_by_op,
+    "fa2_unsplit": fa2_unsplit,
+    "triton_unsplit": triton_unsplit,
+    "wide_tiles": wide_tiles,
+    "cuda_cores_large_group": cuda_cores_large_group,
+    "lengths_copied": lengths_copied,
+    "host_plans": host_plans,
+    "whole_table_copied": whole_table_copied,
+    "old_schedule": old_schedule,
+    "old_plan": old_plan,
+    "outside_graph": outside_graph,
+}
+"""Key in data/patterns.yaml -> what shows the pattern."""
 PATTERNS = tuple(
-    Pattern(shows=globals()[key], **row)
+    Pattern(shows=SHOWS[key], **row)
     for key, row in yaml.safe_load((DATA / "patterns.yaml").read_text()).items()
 )
 """In the order of data/patterns.yaml."""

@@ -32,7 +32,7 @@ from ..run.store import data_root
 DEVICES = ("auto", "cuda", "cpu")
 CALLS, WARM_UP = 10, 3
 NOT_RECORDED = {"note", "spans", "packed_trace"}
-RECORDED_KINDS = ("kernel", "memcpy", "memset", "call")
+RECORDED_KINDS = ("kernel", "memcpy", "memset")
 FORMATS = dict.fromkeys(("us", "us each", "shortest", "longest"), ",.2f")
 BLIND = (
     "torch.profiler saw no CUDA call, not even its own: is CUPTI in use by another tool? "
@@ -153,13 +153,6 @@ class Profile(Shown):
         return whole.resolve()
 
     @property
-    def headline(self) -> str:
-        """What ran, in a line."""
-        if self.device == "cuda":
-            return f"{self.launches:g} kernels a call, {self.time_us:,.1f} us on the GPU"
-        return f"{self.launches:g} CPU operators a call, no kernels"
-
-    @property
     def origin(self) -> str:
         """Where it comes from: machine, torch, day, how often it ran."""
         where = self.machine["gpu"] or f"CPU, {self.threads} threads"
@@ -171,8 +164,11 @@ class Profile(Shown):
         """The table, and what it does not hold."""
         table = self.table()
         share = (100 * table.share).map("{:.1f} %".format)
+        ran = f"{self.launches:g} CPU operators a call, no kernels"
+        if self.device == "cuda":
+            ran = f"{self.launches:g} kernels a call, {self.time_us:,.1f} us on the GPU"
         return Card(
-            title=f"{self.name}: {self.headline}",
+            title=f"{self.name}: {ran}",
             notes=[self.note] if self.note else [],
             facts=self._facts(),
             table=in_words(table.assign(share=share), FORMATS | {self.launch_word: "g"}),

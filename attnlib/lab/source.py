@@ -18,8 +18,8 @@ import pandas as pd
 from packaging.version import Version
 
 from ..core.backends.table import BACKENDS, COMPARED
-from ..core.layer import name_of, parse_layer
-from ..core.spec import LENGTHS, MLA, MODELS, AttnSpec, MlaSpec, require_int, require_word
+from ..core.layer import MODELS, name_of, parse_layer
+from ..core.spec import LENGTHS, MLA, AttnSpec, MlaSpec, require_int, require_word
 from ..kinds.decode.case import DecodeCase
 from ..kinds.item import Item
 from ..kinds.mla.case import MlaCase

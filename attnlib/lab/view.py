@@ -133,8 +133,9 @@ class View(Shown):
         if isinstance(self.limit, str):
             return {}
         cost = self.choice.case.cost
+        bytes_us = cost.io_bytes / (self.limit.copy_gbps * 1e3)
         flops_us = cost.flops / (self.limit.matmul_tflops * 1e6)
-        bounds = {"bytes": cost.floor_us(self.limit), "FLOPs": flops_us}
+        bounds = {"bytes": bytes_us, "FLOPs": flops_us}
         return {name: us for name, us in bounds.items() if math.isfinite(us)}
 
     @property

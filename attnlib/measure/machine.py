@@ -7,7 +7,7 @@ import os
 import platform
 import runpy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,8 @@ def describe_versions(distributions: Iterable[str]) -> dict[str, str]:
     """Versions of Python, CUDA and of the `distributions` that are installed; loads none."""
     versions = {"python": platform.python_version()}
     for name in distributions:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     spec = importlib.util.find_spec("torch")
     if "torch" in versions and spec and spec.origin:
         torch = runpy.run_path(str(Path(spec.origin).with_name("version.py")))

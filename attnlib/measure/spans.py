@@ -1,11 +1,11 @@
-"""What a trace holds: spans of work on lanes, and the gaps between them. Needs no torch.
+"""What a trace holds: spans of work, and the gaps between them. Needs no torch.
 
 A trace is the dict of a Chrome trace file, as torch.profiler (Kineto) exports it. Of its events
 
 | category | becomes |
 |---|---|
-| `kernel`, `gpu_memcpy`, `gpu_memset` | GPU work, a lane per stream |
-| `cpu_op` | an operator, a lane per thread; never a kernel |
+| `kernel`, `gpu_memcpy`, `gpu_memset` | GPU work |
+| `cpu_op` | an operator; never a kernel |
 | `cuda_runtime`, `cuda_driver` | the launch that GPU work carries the correlation id of |
 | `user_annotation` named `CALL` | one call of the profiled function, on the host |
 
@@ -46,22 +46,20 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One thing that ran: a kernel, memcpy, memset, operator, launch or call (`kind`).
+    """One thing that ran: a kernel, memcpy, memset or operator (`kind`), or a wait or mark.
 
-    `call` is the profiled call that launched it. `depth` is 0 for what no other operator called,
-    and `self_us` its time less that of the operators it called. `launch` is the correlation id
-    that all work of one launch shares: several kernels where the launch was of a CUDA graph.
-    GPU work has the kernel's whole `symbol`, `grid` and `block`, and what a copy moved.
+    `call` is the profiled call that launched it, and `self_us` its time less that of the operators
+    it called. `launch` is the correlation id that all work of one launch shares: several kernels
+    where the launch was of a CUDA graph. GPU work has the kernel's whole `symbol`, `grid` and
+    `block`, and what a copy moved.
     """
 
     kind: str
     name: str
-    lane: str
     start_us: float
     length_us: float
     self_us: float
     call: int = NO_CALL
-    depth: int = 0
     launch: int = -1
     in_graph: bool = False
     symbol: str = ""
@@ -96,22 +94,21 @@ def read_spans(trace: Mapping[str, Any]) -> tuple[Span, ...]:
     marks = sorted(marked, key=lambda event: event["ts"])
     if not marks:
         raise ValueError(f"trace must mark each call as {CALL!r}, it marks none")
-    calls = _Calls(marks[0]["ts"], [])
-    for number, mark in enumerate(marks):
-        calls.spans.append(replace(calls.span(mark, "call", "host"), call=number))
-    work, launches = _gpu_work(events, calls)
-    spans = [*calls.spans, *launches, *work, *_operators(events, calls, marks[0]["tid"])]
-    return tuple(sorted(spans, key=lambda span: (span.start_us, span.depth)))
+    origin = marks[0]["ts"]
+    starts = [mark["ts"] - origin for mark in marks]
+    ends = [start + mark["dur"] for start, mark in zip(starts, marks, strict=True)]
+    calls = _Calls(origin, starts, ends)
+    spans = [*_gpu_work(events, calls), *_operators(events, calls)]
+    return tuple(sorted(spans, key=lambda span: span.start_us))
 
 
-def work_span(event: Event, start_us: float, lane: str) -> Span:
+def work_span(event: Event, start_us: float) -> Span:
     """The span of an event of GPU work, of no call yet."""
     name, args, length_us = sys.intern(event["name"]), event.get("args") or {}, float(event["dur"])
     launch = args.get("correlation")
     return Span(
         kind=GPU_WORK[event["cat"]],
         name=short_name(name),
-        lane=lane,
         start_us=start_us,
         length_us=length_us,
         self_us=length_us,
@@ -173,7 +170,7 @@ def operators(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def busy_us(spans: Iterable[Span]) -> float:
-    """Microseconds in which at least one of `spans` ran, on whatever lane."""
+    """Microseconds in which at least one of `spans` ran."""
     busy, until = 0.0, float("-inf")
     for span in sorted(spans, key=lambda span: span.start_us):
         busy += max(0.0, span.end_us - max(span.start_us, until))
@@ -207,74 +204,59 @@ class _Calls(NamedTuple):
     """The calls that a trace marks; `origin` is the start of the first on the trace's clock."""
 
     origin: float
-    spans: list[Span]
+    starts: list[float]
+    ends: list[float]
 
     def at(self, us: float) -> int:
         """Number of the call that the host was in at that time."""
         number = self.before(us)
-        return number if number >= 0 and us <= self.spans[number].end_us else NO_CALL
+        return number if number >= 0 and us <= self.ends[number] else NO_CALL
 
     def before(self, us: float) -> int:
         """Number of the last call that had started by then."""
-        return bisect_right(self.spans, us, key=lambda span: span.start_us) - 1
-
-    def span(self, event: Event, kind: str, lane: str) -> Span:
-        """The span of an event; its call is the one that the host was in at its start."""
-        start, length = event["ts"] - self.origin, event.get("dur", 0.0)
-        return Span(kind, event["name"], lane, start, length, length, self.at(start))
+        return bisect_right(self.starts, us) - 1
 
 
-def _gpu_work(events: list[Event], calls: _Calls) -> tuple[list[Span], list[Span]]:
-    """GPU work that the calls launched, and those launches.
+def _gpu_work(events: list[Event], calls: _Calls) -> list[Span]:
+    """GPU work that the calls launched.
 
     Work without a known launch is counted for the last call that had started.
     """
-    launches: dict[int, Span] = {}
+    launches: dict[int, Event] = {}
     # Of nested API calls with one correlation id the first, the outer one, is the launch.
     for event in sorted((e for e in events if e.get("cat") in LAUNCHES), key=lambda e: e["ts"]):
-        correlation = event.get("args", {}).get("correlation", -1)
-        launches.setdefault(correlation, calls.span(event, "launch", "host"))
-    work = [event for event in events if event.get("cat") in GPU_WORK]
-    devices = {event["args"].get("device", 0) for event in work}
+        launches.setdefault(event.get("args", {}).get("correlation", -1), event)
     spans = []
-    for event in work:
-        args = event["args"]
-        device = f"GPU {args.get('device', 0)}, " if len(devices) > 1 else ""
-        lane = f"{device}stream {args.get('stream', '?')}"
-        span = work_span(event, event["ts"] - calls.origin, lane)
+    for event in (event for event in events if event.get("cat") in GPU_WORK):
+        span = work_span(event, event["ts"] - calls.origin)
         launch = launches.get(span.launch)
-        number = launch.call if launch else calls.before(span.start_us)
-        in_graph = span.in_graph or (launch is not None and "GraphLaunch" in launch.name)
+        number = calls.at(launch["ts"] - calls.origin) if launch else calls.before(span.start_us)
+        in_graph = span.in_graph or (launch is not None and "GraphLaunch" in launch["name"])
         if number != NO_CALL:
             spans.append(replace(span, call=number, in_graph=in_graph))
-    used = {span.launch for span in spans}
-    return spans, [launch for number, launch in launches.items() if number in used]
+    return spans
 
 
-def _operators(events: list[Event], calls: _Calls, main_thread: int) -> list[Span]:
+def _operators(events: list[Event], calls: _Calls) -> list[Span]:
     threads: dict[int, list[Span]] = defaultdict(list)
-    for event in events:
-        if event.get("cat") == "cpu_op" and calls.at(event["ts"] - calls.origin) != NO_CALL:
-            threads[event["tid"]].append(calls.span(event, "operator", "main thread"))
-    nested = _nested(threads.pop(main_thread, []))
-    for number, tid in enumerate(sorted(threads), 2):
-        nested += [replace(span, lane=f"thread {number}") for span in _nested(threads[tid])]
-    return nested
+    for event in (event for event in events if event.get("cat") == "cpu_op"):
+        start, length = event["ts"] - calls.origin, event.get("dur", 0.0)
+        if (number := calls.at(start)) != NO_CALL:
+            span = Span("operator", event["name"], start, length, length, number)
+            threads[event["tid"]].append(span)
+    return [span for spans in threads.values() for span in _nested(spans)]
 
 
 def _nested(spans: list[Span]) -> list[Span]:
-    """The spans of one thread with their depth, and their own time less their children's."""
+    """The spans of one thread with their own time, less their children's; callers come first."""
     ordered = sorted(spans, key=lambda span: (span.start_us, -span.length_us))
-    self_us, depths = [span.length_us for span in ordered], []
+    self_us = [span.length_us for span in ordered]
     callers: list[int] = []
     for place, span in enumerate(ordered):
         while callers and ordered[callers[-1]].end_us <= span.start_us + TICK_US:
             callers.pop()
         if callers:
             self_us[callers[-1]] -= span.length_us
-        depths.append(len(callers))
         callers.append(place)
-    return [
-        replace(span, self_us=max(0.0, time), depth=depth)
-        for span, time, depth in zip(ordered, self_us, depths, strict=True)
-    ]
+    times = zip(ordered, self_us, strict=True)
+    return [replace(span, self_us=max(0.0, time)) for span, time in times]

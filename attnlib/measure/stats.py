@@ -96,12 +96,17 @@ def judge_ratios(pairs: Sequence[Pair], *, not_slower: float = 0.0, looks: int =
     """
     sides = [_paired(pair) for pair in pairs]
     margins = np.array([not_slower or margin_of(min(map(median, pair))) for pair in sides])
-    means = _moderated([np.log(a / b) for a, b in sides])
-
-    edges = np.log1p(margins)
+    means, edges = _moderated([np.log(a / b) for a, b in sides]), np.log1p(margins)
 
     def word(row: int, low: float, high: float) -> str:
-        return _word_of_ratio(means.mean[row], low, high, edges[row], not_slower > 0)
+        mean, edge = means.mean[row], edges[row]
+        if high < 0 and mean < -edge:
+            return FASTER
+        if low > 0 and mean > edge:
+            return SLOWER
+        if not_slower and high <= edge:
+            return NOT_SLOWER
+        return SAME if -edge <= low and high <= edge else AMBIGUOUS
 
     verdicts = _by_holm(means, word, looks)
     low, high = means.interval(CONFIDENCE)
@@ -149,17 +154,6 @@ def _paired(pair: Pair) -> tuple[Floats, Floats]:
             f"got {len(a)} and {len(b)}"
         )
     return a, b
-
-
-def _word_of_ratio(mean: float, low: float, high: float, edge: float, not_slower: bool) -> str:
-    """The verdict on a log ratio with its interval; `edge` is the log of 1 + margin."""
-    if high < 0 and mean < -edge:
-        return FASTER
-    if low > 0 and mean > edge:
-        return SLOWER
-    if not_slower and high <= edge:
-        return NOT_SLOWER
-    return SAME if -edge <= low and high <= edge else AMBIGUOUS
 
 
 def _by_holm(means: _Means, word: Callable[[int, float, float], str], looks: int = 1) -> list[str]:

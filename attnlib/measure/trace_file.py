@@ -10,7 +10,6 @@ import json
 import os
 import re
 import sqlite3
-import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -225,16 +224,15 @@ def _kept(path: Path, source: str, gpus: Gpus, events: Iterable[Mapping[str, Any
         # Where a file has several, which ran or launched it (SGLang's `[TP0] 7`).
         process = pid.partition("]")[0] if isinstance(pid, str) and pid.startswith("[") else ""
         if category in GPU_WORK:
-            lane = sys.intern(f"stream {args.get('stream', '?')}")
             device = args.get("device", event.get("pid"))
-            work[process, device].append(work_span(event, start, lane))
+            work[process, device].append(work_span(event, start))
         elif category in LAUNCHES and "Synchronize" in name:
-            waits[process].append(Span("wait", name, "", start, length, length))
+            waits[process].append(Span("wait", name, start, length, length))
         elif category in LAUNCHES and launch is not None:
             launched[process][launch] = start
             graphs[process] |= {launch} if "GraphLaunch" in name else set()
         elif category == "user_annotation" and name.startswith(MARKS):
-            marks[process].append(Span("mark", name, "", start, length, length))
+            marks[process].append(Span("mark", name, start, length, length))
     if not any(span.kind == "kernel" for spans in work.values() for span in spans):
         raise ValueError(
             f"{path} has no kernel of a GPU: profile with ProfilerActivity.CUDA, or nsys with "

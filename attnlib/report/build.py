@@ -26,7 +26,6 @@ CELL_TIMEOUT_S = 1800
 SIDE_BY_SIDE = 2
 """Notebooks that replay at the same time; on a GPU they run one after the other."""
 README_FIGURE = ROOT / "data" / "figures" / "fa3_decode_slowdown.png"
-KEPT_METADATA = ("kernelspec",)
 MACHINE_TAG = "nbval-ignore-output"
 LEFT_OUT = "(depends on the machine: run the notebook)"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -74,9 +73,10 @@ def render_notebook(path: Path, notebook: NotebookNode, names: Sequence[str]) ->
     from nbformat.v4 import new_output
 
     note: Any = new_output("stream", name="stdout", text=LEFT_OUT)
-    for cell in notebook.cells if mode() == "replay" else ():
-        if MACHINE_TAG in cell.metadata.get("tags", ()):  # or two machines build two reports
-            cell.outputs = [note]
+    is_replay = mode() == "replay"
+    for cell in notebook.cells:
+        if is_replay and MACHINE_TAG in cell.metadata.get("tags", ()):
+            cell.outputs = [note]  # or two machines build two reports
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     fragment = notebook_fragment(notebook, path.stem, shown=names)
     return Page(path.stem, fragment, tuple(studies_in(code)))
@@ -113,7 +113,7 @@ def write_notebook(path: Path, notebook: NotebookNode) -> None:
     """Write an executed notebook, whole or not at all, without metadata of this machine."""
     import nbformat
 
-    notebook.metadata = {name: notebook.metadata[name] for name in KEPT_METADATA}
+    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
     write_whole(path, f"{nbformat.writes(notebook)}\n".encode())
 
 

@@ -47,17 +47,17 @@ def ceilings(frame: pd.DataFrame, needed: Sequence[str] = ("copy", "matmul")) ->
         if rows.empty and name in needed:
             raise ValueError(f"frame must hold a {name!r} ceiling measured ok, it has none")
         rates[name] = float((rows.work_per_call / rows.run_us).median())
-    return Ceilings(
-        copy_gbps=rates["copy"] / 1e3,
-        matmul_tflops=rates["matmul"] / 1e6,
-        num_sms=int(frame.num_sms.max()),
-    )
+    return Ceilings(copy_gbps=rates["copy"] / 1e3, matmul_tflops=rates["matmul"] / 1e6)
 
 
 def good_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
     """Records of one timer that are ok, not throttled and no A/A repeats; counts as integers."""
     good = (frame.timer == timer) & (frame.status == "ok") & ~frame.throttled & ~frame.repeat
-    return whole_counts(frame[good])
+    rows = frame[good]
+    # Cases that lack a count made floats of it in the frame.
+    floats = [rows[name] for name in COUNTS if name in rows and rows[name].dtype == float]
+    counts = {column.name: column.astype(int) for column in floats if column.notna().all()}
+    return rows.assign(**counts)
 
 
 def decode_rows(
@@ -66,20 +66,6 @@ def decode_rows(
     """`good_rows` of attention with heads, of one timer and (if named) one release."""
     rows = frame[frame.heads.notna()]
     return good_rows(rows if release is None else rows[rows.release == release], timer)
-
-
-def by_design(rows: pd.DataFrame, designs: dict[str, str]) -> pd.DataFrame:
-    """`rows` with the design's name for `backend`, and the release of a library with several."""
-    names = rows.backend.map(designs) + rows.release.map(lambda r: f" {r}" if r else "")
-    return rows.assign(backend=names)
-
-
-def whole_counts(rows: pd.DataFrame) -> pd.DataFrame:
-    """`rows` with `COUNTS` as integers, which cases that lack them made floats in the frame."""
-    floats = [rows[name] for name in COUNTS if name in rows and rows[name].dtype == float]
-    return rows.assign(
-        **{column.name: column.astype(int) for column in floats if column.notna().all()}
-    )
 
 
 def cases_of(rows: pd.DataFrame) -> pd.DataFrame:

@@ -7,6 +7,5 @@ library's releases, data/rules/*.yaml, and `explain` walks them.
 from .explain import Choice, explain
 from .facts import GPUS, MODES, Call
 from .libraries import LIBRARIES
-from .rules import Reason
 
-__all__ = ["GPUS", "LIBRARIES", "MODES", "Call", "Choice", "Reason", "explain"]
+__all__ = ["GPUS", "LIBRARIES", "MODES", "Call", "Choice", "explain"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 
 from ..core.backends.limits import LATENT_MODES
-from ..core.layer import name_of
-from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec, require_word
+from ..core.layer import MODELS, name_of
+from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec, require_word
 from .explain import Choice, explain
 from .facts import DECODE_MODES, GPUS, Call, decided
 from .libraries import AUTO, find

@@ -38,11 +38,6 @@ def gpu_named(text: str) -> str:
     raise ValueError(f"gpu must be one of {known}, got {text!r}")
 
 
-def gpu_of_capability(capability: str) -> str:
-    """The key of `GPUS` of a compute capability as machines record it: sm90 of 9.0."""
-    return f"sm{capability}".replace(".", "")
-
-
 DECODE_MODES = ("decode", *LATENT_MODES)
 PREFILL_MODES = ("prefill_paged", "target_verify", "draft_extend", "dllm_extend", "prefill_ragged")
 DRAFT_MODES = ("target_verify", "draft_extend")

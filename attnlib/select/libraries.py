@@ -114,10 +114,9 @@ class Library:
         kept = [row for row in (*self.limits, *self.problems) if names & {*row.then}]
         rows += [row for row in (*self.resolves, *kept) if row.speaks_of(known)]
         shared = limits.tested(mode) if self.name == FLASHINFER else set()
-        of_auto = {fact for row in auto for when in row.when for fact in when.tests}
         settled = set.intersection(*({*row.sets} for row in to_auto)) if to_auto else set()
-        of_rows = {fact for row in rows for when in row.when for fact in when.tests}
-        return frozenset(shared | of_rows | of_auto - settled)
+        of_auto = set[str]().union(*(row.tests for row in auto)) - settled
+        return frozenset(shared.union(of_auto, *(row.tests for row in rows)))
 
     def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
         """Every row that keeps `backend` from running the call."""

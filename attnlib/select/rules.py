@@ -104,6 +104,11 @@ class Rule:
     source: str
     sets: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def tests(self) -> set[str]:
+        """The facts that its conditions test."""
+        return {fact for when in self.when for fact in when.tests}
+
     def speaks_of(self, facts: Facts) -> bool:
         """Whether the row can match a call of which these facts alone are known."""
         return all(when.holds(facts) for when in self.when if when.tests <= facts.keys())

@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ..core.backends.limits import LATENT_MODES
-from ..core.layer import parse_layer, parse_lengths
-from ..core.spec import MLA, MLA_HEAD_DIM, MODELS, AttnSpec
+from ..core.layer import MODELS, parse_layer, parse_lengths
+from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec
 from .changes import FAILS, LATENT_PAGE, TOPK, changes, markdown
 from .explain import Choice, explain
 from .facts import GPUS, Call, decided, facts_of_model, gpu_named

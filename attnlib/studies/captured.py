@@ -9,6 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from ..core.spec import require_word
 from ..engines import capture
@@ -68,17 +69,12 @@ def study_of(path: Path) -> tuple[Study, str]:
         raise ValueError(f"{path} must hold a step that can be a case, got {omitted or 'none'}")
     decodes = tuple(case for case in counts if isinstance(case, DecodeCase))
     extends = tuple(case for case in counts if isinstance(case, ExtendCase))
-    grids = []
-    for chosen, backends, timers in (
-        (decodes, DECODES, ("graph", "graph-cold")),
-        (extends, EXTENDS, ("profiler",)),
-    ):
-        if chosen:
-            again = backends[:1]
-            grids.append(
-                Grid(chosen, backends, timers=timers, rounds=4, headline=True, again=again)
-            )
+    how: dict[str, Any] = {"rounds": 4, "headline": True}
+    grids = (
+        Grid(decodes, DECODES, timers=("graph", "graph-cold"), again=DECODES[:1], **how),
+        Grid(extends, EXTENDS, timers=("profiler",), again=EXTENDS[:1], **how),
+    )
     name = "captured_" + re.sub(r"[^a-z0-9]+", "_", path.stem.lower()).strip("_")
     question = f"Which backend is fastest on the steps of {path.name}?"
     command = f"python -m attnlib measure {shlex.quote(str(path))}"
-    return Study(name, question, tuple(grids), command=command), omitted
+    return Study(name, question, grids, command=command), omitted

@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from ..core.spec import AttnSpec
 from ..run import store
 from ..run.frame import good_rows, over, side_rows
 from ..run.study import record_machine
 from ..select import explain
+from ..select.models import yaml_loader
 from . import STUDIES
 
 CONFIRMED, REFUTED, PARTLY, OPEN = "confirmed", "refuted", "partly", "open"
@@ -90,10 +92,6 @@ class Judged:
 
 def load_claims(path: Path = CLAIMS) -> list[Claim]:
     """The claims of the file in order; ValueError names the claim that is not valid."""
-    import yaml
-
-    from ..select.libraries import yaml_loader
-
     ledger = yaml.load(path.read_text(encoding="utf-8"), yaml_loader())
     claims = [_claim(entry, ledger["sources"]) for entry in ledger["claims"]]
     repeated = [name for name, count in Counter(c.id for c in claims).items() if count > 1]

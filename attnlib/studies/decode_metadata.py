@@ -12,7 +12,7 @@ import pandas as pd
 
 from ..draw import charts
 from ..kinds.metadata.case import MetadataCase
-from ..run.frame import by_design, good_rows, intervals, over, times, whole_counts
+from ..run.frame import good_rows, intervals, over, times
 from ..run.study import Grid, Study
 
 IN_STEP_MACHINE = "nvidia-h200-54fb76dd"
@@ -79,8 +79,9 @@ def metadata_rows(
 
     `backend` is the design, so two releases of SGLang are two designs.
     """
-    rows = frame[(frame.builder == builder) & (frame.swa == windowed)]
-    return by_design(whole_counts(good_rows(rows, timer)), DESIGNS)
+    rows = good_rows(frame[(frame.builder == builder) & (frame.swa == windowed)], timer)
+    releases = rows.release.map(lambda release: f" {release}" if release else "")
+    return rows.assign(backend=rows.backend.map(DESIGNS) + releases)
 
 
 def design_times(rows: pd.DataFrame) -> pd.DataFrame:

@@ -25,26 +25,20 @@ from ..kinds.extend.case import ExtendCase
 from ..kinds.lengths import sample_seq_lens
 from ..kinds.plan.case import PlanCase
 from ..run.study import Grid, Study
+from .random_batches import SLOTS
 
 HEADS = (
     *((32, 8), (28, 4), (64, 8), (16, 2), (8, 1)),
     *((40, 8), (14, 2), (5, 1), (32, 32), (128, 8)),
 )
 PAGE_SIZES = (16, 1, 64)
-SLOTS = 2 * 132
-"""Of an H200, two blocks an SM."""
 MOST_KV_BYTES = 8 * 2**30
-MOST_TABLE = 64 * 2**20
-"""Entries of a page table."""
 LLAMA = AttnSpec(32, 8, 128, 16)
 
 
 def _fitted(case: DecodeCase) -> DecodeCase:
     """`case`, its longest request halved until the batch fits."""
-    while (
-        case.cost.kv_bytes > MOST_KV_BYTES
-        or case.batch_size * case.kv_len // case.spec.page_size > MOST_TABLE
-    ):
+    while case.cost.kv_bytes > MOST_KV_BYTES:
         case = replace(case, kv_len=case.kv_len // 2)
     return case
 
@@ -194,7 +188,7 @@ def slots_chart(case: DecodeCase, num_sms: int) -> charts.Figure:
     }
     note = f"schedule, not a measurement: {case.label}, {num_sms} SMs of {FA2_CTAS} slots"
     words = ("tokens that a slot has read", "slot: half an SM")
-    figure, axes = charts.panels([*works], (9.6, 5.0), note, words, share="y")
+    figure, axes = charts.panels([*works], (9.6, 5.0), note, words, share_y=True)
     for axis, work in zip(axes, works.values(), strict=True):
         colors = np.where(work.request % 2, style.SKY, style.PALE_BLUE)
         colors = np.where(work.request == longest, style.VERMILION, colors)

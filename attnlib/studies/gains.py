@@ -9,14 +9,15 @@ from typing import Any
 
 import pandas as pd
 
+from ..kinds.step.case import EACH, ONCE
 from ..measure.files import write_whole
 from ..run import store
 from ..run.frame import CUDA_CORES, FA2, FA3, decode_rows, good_rows, over
 from . import STUDIES
+from .random_batches import PLANNED
 
 PATH = Path(__file__).resolve().parents[1] / "data" / "gains.json"
 COLUMNS = ["heads", "head_dim", "page_size", "batch_size", "kv_len", "dtype", "kv_dtype"]
-PLANNED = "flashinfer-fa2-planned"
 PREPARE = "prepare_varlen_num_blocks"
 
 
@@ -64,7 +65,7 @@ def _prepares(frame: pd.DataFrame) -> pd.DataFrame:
         lambda kernels: sum(k.gpu_us for k in kernels if k.name.startswith(PREPARE))
     )
     wide = steps.assign(us=us).pivot_table("us", "case", "backend", "median", sort=False)
-    ratio = wide["flash-attn-3-step-each"] / wide["flash-attn-3-step-once"]
+    ratio = wide[EACH] / wide[ONCE]
     cases = steps.drop_duplicates("case").set_index("case").loc[ratio.index]
     return cases.assign(ratio=ratio).reset_index()
 

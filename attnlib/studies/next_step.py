@@ -19,7 +19,7 @@ from ..run.pairs import PREFIX, Comparison
 from ..run.releases import Version
 from ..run.study import in_about
 from ..select.libraries import FLASHINFER, LIBRARIES
-from . import STUDIES
+from . import PACE, STUDIES
 
 OTHER_KERNEL, GROUP_WEIGHT = 6.0, 3.0
 """The distance of another head_dim or element size, and the weight of a factor of two in query
@@ -42,7 +42,7 @@ def next_step(comparison: Comparison) -> str:
         return f"{comparison.looks[-1]} {words}"
     processes = (2 * comparison.looks[0], 2 * comparison.looks[-1])
     sweeps = [(count, count * len(items)) for count in processes]
-    return f"on a GPU the same command measures it{in_about(*sweeps)}"
+    return f"on a GPU the same command measures it{in_about(*sweeps, paces=[PACE])}"
 
 
 def why_not_run(item: Item[Any], both: tuple[str, str]) -> str:

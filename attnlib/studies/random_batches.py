@@ -15,7 +15,7 @@ from ..core.spec import AttnSpec
 from ..kinds.decode.case import DecodeCase
 from ..measure.stats import FASTER, NOT_SLOWER
 from ..run import store
-from ..run.frame import good_rows, over
+from ..run.frame import CUDA_CORES, FA2, FA3, good_rows, over
 from ..run.study import Grid, Study
 
 FP8 = "float8_e4m3fn"
@@ -52,8 +52,7 @@ MOST_KV_BYTES, LEAST_KV_BYTES = 4 * 2**30, 2**18
 """512 copies of a cache below 256 KiB do not fill an L2 of 60 MiB twice, so it cannot be cold."""
 SLOTS = 264
 """Blocks of fa2 that an H200 runs at once: past requests x KV heads = 264 its plan cuts nothing."""
-FA2, PLANNED, FA3 = "flashinfer-fa2", "flashinfer-fa2-planned", "flashinfer-fa3"
-CUDA_CORES, FLASH_ATTENTION = "flashinfer-cuda-cores", "flash-attn-3-precomputed"
+PLANNED, FLASH_ATTENTION = "flashinfer-fa2-planned", "flash-attn-3-precomputed"
 FLASHINFER = (FA2, PLANNED, FA3, CUDA_CORES)
 BACKENDS = (*FLASHINFER, FLASH_ATTENTION)
 COLD = "graph-cold"

@@ -12,7 +12,7 @@ import pandas as pd
 from ..core.spec import AttnSpec
 from ..draw import charts, style
 from ..kinds.decode.case import DecodeCase
-from ..kinds.step.case import StepCase
+from ..kinds.step.case import EACH, ONCE, StepCase
 from ..run import frame as frames
 from ..run.frame import decode_rows
 from ..run.study import Grid, Study
@@ -32,7 +32,6 @@ STEPS_32_80 = tuple(
     for layers, batch, kv_len in product((32, 80), (1, 16, 128), (2048, 8192))
 )
 STEPS_EAGER = tuple(_qwen_step(64, batch, 2048, 64) for batch in (1, 16, 64, 128))
-EACH, ONCE = "flash-attn-3-step-each", "flash-attn-3-step-once"
 WAYS = (EACH, ONCE)
 
 STUDY = Study(

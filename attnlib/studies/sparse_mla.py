@@ -13,7 +13,7 @@ import pandas as pd
 
 from ..core.spec import MlaSpec
 from ..kinds.mla.case import MlaCase
-from ..run.frame import good_rows, whole_counts
+from ..run.frame import good_rows
 from ..run.study import Grid, Study
 
 KERNELS = {
@@ -34,7 +34,6 @@ SHAPES = (
 OVERFLOW_MACHINE = "nvidia-h200-2ef2f3bb"
 EITHER_SIDE = tuple(MlaCase(MlaSpec(16, top_k=2048), batch, 131072) for batch in (56, 57))
 """7,340,032 and 7,471,104 tokens: on either side of the first token that wraps, 7,456,541."""
-SIZES = ["heads", "top_k", "batch_size", "kv_len"]
 
 
 def _grid(kv_format: str, backend: str) -> Grid:
@@ -75,5 +74,5 @@ def kernel_rows(frame: pd.DataFrame) -> pd.DataFrame:
     rows = good_rows(frame[frame.top_k.notna()], "graph-cold")
     names = [KERNELS[key] for key in zip(rows.kv_format, rows.backend, strict=True)]
     plain = [replace(case, spec=replace(case.spec, kv_format="bfloat16")) for case in rows.case]
-    rows = whole_counts(rows.assign(backend=names, case=plain).drop(columns=["heads", "kv_format"]))
+    rows = rows.assign(backend=names, case=plain).drop(columns=["heads", "kv_format"])
     return rows.rename(columns={"num_qo_heads": "heads"})

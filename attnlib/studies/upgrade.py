@@ -18,8 +18,8 @@ from typing import Any
 import pandas as pd
 
 from ..core.backends.table import COMPARED
-from ..core.layer import lengths_of_case, parse_layer, parse_lengths, sizes_given
-from ..core.spec import MLA, MODELS, AttnSpec
+from ..core.layer import MODELS, lengths_of_case, parse_layer, parse_lengths, sizes_given
+from ..core.spec import MLA, AttnSpec
 from ..draw.cards import Card, Shown, in_words
 from ..kinds.cases import parse_cases
 from ..kinds.decode.case import DecodeCase

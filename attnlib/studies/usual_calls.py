@@ -14,8 +14,8 @@ from ..kinds.item import Item
 from ..kinds.mla.case import MlaCase
 from ..run.pairs import TIMER
 from ..run.releases import Version
+from ..select.libraries import FLASHINFER as LIBRARY
 
-LIBRARY = "flashinfer"
 Layer = AttnSpec | str
 """A layer, or `MLA`."""
 BACKENDS: Mapping[str, Sequence[str]] = {
@@ -85,15 +85,11 @@ def items_of(cases: Sequence[Case], backends: Mapping[str, Sequence[str]]) -> li
 
 
 def calls_of(layer: Layer) -> list[Case]:
-    """The usual calls of a layer in each mode that it has (a ragged prefill has no pages).
-
-    A model's name stands for its layer with pages of 16 tokens; those of `MLA` have 64.
-    """
-    if layer == MLA:
+    """The usual calls of a layer in each mode that it has (a ragged prefill has no pages)."""
+    if not isinstance(layer, AttnSpec):
         return [MlaCase(MlaSpec(heads), *step) for heads in (128, 16) for step in STEPS]
-    spec = layer if isinstance(layer, AttnSpec) else parse_layer(model=layer)
-    cases: list[Case] = [DecodeCase(spec, *step) for step in STEPS]
+    cases: list[Case] = [DecodeCase(layer, *step) for step in STEPS]
     for name, q_len, batch, kv_len in EXTENDS:
-        paged = replace(spec, page_size=1) if name == "prefill_ragged" else spec
+        paged = replace(layer, page_size=1) if name == "prefill_ragged" else layer
         cases.append(ExtendCase(DecodeCase(paged, batch, kv_len), name, q_len))
     return cases

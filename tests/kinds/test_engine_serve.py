@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.sglang_code import installed, wheel_of
 
-from attnlib.core.spec import MODELS
+from attnlib.core.layer import MODELS
 from attnlib.engines import arms
 from attnlib.kinds.engine import serve
 from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, START
@@ -134,7 +134,7 @@ def engine(monkeypatch):
 
 def question(lens=(30, 7, 50), arms=FA3, steps=3, **changes):
     words = {arm: {ARMS[arm].variable: ARMS[arm].value} for arm in arms}
-    return {"lens": lens, "arms": words, "steps": steps, "trace": False} | changes
+    return {"lens": lens, "arms": words, "steps": steps, "timer": "host"} | changes
 
 
 def test_arms_are_checked_alone_and_then_alternate_there_and_back(engine):
@@ -142,19 +142,22 @@ def test_arms_are_checked_alone_and_then_alternate_there_and_back(engine):
     answer = steps.measure(question())
     ran = [arm for arm, _ in runner.steps]
     values = [ARMS[arm].value for arm in FA3]
-    checked, timed = 1 + serve.CHECKED * 5, (serve.WARM_TURNS + 3) * 5 * 2
+    checked, timed = 1 + serve.CHECKED * 5, (serve.WARM_TURNS + 3) * 5
     assert ran[:checked] == ["native", *(arm for arm in values for _ in range(serve.CHECKED))]
     there_and_back = [*values, *values[::-1]]
-    assert ran[checked:] == [there_and_back[n % (timed // 2) % 10] for n in range(timed)]
+    assert ran[checked:] == [there_and_back[n % 10] for n in range(timed)]
     assert {held for _, held in runner.steps[:checked:4]} >= {87}, "each arm from the same state"
     for arm in FA3:
         assert len(answer["arms"][arm]["run_us"]) == 3 and answer["arms"][arm]["error"] == 0
-        assert answer["arms"][arm]["ahead_us"] == [2000.0] * 3, "events are 2 ms apart"
     assert len({result["digest"] for result in answer["arms"].values()}) == 1
-    assert answer["calls"]["metadata=fused"] == serve.CHECKED + 2 * (serve.WARM_TURNS + 3)
+    assert answer["calls"]["metadata=fused"] == serve.CHECKED + serve.WARM_TURNS + 3
     assert answer["calls"]["schedule=layer"] == 1, "captured once"
+    ahead = steps.measure(question(timer="ahead"))["arms"]
+    assert all(ahead[arm]["run_us"] == [2000.0] * 3 for arm in FA3), "events are 2 ms apart"
+    assert [arm for arm, _ in runner.steps][2 * checked + timed :] == ran[checked:]
     Event.is_done = True
-    assert steps.measure(question(lens=(90, 4)))["arms"]["sglang"]["ahead_us"] == []
+    behind = steps.measure(question(lens=(90, 4), timer="ahead"))
+    assert behind["arms"]["sglang"]["run_us"] == []
     again = steps.measure(question())
     assert again["arms"]["sglang"]["digest"] == answer["arms"]["sglang"]["digest"]
     graphs = {id(runner) for runner, _ in steps.graphs._sets.values()}
@@ -232,7 +235,7 @@ def test_a_traced_step_has_kernels_and_their_time_and_no_other(engine, monkeypat
         return (Kernel("a", 2.0, 5.0), Kernel("b", 1.0, 1.5))
 
     monkeypatch.setattr(serve, "trace_kernels", trace)
-    answer = steps.measure(question(trace=True))["arms"]["sglang-fused"]
+    answer = steps.measure(question(timer="profiler"))["arms"]["sglang-fused"]
     assert answer["run_us"] == [6.5]
     assert answer["kernels"][0] == {"name": "a", "launches": 2.0, "gpu_us": 5.0}
 

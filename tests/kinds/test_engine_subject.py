@@ -35,9 +35,11 @@ print('{{"ready": true}}', flush=True)
 for line in sys.stdin:
     question = json.loads(line)
     {case}
-    us = [10.0 + n for n in range(question["steps"])]
-    result = {{"error": 0.01, "digest": "same", "run_us": us, "ahead_us": us[:2]}}
-    if question["trace"]:
+    us = [10.0 + n for n in range(question["steps"] - (question["timer"] == "ahead"))]
+    result = {{"error": 0.01, "digest": "same", "run_us": us}}
+    with open(os.environ["STARTS"] + ".asked", "a") as file:
+        file.write(question["timer"] + "\\n")
+    if question["timer"] == "profiler":
         result["kernels"] = [{{"name": "FlashAttnFwdSm90", "launches": 32.0, "gpu_us": 3.0}}]
     arms = {{arm: dict(result) for arm in question["arms"]}}
     words = [pair for arm in question["arms"].values() for pair in arm.items()]
@@ -107,6 +109,8 @@ def test_one_engine_serves_all_arms_that_take_turns_and_all_cases(subject, tmp_p
             assert (fields["oracle_error"], fields["oracle_budget"]) == (0.01, measure.BUDGET)
             assert engines.measure(item(arm, "ahead", case))["run_us"] == (10.0, 11.0)
     assert starts(tmp_path) == ["sglang once"]
+    asked = (tmp_path / "STARTS.asked").read_text().split()
+    assert asked == ["host", "ahead"] * 2, "an arm after another, each timer is asked once"
 
 
 def test_a_record_is_published_with_every_step_and_loaded_with_them(subject, make_record):
@@ -139,7 +143,8 @@ def test_a_traced_process_is_not_timed_again(subject, tmp_path):
     traced = engines.measure(item(timer="profiler"))
     assert (traced["kernel_family"], traced["kernels"][0]["launches"]) == ("flash-attn-3", 32.0)
     assert len(starts(tmp_path)) == 1
-    assert engines.measure(item())["status"] == "ok" and len(starts(tmp_path)) == 2
+    assert engines.measure(item(case=replace(CASE, batch_size=4)))["status"] == "ok"
+    assert len(starts(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(
@@ -148,11 +153,7 @@ def test_a_traced_process_is_not_timed_again(subject, tmp_path):
         ({"answer": "arms[FUSED]['digest'] = 'other'"}, "incorrect", "bit by bit, same, got oth"),
         ({"answer": "arms[FUSED]['error'] = float('inf')"}, "incorrect", "error inf over budget"),
         ({"answer": 'print(\'{"refused": "too long"}\', flush=True); continue'}, "refused", "long"),
-        (
-            {"answer": "arms[FUSED]['ahead_us'] = []"},
-            "refused",
-            "the host must run ahead of the GPU",
-        ),
+        ({"answer": "arms[FUSED]['run_us'] = []"}, "refused", "the host must run ahead of"),
         ({"case": "raise MemoryError('no room')"}, "error", "status 1; MemoryError: no room$"),
         ({"case": "print('ValueError: first\\nlast', file=sys.stderr); sys.exit(1)"},)
         + ("error", "status 1; ValueError: first / last"),
@@ -167,7 +168,7 @@ def test_what_goes_wrong_in_an_engine_is_a_record_that_says_how(
 ):
     monkeypatch.setattr(measure, "START_S", 0.3 if "start" in code and status == "timeout" else 20)
     monkeypatch.setattr(measure, "CASE_S", 0.5 if status == "timeout" else 20)
-    timer = "ahead" if "ahead" in str(code) else "host"
+    timer = "ahead" if "run_us" in str(code) else "host"
     fields = subject(**code).measure(item("sglang-fused", timer))
     assert fields["status"] == status and not fields.get("run_us")
     assert re.search(reason, fields["reason"]), fields["reason"]

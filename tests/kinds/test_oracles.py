@@ -1,6 +1,5 @@
 """The oracles against second ones, written otherwise: decode, extend and MLA."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
 from support.workloads import MASKS, exact, extend_case, work_of
 
-from attnlib.core.batch import PagedKV
 from attnlib.core.spec import MLA_TOKEN_BYTES, AttnSpec, MlaSpec
 from attnlib.kinds.check import worst_row_error
 from attnlib.kinds.decode.case import DecodeCase
@@ -146,29 +144,3 @@ def test_only_the_weights_are_rounded_and_not_their_sum():
     work.kv.v_cache.fill_(1.0)
     assert float((exact(work) - 1).abs().max()) < 1e-12
     assert float((exact(work, torch.bfloat16) - 1).abs().max()) > 1e-6
-
-
-def cache(*, page_size=16, dtype=torch.bfloat16):
-    return torch.zeros(3, page_size, 2, 64, dtype=dtype)
-
-
-@pytest.mark.parametrize(
-    ("argument", "got", "change"),
-    [
-        ("q", "[4, 3, 64]", {"q": torch.zeros(4, 3, 64).bfloat16()}),
-        ("q", "[2, 4, 64]", {"q": torch.zeros(2, 4, 64).bfloat16()}),
-        ("q", "float32", {"q": torch.zeros(3, 4, 64)}),
-        ("k_cache", "[3, 8, 2, 64]", {"kv": PagedKV(cache(page_size=8), cache(page_size=8))}),
-        ("k_cache", "float16", {"kv": PagedKV(cache(dtype=torch.float16), cache())}),
-        ("v_cache", "float32", {"kv": PagedKV(cache(), cache(dtype=torch.float32))}),
-    ],
-)
-def test_tensors_that_do_not_fit_the_batch_are_refused(argument, got, change):
-    with pytest.raises(ValueError, match=rf"^{argument} must be .* got .*{re.escape(got)}"):
-        exact(replace(work_of(CASE), **change))
-
-
-def test_queries_must_be_those_of_the_requests():
-    work = work_of(extend_case(CACHED, "prefill_paged"))
-    with pytest.raises(ValueError, match=r"^q must be \[28, 6, 16\] bfloat16, got \[27,"):
-        exact(replace(work, q=work.q[1:]))

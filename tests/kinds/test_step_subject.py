@@ -10,8 +10,8 @@ from attnlib.kinds.base import Bench
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.mismatch.case import MismatchCase
-from attnlib.kinds.step.case import StepCase
-from attnlib.kinds.step.measure import BACKENDS, StepSubject, run_layers
+from attnlib.kinds.step.case import EACH, ONCE, StepCase
+from attnlib.kinds.step.measure import StepSubject, run_layers
 
 LAYERS_OF = (AttnSpec(16, 2, 128, 16, window=n) for n in (0, 90))
 STEP, LOCAL = (StepCase(DecodeCase(spec, 5, 300, "ragged"), 4) for spec in LAYERS_OF)
@@ -34,7 +34,7 @@ def test_without_the_library_a_case_is_refused_with_what_to_install(backend, cas
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="stand-in and interpreter run on the CPU")
 @pytest.mark.parametrize("case", [STEP, LOCAL], ids=["whole", "window"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", (EACH, ONCE))
 def test_every_way_of_making_a_step_gives_the_right_output(backend, case, fake_fa3):
     work, caches, judge = StepSubject(Bench("cpu", {"l2_mib": 0.01}, {})).prepare(case)
     for _ in range(2):
@@ -44,7 +44,7 @@ def test_every_way_of_making_a_step_gives_the_right_output(backend, case, fake_f
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", (EACH, ONCE))
 def test_a_step_is_right_and_launches_what_its_name_says(backend):
     if reason := backends.unavailable("flash-attn-3"):
         pytest.skip(reason)

@@ -9,8 +9,8 @@ import pytest
 
 import attnlib
 from attnlib import AttnSpec, cli
-from attnlib.core.layer import WHOLE_MODELS, parse_layer, parse_lengths, words_of_lengths
-from attnlib.core.spec import ELEMENT_BYTES, MODELS, MlaSpec
+from attnlib.core.layer import MODELS, WHOLE_MODELS, parse_layer, parse_lengths, words_of_lengths
+from attnlib.core.spec import ELEMENT_BYTES, MlaSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.lab.advise import neighbour_loss, recorded_calls
 from attnlib.select.facts import GPUS, Call

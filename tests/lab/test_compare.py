@@ -18,7 +18,7 @@ def made(times, *, device="cuda", machine=GPU, host_us=50.0):
     spans, clock = [], 0.0
     for call in range(calls):
         for name, length in ((name, us) for name, every in times.items() for us in every[call]):
-            spans.append(Span(kind, name, "7", clock, length, length, call, 0, launch=len(spans)))
+            spans.append(Span(kind, name, clock, length, length, call, launch=len(spans)))
             clock += length + 1.0
     told = {"name": "made by hand", "note": "", "threads": 1, "torch_version": "0"}
     ran = {"taken_at": "2026-01-02T03:04:05+00:00", "calls": calls, "ran": calls}

@@ -137,6 +137,8 @@ def test_without_a_gpu_it_shows_why_and_leaves_the_records_to_be_chosen(
 def test_an_argument_that_is_none_lists_those_that_are(published_records):
     with pytest.raises(ValueError, match="explore takes model, .*head_dim; got 'colour'"):
         explore(colour=1)
+    with pytest.raises(ValueError, match="rounds must be left out, got 500: ATTNLIB_MODE=replay"):
+        explore(rounds=500)
 
 
 def test_on_a_gpu_it_opens_to_measure_there(instant_jobs, monkeypatch):
@@ -158,6 +160,7 @@ def test_on_a_gpu_it_opens_to_measure_there(instant_jobs, monkeypatch):
     assert "Measured 6 items." in explorer.status.value, "no ceilings again"
     explorer.rounds.value = 4
     assert "rounds=4" in explorer.shown.value
+    assert "rounds=100" in explore(MODEL, rounds=500).shown.value, "the most that it offers"
 
 
 def test_an_error_of_any_kind_is_shown_and_not_raised(published, monkeypatch):

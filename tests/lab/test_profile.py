@@ -145,7 +145,7 @@ class TestOnAGpu:
         with pytest.raises(RuntimeError, match="can be captured"):
             attnlib.profile(lambda: y.sum().item(), cuda_graph=True)
 
-    def test_copies_are_work_too_and_streams_are_lanes(self, y):
+    def test_copies_are_work_too_on_whatever_stream(self, y):
         side = torch.cuda.Stream()
 
         def step():
@@ -158,7 +158,7 @@ class TestOnAGpu:
 
         taken = attnlib.profile(step, calls=3)
         assert taken.table().kernel.str.startswith("Memcpy DtoH").any()
-        assert len({span.lane for span in taken.work}) == 2
+        assert taken.launches == 3
 
     def test_a_callable_without_kernels_is_told_apart_and_operators_can_be_asked_for(self, y):
         taken = attnlib.profile(softmax_of_a_product, X, calls=2)

@@ -43,8 +43,9 @@ def test_a_trace_that_marks_no_call_is_refused():
 
 
 def test_times_count_from_the_first_call():
-    calls = read(call(1000), call(1500, 40))
-    assert [(s.start_us, s.end_us, s.call) for s in calls] == [(0, 100, 0), (500, 540, 1)]
+    ran = [event("cpu_op", "aten::mm", start, 5) for start in (1010, 1530)]
+    spans = read(call(1000), call(1500, 40), *ran)
+    assert [(s.start_us, s.end_us, s.call) for s in spans] == [(10, 15, 0), (530, 535, 1)]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_a_kernel_belongs_to_the_call_that_launched_it(launched, numbers):
     launches = [launch(start, correlation=5) for start in launched]
     late = work(*launches, call(0.0), call(140.0), kernel("late", 150.0, 10.0, correlation=5))
     assert [span.call for span in late] == numbers
-    assert {(span.lane, span.launch) for span in late} <= {("stream 7", 5)}
+    assert {span.launch for span in late} <= {5}
 
 
 def test_gpu_work_is_kernels_copies_and_fills_by_short_names_with_what_they_ran_on():
@@ -98,10 +99,11 @@ def test_kernels_of_a_graph_share_one_launch_and_say_so(launched_by, graph, in_g
     assert [(span.in_graph, span.launch) for span in ran] == [(in_graph, 1)] * 3
 
 
-def test_nested_api_calls_of_one_launch_give_one_launch_the_outer_one():
-    driver = event("cuda_driver", "cuLaunchKernel", 6.0, 2.0, correlation=1)
-    ran = read(call(0), driver, launch(5.0, correlation=1), kernel("k", 20, 1, correlation=1))
-    assert [span.name for span in ran if span.kind == "launch"] == ["cudaLaunchKernel"]
+def test_of_nested_api_calls_the_outer_one_is_the_launch():
+    driver = event("cuda_driver", "cuGraphLaunch", 106.0, 2.0, correlation=1)
+    outer = launch(5.0, correlation=1)
+    (ran,) = work(call(0), call(101), driver, outer, kernel("k", 120, 1, correlation=1))
+    assert (ran.call, ran.in_graph) == (0, False)
 
 
 def test_a_trace_that_holds_no_cuda_call_proves_no_absence_of_kernels():
@@ -110,40 +112,27 @@ def test_a_trace_that_holds_no_cuda_call_proves_no_absence_of_kernels():
     assert not spans.saw_cuda({"traceEvents": [call(0.0), event("cpu_op", "aten::mm", 1, 2)]})
 
 
-@pytest.mark.parametrize(
-    ("other", "lanes"),
-    [
-        ({"stream": 9}, ["stream 7", "stream 9"]),
-        ({"device": 1}, ["GPU 0, stream 7", "GPU 1, stream 7"]),
-    ],
-)
-def test_streams_are_lanes_and_devices_are_named_where_there_are_several(other, lanes):
-    first, second = kernel("a", 1, 1, correlation=1), kernel("b", 1, 1, correlation=2, **other)
-    assert [span.lane for span in work(call(0), first, second)] == lanes
-
-
 def test_an_operators_own_time_is_without_the_operators_it_calls():
     times = {"softmax": (10, 30), "_softmax": (12, 20), "empty": (13, 5), "add": (40, 10)}
     events = [event("cpu_op", name, *time) for name, time in times.items()]
     operators = spans.operators(read(call(0.0), *events))
-    rows = [("softmax", 10, 0), ("_softmax", 15, 1), ("empty", 5, 2), ("add", 10, 0)]
-    assert [(span.name, span.self_us, span.depth) for span in operators] == rows
+    rows = [("softmax", 10), ("_softmax", 15), ("empty", 5), ("add", 10)]
+    assert [(span.name, span.self_us) for span in operators] == rows
     assert spans.busy_us(operators) == sum(span.self_us for span in operators) == 40.0
 
 
-def test_operators_outside_of_the_calls_are_left_out_and_threads_are_lanes():
+def test_operators_outside_of_the_calls_are_left_out_and_threads_are_apart():
     events = [event("cpu_op", "aten::mm", 10, 5), event("cpu_op", "aten::later", 500, 5)]
     other = event("cpu_op", "aten::mm_backward", 12, 5, tid=4711)
     operators = spans.operators(read(call(0.0), *events, other))
-    lanes = [("aten::mm", "main thread"), ("aten::mm_backward", "thread 2")]
-    assert [(span.name, span.lane) for span in operators] == lanes
+    assert [(s.name, s.self_us) for s in operators] == [("aten::mm", 5), ("aten::mm_backward", 5)]
 
 
 def of(start, length, name="k", number=0):
-    return Span("kernel", name, "stream 7", start, length, length, number)
+    return Span("kernel", name, start, length, length, number)
 
 
-def test_gaps_lie_where_no_lane_is_busy_name_their_neighbours_and_between_calls_are_of_neither():
+def test_gaps_lie_where_nothing_runs_name_their_neighbours_and_between_calls_are_of_neither():
     works = [of(0, 10, "a"), of(4, 2, "inside"), of(15, 5, "b"), of(18, 7, "c"), of(30, 1, "d", 1)]
     assert find_gaps(works) == (Gap(10, 5, "a", "b", 0), Gap(25, 5, "c", "d", NO_CALL))
 

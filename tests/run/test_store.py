@@ -113,7 +113,7 @@ def test_a_loaded_row_holds_case_medians_kernels_and_oracle(make_record):
         **{"backend": "flashinfer-fa2", "release": "0.6.3", "timer": "graph", "heads": "8/2"},
         **{"reported_backend": "fa2", "kernel_family": "fa2"},
         "kernels": (Kernel("AttendKernel", 1.0, 8.25), Kernel("MergeKernel", 2.0, 1.5)),
-        **{"run_us": 11.0, "plan_us": 45.0, "samples": 3},
+        **{"run_us": 11.0, "plan_us": 45.0},
         "oracle_error": 0.002,
         **{"gpu": "Test GPU", "gpu_id": "0badcafe", "power_limit_w": 0, "num_sms": 4},
     }

@@ -15,6 +15,7 @@ from attnlib.kinds.item import Item
 from attnlib.run import store, study
 from attnlib.run.record import machine_slug
 from attnlib.run.study import Sweep, load_or_measure, mode, record_machine
+from attnlib.studies import PACE
 
 SMALL, LARGE = DecodeCase(SPEC, 1, 8), DecodeCase(SPEC, 2, 12, "ragged")
 FP8 = DecodeCase(replace(SPEC, kv_dtype="float8_e4m3fn"), 1, 8)
@@ -131,7 +132,7 @@ def test_ceilings_are_measured_in_every_round_unless_the_study_needs_none(ceilin
 
 def test_without_a_gpu_or_rounds_nothing_is_measured(instant_jobs, without_gpu, published_records):
     with pytest.raises(RuntimeError, match="on a CUDA GPU, in about 1 minute; none is here"):
-        measure(replace(TINY, device="cuda"))
+        measure(replace(TINY, device="cuda"), pace=PACE)
     with pytest.raises(ValueError, match="rounds must be >= 1, got 0"):
         measure(replace(TINY, device="cuda"), rounds=0)
     assert instant_jobs.jobs == []

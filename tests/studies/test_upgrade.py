@@ -49,7 +49,7 @@ def test_every_mode_of_a_model_is_measured_in_rounds_that_alternate_and_replays_
     lab, monkeypatch
 ):
     found = compare((), models=[MODEL])
-    assert found.rows.case.tolist() == [case.key for case in calls_of(MODEL)]
+    assert found.rows.case.tolist() == [case.key for case in calls_of(parse_layer(model=MODEL))]
     assert {*found.rows.verdict} == {"same"} and not found.slower
     timers = {
         k.partition(",")[0]: t for k, t in zip(found.rows.case, found.rows.timer, strict=True)
@@ -247,8 +247,8 @@ def test_every_model_and_backend_that_is_offered_can_be_compared(published_recor
 def test_every_call_that_is_asked_for_has_a_row_and_nothing_else_decides(published_records):
     both, heads = ("0.6.3", "0.6.4"), {"heads": "8/1"}
     for options, layers in (
-        ({"models": MODEL, "page_size": 16}, [MODEL]),
-        ({"models": [MODEL, "Qwen3-32B"]}, [MODEL, "Qwen3-32B"]),
+        ({"models": MODEL, "page_size": 16}, [parse_layer(model=MODEL)]),
+        ({"models": [MODEL, "Qwen3-32B"]}, [parse_layer(model=n) for n in (MODEL, "Qwen3-32B")]),
         (heads, [parse_layer("8/1")]),
         ({**heads, "page_size": 16}, [parse_layer("8/1")]),
     ):

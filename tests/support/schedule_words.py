@@ -5,6 +5,7 @@ and the splits of all requests where one quotient is an integer but for the GPU'
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from attnlib.core.schedule.splits import (
     blocks_in_l2,
     num_words,
     scheduled_heads,
-    split_by,
     work_share,
 )
 
@@ -92,13 +92,14 @@ def wrong_parts(plan: SplitPlan, words: np.ndarray) -> set[str]:
 
 def candidates(plan: SplitPlan) -> tuple[SplitPlan, ...]:
     """The plan, then those of other roundings: one of them is right."""
-    if plan.blocks_per_sm is None:
+    facts = plan.facts
+    if facts.batch_size > BATCHES_PER_CTA or facts.split_cap == 1:
         return (plan,)
-    share = float(work_share(plan.facts, int((plan.num_m_blocks * plan.num_n_blocks).sum())))
+    share = float(work_share(facts, int((plan.num_m_blocks * plan.num_n_blocks).sum())))
     near = {math.ceil(share * (1 + slack)) for slack in (-ROUNDING_SLACK, ROUNDING_SLACK)}
-    others = sorted(near - {plan.blocks_per_sm})
-    split = (plan.facts, plan.num_m_blocks, plan.num_n_blocks)
-    return (plan, *(split_by(*split, blocks_per_sm) for blocks_per_sm in others))
+    parts = [-(-plan.num_n_blocks // blocks) for blocks in sorted(near - {math.ceil(share)})]
+    splits = [np.clip(part, 1, facts.split_cap) for part in parts]
+    return (plan, *(replace(plan, num_splits=num_splits) for num_splits in splits))
 
 
 def heads_in_l2(plan: SplitPlan) -> np.ndarray:

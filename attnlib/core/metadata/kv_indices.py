@@ -28,9 +28,9 @@ from .require import PageArrays, kept_apart, page_bounds, require_kv_indices, ro
 SMALL_GRID = 1024
 """Tiles up to which each has a program of its own. Chosen by hand on an H200, as the sizes below;
 study `page_arrays` shows where one is wrong."""
-FEW_PAGES, MANY_REQUESTS = 512, 1024
-"""Pages of a row up to which its program takes more rows the more there are, 512 for each; with
-more pages two from so many requests on. Else the sum of the lengths would outlast the copy."""
+FEW_PAGES, REQUESTS_PER_ROW, MANY_REQUESTS = 512, 512, 1024
+"""Pages of a row up to which its program takes a row for so many requests of the batch; with more
+pages two from so many on. Else the sum of the lengths would outlast the copy."""
 WARPS, PAGES_AT_ONCE = 4, 1024
 LENGTHS_PER_WARP = 512
 """Lengths scanned at once: with twice as many, registers halve the programs that are resident."""
@@ -210,7 +210,7 @@ def launch_of(t: PageArrays, page_size: int) -> Launch:
             rows = 1 if batch <= MANY_REQUESTS else 2
             cols, turns = PAGES_AT_ONCE, 2 * rows
         else:
-            rows = min(8, triton.next_power_of_2(max(1, -(-batch // 512))))
+            rows = min(8, triton.next_power_of_2(max(1, -(-batch // REQUESTS_PER_ROW))))
             cols, turns = PAGES_AT_ONCE // rows, rows
         groups, blocks = -(-batch // rows), -(-max_pages // cols)
         if groups * blocks > SMALL_GRID:

@@ -105,8 +105,8 @@ class Launcher:
     the constants, and last the overlap.
     """
 
-    def __init__(self, kernel: Any, prepare: Callable[..., Launch], **options: Any) -> None:
-        self.kernel, self.prepare, self.options = kernel, prepare, options
+    def __init__(self, kernel: Any, prepare: Callable[..., Launch]) -> None:
+        self.kernel, self.prepare = kernel, prepare
         self.remembered: dict[tuple[Any, ...], Launch] = {}
 
     def check(
@@ -140,7 +140,7 @@ class Launcher:
             # Triton takes an address for a tensor.
             launch.compiled[key][(*grid, 1)](*pointers, *values)
             return
-        options = {**self.options, "launch_pdl": True} if overlap else self.options
+        options = {"launch_pdl": True} if overlap else {}
         compiled = self.kernel[grid](*tensors, *values, num_warps=warps, **options)
         if aligned and not interpreting():
             launch.compiled[key] = compiled

@@ -35,16 +35,12 @@ SWIZZLE_L2_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class SplitPlan:
-    """What one prepare kernel decides; arrays are [batch_size] int64, by request.
-
-    `blocks_per_sm` is None where every request gets one split by rule.
-    """
+    """What one prepare kernel decides; arrays are [batch_size] int64, by request."""
 
     facts: SchedulerFacts
     num_m_blocks: np.ndarray
     num_n_blocks: np.ndarray
     num_splits: np.ndarray
-    blocks_per_sm: int | None
 
 
 def plan_splits(
@@ -64,9 +60,10 @@ def plan_splits(
     rows = rows * (facts.group_size if facts.packs else 1)
     m_blocks, n_blocks = -(-rows // block_m), -(-kv // block_n)
     if facts.batch_size > BATCHES_PER_CTA or facts.split_cap == 1:
-        return SplitPlan(facts, m_blocks, n_blocks, np.ones_like(n_blocks), None)
-    share = work_share(facts, int((m_blocks * n_blocks).sum()))
-    return split_by(facts, m_blocks, n_blocks, math.ceil(share))
+        return SplitPlan(facts, m_blocks, n_blocks, np.ones_like(n_blocks))
+    blocks_per_sm = math.ceil(work_share(facts, int((m_blocks * n_blocks).sum())))
+    splits = np.clip(-(-n_blocks // blocks_per_sm), 1, facts.split_cap)
+    return SplitPlan(facts, m_blocks, n_blocks, splits)
 
 
 def num_words(facts: SchedulerFacts) -> int:
@@ -90,14 +87,6 @@ def blocks_in_l2(facts: SchedulerFacts) -> int:
 def scheduled_heads(facts: SchedulerFacts) -> int:
     """Heads of a request's tiles: KV heads where a group's query heads are packed."""
     return facts.num_kv_heads if facts.packs else facts.num_qo_heads
-
-
-def split_by(
-    facts: SchedulerFacts, m_blocks: np.ndarray, n_blocks: np.ndarray, blocks_per_sm: int
-) -> SplitPlan:
-    """The plan in which no split has more than `blocks_per_sm` KV blocks, up to the cap."""
-    splits = np.clip(-(-n_blocks // blocks_per_sm), 1, facts.split_cap)
-    return SplitPlan(facts, m_blocks, n_blocks, splits, blocks_per_sm)
 
 
 def work_share(facts: SchedulerFacts, total_blocks: int) -> np.float32:

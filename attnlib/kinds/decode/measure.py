@@ -19,7 +19,7 @@ from ...core.backends.table import entry_of
 from ...core.batch import DecodeBatch, PagedKV
 from ..call import CallSubject
 from ..check import attend_rows
-from ..inputs import Workload, draw_inputs, paged_batch, require_inputs
+from ..inputs import Workload, draw_inputs, paged_batch
 from ..lengths import sample_seq_lens
 from .case import DecodeCase
 
@@ -39,7 +39,6 @@ def attend(
     With `probs_dtype` the unnormalised probabilities are rounded to it, as kernels do before
     their second matrix product; the result then shows what that rounding alone costs.
     """
-    require_inputs(q, kv, batch, rows=batch.batch_size)
     scale, window = batch.spec.softmax_scale, batch.spec.window
     out = []
     for i, row in enumerate(q.split(1)):

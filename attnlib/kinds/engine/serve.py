@@ -49,6 +49,7 @@ REPEATS = 5
 VOCABULARY = 9000
 """Prompts are made of the first words."""
 Arms = dict[str, dict[str, str]]
+Answers = dict[str, dict[str, Any]]
 State = tuple[torch.Tensor, Any]
 
 
@@ -178,14 +179,18 @@ class Steps:
                 "refused": f"a case must fit into {room} tokens of cache and {self.max_context} of "
                 f"a request, got {tokens} and {longest}"
             }
-        before = dict(STATE.calls)
+        before = STATE.calls.copy()
         for arm in arms:  # the first time, this captures the arm's graphs
             self._switch(arms[arm])
         answers = self.checked(lens, arms)
-        measured = self.traced(lens, arms) if question["trace"] else self.timed(lens, arms, steps)
+        timers = {"host": self.timed, "ahead": self.timed_ahead, "profiler": self.traced}
+        turns = list(islice(cycle([*arms, *reversed(arms)]), added))
+        measured = timers[question["timer"]](lens, arms, turns)
         for arm in arms:
             answers[arm] |= measured[arm]
-        return {"arms": answers, "calls": _calls_since(before)}
+        # An arm that runs at capture alone keeps its count.
+        calls = {name: count - before[name] or count for name, count in STATE.calls.items()}
+        return {"arms": answers, "calls": calls}
 
     def build(self, lens: Sequence[int]) -> State:
         """Requests that hold `lens` tokens, and the next token of each: the same each time."""
@@ -232,7 +237,7 @@ class Steps:
     def _switch(self, arm: dict[str, str]) -> None:
         self.graphs.use(**self.start | arm)
 
-    def checked(self, lens: Sequence[int], arms: Arms) -> dict[str, dict[str, Any]]:
+    def checked(self, lens: Sequence[int], arms: Arms) -> Answers:
         """Per arm the largest relative error of a request's logits, and a hash of all outputs."""
         tokens, batch = self.build(lens)
         with self._pytorch_attention():
@@ -252,14 +257,9 @@ class Steps:
             answers[arm] = {"error": error, "digest": digest.hexdigest()[:12]}
         return answers
 
-    def timed(self, lens: Sequence[int], arms: Arms, steps: int) -> dict[str, dict[str, Any]]:
-        """Per arm the microseconds of its steps, in order.
-
-        `run_us`: one at a time, the host's time included. `ahead_us`: from the end of a step to
-        the end of the next on the GPU, while the host runs ahead; empty where it does not.
-        """
-        turns = list(islice(cycle([*arms, *reversed(arms)]), len(arms) * (WARM_TURNS + steps)))
-        us = {arm: {"run_us": list[float](), "ahead_us": list[float]()} for arm in arms}
+    def timed(self, lens: Sequence[int], arms: Arms, turns: Sequence[str]) -> Answers:
+        """Per arm the microseconds of its steps, one at a time, the host's time included."""
+        us: dict[str, list[float]] = {arm: [] for arm in arms}
         tokens, batch = self.build(lens)
         for arm in turns:
             self._switch(arms[arm])
@@ -267,7 +267,13 @@ class Steps:
             start = time.perf_counter()
             tokens, _ = self.runner.decode(tokens, batch)
             self.runner.synchronize()
-            us[arm]["run_us"].append((time.perf_counter() - start) * 1e6)
+            us[arm].append((time.perf_counter() - start) * 1e6)
+        return {arm: {"run_us": us[arm][WARM_TURNS:]} for arm in arms}
+
+    def timed_ahead(self, lens: Sequence[int], arms: Arms, turns: Sequence[str]) -> Answers:
+        """Per arm the microseconds from the end of the step before to the end of its own on the
+        GPU, while the host runs ahead; empty where it does not."""
+        us: dict[str, list[float]] = {arm: [] for arm in arms}
         tokens, batch = self.build(lens)
         ends = [torch.cuda.Event(enable_timing=True) for _ in range(1 + len(turns))]
         ends[0].record()
@@ -279,10 +285,10 @@ class Steps:
         self.runner.synchronize()
         if is_ahead:
             for arm, (before, end) in zip(turns, pairwise(ends), strict=True):
-                us[arm]["ahead_us"].append(before.elapsed_time(end) * 1e3)
-        return {arm: {name: each[WARM_TURNS:] for name, each in us[arm].items()} for arm in arms}
+                us[arm].append(before.elapsed_time(end) * 1e3)
+        return {arm: {"run_us": us[arm][WARM_TURNS:]} for arm in arms}
 
-    def traced(self, lens: Sequence[int], arms: Arms) -> dict[str, dict[str, Any]]:
+    def traced(self, lens: Sequence[int], arms: Arms, turns: Sequence[str]) -> Answers:
         """Per arm the kernels of a step, and their time in all."""
         tokens, batch = self.build(lens)
         answers = {}
@@ -291,7 +297,7 @@ class Steps:
             nonlocal tokens
             tokens, _ = self.runner.decode(tokens, batch)
 
-        for arm in arms:
+        for arm in turns[: len(arms)]:
             self._switch(arms[arm])
             kernels = [kernel._asdict() for kernel in trace_kernels(step)]
             total = sum(kernel["gpu_us"] for kernel in kernels)
@@ -357,14 +363,6 @@ def token_digest(tokens: Sequence[Sequence[int]]) -> str:
     if len(hashes) <= 8:
         return "-".join(hashes)
     return hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:12]
-
-
-def _calls_since(before: dict[str, int]) -> dict[str, int]:
-    """Calls per arm since `before`; an arm that runs at capture alone keeps its count."""
-    calls = {}
-    for name, count in STATE.calls.items():
-        calls[name] = count - before.get(name, 0) or count
-    return calls
 
 
 def main(path: Path) -> None:

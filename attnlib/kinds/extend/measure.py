@@ -18,7 +18,7 @@ from ...core.spec import CUSTOM_MASKS
 from ..call import CallSubject
 from ..check import attend_rows
 from ..decode.measure import gather_tokens
-from ..inputs import Workload, draw_inputs, paged_batch, require_inputs
+from ..inputs import Workload, draw_inputs, paged_batch
 from .case import ExtendCase, sample_drafts, sample_extend_lens
 
 BLOCK_SCORES = 2**28
@@ -45,7 +45,6 @@ def attend_extend(
 
     With `probs_dtype` the unnormalised probabilities are rounded to it, as for decode.
     """
-    require_inputs(q, kv, batch.paged, rows=batch.rows)
     out = []
     for i, rows in enumerate(q.split(batch.q_lens_cpu.tolist())):
         k, v = gather_tokens(kv, batch.paged, i)

@@ -42,7 +42,6 @@ class _Call:
     kv: PagedKV
     batch: DecodeBatch
     facts: SchedulerFacts
-    q_len: int
 
 
 class MismatchSubject(Subject):
@@ -70,7 +69,7 @@ class MismatchSubject(Subject):
         run = partial(_unguarded, mismatch, call, words)
         if item.case.guard:
             run = partial(_guarded, mismatch, call, made_for, lens)
-        q_lens = torch.full_like(call.batch.seq_lens_cpu, call.q_len)
+        q_lens = torch.full_like(call.batch.seq_lens_cpu, call.facts.max_seqlen_q)
         oracle = Judge(attend_extend, call.q, call.kv, ExtendBatch.build(call.batch, q_lens))
         try:
             verdict = oracle.check(run())
@@ -94,7 +93,7 @@ def _build_call(mismatch: Mismatch, device: str) -> _Call:
     if q_len > 1:
         rows = replace(mismatch.case, batch_size=batch.batch_size * q_len, kv_len=1)
         q = build_workload(rows, device=device).q
-    return _Call(q, work.kv, batch, facts_of(batch, **mismatch.call), q_len)
+    return _Call(q, work.kv, batch, facts_of(batch, **mismatch.call))
 
 
 def _unguarded(mismatch: Mismatch, call: _Call, words: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,9 @@ from ...core.spec import require_int
 from ..decode.case import DecodeCase
 from ..form import NamedCase
 
+EACH, ONCE = "flash-attn-3-step-each", "flash-attn-3-step-once"
+"""Backends: a schedule in every layer, or one for all of them."""
+
 
 @dataclass(frozen=True)
 class StepCase(NamedCase):

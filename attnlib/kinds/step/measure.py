@@ -22,9 +22,7 @@ from ..check import Judge
 from ..decode import measure as decode
 from ..inputs import Workload
 from ..item import Item
-from .case import StepCase
-
-EACH, ONCE = BACKENDS = ("flash-attn-3-step-each", "flash-attn-3-step-once")
+from .case import EACH, ONCE, StepCase
 
 
 class StepSubject(Subject):
@@ -33,7 +31,7 @@ class StepSubject(Subject):
     def measure(self, item: Item[StepCase]) -> dict[str, Any]:
         """Check the last layer's output by the oracle, then trace and time the step."""
         case, backend = item.case, item.backend
-        require_word("backend of a step", backend, BACKENDS)
+        require_word("backend of a step", backend, (EACH, ONCE))
         library, spec = "flash-attn-3", case.decode.spec
         if reason := backends.unavailable(library) or backends.unsupported(library, spec):
             return {"status": "refused", "reason": reason}
