@@ -150,6 +150,7 @@ def execute(path: Path) -> NotebookNode:
         kernel_name="python3",
         record_timing=False,
         store_widget_state=False,
+        coalesce_streams=True,  # or a line that was printed in two halves is two outputs
         shutdown_kernel="immediate",
         extra_arguments=["--IPKernelApp.log_level=40"],  # no warning that TCP is not encrypted
         resources={"metadata": {"path": str(path.parent)}},

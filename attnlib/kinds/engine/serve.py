@@ -347,10 +347,7 @@ def token_digest(tokens: Sequence[Sequence[int]]) -> str:
 
 def _calls_since(before: dict[str, int]) -> dict[str, int]:
     """Calls per arm since `before`; an arm that runs at capture alone keeps its count."""
-    calls = {}
-    for name, count in STATE.calls.items():
-        calls[name] = count - before.get(name, 0) or count
-    return calls
+    return {name: count - before.get(name, 0) or count for name, count in STATE.calls.items()}
 
 
 def main(path: Path) -> None:
