@@ -37,9 +37,9 @@ report: $(STAMP) ## build the HTML report, build/report/index.html
 lint: $(STAMP) ## ruff and mypy
 	$(LINT)
 
-quick: $(STAMP) ## lint, and all tests that start no notebook and no browser
+quick: $(STAMP) ## lint, and the tests that are not slow and start no notebook and no browser
 	( $(LINT) ) & lint=$$!; \
-	$(TESTS) --ignore tests/browser -m "not gpu and not kernel"; tests=$$?; \
+	$(TESTS) --ignore tests/browser -m "not gpu and not kernel and not slow"; tests=$$?; \
 	wait $$lint && exit $$tests
 
 test: lint ## lint, run the tests, then re-run every notebook in replay mode

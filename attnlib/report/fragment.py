@@ -64,11 +64,11 @@ def notebook_fragment(
 
 @cache
 def _exporter() -> HTMLExporter:
-    """One for all notebooks, since it compiles its templates anew."""
+    """One for all notebooks, since it compiles its templates; what it makes is cleaned later."""
     from nbconvert import HTMLExporter
 
     without = {"exclude_input_prompt": True, "exclude_output_prompt": True}
-    return HTMLExporter(template_name="basic", **without)
+    return HTMLExporter(template_name="basic", filters={"clean_html": "".join}, **without)
 
 
 def _fold_code(soup: BeautifulSoup) -> None:

@@ -70,8 +70,8 @@ def decode_rows(
 
 def cases_of(rows: pd.DataFrame) -> pd.DataFrame:
     """A row per case: `case` and its own columns, in the order of `COLUMNS`."""
-    first_rows = rows[~rows.case.duplicated()]
-    known = [name for name in COLUMNS if name in rows and first_rows[name].notna().all()]
+    first_rows = rows[["case", *rows.columns.intersection(COLUMNS)]][~rows.case.duplicated()]
+    known = [name for name in COLUMNS if name in first_rows and first_rows[name].notna().all()]
     first_rows = first_rows[["case", *known]]
     return first_rows.sort_values(known, kind="stable", ignore_index=True) if known else first_rows
 

@@ -176,7 +176,7 @@ def load(study: str, machine: str, *, case: Case | None = None) -> pd.DataFrame:
     frame = _frame_of(study, machine, stamp(study, machine))
     if case is None:
         return frame.copy()
-    return frame[frame.case == case]
+    return frame[found] if (found := frame.case == case).any() else frame[:0]
 
 
 def frame(records: Iterable[Record]) -> pd.DataFrame:

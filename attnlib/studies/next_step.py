@@ -61,7 +61,7 @@ def _on_record(item: Item[Any]) -> pd.DataFrame:
     for study in STUDIES.values():
         for name in (study.name, PREFIX + study.name):
             for machine in store.machines(name):
-                rows = store.load(name, machine)
+                rows = store.load(name, machine)[[*ROUND, "backend", "timer", "status", "release"]]
                 parts.append(rows[(rows.backend == item.backend) & (rows.timer == item.timer)])
     table = pd.concat([*parts, pd.DataFrame(columns=[*ROUND, "status", "release"])])
     return table[(table.status == "ok") & (table.release != "")]

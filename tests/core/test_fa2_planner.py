@@ -47,8 +47,7 @@ def test_a_plan_is_in_the_wrappers_workspace_until_it_plans_itself(wrapper):
     assert wrapper._plan_info is planner.info and len(planner.info) == 15
     assert planner.info[:2] + planner.info[3:4] == [planner.shape.max_blocks, 6, 16]
     words = wrapper._int_workspace_buffer[: planner.layout.int_bytes].view(torch.int32)
-    wanted = plan_words(planner.shape, [4096, 10, 0]).image(len(words))
-    assert words.tolist() == wanted.tolist()
+    assert words.tolist() == plan_words(planner.shape, [4096, 10, 0]).image(len(words)).tolist()
 
 
 def test_page_arrays_are_written_where_the_wrapper_reads_them(wrapper):

@@ -68,6 +68,7 @@ def test_a_later_call_launches_what_the_first_compiled():
     assert (len(decode.LAUNCHER.remembered), DECODE.compiled()) == (remembered, compiled)
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_hopper_where_no_gpu_is():
     script, kernels = ROOT / "tests/support/compile_kernels.py", set()
     for path in ROOT.glob("attnlib/core/**/*.py"):

@@ -234,8 +234,7 @@ def test_the_words_are_those_that_the_library_writes_now(on_hopper):
     calls = drawn_calls.draw_calls(11, num_sms=SMS, hdim96=library.has_hdim96())
     for facts in itertools.islice((c.facts for c in calls if in_domain(c.facts)), 300):
         lens = rng.integers(1, facts.max_seqlen_k + 1, facts.batch_size)
-        scheduler = schedule(facts, lens)
-        assert_words_of_library(scheduler, torch.from_numpy(lens).int().to(DEVICE))
+        assert_words_of_library(schedule(facts, lens), torch.from_numpy(lens).int().to(DEVICE))
 
 
 @pytest.mark.gpu

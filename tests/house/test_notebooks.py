@@ -12,8 +12,7 @@ MOST_NOTEBOOKS, MOST_WORDS, MOST_WORDS_OF_ALL = 11, 1300, 14_000
 
 
 def cells_of(path, kind):
-    notebook = nbformat.read(path, as_version=4)
-    return [cell for cell in notebook.cells if cell.cell_type == kind]
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
 
 
 def words_of(path):

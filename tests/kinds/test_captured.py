@@ -64,8 +64,7 @@ def test_a_step_is_a_case_of_its_own_lengths_and_equal_steps_are_one(path):
     assert left_out == {"idle: mode must be one of decode, extend, mixed, got 'idle'": 1}
     for case in counts:
         assert case_from_dict(case.to_dict()) == case
-    metadata = MetadataCase("decode", 3, 16, 60, "41+9+60")
-    assert sample_seq_lens(metadata).tolist() == [41, 9, 60]
+    assert sample_seq_lens(MetadataCase("decode", 3, 16, 60, "41+9+60")).tolist() == [41, 9, 60]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from attnlib.select.libraries import LIBRARIES
 from attnlib.studies.plan_rivals import BACKENDS, FLASH_ATTENTION, PAGES_OF_16
 from attnlib.studies.random_batches import FP8
 
-pytestmark = pytest.mark.usefixtures("published_records")
+pytestmark = [pytest.mark.usefixtures("published_records"), pytest.mark.slow]
 
 
 def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():

@@ -163,8 +163,7 @@ def test_a_mark_tells_the_kind_of_a_step_and_a_name_the_kernels_family(
 )
 def test_a_kernel_beside_attention_is_none_and_has_its_role(kernel, role, path):
     found = attnlib.diagnose(served(runs(traces.FLASH_ATTN_3), runs(kernel), **DECODE).save(path))
-    rows = found.kernels().set_index("kernel")["is"]
-    assert rows[short_name(kernel)] == role
+    assert found.kernels().set_index("kernel")["is"][short_name(kernel)] == role
     assert len(found.steps[0].attention) == 4
 
 

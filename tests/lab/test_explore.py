@@ -91,6 +91,7 @@ def test_advice_is_of_the_layer_that_is_shown_and_a_problem_is_said(published):
     assert "advice must be of a decode call" in published.advice.value
 
 
+@pytest.mark.slow
 def test_every_choice_of_records_is_named_by_gpu_and_question_and_one_a_model_is_shown(published):
     for name in NAMES:
         published.controls["model"].value = name
@@ -169,6 +170,7 @@ def test_an_error_of_any_kind_is_shown_and_not_raised(published, monkeypatch):
     assert "KeyError: &#x27;&lt;b&gt;disk&lt;/b&gt;&#x27;" in published.shown.value
 
 
+@pytest.mark.slow
 def test_a_measurement_can_be_stopped_and_taken_up_and_says_what_could_not_run(
     tmp_path, monkeypatch
 ):

@@ -124,8 +124,7 @@ def test_the_call_gives_the_same_view_and_table_and_figure_name_the_release(demo
     page = seen._repr_html_()
     assert "Records of study demo: Test GPU 0badcafe, FlashInfer 0.6.3, measured 2026-01-02" in page
     assert "<td>318.0</td><td class='words'>fa3</td>" in page
-    figure = seen.figure()
-    assert figure.get_suptitle().startswith(f"{MODEL}, FlashInfer 0.6.3, Test GPU\n")
+    assert seen.figure().get_suptitle().startswith(f"{MODEL}, FlashInfer 0.6.3, Test GPU\n")
     assert "FlashInfer 0.6.3" in seen.image()
 
 
@@ -140,6 +139,7 @@ def test_the_figure_has_a_dot_a_round_and_names_its_records(demo):
     assert footer.startswith("demo: Test GPU 0badcafe, ") and "\n6 records, " in footer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", NAMES)
 def test_every_model_and_source_on_record_and_every_backend_of_it_can_be_shown(
     published_records, model

@@ -144,6 +144,7 @@ def test_refresh_refuses_to_write_live_outputs(monkeypatch, tmp_path):
         html.refresh(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_readme_figure_is_drawn_from_the_committed_records(tmp_path):
     html.draw_readme_figure(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes() == html.README_FIGURE.read_bytes()

@@ -82,6 +82,7 @@ def faults(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_whatever_kills_a_worker_costs_one_item_and_the_record_says_how(faults, monkeypatch):
     machine, done, popen = describe_machine("cpu"), [], Mock(side_effect=subprocess.Popen)
     monkeypatch.setattr(jobs.subprocess, "Popen", popen)

@@ -32,6 +32,7 @@ def cases_of(*jobs):
     return [[item.case for item in job.items] for job in jobs]
 
 
+@pytest.mark.slow
 def test_a_study_killed_in_the_middle_is_measured_to_its_end_without_repeats_and_replayed(
     data, tmp_path, monkeypatch
 ):

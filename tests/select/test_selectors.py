@@ -78,6 +78,7 @@ def flashinfer_agrees(line):
         ("flashinfer", flashinfer_agrees, 28, 7350, 1000),
     ],
 )
+@pytest.mark.slow
 def test_every_drawn_call_is_answered_as_by_the_engine(engine, agrees, releases, count, refused):
     text = lzma.decompress((VECTORS / f"{engine}_selectors.jsonl.xz").read_bytes())
     lines = [json.loads(line) for line in text.splitlines()]
@@ -87,6 +88,7 @@ def test_every_drawn_call_is_answered_as_by_the_engine(engine, agrees, releases,
     assert not wrong, (len(wrong), Counter(line["release"] for line in wrong), wrong[:3])
 
 
+@pytest.mark.slow
 def test_the_installed_flashinfer_answers_new_calls_as_the_tables_do():
     if not (release := installed()):
         pytest.skip("needs FlashInfer: pip install flashinfer-python")

@@ -10,8 +10,7 @@ def steps(base, arm, turns):
     """Rows of one round of two arms with these steps, us."""
     said = "decode=fa2, in turns, outputs a" if turns else "decode=fa2, outputs a"
     rows = pd.DataFrame({"backend": [engine.FA3, engine.FA2], "steps_us": [base, arm]})
-    same = {"round": 0, "driver": "steps", "reported_backend": said}
-    return rows.assign(**same)
+    return rows.assign(round=0, driver="steps", reported_backend=said)
 
 
 def test_a_round_in_turns_pairs_neighbours_and_one_without_takes_medians(monkeypatch):

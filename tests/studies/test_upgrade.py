@@ -120,8 +120,7 @@ def test_a_throttled_round_is_measured_again_and_an_item_without_a_look_is_ambig
 def test_not_slower_asks_for_less_than_the_same(lab):
     lab.us[KEYS[0], NEW] = 10.45
     assert words(compare()) == {KEYS[0]: "slower", KEYS[1]: "same"}
-    found = words(compare(not_slower=0.05))
-    assert found == dict.fromkeys(KEYS, "not slower")
+    assert words(compare(not_slower=0.05)) == dict.fromkeys(KEYS, "not slower")
 
 
 @pytest.mark.parametrize(
@@ -167,8 +166,7 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     cases = [KEYS[0], "32/8,d128,p16,b8,k8192"]
     found = compare_releases("0.6.3", "0.6.4", cases=cases, not_slower=0)
     assert found.outcome == "not decided" and "1 not on record, of 2 calls" in found.conclusion
-    said = words(found)
-    assert said == {KEYS[0]: "faster", "32/8,d128,p16,b8,k8192": "not on record"}
+    assert words(found) == {KEYS[0]: "faster", "32/8,d128,p16,b8,k8192": "not on record"}
     assert "PrefillWithKVCacheKernel 1 to 0" in found.rows.kernels[0]
     assert {*found.rows.study.dropna()} == {"fa3_decode_regression"}
     assert "margin 4% below 30 us, 2% from there on" in found.notes[0]
@@ -229,6 +227,7 @@ def test_the_command_prints_a_table_or_json_and_its_status_is_the_outcome(lab, t
     assert found["cases"][0]["verdict"] == "not slower"
 
 
+@pytest.mark.slow
 def test_every_model_and_backend_that_is_offered_can_be_compared(published_records):
     one = {"base": "0.6.3", "new": "0.7.2.post1"}
     for backend in (name for name in BACKENDS if name.startswith("flashinfer-")):
