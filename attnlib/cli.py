@@ -252,13 +252,13 @@ def _claims(ids: Sequence[str] = (), as_json: bool = False) -> None:
         print(claims.as_frame(judged).to_string(index=False))
 
 
-def _report(out: Path = DEFAULT_REPORT, only: Sequence[str] = ()) -> None:
+def _report(out: Path = DEFAULT_REPORT) -> None:
     """Execute the notebooks, write one self-contained HTML file."""
     from .report.build import build_report
 
     if out == DEFAULT_REPORT:
         out.parent.mkdir(parents=True, exist_ok=True)
-    path = build_report(out, only=only, on_notebook=print)
+    path = build_report(out, on_notebook=print)
     print(f"report written to {path}")
 
 
@@ -384,12 +384,7 @@ PUBLISH = {
     "study": _of("a study that was measured", metavar="STUDY"),
     "--machine": _of("a folder of data/records, if several have it", metavar="M"),
 }
-REPORT = {
-    "--out": _of(f"default: {DEFAULT_REPORT}", type=Path, metavar="FILE"),
-    "--only": _of(
-        "only these notebooks, such as 02,05", type=lambda n: n.split(","), metavar="N,N,..."
-    ),
-}
+REPORT = {"--out": _of(f"default: {DEFAULT_REPORT}", type=Path, metavar="FILE")}
 CLAIMS = {"ids": _of("show all there is on these claims", nargs="*", metavar="ID"), **JSON}
 ADVISE = {
     **LAYER,

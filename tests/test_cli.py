@@ -32,7 +32,7 @@ compare --base 0.6.3 --new 0.6.4 --model Llama-3.1-8B --tp 1 --lens 8192x16 --no
 compare --base 0.6.4 --new 0.7.2.post1 --heads 8/1 --lens 9..99 --batch 64 --backend fa2
 compare --base 0.6.4 --new 0.7.2.post1 --cases cases.txt
 claims claim --json
-report --only 02,05 --out report.html
+report --out report.html
 advise --model Llama-3.1-70B --tp 8 --lens 9..99x64 --engine sglang==0.5.23 --gpu h100
 advise --heads 8/1 --head-dim 128 --page-size 16 --batch 4 --lens 8192 --kv-dtype float8_e4m3fn
 explain --library flashinfer==0.6.3 --mode decode --heads 32/8 --gpu sm90 --call graph
@@ -61,19 +61,6 @@ def test_help_is_given_for_every_command_and_lists_the_studies(command, capsys):
     text = capsys.readouterr().out
     assert f"usage: python -m attnlib {command}" in text
     assert command != "measure" or all(name in "".join(text.split()) for name in STUDIES)
-
-
-def test_a_report_is_asked_for_by_numbers_or_is_one_line(fails, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert "only must be of 00, 01, " in fails("report", "--only", "02,99", "--out", "report.html")
-    assert list(tmp_path.iterdir()) == []
-    options = {}
-    monkeypatch.setattr(
-        "attnlib.report.build.build_report",
-        lambda out, *, only, on_notebook: options.update(only=only),
-    )
-    assert cli.main(["report", "--only", "02,05"]) == 0
-    assert options == {"only": ["02", "05"]} and (tmp_path / "build" / "report").is_dir()
 
 
 @pytest.mark.parametrize("arguments", [[], ["profile"], ["measure"], ["measure", "--rounds", "x"]])

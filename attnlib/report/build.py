@@ -36,17 +36,15 @@ def build_report(
     out: Path,
     notebooks: Path = ROOT / "notebooks",
     *,
-    only: Sequence[str] = (),
     on_notebook: Callable[[str], object] | None = None,
 ) -> Path:
     """Execute `notebooks`/*.ipynb and write the report to `out`; returns its absolute path.
 
-    `only` chooses notebooks by number; the report then has the claims of their studies alone.
     `on_notebook` is called with the name of each notebook that has run.
-    Raises ValueError, before anything runs, for an unknown number and for an `out` that cannot be
-    written, and RuntimeError for a cell that fails. `out` is then unchanged.
+    Raises ValueError, before anything runs, for an `out` that cannot be written, and RuntimeError
+    for a cell that fails. `out` is then unchanged.
     """
-    paths = choose_notebooks(notebooks, only)
+    paths = notebooks_of(notebooks)
     require_writable(out)
     names = [path.stem for path in paths]
     with ThreadPoolExecutor(SIDE_BY_SIDE if mode() == "replay" else 1) as pool:
@@ -59,13 +57,7 @@ def build_report(
                     on_notebook(pages[-1].anchor)
         finally:
             pool.shutdown(cancel_futures=True)
-    judged, studies, part = claims.verdicts(), published(), ""
-    if only:
-        part = f"notebooks {', '.join(page.number for page in pages)}"
-        shown = {study.study for page in pages for study in page.shown}
-        studies = [study for study in studies if study.study in shown]
-        judged = [row for row in judged if row.claim.study in shown]
-    write_whole(out, render_page(pages, judged, studies, part=part).encode())
+    write_whole(out, render_page(pages, claims.verdicts(), published()).encode())
     return out.resolve()
 
 
@@ -90,7 +82,7 @@ def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
     """
     if mode() != "replay":
         raise RuntimeError("refresh must run with ATTNLIB_MODE=replay, this is live mode")
-    paths = choose_notebooks(notebooks)
+    paths = notebooks_of(notebooks)
     for path in paths:
         write_notebook(path, execute(path))
     draw_readme_figure(README_FIGURE)
@@ -118,20 +110,11 @@ def write_notebook(path: Path, notebook: NotebookNode) -> None:
     write_whole(path, f"{nbformat.writes(notebook)}\n".encode())
 
 
-def choose_notebooks(folder: Path, only: Sequence[str] = ()) -> list[Path]:
-    """The notebooks of a folder in their order, or those of these numbers (`2` is `02`).
-
-    Raises ValueError for a folder without notebooks, and for an unknown number.
-    """
-    paths = sorted(folder.glob("*.ipynb"))
-    if not paths:
-        raise ValueError(f"notebooks must be a folder with .ipynb files, got {folder}")
-    numbers = {path.stem.split("_")[0]: path for path in paths}
-    wanted = [number.strip().zfill(2) for number in only]
-    for number, given in zip(wanted, only, strict=True):
-        if number not in numbers or not given.strip():
-            raise ValueError(f"only must be of {', '.join(numbers)}, got {given!r}")
-    return [path for number, path in numbers.items() if number in wanted] if only else paths
+def notebooks_of(folder: Path) -> list[Path]:
+    """The notebooks of a folder in their order; ValueError for one without."""
+    if paths := sorted(folder.glob("*.ipynb")):
+        return paths
+    raise ValueError(f"notebooks must be a folder with .ipynb files, got {folder}")
 
 
 def execute(path: Path) -> NotebookNode:

@@ -116,10 +116,8 @@ def studies_in(code: str) -> list[Shown]:
     return [shown for shown in published() if shown.study in names]
 
 
-def render_page(
-    pages: Sequence[Page], judged: Sequence[Judged], studies: Iterable[Shown], *, part: str
-) -> str:
-    """The whole HTML document; `part` names the notebooks if these are not all."""
+def render_page(pages: Sequence[Page], judged: Sequence[Judged], studies: Iterable[Shown]) -> str:
+    """The whole HTML document."""
     from pygments.formatters import HtmlFormatter
 
     own_style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
@@ -133,7 +131,6 @@ def render_page(
         style=Markup(f"{own_style}{cards.STYLE}{highlight}"),
         script=Markup(search),
         script_hash=base64.b64encode(hashlib.sha256(search.encode()).digest()).decode(),
-        part=part,
         mode=MODES[mode()],
         pages=pages,
         leads=[page for number in LEADS for page in pages if page.number == number],

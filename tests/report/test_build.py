@@ -90,26 +90,6 @@ def test_claims_stand_between_findings_and_notebooks(text):
         assert text.count(f"id='claim-{claim.id}'") == 1
 
 
-@pytest.mark.kernel
-def test_a_part_has_its_notebooks_studies_and_claims(folder):
-    part = build(folder, "part.html", only=["2"]).decode()
-    assert '<section id="02_second"' in part and "01_first" not in part
-    assert "<b>This file is a part:</b> notebooks 02." in part
-    assert re.findall(r"id='study-(\w+)'", part) == ["auto_resolution"]
-    judged = [c.id for c in claims.load_claims() if c.study == "auto_resolution"]
-    assert re.findall(r"id='claim-([\w-]+)'", part) == judged != []
-    text = build(folder, "first.html", only=["01"]).decode()
-    assert "#claims" not in text and "id='study-" not in text, "it has no study"
-
-
-def test_notebooks_are_chosen_by_number_and_unknown_numbers_are_refused(folder):
-    found = html.choose_notebooks(folder, [" 2", "01", "02"])
-    assert [path.stem for path in found] == ["01_first", "02_second"]
-    for only in (["99"], ["01", "x"], [""], ["-1"], ["01_first"]):
-        with pytest.raises(ValueError, match=rf"only must be of 00, 01, 02, .*got '{only[-1]}'"):
-            html.choose_notebooks(html.ROOT / "notebooks", only)
-
-
 @pytest.mark.parametrize("name", ["gone/a.html", "file/a.html", "."])
 def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
     tmp_path, folder, monkeypatch, name
