@@ -29,20 +29,18 @@ def evil():
 
 def shown_by(study):
     """The page of one notebook that shows `study`."""
-    return render_page(
-        [Page("07_x", Fragment("?", "", "", (), ""), (study,))], [], [study], part=""
-    )
+    return render_page([Page("07_x", Fragment("?", "", "", (), ""), (study,))], [], [study])
 
 
 def test_every_text_of_a_claim_is_escaped(evil):
-    text = render_page([], [evil], [], part="")
+    text = render_page([], [evil], [])
     assert EVIL not in text and "<b onclick" not in text
     assert text.count(ESCAPED) == 6  # id, quote, source, figure, measured, reason
 
 
 @pytest.mark.parametrize("word", ["confirmed", "not measurable here"])
 def test_a_verdict_is_a_word_and_not_a_colour_alone(evil, word):
-    text = render_page([], [replace(evil, verdict=word)], [], part="")
+    text = render_page([], [replace(evil, verdict=word)], [])
     assert f"<b class='{word.replace(' ', '-')}'>{word}</b>" in text
 
 
@@ -50,14 +48,14 @@ def test_a_notebooks_question_is_escaped_everywhere():
     pages = [
         Page(name, Fragment(EVIL, "", "", (("x", EVIL),), ""), ()) for name in ("01_a", "02_b")
     ]
-    text = render_page(pages, [], [], part="")
+    text = render_page(pages, [], [])
     assert "<b onclick" not in text and ESCAPED in text
 
 
 def test_the_page_says_whether_its_numbers_were_measured_for_it(monkeypatch):
-    assert "no GPU was used" in render_page([], [], [], part="")
+    assert "no GPU was used" in render_page([], [], [])
     monkeypatch.setattr(page, "mode", lambda: "live")
-    assert "Measured on the GPU that built this page" in render_page([], [], [], part="")
+    assert "Measured on the GPU that built this page" in render_page([], [], [])
 
 
 def test_a_notebook_shows_the_studies_that_its_code_names(published_records):
