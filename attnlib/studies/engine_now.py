@@ -31,7 +31,7 @@ STUDY = Study(
         Grid(RANK, (LAYER,), timers=HOST, rounds=2),
         Grid(CASES[1:2], METADATA, timers=HOST, headline=True),
     ),
-    reference_machine="nvidia-h100-80gb-hbm3-ef6837d8",
+    reference_machine="nvidia-h200-04520efe",
     ceilings=(),
 )
 TWO_SETS = "nvidia-h100-80gb-hbm3-0ebd715c"

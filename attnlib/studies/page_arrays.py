@@ -16,10 +16,10 @@ STUDY = Study(
     name="page_arrays",
     question="What do the page arrays of a decode step cost?",
     grids=(
-        Grid(CASES, (*OURS, "vllm-metadata"), rounds=4),
-        Grid(CASES, SGLANG, ("0.5.14", "0.5.23"), rounds=4),
+        Grid(CASES, (*OURS, "vllm-metadata"), rounds=3),
+        Grid(CASES, SGLANG, ("0.5.14", "0.5.23"), rounds=3),
         Grid(CASES[::3], OURS, headline=True),
     ),
-    reference_machine="nvidia-h200-b4e95249",
+    reference_machine="nvidia-h200-18b4d560",
     ceilings=(),
 )
