@@ -36,8 +36,8 @@ AXES = ("release", "timer", "variant", "page_size", "lengths", "batch", "kv_len"
 LIVE, EXPLORER = "live", "explorer"
 """The name of the source that measures here, and the study that keeps its records."""
 DEVICE, CEILINGS = "cuda", ("copy", "matmul")
-ROUNDS, NEAREST = 3, 12
-"""Rounds measured by default; and most values that a refusal names."""
+ROUNDS = 3
+"""Measured by default."""
 NO_WISHES: Mapping[str, Any] = {}
 WORDS = ("model", "heads", "records", "machine", "release", "timer", "variant", "lengths")
 SIZES = ("tp", "page_size", "batch", "kv_len", "rounds")
@@ -224,7 +224,7 @@ def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> Choice:
     holds the other wishes. An axis offers what is on record for the axes before it; this GPU takes
     any value.
     """
-    calls = rows = calls_of(source.frame, model)
+    rows = calls_of(source.frame, model)
     arguments: dict[str, Any] = {"model": model, "records": source.records}
     if not source.is_live:
         arguments["machine"] = source.machine
@@ -233,8 +233,7 @@ def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> Choice:
 
     def refuse(name: str, *wishes: Any) -> None:
         have, got = (", ".join(map(repr, values)) for values in (options[name], wishes))
-        note = f"{name} must be one of {have} with the choices before it, got {got}"
-        notes[name] = note + _elsewhere(calls, name, wishes[0], arguments)
+        notes[name] = f"{name} must be one of {have} with the choices before it, got {got}"
 
     for axis in AXES:
         options[axis] = [*LIVE_OPTIONS[axis]] if source.is_live else _on_record(axis, rows)
@@ -271,33 +270,6 @@ def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> Choice:
     size = arguments["batch"], arguments["kv_len"], arguments["lengths"]
     case = DecodeCase(parse_layer(model=arguments["model"], **sizes), *size)
     return Choice(arguments, options, notes, case, rows)
-
-
-def _elsewhere(calls: pd.DataFrame, name: str, wish: Any, arguments: Mapping[str, Any]) -> str:
-    """Which other choices have the wish on record, else what all records of the model have."""
-    column = "backend" if name == "backends" else name
-    if column not in calls or arguments["records"] == LIVE:
-        return ""
-    if not (matches := calls[column] == wish).any():
-        every = set()
-        for pair in sources_of(arguments["model"]):
-            values = _on_record(column, calls_of(store.load(*pair), arguments["model"]))
-            if wish in values:
-                return f"; records={pair[0]!r}, machine={pair[1]!r} have it"
-            every |= {*values}
-        is_size = isinstance(wish, int)  # words are all as near
-        far = {v: abs(math.log(v / wish)) if is_size else 0.0 for v in every - {""}}
-        nearest = sorted(far, key=far.__getitem__)[:NEAREST]
-        return f"; nearest on record of this layer: {', '.join(map(str, sorted(nearest)))}"
-    rows, changed = calls[matches], []
-    for axis in [axis for axis in AXES if axis in arguments and axis != name]:
-        same = _matches(rows, axis, arguments[axis])
-        if not same.any():
-            value = _usual(axis, _on_record(axis, rows))
-            changed.append(f"{axis}={value!r}")
-            same = _matches(rows, axis, value)
-        rows = rows[same]
-    return f"; it is on record with {', '.join(changed)}" if changed else ""
 
 
 def variant_of(spec: AttnSpec | MlaSpec) -> str:

@@ -60,15 +60,16 @@ STUDY = Study(
 
 SIZES = ["batch_size", "page_size", "max_ctx"]
 OP_BY_OP, FUSED, ALONE = "op by op", "fused", "fused, no overlap"
-MERGED, TODAY = "SGLang 0.5.14", "SGLang 0.5.23"
-"""The fused kernels as SGLang merged them, and its newest."""
+MERGED, TODAY, COPY = "SGLang 0.5.14", "SGLang 0.5.23", "vLLM's copy"
+"""The fused kernels as SGLang merged them, its newest; vLLM's of page arrays, given the sums."""
 DESIGNS = {
     "metadata-eager": OP_BY_OP,
     "metadata-fused": FUSED,
     "metadata-fused-alone": ALONE,
     "sglang-metadata": "SGLang",
+    "vllm-metadata": COPY,
 }
-DESIGNS_SHOWN = (OP_BY_OP, MERGED, TODAY, ALONE, FUSED)
+DESIGNS_SHOWN = (OP_BY_OP, MERGED, TODAY, COPY, ALONE, FUSED)
 """Columns of `design_times`; the release follows the name SGLang."""
 
 

@@ -13,7 +13,6 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from ..draw import charts, style
 from ..kinds.engine.case import IN_TURNS, SIDE_BY_SIDE, EngineCase
 from ..measure.stats import judge_savings
 from ..run.frame import good_rows, launches, release_order
@@ -178,19 +177,3 @@ def launches_table(frame: pd.DataFrame) -> pd.DataFrame:
     )
     table["prepare, us"] = np.round(prepare_us, 1)
     return table.reset_index(drop=True)
-
-
-def steps_chart(frame: pd.DataFrame, table: pd.DataFrame) -> charts.Figure:
-    """A step before and after, ms, a bar each per row of `savings`."""
-    size = (8, 1.2 + 0.5 * len(table))
-    words = ("decode step, ms", "")
-    figure, (axis,) = charts.panels(
-        ["Decode steps of SGLang, before and after"], size, frame, words
-    )
-    place, before = np.arange(len(table)), table.step_us / 1e3
-    axis.barh(place - 0.2, before, 0.38, color=style.ORANGE, label="before")
-    axis.barh(place + 0.2, before - table.saved_us / 1e3, 0.38, color=style.BLUE, label="after")
-    sizes = table.batch_size.astype(str) + " x " + table.kv_len.map("{:,} ".format) + table.lengths
-    charts.categories(axis, "y", table.arm + ": " + sizes + " (" + table.driver + ")")
-    axis.legend(loc="upper right")
-    return figure

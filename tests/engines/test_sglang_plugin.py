@@ -103,7 +103,7 @@ def test_a_schedule_is_left_to_the_layers_by_one_hook_alone(loaded):
 
 
 def test_decode_is_capped_as_upstream_does_and_prefill_is_not(loaded, engine, monkeypatch):
-    loaded(SPLITS="upstream")
+    loaded(SPLITS="upstream", METADATA="sglang")
     with pytest.raises(ValueError, match="SPLITS=upstream must have SGLang 0.5.18 or later$"):
         engine.FlashAttentionBackend()
     sizes = {"decode_num_splits": 0, "max_num_pages": 131_072}
@@ -121,6 +121,12 @@ def test_decode_is_capped_as_upstream_does_and_prefill_is_not(loaded, engine, mo
     lens, _ = captured(backend)
     replay(backend, lens)
     assert ({*told}, backend.num_splits) == ({15}, 0)
+    sglang.use(metadata="one-launch")
+    replay(backend, lens.copy_(LENS))
+    sizes = (3, 32, 8, 128, 1, sglang_code.CONTEXT, 132)
+    facts = SchedulerFacts(*sizes, page_size=1, causal=True, num_splits=15, build="sglang").settled
+    words = words_of(plan_splits(facts, lens.numpy())).tolist()
+    assert backend._sched_meta_buf[:17].tolist() == words, "the kernel's splits, too"
     assert arms.STATE.calls["splits=upstream"] == len(told)
     backend.num_splits, backend.use_mla = 1, True
     with pytest.raises(ValueError, match="no MLA and splits"):
