@@ -12,7 +12,7 @@ CASES = tuple(
     for batch, lengths in ((1, "fixed"), (16, "fixed"), (64, "fixed"), (128, "ragged"))
 )
 """The context is Llama-3.1's own, which SGLang takes where none is given."""
-KERNELS = tuple(replace(case, context=131_072) for case in engine_step.KERNELS)
+KERNELS = tuple(EngineCase(LLAMA, batch, 8192, context=131_072) for batch in (1, 16))
 SERVED = tuple(replace(case, context=131_072) for case in engine_step.SERVED)
 RANK = engine_step.SCHEDULE
 """One GPU of four that serve Qwen3-32B."""

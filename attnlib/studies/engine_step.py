@@ -7,27 +7,22 @@ neighbouring steps. For the others it is the difference of the medians of two pr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pandas as pd
 
-from ..kinds.engine.case import IN_TURNS, SIDE_BY_SIDE, EngineCase
+from ..kinds.engine.case import IN_TURNS, SIDE_BY_SIDE, WARM_TURNS, EngineCase
 from ..measure.stats import judge_savings
 from ..run.frame import good_rows, launches, release_order
 from ..run.store import require_comparable
 from ..run.study import Grid, Study
 
 LLAMA, QWEN = "llama-3.1-8b", "qwen3-32b-tp4"
-METADATA = (
-    *(EngineCase(LLAMA, batch, 1024) for batch in (1, 16, 32, 128)),
-    *(EngineCase(LLAMA, batch, 8192) for batch in (1, 16, 32)),
-)
-"""As far as they fit: 128 x 8,192 tokens need 128 GiB of cache."""
 SCHEDULE = tuple(EngineCase(QWEN, batch, 1024) for batch in (1, 16))
 """All layers of Qwen3-32B, with the shapes that one GPU of four has."""
-KERNELS = tuple(EngineCase(LLAMA, batch, 8192) for batch in (1, 16))
 SERVED = (
     EngineCase(LLAMA, 64, 32768, lengths="chat"),
     EngineCase(LLAMA, 32, 65536, lengths="retrieval"),
@@ -52,22 +47,15 @@ NOW, EAGER, FUSED = "sglang", "sglang-eager", "sglang-fused"
 ONE_LAUNCH, LAYER, GUARDED = "sglang-one-launch", "sglang-layer", "sglang-guarded"
 SPLITS = "sglang-upstream-splits"
 FLASH_ATTN_3_ARMS = (*SIDE_BY_SIDE["fa3"], LAYER)
-FLASHINFER_ARMS = SIDE_BY_SIDE["flashinfer"]
 FA2, FA3, PLANNED = "sglang-fa2", "sglang-fa3", "sglang-planned"
-HOST, PROFILER = ("host",), ("profiler",)
+HOST = ("host",)
 
 STUDY = Study(
     name="engine_step",
     question="What is a faster kernel or schedule worth to a user of SGLang, per decode step?",
-    # In the order of the engines' processes, so that each starts once per round; traces come last.
+    # In the order of the engines' processes, so that each starts once per round.
     grids=(
-        Grid(METADATA, FLASH_ATTN_3_ARMS, timers=HOST, rounds=3),
-        Grid(METADATA[2:3], FLASH_ATTN_3_ARMS, timers=PROFILER),
-        Grid(SCHEDULE, FLASH_ATTN_3_ARMS, timers=HOST, rounds=3),
-        Grid(SCHEDULE[:1], FLASH_ATTN_3_ARMS, timers=PROFILER),
-        Grid(KERNELS, FLASHINFER_ARMS, timers=HOST, rounds=3),
-        Grid(SERVED, (FA2, PLANNED), timers=HOST, rounds=3),
-        Grid(KERNELS[1:], FLASHINFER_ARMS, timers=PROFILER),
+        Grid(SCHEDULE[:1], FLASH_ATTN_3_ARMS, timers=("profiler",), headline=True),
         Grid(OFFLINE, (FA2,), timers=HOST, rounds=2),
         Grid(OFFLINE, (PLANNED,), timers=HOST, rounds=2),
         Grid(RANKS, (NOW,), timers=HOST, rounds=2),
@@ -75,7 +63,6 @@ STUDY = Study(
         Grid((GROUPS,), (NOW,), timers=HOST),
         Grid((GROUPS,), (LAYER,), timers=HOST),
         Grid((GROUPS,), (GUARDED,), timers=HOST),
-        Grid(METADATA[:3:2], FLASH_ATTN_3_ARMS, timers=HOST, rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-677adb93",
     ceilings=(),
@@ -83,15 +70,8 @@ STUDY = Study(
 TWO_GPUS = "nvidia-h200-04fdf2a2"
 """The machine that published the cases of `RANKS`."""
 Compared = tuple[tuple[str, str, tuple[EngineCase, ...]], ...]
-COMPARED: Compared = (
-    (FA2, FA3, KERNELS),
-    (PLANNED, FA2, (*KERNELS, *SERVED, *OFFLINE)),
-    (NOW, EAGER, (*METADATA, *SCHEDULE)),
-    (NOW, LAYER, (*SCHEDULE, *METADATA, *RANKS)),
-    (FUSED, NOW, (*METADATA, *SCHEDULE)),
-    (ONE_LAUNCH, NOW, (*METADATA, *SCHEDULE)),
-)
-"""Arm, base and cases of each comparison, in the order of the tables."""
+COMPARED: Compared = ((NOW, LAYER, RANKS), (PLANNED, FA2, OFFLINE))
+"""Arm, base and cases of each comparison; `engine_now` has those of synchronous steps."""
 PREPARE = "prepare_varlen_num_blocks"
 SIZES = ["model", "tp", "batch_size", "kv_len", "lengths", "driver", "context"]
 JUDGED = ["step_us", "saved_us", "low", "high", "rounds", "gain", "own_spread_us", "verdict"]
@@ -111,7 +91,7 @@ def savings(
     for arm, base, cases in compared:
         for release, case in product(["", *release_order(rows)], cases):
             of_case = rows[(rows.release == release) & (rows.case == case)]
-            rounds = rounds_of(of_case, arm, base)
+            rounds = rounds_of(of_case, case, arm, base)
             if rounds.empty:
                 continue
             times.append((rounds.step_us, rounds.step_us - rounds.saved_us))
@@ -136,28 +116,48 @@ def savings(
     return table[["arm", "base", "release", "case", *SIZES, *JUDGED]]
 
 
-def rounds_of(rows: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:
-    """A row per round that has both arms, among the rows of one case and release.
+def rounds_of(rows: pd.DataFrame, case: EngineCase, arm: str, base: str) -> pd.DataFrame:
+    """A row per round that has both arms, among the rows of this case and one release.
 
     `step_us`: the median step of `base`. `saved_us`: what `arm` saves of it. `own_spread_us`: how
     far an arm's steps lie from its own next ones, the larger of both arms, in place of A/A items;
-    NaN where the arms took no turns.
+    NaN where the arms took no turns with each other. Of these the steps of equal contexts count.
     """
     rows = rows[rows.backend.isin((arm, base))]
     require_comparable(rows)
     # Records say so since 2026-11-22; before, the arms of metadata alone took turns.
     took_turns = rows.reported_backend.str.contains(IN_TURNS).all()
     took_turns |= {arm, base} <= {NOW, EAGER, FUSED, ONE_LAUNCH} and (rows.driver == "steps").all()
+    took_turns &= base in case.in_turns(arm)
+    side_by_side = [len(case.in_turns(name)) for name in (arm, base)]
     wide = rows.pivot(index="round", columns="backend", values="steps_us")
     wide = wide.reindex(columns=[arm, base]).dropna()
     lines = []
     for arm_us, base_us in zip(wide[arm].map(np.array), wide[base].map(np.array), strict=True):
-        saved, own_spread = np.median(base_us) - np.median(arm_us), np.nan
+        own_spread = np.nan
         if took_turns:
             saved = np.median(base_us - arm_us)
             own_spread = max(_own_spread(arm_us), _own_spread(base_us))
+        else:
+            arm_us, base_us = _of_equal_contexts((arm_us, base_us), side_by_side)
+            saved = np.median(base_us) - np.median(arm_us)
         lines.append((np.median(base_us), saved, own_spread))
     return pd.DataFrame(lines, columns=["step_us", "saved_us", "own_spread_us"], dtype=float)
+
+
+def _of_equal_contexts(
+    sides: Sequence[np.ndarray], side_by_side: Sequence[int]
+) -> list[np.ndarray]:
+    """Of the steps of two processes those at the same lengths: requests grow by a token in a step
+    of any of the arms that are side by side in a process."""
+    grown = [
+        (WARM_TURNS + np.arange(len(us))) * arms
+        for us, arms in zip(sides, side_by_side, strict=True)
+    ]
+    first, last = max(tokens[0] for tokens in grown), min(tokens[-1] for tokens in grown)
+    return [
+        us[(first <= tokens) & (tokens <= last)] for us, tokens in zip(sides, grown, strict=True)
+    ]
 
 
 def _own_spread(steps_us: np.ndarray) -> float:

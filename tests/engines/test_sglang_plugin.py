@@ -2,6 +2,7 @@
 
 import sys
 from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -106,28 +107,22 @@ def test_decode_is_capped_as_upstream_does_and_prefill_is_not(loaded, engine, mo
     loaded(SPLITS="upstream", METADATA="sglang")
     with pytest.raises(ValueError, match="SPLITS=upstream must have SGLang 0.5.18 or later$"):
         engine.FlashAttentionBackend()
-    sizes = {"decode_num_splits": 0, "max_num_pages": 131_072}
-    for name, value in sizes.items():
-        monkeypatch.setattr(engine.FlashAttentionBackend, name, value, raising=False)
+    monkeypatch.setattr(engine.FlashAttentionBackend, "decode_num_splits", 0, raising=False)
+    monkeypatch.setattr(engine.FlashAttentionBackend, "max_num_pages", 131_072, raising=False)
     backend = engine.FlashAttentionBackend()
     assert (backend.decode_num_splits, backend.num_splits) == (15, 0), "4 for 64 requests of SGLang"
-    schedule, told = backend._get_scheduler_metadata, []
-
-    def spy(**call):
-        told.append(call["num_splits"])
-        return schedule(**call)
-
-    backend._get_scheduler_metadata = spy
+    asked = backend._get_scheduler_metadata = Mock(wraps=backend._get_scheduler_metadata)
     lens, _ = captured(backend)
     replay(backend, lens)
-    assert ({*told}, backend.num_splits) == ({15}, 0)
+    splits = [call.kwargs["num_splits"] for call in asked.call_args_list]
+    assert (splits, backend.num_splits) == ([15, 15], 0)
     sglang.use(metadata="one-launch")
     replay(backend, lens.copy_(LENS))
     sizes = (3, 32, 8, 128, 1, sglang_code.CONTEXT, 132)
     facts = SchedulerFacts(*sizes, page_size=1, causal=True, num_splits=15, build="sglang").settled
     words = words_of(plan_splits(facts, lens.numpy())).tolist()
     assert backend._sched_meta_buf[:17].tolist() == words, "the kernel's splits, too"
-    assert arms.STATE.calls["splits=upstream"] == len(told)
+    assert arms.STATE.calls["splits=upstream"] == 2
     backend.num_splits, backend.use_mla = 1, True
     with pytest.raises(ValueError, match="no MLA and splits"):
         sglang_hooks.cap_splits(None, backend)

@@ -3,7 +3,10 @@
 import numpy as np
 import pandas as pd
 
+from attnlib.kinds.engine.case import EngineCase
 from attnlib.studies import engine_step as engine
+
+CASE = EngineCase(engine.LLAMA, 1, 8192)
 
 
 def steps(base, arm, turns):
@@ -16,18 +19,25 @@ def steps(base, arm, turns):
 def test_a_round_in_turns_pairs_neighbours_and_one_without_takes_medians(monkeypatch):
     monkeypatch.setattr(engine, "require_comparable", lambda rows: None)
     base, arm = (100.0, 101.0, 150.0, 103.0), (90.0, 99.0, 140.0, 93.0)
-    (row,) = engine.rounds_of(steps(base, arm, True), engine.FA2, engine.FA3).itertuples()
+    asked = CASE, engine.FA2, engine.FA3
+    (row,) = engine.rounds_of(steps(base, arm, True), *asked).itertuples()
     assert (row.step_us, row.saved_us) == (102.0, 10.0)
     assert row.own_spread_us == 23.0, "the median of -47 and 1, the larger of both arms"
-    (row,) = engine.rounds_of(steps(base, arm, False), engine.FA2, engine.FA3).itertuples()
+    (row,) = engine.rounds_of(steps(base, arm, False), *asked).itertuples()
     assert row.saved_us == 102.0 - 96.0 and np.isnan(row.own_spread_us)
-    assert engine.rounds_of(steps(base, arm, True)[:1], engine.FA2, engine.FA3).empty
+    assert engine.rounds_of(steps(base, arm, True)[:1], *asked).empty
+
+
+def test_processes_with_more_arms_are_compared_while_their_contexts_are_equally_long():
+    """After four warm steps of each arm: 12, 15, ... tokens of three arms, 4, 5, ... of one."""
+    several, alone = np.arange(64.0), np.arange(100.0, 164.0)
+    long, short = engine._of_equal_contexts((several, alone), (3, 1))
+    assert (short[0], short[-1], long.tolist()) == (108.0, 163.0, [*np.arange(19.0)])
 
 
 def test_releases_are_kept_apart(monkeypatch):
     monkeypatch.setattr(engine, "require_comparable", lambda rows: None)
-    case = engine.METADATA[0]
-    same = {name: getattr(case, name) for name in engine.SIZES} | {"case": case}
+    same = {name: getattr(CASE, name) for name in engine.SIZES} | {"case": CASE}
     same |= {"timer": "ahead", "status": "ok", "throttled": False, "repeat": False}
     releases = {"0.5.9": (90.0, 99.0, 140.0, 93.0), "0.5.10": (80.0, 89.0, 130.0, 83.0)}
     rows = [
@@ -35,6 +45,6 @@ def test_releases_are_kept_apart(monkeypatch):
         for name, arm in releases.items()
     ]
     frame = pd.concat([part.assign(round=n, **same) for part in rows for n in range(2)])
-    table = engine.savings(frame, ((engine.FA2, engine.FA3, (case,)),), "ahead")
+    table = engine.savings(frame, ((engine.FA2, engine.FA3, (CASE,)),), "ahead")
     assert [*table.release] == [*releases] and [*table.saved_us] == [10.0, 20.0]
-    assert engine.savings(frame, ((engine.FA2, engine.FA3, (case,)),)).empty, "no timer host"
+    assert engine.savings(frame, ((engine.FA2, engine.FA3, (CASE,)),)).empty, "no timer host"

@@ -53,6 +53,8 @@ SIDE_BY_SIDE = {
 schedule in layers: a second set of CUDA graphs in the process delays the other arms' replays."""
 EXACT = {"sglang-eager": "sglang", "sglang-fused": "sglang"}
 """Arm -> the arm whose tokens and logits it must have, bit by bit, where they take turns."""
+WARM_TURNS = 4
+"""Steps of each arm before those that are timed; every step of any arm adds a token."""
 IN_TURNS = "in turns"
 """In `reported_backend` of records whose steps alternate with those of other arms."""
 

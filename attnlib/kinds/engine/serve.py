@@ -35,6 +35,7 @@ from ...engines.arms import STATE
 from ...engines.sglang import use
 from ...engines.sglang_hooks import pin_decode
 from ...measure.trace import trace_kernels
+from .case import WARM_TURNS
 
 POOL_TOKENS = 300_000
 """Size of the cache in every process: 37 GiB for Llama-3.1-8B."""
@@ -43,7 +44,6 @@ CONTEXT = {"fa3": 16_384, "flashinfer": 102_400}
 BATCHES = (1, 2, 4, 8, 16, 32, 40, 64, 128)
 """Batch sizes with a CUDA graph of their own; others are padded."""
 CHECKED = 4
-WARM_TURNS = 4
 REPEATS = 5
 """Calls of the offline engine; each gives one mean time of a step."""
 VOCABULARY = 9000
