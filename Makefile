@@ -26,7 +26,9 @@ $(STAMP): requirements.txt pyproject.toml
 	@rm -f $@
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo 'attnlib needs Python 3.11 or newer: make PYTHON=/path/to/python3' >&2; exit 1; }
-	$(PYTHON) -m venv --clear .venv
+	@# One of another Python would keep its libraries.
+	@[ "$$($(BIN)/python -VV 2>&1)" = "$$($(PYTHON) -VV)" ] || rm -rf .venv
+	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@

@@ -154,10 +154,9 @@ def _measure(study: str, overlay: Sequence[str] = (), **how: Any) -> None:
     from .run import store
     from .run.record import machine_slug
     from .run.study import Sweep, describe
-    from .studies import PACE
 
     chosen = _study_named(study)
-    count = Sweep(overlays=_overlays(overlay), pace=PACE, **how).measure(chosen)
+    count = Sweep(overlays=_overlays(overlay), **how).measure(chosen)
     machine = machine_slug(describe(chosen.device))
     print(f"{count} items measured; records in {store.journal_path(chosen.name, machine)}")
     torn = store.torn_path(chosen.name, machine)

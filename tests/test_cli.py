@@ -30,11 +30,9 @@ publish tiny --machine h100
 bisect --package flashinfer-python --good 0.5.3 --bad 0.6.3 --study tiny --case k8 --rounds 3
 compare --base 0.6.3 --new 0.6.4 --model Llama-3.1-8B --tp 1 --lens 8192x16 --not-slower 2%
 compare --base 0.6.4 --new 0.7.2.post1 --heads 8/1 --lens 9..99 --batch 64 --backend fa2
-compare --base 0.6.4 --new 0.7.2.post1 --cases cases.txt
 claims claim --json
 report --out report.html
 advise --model Llama-3.1-70B --tp 8 --lens 9..99x64 --engine sglang==0.5.23 --gpu h100
-advise --heads 8/1 --head-dim 128 --page-size 16 --batch 4 --lens 8192 --kv-dtype float8_e4m3fn
 explain --library flashinfer==0.6.3 --mode decode --heads 32/8 --gpu sm90 --call graph
 explain --diff flashinfer==0.6.13 flashinfer==0.7.2 --model Llama-3.1-8B --policy auto
 """.split("\n")[1:-1]

@@ -19,7 +19,8 @@
 | | | (`attnlib.guard`); of FlashInfer one plan and one replay in 100 against the lengths |
 | `ATTNLIB_SGLANG_CAPTURE` | a file | sampled steps are appended to it, see `capture` |
 
-Metadata, schedule and splits need `--attention-backend fa3` (SGLang's word for the FlashAttention-3
+A variable of another attention backend has no effect: metadata, schedule and splits need
+`--attention-backend fa3` (SGLang's word for the FlashAttention-3
 library), decode needs `flashinfer`, the guard one of the two; capture works with any. Without a
 variable nothing is hooked.
 SGLang logs what a plugin raises and goes on without it, so an unknown word, or a release whose
@@ -27,10 +28,10 @@ functions are not those that `sglang_hooks.POINTS` knows, ends the process. A re
 `NEWEST` whose functions are known runs, with one warning.
 
 `one-launch` takes its split cap from the width of the page table, as the attention call (and so
-`layer`) does; SGLang's schedule takes it from the longest request of the step. Where the number of
-splits differs, the last bits of the output differ. Steps without a CUDA graph, steps of speculative
-decoding, and pools with page tables of their own (unified memory) keep SGLang's own metadata and
-plan. `arms.STATE.calls` counts what ran.
+`layer`) does, or from SPLITS; SGLang's schedule takes it from the longest request of the step.
+Where the number of splits differs, the last bits of the output differ. Steps without a CUDA graph,
+steps of speculative decoding, and pools with page tables of their own (unified memory) keep
+SGLang's own metadata and plan. `arms.STATE.calls` counts what ran.
 """
 
 from ..core.spec import require_word

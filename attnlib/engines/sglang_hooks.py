@@ -77,7 +77,7 @@ def compute_schedule(original: Callable[..., Any], *args: Any, **kwargs: Any) ->
     written, STATE.scheduled = STATE.scheduled, False
     if written or STATE.arm("schedule") == "layer":
         return None
-    if not STATE.arm("splits"):
+    if "splits" not in STATE.arms:
         return original(*args, **kwargs)
     backend = named(original, args, kwargs)["self"]
     of_prefill, backend.num_splits = backend.num_splits, backend.decode_num_splits
@@ -91,13 +91,21 @@ def cap_splits(_: None, backend: Any, *args: Any, **kwargs: Any) -> None:
     """After a FlashAttention backend is made: cap the splits of decode as upstream does.
 
     SGLang's kernels count the query rows of all requests since 0.5.16, upstream those of one.
-    Upstream's cap becomes decode's `num_splits`; prefills keep SGLang's.
+    Upstream's cap becomes decode's `num_splits`; prefills keep SGLang's. To 0.5.20 the backend's
+    heads are wrong under DP attention, as in `_scheduler`.
     """
+    from sglang.srt.layers.dp_attention import is_dp_attention_enabled
+
+    STATE.arm("splits")
+    gpu = torch.cuda.get_device_properties(torch.device(backend.device))
+    own_splits = getattr(backend, "decode_num_splits", 0)
     not_met = {
         "SGLang 0.5.18 or later": not hasattr(backend, "decode_num_splits"),
         "FlashAttention-3": getattr(backend, "fa_impl_ver", 3) != 3,
+        "a Hopper GPU": gpu.major != 9,
         "no MLA": backend.use_mla,
-        "splits (no --enable-deterministic-inference)": backend.num_splits == 1,
+        "no DP attention": is_dp_attention_enabled(),
+        "no splits of SGLang's own (no --enable-deterministic-inference)": own_splits,
     }
     require_met(f"{PREFIX}SPLITS=upstream", not_met)
     width = backend.max_num_pages * backend.page_size
@@ -137,7 +145,7 @@ def _scheduler(page_table: torch.Tensor, page_size: int) -> SchedulerMetadata:
             "SGLang's backend divides them by the number of ranks: use fused"
         )
     # As the attention call, which caps splits by the table's width.
-    splits = backend.decode_num_splits if "splits" in STATE.arms else backend.num_splits
+    splits = getattr(backend, "decode_num_splits", backend.num_splits)
     facts = _facts(backend, batch_size, columns * page_size, splits, sglang_build())
     scheduler = reserve(facts, words.device, out=words)
     if scheduler.words.shape != words.shape:

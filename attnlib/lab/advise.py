@@ -183,7 +183,7 @@ class Advice(Shown):
         layer, table = self.layer, self.table()
         count = f"{len(self.lengths)} request{'s' * (len(self.lengths) > 1)}"
         heads = f"{layer.heads} heads, head_dim {layer.head_dim}, {count}"
-        time = in_about((ROUNDS, ROUNDS * len(BACKENDS)), paces=[PACE])
+        time = in_about((ROUNDS, ROUNDS * len(BACKENDS)), pace=PACE)
         return Card(
             title=f"decode, {heads}, {sum(self.lengths):,} tokens",
             notes=self.notes,

@@ -12,6 +12,7 @@ from typing import Any
 
 import ipywidgets as w
 
+from ..core.spec import require_int
 from ..draw.cards import STYLE, as_html, as_text
 from ..kinds.decode.case import DecodeCase
 from ..run.jobs import StoppedError
@@ -33,6 +34,7 @@ from .source import (
 )
 from .view import View
 
+MOST_ROUNDS = 100
 DESCRIPTIONS = {"model": "Model", "records": "Records"}
 DESCRIPTIONS |= {name: name.replace("_", " ").capitalize() for name in (*AXES, "against")}
 DESCRIPTIONS |= {"variant": "Tensors", "kv_len": "KV length", "backends": "Backends"}
@@ -51,8 +53,8 @@ INTRODUCTION = (
 def explore(model: str = "", **wishes: Any) -> "Explorer":
     """Controls and a view, to be shown by a notebook. Arguments are those of `attnlib.view`.
 
-    ValueError for an unknown model, study or argument, and for rounds where nothing can be
-    measured; the view says if a size is not on record.
+    ValueError for an unknown model, study or argument, for rounds beyond `MOST_ROUNDS` or where
+    nothing can be measured; the view says if a size is not on record.
     """
     known = [*DESCRIPTIONS, "machine", "rounds", "tp", "heads", "head_dim"]
     if unknown := [name for name in wishes if name not in known]:
@@ -60,8 +62,10 @@ def explore(model: str = "", **wishes: Any) -> "Explorer":
     require_kinds({**wishes, "model": model})
     layer = {name: wishes.pop(name) for name in ("tp", "heads", "head_dim") if name in wishes}
     model = layer_named(model, **layer)
-    if wishes.get("rounds") is not None and (reason := why_not_live(model)):
-        raise ValueError(f"rounds must be left out, got {wishes['rounds']}: {reason}")
+    if (rounds := wishes.get("rounds")) is not None:
+        if reason := why_not_live(model):
+            raise ValueError(f"rounds must be left out, got {rounds}: {reason}")
+        require_int("rounds", rounds, most=MOST_ROUNDS)
     records, machine = wishes.get("records") or "", wishes.get("machine") or ""
     if machine or records not in ("", LIVE):
         find_source(model, records, machine)
@@ -87,9 +91,12 @@ class Explorer(w.VBox):
             self.controls[name] = make(description=description, style=LABEL, layout=layout)
             self.controls[name].observe(partial(self._change, name), "value")
         self.rounds = w.BoundedIntText(
-            wishes.get("rounds") or ROUNDS, min=1, max=100, description="Rounds", style=LABEL
+            wishes.get("rounds") or ROUNDS,
+            min=1,
+            max=MOST_ROUNDS,
+            description="Rounds",
+            style=LABEL,
         )
-        wishes["rounds"] = self.rounds.value  # within its bounds
         self.rounds.observe(partial(self._change, "rounds"), "value")
         self.measure = w.Button(description="Measure", button_style="primary", icon="play")
         self.measure.on_click(self.start)

@@ -227,7 +227,7 @@ def _gpu_work(events: list[Event], calls: _Calls) -> list[Span]:
     for event in sorted((e for e in events if e.get("cat") in LAUNCHES), key=lambda e: e["ts"]):
         launches.setdefault(event.get("args", {}).get("correlation", -1), event)
     spans = []
-    for event in (event for event in events if event.get("cat") in GPU_WORK):
+    for event in [event for event in events if event.get("cat") in GPU_WORK]:
         span = work_span(event, event["ts"] - calls.origin)
         launch = launches.get(span.launch)
         number = calls.at(launch["ts"] - calls.origin) if launch else calls.before(span.start_us)
@@ -239,7 +239,7 @@ def _gpu_work(events: list[Event], calls: _Calls) -> list[Span]:
 
 def _operators(events: list[Event], calls: _Calls) -> list[Span]:
     threads: dict[int, list[Span]] = defaultdict(list)
-    for event in (event for event in events if event.get("cat") == "cpu_op"):
+    for event in [event for event in events if event.get("cat") == "cpu_op"]:
         start, length = event["ts"] - calls.origin, event.get("dur", 0.0)
         if (number := calls.at(start)) != NO_CALL:
             span = Span("operator", event["name"], start, length, length, number)

@@ -26,7 +26,7 @@ CELL_TIMEOUT_S = 1800
 SIDE_BY_SIDE = 2
 """Notebooks that replay at the same time; on a GPU they run one after the other."""
 README_FIGURE = ROOT / "data" / "figures" / "fa3_decode_slowdown.png"
-SELDOM = "--IPKernelApp.exec_lines=__import__('gc').set_threshold(100_000)"  # see `__main__`
+FEW_COLLECTIONS = "--IPKernelApp.exec_lines=__import__('gc').set_threshold(100_000)"
 MACHINE_TAG = "nbval-ignore-output"
 LEFT_OUT = "(depends on the machine: run the notebook)"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -136,7 +136,8 @@ def execute(path: Path) -> NotebookNode:
         store_widget_state=False,
         coalesce_streams=True,  # or a line that was printed in two halves is two outputs
         shutdown_kernel="immediate",
-        extra_arguments=["--IPKernelApp.log_level=40", SELDOM],  # no warning that TCP is plain
+        # 40: no warning that TCP is not encrypted. The other is as in `__main__`.
+        extra_arguments=["--IPKernelApp.log_level=40", FEW_COLLECTIONS],
         resources={"metadata": {"path": str(path.parent)}},
     )
     try:

@@ -176,7 +176,8 @@ def load(study: str, machine: str, *, case: Case | None = None) -> pd.DataFrame:
     frame = _frame_of(study, machine, stamp(study, machine))
     if case is None:
         return frame.copy()
-    return frame[found] if (found := frame.case == case).any() else frame[:0]
+    found = frame.case == case
+    return frame[found] if found.any() else frame[:0]  # to filter a wide frame is slow
 
 
 def frame(records: Iterable[Record]) -> pd.DataFrame:

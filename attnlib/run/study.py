@@ -190,7 +190,6 @@ class Sweep:
     `headline` takes only the grids that live notebooks measure; `rounds` overrides the grids' own.
     `overlays` maps `NAME==VERSION` to folders. `retry` measures again what is on record as failed.
     `progress` is a tqdm-like factory. `stop` ends the sweep with StoppedError (`jobs.Watch`).
-    `pace` is a published study that says how long one takes that is not.
     """
 
     headline: bool = False
@@ -199,7 +198,6 @@ class Sweep:
     retry: bool = False
     progress: Callable[..., Any] = progress_bar
     stop: Callable[[], bool] | None = None
-    pace: Study | None = None
 
     def measure(self, study: Study) -> int:
         """Measure what `study` lacks; returns how many items were measured.
@@ -209,7 +207,7 @@ class Sweep:
         jobs = self.jobs(study)
         if study.device == "cuda" and not _has_cuda():
             items = sum(len(job.items) for job in jobs)
-            time = in_about((len(jobs), items), paces=[study, self.pace or study])
+            time = in_about((len(jobs), items), pace=study)
             words = f"{study.name!r} must be measured on a CUDA GPU{time}; none is here"
             raise RuntimeError(f"study {words}")
         return self.run(jobs)
@@ -256,13 +254,12 @@ class Sweep:
         return left
 
 
-def in_about(*sweeps: tuple[int, int], paces: Iterable[Study]) -> str:
+def in_about(*sweeps: tuple[int, int], pace: Study) -> str:
     """`, in about 1 to 5 minutes`: sweeps of so many processes and records on a GPU, kernels built,
-    at the pace of the first of `paces` that is published; the empty string without one."""
-    known = [s for s in paces if s.reference_machine in store.machines(s.name)]
-    if not known:
+    at the pace of a study; the empty string if it is not published."""
+    if pace.reference_machine not in store.machines(pace.name):
         return ""
-    rows = store.load(known[0].name, known[0].reference_machine)
+    rows = store.load(pace.name, pace.reference_machine)
     rows = rows.sort_values("started_at", kind="stable")
     gaps = rows.started_at.astype("datetime64[ns, UTC]").diff().dt.total_seconds()
     starts = (rows[["round", "release"]] != rows[["round", "release"]].shift()).any(axis=1)

@@ -2,7 +2,8 @@
 
 A saving is microseconds per step by `arm` in place of `base`, above 0 where `arm` is faster. Arms
 that take turns are compared step by step: a round's saving is the median of the differences of
-neighbouring steps. For the others it is the difference of the medians of two processes.
+neighbouring steps. For the others it is the difference of the medians of two processes, over the
+steps in which their requests were equally long.
 """
 
 from __future__ import annotations
@@ -32,16 +33,8 @@ SERVED = (
 OFFLINE = tuple(replace(case, driver="offline") for case in SERVED)
 RANKS = tuple(EngineCase("qwen3-half", n, 1024, 128, "offline", tp=2) for n in (1, 16))
 """Over two GPUs with a real all-reduce; each has the shapes of one GPU of four."""
-GROUPS = EngineCase(
-    model="qwen3-0.6b",
-    batch_size=8,
-    kv_len=12_000,
-    output_len=128,
-    driver="offline",
-    tp=2,
-    lengths="12000+900+40+3000+17+7000+2000+600",
-    dp=2,
-)
+UNEVEN = "12000+900+40+3000+17+7000+2000+600"
+GROUPS = EngineCase("qwen3-0.6b", 8, 12_000, 128, "offline", tp=2, lengths=UNEVEN, dp=2)
 """Each of two GPUs attends for requests of its own (DP attention); one request is long."""
 NOW, EAGER, FUSED = "sglang", "sglang-eager", "sglang-fused"
 ONE_LAUNCH, LAYER, GUARDED = "sglang-one-launch", "sglang-layer", "sglang-guarded"
@@ -121,14 +114,11 @@ def rounds_of(rows: pd.DataFrame, case: EngineCase, arm: str, base: str) -> pd.D
 
     `step_us`: the median step of `base`. `saved_us`: what `arm` saves of it. `own_spread_us`: how
     far an arm's steps lie from its own next ones, the larger of both arms, in place of A/A items;
-    NaN where the arms took no turns with each other. Of these the steps of equal contexts count.
+    NaN where the arms took no turns with each other. Their steps count at equal contexts alone.
     """
     rows = rows[rows.backend.isin((arm, base))]
     require_comparable(rows)
-    # Records say so since 2026-11-22; before, the arms of metadata alone took turns.
-    took_turns = rows.reported_backend.str.contains(IN_TURNS).all()
-    took_turns |= {arm, base} <= {NOW, EAGER, FUSED, ONE_LAUNCH} and (rows.driver == "steps").all()
-    took_turns &= base in case.in_turns(arm)
+    took_turns = rows.reported_backend.str.contains(IN_TURNS).all() and base in case.in_turns(arm)
     side_by_side = [len(case.in_turns(name)) for name in (arm, base)]
     wide = rows.pivot(index="round", columns="backend", values="steps_us")
     wide = wide.reindex(columns=[arm, base]).dropna()
@@ -155,6 +145,8 @@ def _of_equal_contexts(
         for us, arms in zip(sides, side_by_side, strict=True)
     ]
     first, last = max(tokens[0] for tokens in grown), min(tokens[-1] for tokens in grown)
+    if first > last:
+        raise ValueError(f"two processes must have steps at equal contexts, got {sides}")
     return [
         us[(first <= tokens) & (tokens <= last)] for us, tokens in zip(sides, grown, strict=True)
     ]

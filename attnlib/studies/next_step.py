@@ -42,7 +42,7 @@ def next_step(comparison: Comparison) -> str:
         return f"{comparison.looks[-1]} {words}"
     processes = (2 * comparison.looks[0], 2 * comparison.looks[-1])
     sweeps = [(count, count * len(items)) for count in processes]
-    return f"on a GPU the same command measures it{in_about(*sweeps, paces=[PACE])}"
+    return f"on a GPU the same command measures it{in_about(*sweeps, pace=PACE)}"
 
 
 def why_not_run(item: Item[Any], both: tuple[str, str]) -> str:

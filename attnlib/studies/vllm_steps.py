@@ -1,8 +1,8 @@
 """Decode steps of vLLM 0.33.0, backend against backend.
 
 Each backend has a process of its own on one GPU; they take turns round by round, A B B A. A step is
-the time of 49 output tokens less that of one, over 48. A round in which a kernel was compiled for
-the first token has a step below zero, and is left out.
+the time of 49 output tokens less that of one, over 48; of repeats in a round the median counts. A
+round in which a kernel was compiled for the first token has a step below zero, and is left out.
 """
 
 from pathlib import Path

@@ -122,9 +122,11 @@ def test_decode_is_capped_as_upstream_does_and_prefill_is_not(loaded, engine, mo
     facts = SchedulerFacts(*sizes, page_size=1, causal=True, num_splits=15, build="sglang").settled
     words = words_of(plan_splits(facts, lens.numpy())).tolist()
     assert backend._sched_meta_buf[:17].tolist() == words, "the kernel's splits, too"
-    assert arms.STATE.calls["splits=upstream"] == 2
-    backend.num_splits, backend.use_mla = 1, True
-    with pytest.raises(ValueError, match="no MLA and splits"):
+    assert arms.STATE.calls["splits=upstream"] == 2, "two backends were made"
+    backend.fa_impl_ver, backend.use_mla = 4, True
+    with pytest.raises(
+        ValueError, match="FlashAttention-3 and no MLA and no splits of SGLang's own"
+    ):
         sglang_hooks.cap_splits(None, backend)
 
 

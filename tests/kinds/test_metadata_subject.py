@@ -102,12 +102,14 @@ def test_vllm_copies_the_pages_of_a_block_table_behind_sums_of_the_host(monkeypa
             indices[start:end] = table[row, : end - start]
 
     record = measure(Item("vllm-metadata", "host", PAGES))
-    assert (record.status, record.reason) == ("refused", "vllm is not installed: pip install vllm")
+    assert record.status == "refused" and "vllm must be 0.33.0 or later, got none" in record.reason
     monkeypatch.setattr(vllm, "installed_version", lambda _: "0.33.0")
     module = SimpleNamespace(_copy_page_indices_kernel={(5,): copy})  # a program per request
     monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.flashinfer", module)
     record = measure(Item("vllm-metadata", "host", PAGES))
     assert (record.status, record.reason, record.oracle_error) == ("ok", "", 0.0)
+    record = measure(Item("vllm-metadata", "host", replace(PAGES, seq_len_delta=1)))
+    assert (record.status, "seq_len_delta must be 0" in record.reason) == ("error", True)
 
 
 def test_outputs_are_poisoned_before_each_call(monkeypatch):

@@ -167,7 +167,6 @@ def test_every_model_and_source_on_record_and_every_backend_of_it_can_be_shown(
         ),
         ({"release": "0.6.2"}, "release must be one of .*'0.6.3', .*got '0.6.2'"),
         ({"rounds": 3}, "rounds must be left out: records show all of theirs, got 3"),
-        ({"batch": True}, "batch must be an integer >= 1, got True"),
         ({"backends": FA2}, "backends must be a list of names, got 'flashinfer-fa2'"),
         ({"heads": 8}, "heads must be text, got 8"),
         ({"head_dim": 64}, "no records on 8/1 heads, head_dim 64 .*head_dim 128: .*5/1"),

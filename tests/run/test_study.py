@@ -132,8 +132,8 @@ def test_ceilings_are_measured_in_every_round_unless_the_study_needs_none(ceilin
 
 
 def test_without_a_gpu_or_rounds_nothing_is_measured(instant_jobs, without_gpu, published_records):
-    with pytest.raises(RuntimeError, match="on a CUDA GPU, in about 1 minute; none is here"):
-        measure(replace(TINY, device="cuda"), pace=PACE)
+    with pytest.raises(RuntimeError, match="on a CUDA GPU, in about [0-9]+ minutes; none is here"):
+        measure(PACE)
     with pytest.raises(ValueError, match="rounds must be >= 1, got 0"):
         measure(replace(TINY, device="cuda"), rounds=0)
     assert instant_jobs.jobs == []

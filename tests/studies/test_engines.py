@@ -3,10 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from attnlib.kinds.engine.case import EngineCase
 from attnlib.studies import engine_step as engine
 
-CASE = EngineCase(engine.LLAMA, 1, 8192)
+CASE = engine.SCHEDULE[0]
 
 
 def steps(base, arm, turns):
@@ -29,9 +28,8 @@ def test_a_round_in_turns_pairs_neighbours_and_one_without_takes_medians(monkeyp
 
 
 def test_processes_with_more_arms_are_compared_while_their_contexts_are_equally_long():
-    """After four warm steps of each arm: 12, 15, ... tokens of three arms, 4, 5, ... of one."""
     several, alone = np.arange(64.0), np.arange(100.0, 164.0)
-    long, short = engine._of_equal_contexts((several, alone), (3, 1))
+    long, short = engine._of_equal_contexts((several, alone), (3, 1))  # 12, 15, ... and 4, 5, ...
     assert (short[0], short[-1], long.tolist()) == (108.0, 163.0, [*np.arange(19.0)])
 
 

@@ -221,7 +221,7 @@ def installed(monkeypatch, parts):
     for name, value in vars(arms.State()).items():
         monkeypatch.setattr(arms.STATE, name, value)
     monkeypatch.setattr(planner, "installed_version", lambda name: "0.6.8.post1")
-    small = SimpleNamespace(multi_processor_count=4)
+    small = SimpleNamespace(multi_processor_count=4, major=9)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: small)
     for path, content in parts.items():
         names = path.split(".")

@@ -50,7 +50,8 @@ SIDE_BY_SIDE = {
     for attention in START
 }
 """Attention backend -> the arms that take turns in one process of the driver `steps`. Not the
-schedule in layers: a second set of CUDA graphs in the process delays the other arms' replays."""
+schedule in layers and the splits: a second set of CUDA graphs in the process delays the other arms'
+replays."""
 EXACT = {"sglang-eager": "sglang", "sglang-fused": "sglang"}
 """Arm -> the arm whose tokens and logits it must have, bit by bit, where they take turns."""
 WARM_TURNS = 4

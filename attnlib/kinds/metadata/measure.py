@@ -25,11 +25,8 @@ from .case import MetadataCase
 POISON = -77
 SLOTS = 2**20
 """KV slots that a request pool's tokens point into."""
-FUSED: dict[str, Callable[..., object]] = {
-    "decode": build_decode_metadata,
-    "kv_indices": build_kv_indices,
-}
-BUILDERS: dict[str, dict[str, Callable[..., object]]] = {
+FUSED = {"decode": build_decode_metadata, "kv_indices": build_kv_indices}
+BUILDERS: dict[str, dict[str, Callable[..., None]]] = {
     "metadata-eager": {"decode": eager.build_decode_metadata},
     "metadata-fused": FUSED,
     "metadata-fused-alone": FUSED,
@@ -37,7 +34,7 @@ BUILDERS: dict[str, dict[str, Callable[..., object]]] = {
         "decode": sglang.build_decode_metadata,
         "kv_indices": sglang.build_kv_indices,
     },
-    "vllm-metadata": {"kv_indices": vllm.page_copy},
+    "vllm-metadata": {"kv_indices": vllm.build_kv_indices},
 }
 """Backend -> builder of the case -> function; `alone` starts after the previous kernel ended."""
 ENGINES = {"sglang-metadata": sglang, "vllm-metadata": vllm}
@@ -97,9 +94,10 @@ class MetadataSubject(Subject):
             # Words that SGLang writes once, when its server starts.
             call.outputs["kv_indptr"][:1] = 0
             call.outputs["kv_last_page_len"].fill_(1)
-        run: Callable[[], object] = partial(build, **call.inputs, **call.outputs, **numbers)
+        inputs = call.inputs
         if backend == "vllm-metadata":
-            run = vllm.page_copy(call.inputs, call.outputs, item.case.page_size)
+            inputs = vllm.of_the_host(call.inputs, call.outputs, item.case.page_size)
+        run = partial(build, **inputs, **call.outputs, **numbers)
         with without_overlap() if backend == "metadata-fused-alone" else nullcontext():
             return timed_call(
                 run,
