@@ -20,9 +20,8 @@
 | `ATTNLIB_SGLANG_CAPTURE` | a file | sampled steps are appended to it, see `capture` |
 
 A variable of another attention backend has no effect: metadata, schedule and splits need
-`--attention-backend fa3` (SGLang's word for the FlashAttention-3
-library), decode needs `flashinfer`, the guard one of the two; capture works with any. Without a
-variable nothing is hooked.
+`--attention-backend fa3` (SGLang's word for the FlashAttention-3 library), decode needs
+`flashinfer`, the guard one of the two; capture works with any. Without one nothing is hooked.
 SGLang logs what a plugin raises and goes on without it, so an unknown word, or a release whose
 functions are not those that `sglang_hooks.POINTS` knows, ends the process. A release after
 `NEWEST` whose functions are known runs, with one warning.

@@ -259,8 +259,7 @@ def in_about(*sweeps: tuple[int, int], pace: Study) -> str:
     at the pace of a study; the empty string if it is not published."""
     if pace.reference_machine not in store.machines(pace.name):
         return ""
-    rows = store.load(pace.name, pace.reference_machine)
-    rows = rows.sort_values("started_at", kind="stable")
+    rows = store.load(pace.name, pace.reference_machine).sort_values("started_at", kind="stable")
     gaps = rows.started_at.astype("datetime64[ns, UTC]").diff().dt.total_seconds()
     starts = (rows[["round", "release"]] != rows[["round", "release"]].shift()).any(axis=1)
     # Means: times are whole seconds, and most records take less than one.

@@ -39,7 +39,6 @@ GROUPS = EngineCase("qwen3-0.6b", 8, 12_000, 128, "offline", tp=2, lengths=UNEVE
 NOW, EAGER, FUSED = "sglang", "sglang-eager", "sglang-fused"
 ONE_LAUNCH, LAYER, GUARDED = "sglang-one-launch", "sglang-layer", "sglang-guarded"
 SPLITS = "sglang-upstream-splits"
-FLASH_ATTN_3_ARMS = (*SIDE_BY_SIDE["fa3"], LAYER)
 FA2, FA3, PLANNED = "sglang-fa2", "sglang-fa3", "sglang-planned"
 HOST = ("host",)
 
@@ -48,7 +47,7 @@ STUDY = Study(
     question="What is a faster kernel or schedule worth to a user of SGLang, per decode step?",
     # In the order of the engines' processes, so that each starts once per round.
     grids=(
-        Grid(SCHEDULE[:1], FLASH_ATTN_3_ARMS, timers=("profiler",), headline=True),
+        Grid(SCHEDULE[:1], (*SIDE_BY_SIDE["fa3"], LAYER), timers=("profiler",), headline=True),
         Grid(OFFLINE, (FA2,), timers=HOST, rounds=2),
         Grid(OFFLINE, (PLANNED,), timers=HOST, rounds=2),
         Grid(RANKS, (NOW,), timers=HOST, rounds=2),

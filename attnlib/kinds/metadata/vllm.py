@@ -10,17 +10,16 @@ from packaging.version import Version
 
 from ...core.backends.table import LIBRARIES, installed_version
 
-DISTRIBUTION = "vllm"
 AT_ONCE = 1024
 """Pages that a program copies at once (flashinfer.py:1540)."""
 
 
 def unavailable() -> str:
     """Why vLLM's kernel cannot be had here (and what to install), or the empty string."""
-    least, release = LIBRARIES[DISTRIBUTION].since, installed_version(DISTRIBUTION)
+    least, release = LIBRARIES["vllm"].since, installed_version("vllm")
     if release and Version(release) >= Version(least):
         return ""
-    return f"{DISTRIBUTION} must be {least} or later, got {release or 'none'}: pip install vllm"
+    return f"vllm must be {least} or later, got {release or 'none'}: pip install vllm"
 
 
 def of_the_host(
