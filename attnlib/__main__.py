@@ -8,7 +8,8 @@ if __name__ == "__main__":
     # A third of torch's import would go to seeking garbage, at its start and at its end.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
-    sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # jsonschema compiles its grammars for 1 s
+    # Without it jsonschema does not compile the grammars of that package for 1 s.
+    sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
     try:
         from .cli import main
 

@@ -135,11 +135,13 @@ class TraceChange(Shown):
         told: dict[str, list[str]] = {"new": [], "gone": [], "in both": []}
         sides = {"before": self.before, "after": self.after}
         counts = [sum(len(side.usual[kind]) for kind in self.kinds) for side in self.compared]
+        shown = {name: side.shown() for name, side in sides.items()}
+        shown_in_kinds = [side.shown(self.kinds) for side in self.compared]
         for pattern in PATTERNS:
             known = {"decode steps", *pattern.needs}
             lacks = {name: [n for n in side.lacks if n in known] for name, side in sides.items()}
-            alike = [pattern.name in side.shown(self.kinds) for side in self.compared]
-            shows = [name for name, side in sides.items() if pattern.name in side.shown()]
+            alike = [pattern.name in names for names in shown_in_kinds]
+            shows = [name for name in sides if pattern.name in shown[name]]
             if not shows:
                 continue
             other, why = "after" if shows[0] == "before" else "before", list[str]()

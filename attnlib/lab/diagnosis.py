@@ -195,8 +195,8 @@ class Diagnosis(Shown):
 
     def shown(self, kinds: Collection[str] = ()) -> set[str]:
         """The names of the patterns that steps of these kinds show, by default all."""
-        rows = zip(*(self.patterns.get(name, ()) for name in ("pattern", "step")), strict=True)
-        return {pattern for pattern, step in rows if not kinds or step in kinds}
+        rows = self.patterns.to_dict("records")
+        return {row["pattern"] for row in rows if not kinds or row["step"] in kinds}
 
     def unseen(self) -> list[str]:
         """What the trace could not show."""

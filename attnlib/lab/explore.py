@@ -90,12 +90,9 @@ class Explorer(w.VBox):
             layout = {"width": WIDTHS.get(name, "300px")}
             self.controls[name] = make(description=description, style=LABEL, layout=layout)
             self.controls[name].observe(partial(self._change, name), "value")
+        rounds = wishes.get("rounds") or ROUNDS
         self.rounds = w.BoundedIntText(
-            wishes.get("rounds") or ROUNDS,
-            min=1,
-            max=MOST_ROUNDS,
-            description="Rounds",
-            style=LABEL,
+            rounds, min=1, max=MOST_ROUNDS, description="Rounds", style=LABEL
         )
         self.rounds.observe(partial(self._change, "rounds"), "value")
         self.measure = w.Button(description="Measure", button_style="primary", icon="play")

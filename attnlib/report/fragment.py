@@ -68,7 +68,7 @@ def _exporter() -> HTMLExporter:
     from nbconvert import HTMLExporter
 
     without = {"exclude_input_prompt": True, "exclude_output_prompt": True}
-    return HTMLExporter(template_name="basic", filters={"clean_html": "".join}, **without)
+    return HTMLExporter(template_name="basic", filters={"clean_html": lambda html: html}, **without)
 
 
 def _fold_code(soup: BeautifulSoup) -> None:

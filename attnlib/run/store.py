@@ -176,8 +176,8 @@ def load(study: str, machine: str, *, case: Case | None = None) -> pd.DataFrame:
     frame = _frame_of(study, machine, stamp(study, machine))
     if case is None:
         return frame.copy()
-    found = frame.case == case
-    return frame[found] if found.any() else frame[:0]  # to filter a wide frame is slow
+    is_case = frame.case == case
+    return frame[is_case] if is_case.any() else frame[:0]  # to filter a wide frame is slow
 
 
 def frame(records: Iterable[Record]) -> pd.DataFrame:

@@ -288,7 +288,7 @@ class Steps:
                 us[arm].append(before.elapsed_time(end) * 1e3)
         return {arm: {"run_us": us[arm][WARM_TURNS:]} for arm in arms}
 
-    def traced(self, lens: Sequence[int], arms: Arms, turns: Sequence[str]) -> Answers:
+    def traced(self, lens: Sequence[int], arms: Arms, _: Sequence[str]) -> Answers:
         """Per arm the kernels of a step, and their time in all."""
         tokens, batch = self.build(lens)
         answers = {}
@@ -297,7 +297,7 @@ class Steps:
             nonlocal tokens
             tokens, _ = self.runner.decode(tokens, batch)
 
-        for arm in turns[: len(arms)]:
+        for arm in arms:
             self._switch(arms[arm])
             kernels = [kernel._asdict() for kernel in trace_kernels(step)]
             total = sum(kernel["gpu_us"] for kernel in kernels)
