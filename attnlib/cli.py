@@ -200,11 +200,11 @@ def _bisect(
     given = "".join(f" --overlay {shlex.quote(argument)}" for argument in overlay)
     reference = f"{search.releases[0]} ({search.steps[0].reference_family})"
     text = f"""{search.backend} of {search.package}, {search.case.label}, on {search.machine}
+first {search.word} release: {search.changed}
 searched {", ".join(search.releases)}; ratio: run time over that of {reference}
 
 {bisection(search).to_string(index=False)}
 
-first {search.word} release: {search.changed}
 repeat with: {search.command}{given}"""
     print(json.dumps(search.to_dict(), indent=2) if as_json else text)
 
@@ -322,8 +322,8 @@ def _of(help: str, **options: Any) -> dict[str, Any]:
 JSON = {"--json": _of("print JSON instead of text", action="store_true", dest="as_json")}
 OVERLAY = {
     "--overlay": _of(
-        "folder that holds this release; otherwise it is installed from the package index "
-        "or from the folder of wheels that ATTNLIB_WHEELS names; repeatable",
+        "folder that holds this release; otherwise pip installs it (PIP_FIND_LINKS and other "
+        "settings of pip hold); repeatable",
         action="append",
         metavar="NAME==VERSION=DIR",
     )

@@ -77,7 +77,7 @@ class DecodeBatch:
         lens = seq_lens.detach().to("cpu", copy=True)
         why = " (page_table columns x page_size)"
         require_between("seq_lens", lens, 1, columns * spec.page_size, why)
-        pages = (lens + spec.page_size - 1) // spec.page_size
+        pages = (lens - 1) // spec.page_size + 1
         kv_indptr = lens.new_zeros(lens.shape[0] + 1)
         kv_indptr[1:] = pages.cumsum(0)
         live = torch.arange(columns, device=device) < pages.to(device)[:, None]

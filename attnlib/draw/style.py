@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
 """Okabe and Ito's palette: distinct for all common kinds of colour blindness."""
-BLUE, VERMILION, _, _, ORANGE, SKY, _ = PALETTE
+BLUE, VERMILION, _, _, _, SKY, _ = PALETTE
 SHAPES = ("o", "^", "s", "D", "v", "P", "X")
 """A marker for each colour of the palette, for print in grey."""
 PALE_BLUE = "#BFDDF0"
@@ -97,7 +97,7 @@ def log_axes(axis: Axes, *which: str) -> None:
 def source_of(frame: pd.DataFrame) -> str:
     """Study, GPU with the id that its records lie under, and days of a frame's records; their ids.
 
-    Of many records the first and the last id, and a sum: eight hex digits of SHA-256 over the
+    Of many records the first and the last id, and a hash: eight hex digits of SHA-256 over the
     sorted ids, a line each.
     """
     days = sorted({started[:10] for started in frame.started_at})
@@ -108,7 +108,7 @@ def source_of(frame: pd.DataFrame) -> str:
     if len(ids) <= FEW:
         return f"{where}\nrecords {', '.join(ids)}"
     digest = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:8]
-    return f"{where}\n{len(ids):,} records, {ids[0]} to {ids[-1]}, sum of ids {digest}"
+    return f"{where}\n{len(ids):,} records, {ids[0]} to {ids[-1]}, hash of ids {digest}"
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:

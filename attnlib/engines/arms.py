@@ -1,5 +1,6 @@
 """What the plugin's environment variables may say, and what this process runs. No torch."""
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,6 +8,8 @@ from typing import Any, NamedTuple
 
 from ..core.spec import require_word
 from .capture import Capture
+
+logger = logging.getLogger(__name__)
 
 
 class Engine(NamedTuple):
@@ -52,10 +55,13 @@ class State:
     step: Any = None
 
     def arm(self, name: str) -> str:
-        """The value that runs now, counted; the empty string where the arm is not set."""
+        """The value that runs now, counted, the first time logged; "" where the arm is not set."""
         value = self.arms.get(name, "")
+        word = f"{name}={value}"
+        if value and word not in self.calls:
+            logger.warning("attnlib runs %s", word)
         if value:
-            self.calls[f"{name}={value}"] += 1
+            self.calls[word] += 1
         return value
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..core.backends.table import BACKENDS
 from ..core.layer import lengths_of_case, words_of_lengths
-from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_int
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_int, require_word
 from ..draw.cards import Card, Shown, in_words
 from ..kinds.decode.case import DecodeCase
 from ..kinds.lengths import sample_seq_lens
@@ -312,8 +312,9 @@ def distances(layer: AttnSpec, lens: NDArray[np.int64], rows: pd.DataFrame) -> N
 def recorded_batches(draw: str = "all layers") -> pd.DataFrame:
     """A row per recorded random batch: case, features, median us per backend, where measured.
 
-    `draw` is one of `DRAWS`.
+    `draw` is one of `DRAWS`, else ValueError.
     """
+    require_word("draw", draw, DRAWS)
     study, gpu, release = DRAWS[draw]
     rows = random_batches.load_all(study)
     rows = rows[rows.gpu.str.contains(gpu)]

@@ -46,10 +46,10 @@ class Difference(Shown):
         totals = [
             ("kernels" if gpu else "operators", a.launches, b.launches),
             ("launches by the host", a.host_launches, b.host_launches),
-            ("time of them, us", a.time_us, b.time_us),
+            ("their time, us", a.time_us, b.time_us),
             ("gaps between them, us, traced", a.gap_us, b.gap_us),
-            ("until it returns, us, untraced", median(a.host_us), median(b.host_us)),
-            ("a call of many, us, untraced", a.wall_us, b.wall_us),
+            ("host time, us, untraced", median(a.host_us), median(b.host_us)),
+            ("time per call of many, us, untraced", a.wall_us, b.wall_us),
         ]
         return totals if gpu else [totals[0], *totals[2:]]
 
@@ -63,7 +63,7 @@ class Difference(Shown):
         for name, a, b in self.totals():
             facts.append((name, f"{a:,.6g} to {b:,.6g}" + (f" ({b / a:.2f} x)" if a else "")))
         return Card(
-            title=f"{self.a.name} (a) to {self.b.name} (b): {self.a.row_word}s {changes}",
+            title=f"{self.a.name} (a) to {self.b.name} (b), {self.a.row_word}s: {changes}",
             notes=[note for note in dict.fromkeys((self.a.note, self.b.note, NO_VERDICT)) if note],
             facts=facts,
             table=in_words(table, forms),

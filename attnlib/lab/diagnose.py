@@ -171,6 +171,7 @@ class TraceChange(Shown):
         )
         shown = self.rows.groupby("step", sort=False).head(MOST_ROWS)
         kernels = shown.kernels.map(lambda names: charts.shorten(names, LONGEST_NAMES))
+        shown = shown.drop(columns="step") if len(self.kinds) == 1 else shown
         patterns = [
             (f"pattern {word}", name) for word, names in self.patterns.items() for name in names
         ]

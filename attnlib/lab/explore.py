@@ -42,6 +42,7 @@ CSS_CLASS = "attn-explorer"
 """Of the whole; parts have `-view`, `-figure` and `-status` behind it."""
 LABEL = {"description_width": "76px"}
 WIDTHS = {"records": "min(100% - 4px, 908px)", "backends": "604px"}
+MAKES = {"backends": w.SelectMultiple, "batch": w.SelectionSlider, "kv_len": w.SelectionSlider}
 ROW = {"display": "flex", "flex_flow": "row wrap", "align_items": "center"}
 INTRODUCTION = (
     "<style>.attn-explorer .widget-html-content { min-width: 0; }</style>"  # a wide table scrolls
@@ -86,9 +87,9 @@ class Explorer(w.VBox):
         self.is_refreshing, self.must_stop, self.words = False, Event(), ""
         self.controls: dict[str, Any] = {}
         for name, description in DESCRIPTIONS.items():
-            make = w.SelectMultiple if name == "backends" else w.Dropdown
-            layout = {"width": WIDTHS.get(name, "300px")}
-            self.controls[name] = make(description=description, style=LABEL, layout=layout)
+            look = {"style": LABEL, "layout": {"width": WIDTHS.get(name, "300px")}}
+            make = MAKES.get(name, w.Dropdown)
+            self.controls[name] = make(options=[""], description=description, **look)
             self.controls[name].observe(partial(self._change, name), "value")
         rounds = wishes.get("rounds") or ROUNDS
         self.rounds = w.BoundedIntText(
@@ -145,7 +146,7 @@ class Explorer(w.VBox):
             return
         self.must_stop.clear()
         self.measure.disabled, self.stop.disabled = True, False
-        self._say("Starting: the GPU is described and the libraries are loaded.")
+        self._say("Starting: libraries are loaded; a kernel's first use compiles for a minute.")
         self.thread = Thread(target=self._measure, args=[self.view], daemon=True)
         self.thread.start()
 
@@ -169,8 +170,8 @@ class Explorer(w.VBox):
         wishes, model, notes = self.wishes, self.wishes["model"], {}
         offered = {}
         for study, folder in sources_of(model):  # the GPU by its name's second word and its id
-            _, gpu, *_, gpu_id = folder.split("-")
-            offered[study, folder] = f"{gpu.upper()} {gpu_id}: {STUDIES[study].question}"
+            words = folder.split("-")
+            offered[study, folder] = f"{words[1].upper()} {words[-1]}: {STUDIES[study].question}"
         offered[LIVE, ""] = "measure on this GPU"
         records, machine = wishes.get("records") or "", wishes.get("machine") or ""
         if records and records not in [study for study, _ in offered]:
@@ -228,9 +229,7 @@ class Explorer(w.VBox):
         try:
             if self.view is None or not isinstance(self.view.choice.case, DecodeCase):
                 raise ValueError("advice must be of a decode call that is shown; of MLA none is")
-            capability = self.view.machine["compute_capability"]  # 9.0 of sm90
-            gpu = f"sm{capability}".replace(".", "")
-            self.advice.value = as_html(advise(self.view.choice.case, gpu=gpu).card())
+            self.advice.value = as_html(advise(self.view.choice.case, gpu=self.view.gpu).card())
         except Exception as error:  # whatever it is: a callback that raises shows nothing
             self.advice.value = _problem(_words_of(error))
 

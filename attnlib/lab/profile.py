@@ -181,11 +181,12 @@ class Profile(Shown):
         host = f"{median(self.host_us):,.1f} us until a call returns (median)"
         wall = f"{self.wall_us:,.1f} us a call"
         if self.device == "cpu":
-            return [
+            facts = [
                 ("operators", f"{self.time_us:,.1f} us, as traced"),
                 ("between operators", f"{self.gap_us:,.1f} us of Python and others, as traced"),
                 ("untraced", f"{host}, {wall} on average"),
             ]
+            return facts if self.work else facts[2:]  # of Python alone nothing was traced
         gaps = f"{self.gap_us:,.1f} us in {len(self.gaps) / self.calls:g} gaps, as traced"
         if self.gaps:
             longest = max(self.gaps, key=lambda gap: gap.length_us)
@@ -261,6 +262,7 @@ def profile(
         host_us, wall_us = timer.time_loop(subject, calls, gpu=not no_gpu)
         bar.update(calls)
         events = trace.trace_calls(subject, calls, gpu=not no_gpu, settle=min(1, warmup))
+        bar.update(calls)
     if not no_gpu and not spans.saw_cuda(events):
         raise RuntimeError(BLIND)
     recorded_spans = spans.read_spans(events)

@@ -231,7 +231,7 @@ class View(Shown):
         table = self.times.dropna(subset="us").reset_index(drop=True)
         if table.empty:
             raise ValueError("view must hold a backend that was measured ok, it has none")
-        marks = "time of one call, us (a dot is a round"
+        marks = "time of one call, us (a mark is a round"
         marks += ", the line the time at the ceiling)" if self.bounds_us else ")"
         size = (7.2, charts.FURNITURE_INCHES + ROW_INCHES * len(table))
         source = style.source_of(self.good).replace("\n", f"{self.release}\n", 1)

@@ -95,7 +95,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         with opened(path, "rt", encoding="utf-8", errors="replace") as text:
             return _read_chrome(path, text)
     except BROKEN as error:
-        raise ValueError(f"{path} must be a whole trace: {error}") from error
+        raise ValueError(f"{path} must be a whole trace: {error}") from None
 
 
 def _read_chrome(path: Path, text: TextIO) -> Trace:

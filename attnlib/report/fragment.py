@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ACTIVE = ("script", "style", "iframe", "object", "embed", "link", "form", "base", "meta")
 """Elements that load, run or restyle: a cell's output may hold them, a page to share may not."""
 LINKS = re.compile(r"(?:https?:|mailto:|#)", re.IGNORECASE)
+USES = re.compile(r"attnlib\.(?:advise|compare|diagnose)\(")
 NOTEBOOK = re.compile(r"(?:\./)?([^/#]+)\.ipynb(?:#.*)?")
 
 
@@ -72,18 +73,17 @@ def _exporter() -> HTMLExporter:
 
 
 def _fold_code(soup: BeautifulSoup) -> None:
-    """Each cell's code under its last line, which names what was shown; open if no table is."""
+    """Each cell's code under its last line; a table's is folded, and so are imports."""
     for area in soup.select("div.code_cell > div.input"):
         lines = [line for line in area.get_text().splitlines() if line.strip()]
         calls = [line.strip() for line in lines if not line.startswith(("plt.show", " ", ")"))]
         details, summary = soup.new_tag("details", attrs={"class": "code"}), soup.new_tag("summary")
-        shown = soup.new_tag("code")
-        shown.string = calls[-1] if calls else ""
-        summary.extend(["code: ", shown])
-        if not (area.parent and area.parent.select_one(".output table")):
+        summary.extend(["code: ", soup.new_tag("code", string=calls[-1] if calls else "")])
+        table = area.parent and area.parent.select_one(".output table")
+        is_setup = lines and lines[0].startswith(("import ", "from "))
+        if USES.search("\n".join(lines)) or not (table or is_setup):
             details["open"] = ""
-        area.wrap(details)
-        details.insert(0, summary)
+        area.wrap(details).insert(0, summary)
 
 
 def _name_headings(soup: BeautifulSoup, anchor: str) -> None:

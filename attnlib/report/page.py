@@ -147,14 +147,14 @@ def live_run(path: Path = LIVE_RUN) -> dict[str, str]:
         return {}
     run = json.loads(path.read_text())
     parts = run["parts"]
-    total = {
-        word: sum(part.get(word, 0) for part in parts) for word in ("passed", "skipped", "failed")
-    }
+    words = "passed", "skipped", "failed"
+    total = {word: sum(part.get(word, 0) for part in parts) for word in words}
     days = sorted({part["date"] for part in parts})
     return {
         "day and GPU": f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}, {run['gpu']}",
         "tests and notebooks": f"{len(parts)} files: {_pairs(total)}",
         "not run": ", ".join(run["left"]) or "none",
+        "agrees with published verdicts": run.get("agrees", "not compared"),
         "versions": _pairs(run["versions"]),
     }
 

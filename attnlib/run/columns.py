@@ -17,7 +17,7 @@ import pandas as pd
 from ..kinds.cases import Case, case_from_dict
 from ..kinds.engine.case import EngineCase
 from ..measure.spans import Kernel
-from .record import THROTTLED, present_name
+from .record import THROTTLED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +26,7 @@ AS_THEY_ARE = (
     "id",
     "study",
     "round",
+    "backend",
     "timer",
     "release",
     "status",
@@ -50,7 +51,6 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
     """
     table = table.combine_chunks()
     frame = table.select([*AS_THEY_ARE]).to_pandas()
-    frame.insert(3, "backend", table["backend"].to_pandas().map(present_name))
     frame["repeat"] = _numbers(table, "again") > 0
     frame = pd.concat([frame, _case_columns(table)], axis=1)
     run_us = table["run_us"].to_pylist()

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -22,9 +22,6 @@ SCHEMA = 1
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
 and a measurement taken then is left out."""
-FORMER, NOW = "fa3", "flash-attn-3"
-"""How backends of the FlashAttention-3 library began before 2026-11-26, and begin now: `fa3` is
-FlashInfer's kernel alone."""
 STATUSES = ("ok", "incorrect", "refused", "error", "crashed", "timeout")
 
 
@@ -116,16 +113,9 @@ class Record:
         item = item_from_dict({name: flat.pop(name) for name in _ITEM_FIELDS & form.keys()})
         for name in ("run_us", "plan_us", "kernels", "power_w", "sm_clock_mhz"):
             flat[name] = tuple(flat.get(name, ()))
-        present = present_name(item.backend)
-        record = cls(
-            item=item if present == item.backend else replace(item, backend=present), **flat
-        )
+        record = cls(item=item, **flat)
         if stored_id != record.id:
-            former = replace(item, backend=re.sub(f"^{NOW}\\b", FORMER, present))
-            gpu_id = record.machine["gpu_id"]
-            if stored_id != record_id(record.study, record.round, former, gpu_id):
-                raise ValueError(f"id must be the content key {record.id}, got {stored_id}")
-            vars(record)["id"] = stored_id
+            raise ValueError(f"id must be the content key {record.id}, got {stored_id}")
         return record
 
 
@@ -141,11 +131,6 @@ def require_schema(schema: object) -> None:
     """ValueError unless records of this schema are known here."""
     if not isinstance(schema, int) or schema > SCHEMA:
         raise ValueError(f"schema must be an integer <= {SCHEMA}, got {schema!r}: update attnlib")
-
-
-def present_name(backend: str) -> str:
-    """The name now of a backend on record."""
-    return re.sub(f"^{FORMER}\\b", NOW, backend)
 
 
 def record_id(study: str, round_: int, item: Item, gpu_id: str) -> str:

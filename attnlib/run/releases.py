@@ -3,8 +3,8 @@
 Releases are strings that packaging.version can order, oldest first. One that the environment does
 not have is an overlay, a folder in front of a worker's sys.path: `build/overlays/NAME-RELEASE`. It
 appears when it is complete, with the distribution and the companions it cannot be imported without;
-torch and all else stay the environment's. Wheels come from the package index, or from the folder
-that `ATTNLIB_WHEELS` names and then from nowhere else.
+torch and all else stay the environment's. pip finds the wheels, so its own settings hold: with
+`PIP_NO_INDEX=1 PIP_FIND_LINKS=DIR` they come from a folder and from nowhere else.
 """
 
 import fcntl
@@ -32,41 +32,16 @@ COMPANIONS = {"flashinfer-python": ("apache-tvm-ffi<0.2",)}
 def available_releases(distribution: str, overlays: Iterable[str] = ()) -> list[str]:
     """The releases that can be had here; `overlays` are requirements `NAME==VERSION` given.
 
-    Beside them the environment's, those in `ATTNLIB_WHEELS`, and the index's if neither is given;
-    of those two no pre-releases. Raises ValueError for an overlay of another distribution, and what
-    the sources raise.
+    Beside them the environment's, and without overlays those that pip finds, no pre-releases.
+    Raises ValueError for an overlay of another distribution, and what `index_releases` raises.
     """
     given = [_release_of(requirement, distribution) for requirement in overlays]
-    folder = wheel_folder()
-    releases = wheel_releases(folder, distribution) if folder else []
-    if not folder and not given:
-        releases = index_releases(distribution)
-    releases = [release for release in releases if not Version(release).is_prerelease]
-    return ordered([*given, *releases, *filter(None, [installed_version(distribution)])])
-
-
-def wheel_releases(folder: Path, distribution: str) -> list[str]:
-    """Releases of `distribution` among the wheels in `folder`, by their file names.
-
-    Raises ValueError for a release whose wheels are all for another Python or platform.
-    """
-    here = frozenset(sys_tags())
-    unfit: dict[str, str] = {}
-    for path in sorted(folder.glob("*.whl")):
-        name, version, _, tags = parse_wheel_filename(path.name)
-        if name == canonicalize_name(distribution):
-            fits = not here.isdisjoint(tags) or unfit.get(str(version)) == ""
-            unfit[str(version)] = "" if fits else path.name
-    wrong = [wheel for wheel in unfit.values() if wheel]
-    if wrong:
-        raise ValueError(
-            f"ATTNLIB_WHEELS must hold wheels for this Python and platform, got {wrong[0]}"
-        )
-    return ordered(unfit)
+    releases = given or index_releases(distribution)
+    return ordered([*releases, *filter(None, [installed_version(distribution)])])
 
 
 def index_releases(distribution: str) -> list[str]:
-    """Releases on the package index; RuntimeError with pip's words."""
+    """Releases that pip finds for this Python and platform; RuntimeError with pip's words."""
     command = [sys.executable, "-m", "pip", "index", "versions", distribution]
     done = subprocess.run(command, capture_output=True, text=True)
     listed = re.search(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
@@ -158,16 +133,6 @@ def parse_overlay(argument: str) -> tuple[str, Path]:
     return f"{name}=={version}", Path(folder).resolve()
 
 
-def wheel_folder() -> Path | None:
-    """The folder of wheels that `ATTNLIB_WHEELS` names, if it does; ValueError if there is none."""
-    folder = os.environ.get("ATTNLIB_WHEELS")
-    if not folder:
-        return None
-    if not Path(folder).is_dir():
-        raise ValueError(f"ATTNLIB_WHEELS must name a folder of wheels, got {folder!r}")
-    return Path(folder).resolve()
-
-
 def _release_of(requirement: str, distribution: str) -> str:
     name, _, release = requirement.partition("==")
     if canonicalize_name(name) != canonicalize_name(distribution):
@@ -203,20 +168,12 @@ def _install(requirement: str, target: Path) -> Path:
     # Not a resolver's job: --no-deps, or an old release would bring its own torch.
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
     command += ["--target", str(unfinished), requirement, *COMPANIONS.get(distribution, ())]
-    folder = wheel_folder()
-    sources = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)} if folder else {}
     lock = os.open(target.parent, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # pip holds it too, should it outlive us
         shutil.rmtree(unfinished, ignore_errors=True)
         if not target.is_dir():
-            done = subprocess.run(
-                command,
-                env={**os.environ, **sources},
-                capture_output=True,
-                text=True,
-                pass_fds=(lock,),
-            )
+            done = subprocess.run(command, capture_output=True, text=True, pass_fds=(lock,))
             if done.returncode:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 words = done.stderr.strip()[-800:]

@@ -23,7 +23,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from ..core.spec import AttnSpec
+from ..core.spec import AttnSpec, require_word
 from ..run import store
 from ..run.frame import good_rows, over, side_rows
 from ..run.study import record_machine
@@ -36,6 +36,9 @@ NOT_HERE = "not measurable here"
 VERDICTS = (CONFIRMED, REFUTED, PARTLY, OPEN, NOT_HERE)
 CLAIMS = Path(__file__).resolve().parents[1] / "data" / "claims.yaml"
 FIELDS = ("id", "source", "quote", "shape", "figure", "measured_on", "note")
+PAIRS = {*"study cases pairs expect timers not_slower somewhere".split()}
+"""Fields of the check `pairs`."""
+EXPECTED = ("faster", "slower", "same", "not slower", "about")
 ABOUT = 1.25
 """A measured ratio is about a figure if it lies within a quarter of it."""
 LAYER = AttnSpec(32, 8, 128, 16)
@@ -111,6 +114,8 @@ def _claim(entry: dict[str, Any], sources: dict[str, Any]) -> Claim:
     if kinds == ["verdict"] and entry["verdict"] not in VERDICTS:
         raise ValueError(f"verdict of claim {name!r} must be one of {', '.join(VERDICTS)}")
     source, figure = sources[entry["source"]], entry["figure"] or {}
+    if kinds == ["pairs"]:
+        _require_pairs(name, entry["pairs"], figure)
     return Claim(
         **{name: entry[name] for name in ("id", "quote", "shape", "measured_on", "note")},
         source=f"{source['repo']} #{source['pull']}, {source['date']}",
@@ -119,6 +124,21 @@ def _claim(entry: dict[str, Any], sources: dict[str, Any]) -> Claim:
         kind=kinds[0],
         check=entry[kinds[0]],
     )
+
+
+def _require_pairs(name: str, check: dict[str, Any], figure: dict[str, Any]) -> None:
+    """ValueError for an unknown field or expectation, or an `about` without a figure."""
+    if unknown := {*check} - PAIRS:
+        raise ValueError(f"pairs of claim {name!r} must have {PAIRS}, got {unknown}")
+    for word in expected(check):
+        require_word(f"expect of claim {name!r}", word, EXPECTED)
+    if "about" in expected(check) and not figure:
+        raise ValueError(f"figure of claim {name!r} must be given for expect: about, got none")
+
+
+def expected(check: dict[str, Any]) -> list[str]:
+    """The verdicts that a check of pairs expects."""
+    return check["expect"] if isinstance(check["expect"], list) else [check["expect"]]
 
 
 def verdicts(ids: Sequence[str] = ()) -> list[Judged]:
@@ -178,7 +198,7 @@ def _judge_pairs(claim: Claim) -> Judged:
     `somewhere: true` one case that is as expected confirms the claim.
     """
     check, rows = claim.check, _rows(claim)
-    expect = check["expect"] if isinstance(check["expect"], list) else [check["expect"]]
+    expect = expected(check)
     parts, ids = [], list[str]()
     for timer in check.get("timers", ["graph"]):
         timed = good_rows(rows, timer)
@@ -193,7 +213,8 @@ def _judge_pairs(claim: Claim) -> Judged:
     reason = f"{' and '.join(f'{a} / {b}' for a, b in check['pairs'])}: {words} of {len(table)}."
     support, undecided = sum(counts[word] for word in expect), counts["ambiguous"]
     if expect == ["about"]:
-        figure = claim.figure or 0.0
+        assert claim.figure
+        figure = claim.figure
         support, undecided = int(table.ratio.between(figure / ABOUT, figure * ABOUT).sum()), 0
         reason += f" {support} of {len(table)} ratios are within a quarter of {figure:g}."
     verdict = vote(support, len(table) - support - undecided, undecided)

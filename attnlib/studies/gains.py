@@ -14,11 +14,11 @@ from ..measure.files import write_whole
 from ..run import store
 from ..run.frame import CUDA_CORES, FA2, FA3, decode_rows, good_rows, over
 from . import STUDIES
+from .engine_step import PREPARE
 from .random_batches import PLANNED
 
 PATH = Path(__file__).resolve().parents[1] / "data" / "gains.json"
 COLUMNS = ["heads", "head_dim", "page_size", "batch_size", "kv_len", "dtype", "kv_dtype"]
-PREPARE = "prepare_varlen_num_blocks"
 
 
 def write(path: Path = PATH) -> Path:

@@ -47,7 +47,7 @@ ALL_RUN = r"""() => {
     return prompts.length && /\d/.test(prompts[0]) && !prompts.some(text => text.includes('*'));
 }"""
 """Whether the first cell has run and none waits or runs: a cell that fails frees all after it."""
-SWITCHES = ("ATTNLIB_DATA", "ATTNLIB_MACHINE", "ATTNLIB_WHEELS", "JUPYTER_TOKEN", "MAKEFLAGS")
+SWITCHES = ("ATTNLIB_DATA", "ATTNLIB_MACHINE", "JUPYTER_TOKEN", "MAKEFLAGS")
 """What would change the lab: the test's own data folder, the caller's switches, an outer make's."""
 
 
@@ -138,6 +138,15 @@ def choose(page, menu, entry):
     """An entry of JupyterLab's menu bar, clicked as a user does."""
     page.locator("#jp-MainMenu").get_by_text(menu, exact=True).click()
     page.locator(".lm-Menu-itemLabel").get_by_text(entry, exact=True).click()
+
+
+def drop(page, place, *paths):
+    """Files dropped on a place of the page, as from the desktop."""
+    box, session = place.bounding_box(), page.context.new_cdp_session(page)
+    files = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+    at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2, "data": files}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, **at})
 
 
 def errors_on(page):

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import nbformat
 import psutil
 import pytest
-from driving import NOTEBOOKS, errors_on, hold_picture, wait_until_idle
+from driving import NOTEBOOKS, ROOT, drop, errors_on, hold_picture, wait_until_idle
+from PIL import Image
 
 pytestmark = pytest.mark.browser
 OWN = """def step(side):
@@ -32,7 +33,8 @@ CUT = """explorer => {
         own.remove();
         return answer;
     };
-    const all = [...explorer.querySelectorAll(':not(select):not(.scroll)')].filter(isCut);
+    const seen = ':not(select):not(.scroll):not(.noUi-origin)';
+    const all = [...explorer.querySelectorAll(seen)].filter(isCut);
     return [...all, ...[...explorer.querySelectorAll('select')].filter(isWider)]
         .map(each => `${each.tagName} ${each.className}: ${each.innerText.slice(0, 80)}`);
 }"""
@@ -79,13 +81,11 @@ def test_the_start_notebook_ones_own_function_a_control_advice_and_a_saved_figur
     figure, box = explorer.locator(".attn-explorer-figure img"), explorer.bounding_box()
     box["height"] = figure.bounding_box()["y"] + figure.bounding_box()["height"] - box["y"]
     hold_picture("explorer.png", page.screenshot(clip=box), figure.get_attribute("alt"))
-    lengths = explorer.get_by_label("KV length")
-    others = [text for text in lengths.locator("option").all_inner_texts() if text != "8,192"]
+    lengths = explorer.get_by_role("slider").last
     press = explorer.get_by_role("button", name="Advice for this layer").click
     takes, changed, advised = partial(seconds_until, explorer), [], []
-    for text in others[:3]:
-        title = f"kv_len {text.replace(',', '')}"
-        changed.append(takes(title, lengths.select_option, text))
+    for kv_len in (16384, 65536, 131072):
+        changed.append(takes(f"kv_len {kv_len}", lengths.press, "ArrowRight"))
         advised.append(takes("decode, 32/8 heads", press))
     model = explorer.get_by_label("Model").select_option
     takes("70B at TP 8", model, "Llama-3.1-70B\xa0at\xa0TP\xa08")  # of fewer backends
@@ -94,3 +94,26 @@ def test_the_start_notebook_ones_own_function_a_control_advice_and_a_saved_figur
     assert max(min(changed), min(advised)) < MOST_S
     hosts = {urlsplit(url).hostname for url in asked if url.startswith("http")}
     assert hosts == {urlsplit(lab.url).hostname}
+
+
+def test_two_traces_are_dropped_and_compared_a_wrong_file_is_refused_and_figures_are_saved(
+    lab, page
+):
+    lab.run(page, "import attnlib")
+    traces, wrong = ROOT / "data" / "traces", lab.folder.parent / "wrong.json"
+    wrong.write_text("{}")
+    files = page.locator(".jp-DirListing-content")
+    drop(page, files, traces / "fa3_decode.json.gz", traces / "fa2_host.json.gz", wrong)
+    for name in ("fa3_decode.json.gz", "fa2_host.json.gz", "wrong.json"):
+        files.get_by_text(name, exact=True).wait_for()
+    change = 'change = attnlib.diagnose("fa3_decode.json.gz", "fa2_host.json.gz")'
+    refused = 'attnlib.diagnose("wrong.json")'
+    slow = "import attnlib, time\nattnlib.profile(lambda: time.sleep(0.1))"
+    lab.run(page, slow, f"{change}\nchange", 'change.figure().savefig("c.png")', refused)
+    whole = "all => all.every(each => each.scrollWidth <= each.clientWidth + 1)"
+    assert page.locator(".attnlib-card .scroll").evaluate_all(whole)
+    assert page.get_by_text("pattern gone").count() == 1
+    assert page.locator(".progress").count() == 0, "a bar is gone once all is done"
+    assert errors_on(page)[0].startswith("ValueError: wrong.json must be a Chrome trace")
+    with Image.open(lab.folder / "c.png") as saved:
+        assert len(saved.getcolors(1 << 20)) > 50, "a blank one has one"

@@ -12,8 +12,9 @@ from attnlib.core.fa2.coverage import tokens_read
 HEADS = {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "kv_bytes": 2, "num_sms": 132}
 
 
-def shape_of(batch_size, longest):
-    return PlanShape(max_batch_size=batch_size, max_seq_len=longest, page_size=16, **HEADS)
+def shape_of(batch_size, longest, window=-1):
+    sizes = {"max_batch_size": batch_size, "max_seq_len": longest, "window": window}
+    return PlanShape(**sizes, page_size=16, **HEADS)
 
 
 def image_of(shape, lens):
@@ -49,6 +50,20 @@ def test_a_plan_without_splits_reads_whole_requests_that_have_a_block():
     info = list(words.info)
     info[-1] = 0  # split_kv
     assert tokens_read(image, tuple(info), [500, 7]).tolist() == [500, 7]
+
+
+@pytest.mark.parametrize("window", [-1, 1023])
+def test_a_plan_of_a_window_covers_what_the_window_sees(window):
+    lens = torch.tensor([8192, 300, 5000, 1000])
+    words, image = image_of(shape_of(4, 8192, window), lens.numpy())
+    wrapper = SimpleNamespace(_plan_info=words.info, _window_left=window)
+    wrapper._int_workspace_buffer = torch.from_numpy(image).view(torch.uint8)
+    require_plan(wrapper, lens)
+    words, image = image_of(shape_of(4, 8192, window), [10, 10, 10, 10])
+    wrapper._plan_info = words.info
+    wrapper._int_workspace_buffer = torch.from_numpy(image).view(torch.uint8)
+    with pytest.raises(RuntimeError, match="tokens of request 0, it reads"):
+        require_plan(wrapper, lens)
 
 
 def test_a_wrapper_without_such_a_plan_is_refused():

@@ -167,7 +167,7 @@ def test_a_plan_is_held_to_the_lengths_that_a_graph_is_replayed_for(engines, mon
     shape = PlanShape(32, 8, 128, 2, 8, 8192, 132, page_size=16)
     lens = torch.tensor([8192, *[1] * 7])
     words = plan_words(shape, lens.numpy(), 320).image(PlanLayout.of(shape).int_bytes // 4)
-    wrapper = SimpleNamespace(_plan_info=PlanLayout.of(shape).info)
+    wrapper = SimpleNamespace(_plan_info=PlanLayout.of(shape).info, _window_left=-1)
     wrapper._int_workspace_buffer = torch.tensor(words).view(torch.uint8)
     monkeypatch.setattr(plans, "GUARD_EVERY", 1)
     monkeypatch.setattr(plans, "STATE", State({"guard": "raise"}, guard=attnlib.guard("sglang")))

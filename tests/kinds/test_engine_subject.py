@@ -44,11 +44,12 @@ for line in sys.stdin:
     arms = {{arm: dict(result) for arm in question["arms"]}}
     words = [pair for arm in question["arms"].values() for pair in arm.items()]
     calls = {{f"{{kind}}={{value}}": 1 for kind, value in words}}
+    print(*(f"attnlib runs {{word}}" for word in calls), sep="\\n", file=sys.stderr)
     {answer}
     print(json.dumps({{"arms": arms, "calls": calls}}), flush=True)
 """
 CHILD = "import time; time.sleep(100)"
-LEAVES = f"child = subprocess.Popen([sys.executable, '-c', {CHILD!r}]); "
+LEAVES = f"child = subprocess.Popen([sys.executable, '-c', {CHILD!r}], start_new_session=True); "
 LEAVES += "open(os.environ['CHILD'], 'w').write(str(child.pid))"
 
 
@@ -249,6 +250,23 @@ def test_an_engine_dies_with_the_worker_whose_group_is_killed(tmp_path, number):
         assert worker.stdout.readline() == b"up\n"
         os.killpg(worker.pid, number)
     assert gone(int((tmp_path / "CHILD").read_text()))
+
+
+def test_an_engine_that_closed_its_stdin_is_ended_too():
+    code = "import os, time; os.close(0); print('{}', flush=True); time.sleep(100)"
+    group = EngineGroup((sys.executable, "-c", code), {**os.environ, "PYTHONPATH": str(ROOT)})
+    assert group.answer(20) == {}
+    group.send({})
+    group.send({})
+    assert group.close() == 128 + signal.SIGKILL
+
+
+def test_an_arm_that_the_log_of_an_offline_engine_does_not_tell_of_is_no_record(subject):
+    engines, offline = subject(), item(case=replace(CASE, driver="offline"))
+    engines.measure(offline)
+    engines._engine.log = lambda: "attnlib is on: metadata=sglang"
+    with pytest.raises(RuntimeError, match="must have run metadata=sglang, it counted"):
+        engines.measure(offline)
 
 
 def test_a_question_to_an_engine_that_has_ended_is_answered_by_its_end():

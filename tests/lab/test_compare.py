@@ -61,8 +61,8 @@ def test_kernels_gone_and_new_are_named_with_their_launches_the_largest_differen
 def test_totals_are_those_of_the_two_profiles():
     a, b = made({"k": each(10, 10)}, host_us=50.0), made({"k": each(5, 5)}, host_us=100.0)
     totals = {name: sides for name, *sides in compare(a, b).totals()}
-    assert totals["time of them, us"] == [10, 5] and totals["kernels"] == [1, 1]
-    assert totals["until it returns, us, untraced"] == [50, 100]
+    assert totals["their time, us"] == [10, 5] and totals["kernels"] == [1, 1]
+    assert totals["host time, us, untraced"] == [50, 100]
 
 
 def test_names_are_escaped_and_no_verdict_is_claimed():

@@ -191,10 +191,8 @@ def test_replay_says_which_release_is_not_on_record(replay, options, words):
         run(**options)
 
 
-def test_pre_releases_are_searched_only_if_they_are_given(lab, monkeypatch):
+def test_pre_releases_are_searched_if_they_are_given(lab):
     listed = [*EACH, "0.6.1rc1", "0.6.0rc2"]
-    monkeypatch.setattr(releases, "index_releases", lambda package: listed)
-    assert not any("rc" in release for release in run().releases)
     lab.us = {"0.6.1rc1": 40.0, "0.6.0rc2": 40.0}
     found = run(bad="0.6.1rc1", releases=listed)
     assert (found.changed, found.releases[1:]) == ("0.6.0rc2", ("0.6.0rc2", "0.6.0", "0.6.1rc1"))
@@ -204,7 +202,7 @@ def test_the_command_prints_steps_answer_and_how_to_repeat_it(lab, capsys):
     assert cli.main(command()) == 0
     printed = capsys.readouterr().out
     lines = printed.splitlines()
-    table = lines[lines.index("") + 1 : -3]
+    table = lines[lines.index("") + 1 : -2]
     assert table[0].split() == [
         *("release", "ran", "reference_ran", "ratio", "95", "%", "CI", "verdict", "rounds"),
     ]
@@ -212,7 +210,7 @@ def test_the_command_prints_steps_answer_and_how_to_repeat_it(lab, capsys):
         [release, "fa3", "fa2", "4.0", "slower", "3"] for release in ("0.6.3", "0.6.1", "0.6.0")
     ]
     again = run().command
-    assert lines[-2:] == ["first slower release: 0.6.0", f"repeat with: {again}"]
+    assert (lines[1], lines[-1]) == ("first slower release: 0.6.0", f"repeat with: {again}")
     assert (cli.main(shlex.split(again)[3:]), capsys.readouterr().out) == (0, printed)
 
 

@@ -127,10 +127,3 @@ def test_a_thermal_slowdown_before_or_after_a_measurement_marks_it(make_record):
     hot = {"throttle_reasons": 0x4 | 0x40}
     assert make_record(state_before=hot).throttled and make_record(state_after=hot).throttled
     assert not make_record(state_after={"throttle_reasons": 0x4}).throttled, "the power cap"
-
-
-def test_a_record_of_a_backend_that_was_renamed_keeps_its_id_when_written_again(make_record):
-    old = make_record(item=replace(make_record().item, backend="fa3"))
-    loaded = Record.from_form(json.loads(old.to_json()))
-    assert (loaded.item.backend, loaded.id) == ("flash-attn-3", old.id)
-    assert Record.from_form(json.loads(loaded.to_json())) == loaded

@@ -46,11 +46,11 @@ def tokens_read(image: np.ndarray, info: tuple[int, ...], seq_lens: np.ndarray) 
 
 
 def require_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
-    """RuntimeError unless the plan in `wrapper` reads every token of `seq_lens` [bs].
+    """RuntimeError unless the plan in `wrapper` reads every token of `seq_lens` [bs], integers.
 
     `wrapper` is FlashInfer's decode wrapper with tensor cores, or a prefill wrapper, planned for
-    fa2. Copies the words and the lengths to the host, so it synchronises. ValueError for a wrapper
-    that has no such plan.
+    fa2; with a window it must read window + tile tokens, as FlashInfer plans. Copies the words and
+    the lengths to the host, so it synchronises. ValueError for a wrapper that has no such plan.
     """
     info = getattr(wrapper, "_plan_info", None)
     if info is None or len(info) != len(FA2_INFO):
@@ -60,5 +60,7 @@ def require_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
     end = max(facts[f"{name}_offset"] for name in READ) // WORD + facts["padded_batch_size"]
     image = wrapper._int_workspace_buffer.view(torch.int32)[:end].cpu().numpy()
     lens = seq_lens.cpu().numpy().astype(np.int64)
+    if wrapper._window_left >= 0:
+        lens = np.minimum(lens, wrapper._window_left + facts["cta_tile_q"])
     when = "before the replay, or inside the graph (Fa2Planner)"
     require_all_read("the plan of the wrapper", tokens_read(image, tuple(info), lens), lens, when)

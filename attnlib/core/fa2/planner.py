@@ -22,8 +22,6 @@ tokens, give zeros, and -inf as log-sum-exp.
 It helps where lengths differ and FlashInfer cuts nothing, since requests x KV heads fill the
 GPU's slots, two per SM. Elsewhere, as with one KV head or in short calls, it mostly keeps
 FlashInfer's chunk and gains nothing.
-
-What FlashInfer keeps private is named once, in `PRIVATE`.
 """
 
 import warnings
@@ -278,12 +276,12 @@ def _private(wrapper: Any) -> Any:
 
 
 def _require_fa2(state: Any) -> None:
-    if not state.use_cuda_graph or state.backend != "fa2" or len(state.plan_info or ()) != 15:
+    words = len(state.plan_info or ())
+    if not state.use_cuda_graph or state.backend != "fa2" or words != len(FA2_INFO):
         raise ValueError(
             "wrapper must be fa2 in CUDA-graph mode, planned once (use_cuda_graph=True and "
             f"backend='fa2'; decode: use_tensor_cores=True), got use_cuda_graph="
-            f"{state.use_cuda_graph}, backend={state.backend!r}, "
-            f"a plan of {len(state.plan_info or ())} integers"
+            f"{state.use_cuda_graph}, backend={state.backend!r}, a plan of {words} integers"
         )
     for name, dtypes in (("q", QUERY_DTYPES), ("kv", CACHE_DTYPES)):
         if (dtype := getattr(state, f"cached_{name}_data_type")) not in dtypes:

@@ -209,9 +209,9 @@ def build_decode_metadata(
     number of columns that may be written, and `seq_len_delta` >= 0 is added to every length.
 
     Columns past a row's live pages, ceil((seq_len + delta) / page_size), and from `max_pages` on
-    are left untouched: consumers bound their reads by `cache_seqlens`. Slots are translated, then
-    divided; slot -1 stays -1. A pool row outside `req_to_token` gives pages of -1, and so does a
-    slot outside the map: neither is read.
+    stay as they are. Slots are translated, then divided; slot -1 stays -1. A pool row outside
+    `req_to_token` gives pages of -1, and so does a slot outside the map: neither is read. Lengths
+    and their sum must be below 2^31, which is not checked.
 
     `cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0, as in SGLang
     under CUDA graphs. See `core.metadata` for what holds for all builders. Semantics: SGLang's

@@ -45,16 +45,16 @@ def tokens_read(tiles: np.ndarray, seq_lens: np.ndarray) -> np.ndarray:
 def require_schedule(
     tile_scheduler_metadata: torch.Tensor, num_splits: torch.Tensor, seq_lens: torch.Tensor
 ) -> None:
-    """RuntimeError unless FlashMLA's dense schedule reads every token of `seq_lens` [bs].
+    """RuntimeError unless FlashMLA's dense schedule reads every token of `seq_lens` [bs], int32.
 
-    The words are those of a call, or those that a graph holds. Copies them and the lengths to the
-    host, so it synchronises; the check then takes about 1 ms for 100 requests. ValueError for words
-    and splits that are not of one batch this large.
+    `tile_scheduler_metadata` [parts, 8] and `num_splits` [bs + 1], int32, are those of a call or of
+    a graph. Copies them and the lengths to the host, so it synchronises; the check then takes about
+    1 ms for 100 requests. ValueError for words and splits that are not of one batch this large.
     """
     tiles, sums, lens = (x.cpu().numpy() for x in (tile_scheduler_metadata, num_splits, seq_lens))
     working = tiles[tiles[:, 0] < len(lens)]
-    named = [np.arange(first, last + 1) for first, last in working[:, :2]]
-    splits = np.bincount(np.concatenate(named), minlength=len(lens))
+    named = [request for first, last in working[:, :2] for request in range(first, last + 1)]
+    splits = np.bincount(np.array(named, int), minlength=len(lens))
     if not np.array_equal(splits, np.diff(sums)):
         raise ValueError(
             f"num_splits must be the sums of the {len(lens)} requests' splits, "

@@ -3,8 +3,9 @@
     python -m attnlib.kinds.engine.group COMMAND...     (started by `EngineGroup`, not by hand)
 
 That guard starts COMMAND as the leader of a new process group and passes its own stdin on. It kills
-the whole group when its stdin ends, which also happens when the process that started it dies, or
-when the leader has ended, so that no rank and no scheduler stays on the GPU.
+the whole group, and what its processes left in groups of their own, when its stdin ends, which also
+happens when the process that started it dies, or when the leader has ended, so that no rank and no
+scheduler stays on the GPU.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 GONE_S = 10.0
@@ -81,6 +83,11 @@ class EngineGroup:
         line, _, self._received = self._received.partition(b"\n")
         return json.loads(line)
 
+    def log(self) -> str:
+        """What the engine's processes have printed so far, but for its answers."""
+        log = self._log.fileno()
+        return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
+
     def close(self) -> int:
         """End the group and wait until it is gone; the engine's exit status, 128 + a signal."""
         assert self._guard.stdin and self._guard.stdout
@@ -92,8 +99,7 @@ class EngineGroup:
             self._guard.kill()
             code = self._guard.wait()
         if not self._log.closed:
-            self._log.seek(0)
-            self._last_words = _last_words(self._log.read().decode(errors="replace"))
+            self._last_words = _last_words(self.log())
             self._log.close()
         return code
 
@@ -113,27 +119,32 @@ def guard(command: Sequence[str]) -> int:
     engine = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, bufsize=0)
     threading.Thread(target=_pass_stdin_on, args=(engine,), daemon=True).start()
     code = engine.wait()
-    _kill(engine.pid)
+    _kill_rest()
     return code if code >= 0 else 128 - code
 
 
 def _pass_stdin_on(engine: "subprocess.Popen[bytes]") -> None:
     assert engine.stdin
-    with contextlib.suppress(BrokenPipeError, ProcessLookupError):
-        while data := os.read(0, 1 << 16):
+    while data := os.read(0, 1 << 16):
+        with contextlib.suppress(BrokenPipeError):  # the engine may have closed its stdin
             engine.stdin.write(data)
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(engine.pid, signal.SIGKILL)
 
 
-def _kill(group: int) -> None:
-    """Kill a process group and wait until none of its processes is left."""
+def _kill_rest() -> None:
+    """Kill what an engine that ended left to us, and theirs; RuntimeError if some stay."""
     end = time.monotonic() + GONE_S
-    with contextlib.suppress(ProcessLookupError):
-        while time.monotonic() < end:
-            os.killpg(group, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(-group, os.WNOHANG)
-            time.sleep(0.01)
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while time.monotonic() < end:
+        for child in children.read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
+    raise RuntimeError(f"processes must be gone after {GONE_S:g} s, got {children.read_text()}")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,19 @@ class EngineSubject(Subject):
             return {"status": error.status, "reason": str(error)}
         if "refused" in answer:
             return {"status": "refused", "reason": answer["refused"]}
+        self._require_arm(item, answer["calls"])
         return _fields(item, answer)
+
+    def _require_arm(self, item: Item[EngineCase], calls: dict[str, int]) -> None:
+        """RuntimeError unless the plugin ran the item's arm; an arm that checks has no count."""
+        assert self._engine
+        arm = ARMS[item.backend]
+        word = f"{arm.variable}={arm.value}"
+        ran = word in calls
+        if item.case.driver == "offline":  # its scheduler, another process, has only a log
+            ran = f"attnlib runs {word}" in self._engine.log()
+        if not ran and arm.variable != "guard":
+            raise RuntimeError(f"the plugin must have run {word}, it counted {calls}")
 
     def _refusal(self, case: EngineCase) -> str:
         """Why this machine cannot run the case, or the empty string."""
@@ -163,12 +175,10 @@ class EngineSubject(Subject):
 
 
 def _fields(item: Item[EngineCase], answer: dict[str, Any]) -> dict[str, Any]:
-    """A record's fields from the answer about all arms; RuntimeError if the arm did not run."""
+    """A record's fields from the answer about all arms."""
     synchronous = item.case.driver == "steps"
     arm, answers = ARMS[item.backend], answer["arms"]
     word, result = f"{arm.variable}={arm.value}", answers[item.backend]
-    if synchronous and not answer["calls"].get(word):
-        raise RuntimeError(f"the plugin must have run {word}, it counted {answer['calls']}")
     turns = [IN_TURNS] if synchronous and len(answers) > 1 else []
     reported = ", ".join([word, *turns, f"outputs {result['digest']}"])
     check = OracleCheck(result["error"], BUDGET if synchronous else 0.0, item.case.batch_size)

@@ -43,6 +43,8 @@ POOL_TOKENS = 300_000
 CONTEXT = {"fa3": 16_384, "flashinfer": 102_400}
 BATCHES = (1, 2, 4, 8, 16, 32, 40, 64, 128)
 """Batch sizes with a CUDA graph of their own; others are padded."""
+AT_CAPTURE = ("schedule=", "splits=", "decode=")
+"""Arms that run when graphs are captured or a backend is made, not in each case."""
 CHECKED = 4
 REPEATS = 5
 """Calls of the offline engine; each gives one mean time of a step."""
@@ -128,7 +130,7 @@ class GraphSets:
         ValueError for another decode where SGLang started with fa3: its wrappers stay fa3's.
         """
         backend, decode = self.model.attn_backend, arms.get("decode", "fa3")
-        if self._at_start.get("decode_backend") == "fa3" != decode:
+        if self._at_start.get("decode_backend") == "fa3" and decode != "fa3":
             raise ValueError(f"decode must be fa3, with which SGLang started, got {decode!r}")
         use(**arms)
         key = self._key()
@@ -188,8 +190,10 @@ class Steps:
         measured = timers[question["timer"]](lens, arms, turns)
         for arm in arms:
             answers[arm] |= measured[arm]
-        # An arm that runs at capture alone keeps its count.
-        calls = {name: count - before[name] or count for name, count in STATE.calls.items()}
+        calls = {
+            name: count - (0 if name.startswith(AT_CAPTURE) else before[name])
+            for name, count in STATE.calls.items()
+        }
         return {"arms": answers, "calls": calls}
 
     def build(self, lens: Sequence[int]) -> State:
@@ -328,7 +332,8 @@ class Offline:
         from sglang.srt.server_args import ServerArgs
 
         options = server_options(setup, ServerArgs)
-        self.engine = sglang.Engine(**options, skip_tokenizer_init=True)
+        # At its own level, error, the scheduler would not log which arm runs.
+        self.engine = sglang.Engine(**options, skip_tokenizer_init=True, log_level="warning")
 
     def measure(self, question: dict[str, Any]) -> dict[str, Any]:
         """Mean times of a step of the one arm, one value per call; the error counts lost tokens.
