@@ -81,8 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = vars(build_parser(*words[:1]).parse_args(words))
         name = given.pop("command")
-        if empty := [argument for argument, value in given.items() if value == ""]:
-            raise ValueError(f"{empty[0]} must not be empty")
+        for argument, value in given.items():
+            if value == "" or re.search(r"\d{99}", str(value)):
+                raise ValueError(f"{argument} must not be empty, nor hold a number of 99 digits")
         for option in {"dtype", "kv_dtype"} & {*given}:
             given[option] = DTYPE_WORDS.get(given[option], given[option])
         if given.get("kv_dtype") == "auto":  # no wish
@@ -292,9 +293,7 @@ def _advise(
 def _refresh() -> None:
     """Execute the notebooks again, redraw README's figure (replay)."""
     from .report.build import refresh
-    from .studies import gains
 
-    print("written", gains.write())
     print("written", "\nwritten ".join(map(str, refresh())))
 
 

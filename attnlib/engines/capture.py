@@ -95,6 +95,6 @@ def read(path: str | Path) -> list[Step]:
             form = json.loads(line)
             steps.append(Step(**form))
             require_types(fields(Step), form)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}:{number} must be a captured step, got {error!r}") from None
     return steps

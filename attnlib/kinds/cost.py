@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..core.spec import ELEMENT_BYTES, AttnSpec
 
-INT32_BYTES = 4
+INT32_BYTES, INT64_BYTES = 4, 8
 
 
 @dataclass(frozen=True)

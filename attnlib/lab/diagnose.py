@@ -275,7 +275,7 @@ def _row(kind: str, part: str, a: dict[str, Any], b: dict[str, Any]) -> dict[str
         "before": a["us"],
         "after": b["us"],
         "after - before": b["us"] - a["us"],
-        "ratio": b["us"] / a["us"] if a["us"] else None,
+        "ratio": b["us"] / a["us"] if a["us"] else float("nan"),
         "launches": counts if a["launches"] or b["launches"] else "",
         "kernels": kernels,
     }

@@ -221,9 +221,8 @@ def profile(
     `device` `auto` shows the kernels that fn runs, or, if it runs none or no CUDA GPU is here, its
     CPU operators, and says so; `cuda` raises then; `cpu` shows the operators whatever else runs.
     With `cuda_graph` fn is captured once and its replays are profiled.
-    `recorded` names a profile in data/profiles: without a CUDA GPU that profile is returned, which
-    says where and when it was taken, and fn does not run. On a GPU fn runs; with
-    ATTNLIB_RECORD_PROFILES=1 the profile is then written there.
+    `recorded` names a profile in data/profiles (`Profile.save` wrote it): without a CUDA GPU that
+    profile is returned, which says where and when it was taken, and fn does not run.
 
     The GPU that is waited for is the current device; work on others is traced as far as it ended.
     TypeError and ValueError name a wrong argument, RuntimeError says what cannot be had here. What
@@ -287,8 +286,6 @@ def profile(
         wall_us=wall_us,
         packed_trace=gzip.compress(json.dumps(events).encode(), mtime=0),
     )
-    if recorded and os.environ.get("ATTNLIB_RECORD_PROFILES"):
-        taken.save(profile_path(recorded))
     return taken
 
 

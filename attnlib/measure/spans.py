@@ -29,7 +29,7 @@ NO_CALL = -1
 TICK_US = 0.0005
 """Half a nanosecond: what the rounding of a trace's times may make of nothing."""
 
-WORD = re.compile(r"[NKL]*(?:S[\dA-Z]*_|St)?(\d+)")
+WORD = re.compile(r"[NKL]*(?:S[\dA-Z]*_|St)?(\d{1,9})")
 """Of a mangled name: how long the next word is, behind marks of nesting and of repetition."""
 CUTLASS_KERNEL = re.compile(r"\bdevice_kernel<(?:[\w:]*\benable_\w+<)?(?:\w+::)*(\w+)")
 
@@ -104,7 +104,8 @@ def read_spans(trace: Mapping[str, Any]) -> tuple[Span, ...]:
 
 def work_span(event: Event, start_us: float) -> Span:
     """The span of an event of GPU work, of no call yet."""
-    name, args, length_us = sys.intern(event["name"]), event.get("args") or {}, float(event["dur"])
+    name = sys.intern(event["name"].encode(errors="replace").decode())
+    args, length_us = event.get("args") or {}, float(event["dur"])
     launch = args.get("correlation")
     return Span(
         kind=GPU_WORK[event["cat"]],

@@ -148,10 +148,10 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
 
 def _paired(pair: Pair) -> tuple[Floats, Floats]:
     a, b = (np.asarray(side, float) for side in pair)
-    if len(a) != len(b) or not len(a):
+    if len(a) != len(b) or not len(a) or not all(0 < time < np.inf for time in (*a, *b)):
         raise ValueError(
-            f"both sides of a pair must have the same number of times, at least one, "
-            f"got {len(a)} and {len(b)}"
+            f"both sides of a pair must have the same number of times above 0, at least one, "
+            f"got {a.tolist()} and {b.tolist()}"
         )
     return a, b
 

@@ -34,7 +34,7 @@ COPIES = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD"}
 TORN = EOFError, zlib.error, gzip.BadGzipFile, sqlite3.Error, UnicodeError, json.JSONDecodeError
 BROKEN = *TORN, RecursionError, KeyError, TypeError, AttributeError
 """What reading a file raises that is cut short, damaged or of another form."""
-MOST = 2**63
+MOST = 2**53
 """Above every time and count of a trace."""
 COUNTS = "device", "correlation", "graph id", "bytes"
 CUPTI, CAPTURE = "CUPTI_ACTIVITY_KIND_", "--trace cuda,nvtx --cuda-graph-trace=node"
@@ -248,7 +248,7 @@ def _kept(path: Path, source: str, gpus: Gpus, events: Iterable[Mapping[str, Any
     for spans in (ran, waits[process], marks[process]):
         spans.sort(key=lambda span: span.start_us)
     gpu, sms = gpus.get(device, (None, None))
-    if not isinstance(gpu or "", str) or type(sms or 0) is not int:
+    if not isinstance(gpu or "", str) or type(sms or 0) is not int or (sms or 0) < 0:
         raise TypeError(f"a GPU must have a name and a count of SMs, got {gpu!r} and {sms!r}")
     facts = (path.name, source, gpu or "", sms or 0, len(work))
     return Trace(*facts, ran, waits[process], marks[process], launched[process])
@@ -264,7 +264,8 @@ def _number(owner: Mapping[str, Any], name: str) -> float:
 
 def _require_counts(name: str, args: Mapping[str, Any]) -> None:
     """TypeError unless ids, bytes and sizes are whole numbers, where they are given."""
-    counts = [*map(args.get, COUNTS), *(args.get("grid") or ()), *(args.get("block") or ())]
-    if not {*map(type, counts)} <= {int, type(None)}:
+    sizes = [*(args.get("grid") or ()), *(args.get("block") or ())]
+    counts = [*map(args.get, COUNTS), *sizes]
+    if not {*map(type, counts)} <= {int, type(None)} or min(filter(None, sizes), default=0) < 0:
         words = f"{', '.join(COUNTS)}, grid and block of {name!r:.60} must be whole numbers"
         raise TypeError(f"{words}, got {counts!r:.60}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..draw import style
 from ..measure.files import require_writable, write_whole
 from ..run.study import load_or_measure, mode
-from ..studies import STUDIES, claims
+from ..studies import STUDIES, claims, gains
 from .fragment import notebook_fragment
 from .page import Page, published, render_page, studies_in
 
@@ -87,10 +87,11 @@ def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
     if mode() != "replay":
         raise RuntimeError("refresh must run with ATTNLIB_MODE=replay, this is live mode")
     paths = notebooks_of(notebooks)
+    written = gains.write()  # first: notebooks show them
     for path in paths:
         write_notebook(path, execute(path))
     draw_readme_figure(README_FIGURE)
-    return [*paths, README_FIGURE]
+    return [written, *paths, README_FIGURE]
 
 
 def draw_readme_figure(path: Path) -> None:

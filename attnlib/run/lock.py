@@ -1,13 +1,13 @@
 """One sweep per GPU: a file lock that two sweeps on one GPU cannot both hold.
 
-Two sweeps at once would time each other. The lock is `flock` on a file in the temporary folder,
-where two checkouts meet. The kernel gives it up when the last process that holds it is gone. A
-worker holds its sweep's lock too (`jobs`), so a killed sweep keeps the GPU until its last one ends.
+Two sweeps at once would time each other. The lock is `flock` on a file in /tmp (`ATTNLIB_LOCKS`:
+in another folder), where two checkouts meet. The kernel gives it up when the last process that
+holds it is gone. A worker holds its sweep's lock too (`jobs`), so a killed sweep keeps the GPU
+until its last one ends.
 """
 
 import fcntl
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +18,7 @@ TRIES, POLL_S = 60, 0.05  # for the last worker of a killed sweep to end
 
 def lock_path(gpu_id: str) -> Path:
     """The lock file of a GPU; it holds the holder's process id and is never removed."""
-    return Path(tempfile.gettempdir(), f"attnlib-gpu-{gpu_id}.lock")
+    return Path(os.environ.get("ATTNLIB_LOCKS", "/tmp"), f"attnlib-gpu-{gpu_id}.lock")
 
 
 @contextmanager

@@ -129,8 +129,8 @@ REQUIRED = {"id", "schema"} | {
 
 def require_schema(schema: object) -> None:
     """ValueError unless records of this schema are known here."""
-    if not isinstance(schema, int) or schema > SCHEMA:
-        raise ValueError(f"schema must be an integer <= {SCHEMA}, got {schema!r}: update attnlib")
+    if type(schema) is not int or not 0 < schema <= SCHEMA:
+        raise ValueError(f"schema must be 1 to {SCHEMA}, got {schema!r}: update attnlib")
 
 
 def record_id(study: str, round_: int, item: Item, gpu_id: str) -> str:

@@ -348,7 +348,7 @@ def _parsed(path: Path, machine: str, lines: list[bytes]) -> list[Record]:
             raise ValueError(f"{where} must be a whole record, it is cut short: remove it")
         try:
             records.append(_record_of(line))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{where} must be a record: {error}") from error
         _require_machine(records[-1].machine_slug, machine, where)
     return records

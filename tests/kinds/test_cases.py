@@ -119,7 +119,6 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
         (EngineCase("llama-3.1-8b", 1, 9), "tp", 2, "1 for the driver steps, got 2"),
         (ENGINE, "tp", 0, "an integer >= 1, got 0"),
         (PLAN, "q_len", 0, "an integer >= 1, got 0"),
-        (PLAN, "chunk", 64, "an integer in 0..0, got 64"),
     ],
 )
 def test_a_wrong_field_is_named_with_what_it_must_be_and_was(case, field, value, words):
@@ -173,8 +172,8 @@ MLA_USUAL = MlaCase(MlaSpec(128), 1, 100)
             f"target_verify q_len 7 causal {CACHED.label}",
             f"target_verify,q7,causal,{CACHED.key}",
         ),
-        (PLAN, f"chunk chosen q_len 4 {CACHED.label}", ""),
-        (PlanCase(CACHED), f"chunk chosen q_len 1 {CACHED.label}", ""),
+        (PLAN, f"plan q_len 4 {CACHED.label}", ""),
+        (PlanCase(CACHED), f"plan q_len 1 {CACHED.label}", ""),
     ],
 )
 def test_names_say_only_what_is_unusual_after_the_shape(case, label, key):

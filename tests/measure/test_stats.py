@@ -66,9 +66,8 @@ def test_one_round_decides_nothing_and_rounds_that_do_not_pair_are_refused(judge
     assert (result.verdict, result.rounds) == ("ambiguous", 1)
     assert math.isnan(result.low) and math.isnan(result.high)
     assert judge([]) == []
-    for left, right in (([1.0, 2.0], [1.0]), ([], [])):
-        counts = f"got {len(left)} and {len(right)}"
-        with pytest.raises(ValueError, match=f"must have the same number of times.*{counts}"):
+    for left, right in (([1.0, 2.0], [1.0]), ([], []), ([0.0], [1.0]), ([1.0], [math.nan])):
+        with pytest.raises(ValueError, match="the same number of times above 0, at least one, got"):
             judge([(left, right)])
 
 

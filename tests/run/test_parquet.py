@@ -91,7 +91,7 @@ def test_a_row_that_is_no_record_and_a_file_that_is_none_are_named(make_record, 
         "must have the columns .*; differs in .'news'": table.assign(news=1),
         "must have .*; differs in .'machine.gpu_id'": table.drop(columns="machine.gpu_id"),
         "must hold a record, it has none": table.iloc[:0],
-        "schema must be an integer <= 1, got 2: update attnlib": table.assign(schema=2),
+        "schema must be 1 to 1, got 2: update attnlib": table.assign(schema=2),
         f"must be of '{MACHINE}', it is of 'a-0badcafe'": table.assign(**{"machine.gpu": "A"}),
         ".*kind of a case must be one of .*, got 'new'": table.assign(**{"case.kind": "new"}),
     }.items():

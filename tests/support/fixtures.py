@@ -61,7 +61,8 @@ def own_temporary_folder(tmp_path_factory):
     (children / "sitecustomize.py").write_text(QUICK_START)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(children), prepend=os.pathsep)
-        patch.setenv("TMPDIR", str(folder))
+        for name in ("TMPDIR", "ATTNLIB_LOCKS"):
+            patch.setenv(name, str(folder))
         patch.setattr(tempfile, "tempdir", str(folder))
         yield folder
 

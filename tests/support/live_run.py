@@ -3,29 +3,30 @@
 A part is a test file with GPU tests, or a notebook, executed live. data/live_run.json is written
 after each part, so a run that was stopped (`timeout 540 make gpu`) goes on with the parts that
 failed or did not run on this commit, GPU and libraries. Exit status 0: all passed, 1: one failed.
+At the end the claims are judged by this GPU's own records, which have the notebooks' few shapes.
 """
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
-from xml.etree import ElementTree
 
 import torch
 
+from attnlib.core.backends.table import RECORDED
 from attnlib.measure.files import write_whole
 from attnlib.measure.machine import describe_versions, identify_gpu
 from attnlib.run.record import strip_folders
 
 BUILD = Path("build/gpu").resolve()
-RECORDS = Path("data/records")
-SUMMARY = Path("data/live_run.json")
+RECORDS, SUMMARY = Path("data/records"), Path("data/live_run.json")
+LIVE = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
+REPLAY = {**os.environ, "ATTNLIB_MODE": "replay"}
 EXECUTE = "import sys; from attnlib.report.build import Path, execute; execute(Path(sys.argv[1]))"
-LIBRARIES = "torch", "triton", "flashinfer-python", "tokenspeed-fa3", "sgl-flash-mla", "sglang"
 
 
 def find_commit() -> str:
@@ -40,37 +41,46 @@ def find_commit() -> str:
 
 def parts() -> list[str]:
     """Test files that have GPU tests, then notebooks."""
-    tests = sorted(Path("tests").rglob("test_*.py"))
-    files = [path for path in tests if "mark.gpu" in path.read_text()]
+    files = [p for p in sorted(Path("tests").rglob("test_*.py")) if "mark.gpu" in p.read_text()]
     return [str(path) for path in files + sorted(Path("notebooks").glob("*.ipynb"))]
 
 
 def run(part: str) -> dict[str, object]:
     """What came of a part."""
-    xml = BUILD / "tests.xml"
-    xml.unlink(missing_ok=True)
-    command = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={xml}"]
+    command = ["-m", "pytest", "-q", "-rs", "-m", "gpu", "-p", "no:cacheprovider"]
     if part.endswith(".ipynb"):
         command = ["-c", EXECUTE]
-    settings = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
-    how = {"env": settings, "capture_output": True, "text": True}
     started = time.monotonic()
+    how = {"env": LIVE, "capture_output": True, "text": True}
     ended = subprocess.run([sys.executable, *command, part], **how)
-    result = {"part": part, "seconds": round(time.monotonic() - started, 1), **count_tests(xml)}
+    seconds = round(time.monotonic() - started, 1)
+    result = {"part": part, "seconds": seconds, **count_tests(ended.stdout)}
     if ended.returncode != 0:
         last_lines = (ended.stdout + ended.stderr).strip().splitlines()[-3:]
-        result["failed"] = result["failed"] or 1
-        result["reason"] = strip_folders("\n".join(last_lines))
+        reason = strip_folders("\n".join(last_lines))
+        result |= {"failed": result["failed"] or 1, "reason": reason}
     return result
 
 
-def count_tests(xml: Path) -> dict[str, object]:
-    """Tests passed, failed and skipped, with the reasons of skips; a notebook has no tests."""
-    suites = ElementTree.parse(xml).getroot().findall("testsuite") if xml.exists() else []
-    failed = sum(int(suite.get("failures", 0)) + int(suite.get("errors", 0)) for suite in suites)
-    skips = Counter(skip.get("message") for suite in suites for skip in suite.iter("skipped"))
-    passed = sum(int(suite.get("tests", 0)) for suite in suites) - failed - skips.total()
-    return {"passed": passed, "failed": failed, "skipped": skips.total(), "skips": dict(skips)}
+def count_tests(output: str) -> dict[str, object]:
+    """Tests by outcome, from pytest's last line, and its reasons of skips; none of a notebook."""
+    said = re.findall(r"(\d+) (passed|failed|skipped|error)", output.strip().rpartition("\n")[2])
+    counts = {word: int(number) for number, word in said}
+    skips = re.findall(r"^SKIPPED \[(\d+)\] \S+ (.*)$", output, re.MULTILINE)
+    failed = counts.get("failed", 0) + counts.get("error", 0)
+    totals = {word: counts.get(word, 0) for word in ("passed", "skipped")}
+    return {**totals, "failed": failed, "skips": {reason: int(count) for count, reason in skips}}
+
+
+def compare_claims() -> str:
+    """How many claims get the published verdict by this GPU's records, and which get another."""
+    command = [sys.executable, "-m", "attnlib", "claims", "--json"]
+    here, published = (json.loads(subprocess.check_output(command, env=e)) for e in (LIVE, REPLAY))
+    judged = [pair for pair in zip(here, published, strict=True) if pair[0]["records"]]
+    others = [ours["id"] for ours, theirs in judged if ours["verdict"] != theirs["verdict"]]
+    return (
+        f"{len(judged) - len(others)} of {len(judged)} claims; not: {', '.join(others) or 'none'}"
+    )
 
 
 def main(chosen: list[str]) -> int:
@@ -79,10 +89,9 @@ def main(chosen: list[str]) -> int:
         raise SystemExit("make gpu must have a CUDA GPU, got none")
     names, commit = parts(), find_commit()
     shutil.copytree(RECORDS, BUILD / RECORDS, dirs_exist_ok=True)
-    here = {"gpu": identify_gpu()["gpu"], "versions": describe_versions(LIBRARIES)}
+    here = {"gpu": identify_gpu()["gpu"], "versions": describe_versions(RECORDED)}
     before = json.loads(SUMMARY.read_text()) if SUMMARY.exists() else {}
-    is_same_place = all(before.get(name) == value for name, value in here.items())
-    earlier = before["parts"] if is_same_place else []
+    earlier = before["parts"] if {name: before.get(name) for name in here} == here else []
     done = {part["part"]: part for part in earlier if part["commit"] == commit}
     for name in chosen or names:
         if name in done and not done[name]["failed"]:
@@ -92,6 +101,7 @@ def main(chosen: list[str]) -> int:
         print(done[name], flush=True)
         left = [name for name in names if name not in done]
         summary = {**here, "parts": list(done.values()), "left": left}
+        summary["agrees"] = "not compared" if left else compare_claims()
         write_whole(SUMMARY, f"{json.dumps(summary, indent=1)}\n".encode())
     return int(any(part["failed"] for part in done.values()))
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..gpu import FA2_CTAS
-from ..spec import ELEMENT_BYTES, INT32_MAX, AttnSpec, Grouped
+from ..spec import ELEMENT_BYTES, INT32_MAX, AttnSpec, Grouped, require_int, require_page_size
 from .library import MIN_CHUNK, tile_rows
 
 BLOCK_TOKENS = 100.0
@@ -58,7 +58,7 @@ class PlanShape(Grouped):
     `q_len` queries per request, `window` the tokens that a query sees before itself (-1: all).
     `max_batch_size` requests, usually of at most `max_seq_len` tokens: the grid has room to cut
     those well, and cuts longer ones less. Chunks are whole pages of `page_size` tokens, as
-    FlashInfer's are. GPUs of `num_sms` SMs.
+    FlashInfer's are. GPUs of `num_sms` SMs, caches of `kv_bytes` per element.
     """
 
     num_qo_heads: int
@@ -71,6 +71,12 @@ class PlanShape(Grouped):
     q_len: int = 1
     window: int = -1
     page_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            require_int(name, value, least=-1 if name == "window" else 1)
+        self.require_groups()
+        require_page_size(self.page_size)
 
     @classmethod
     def of(cls, spec: AttnSpec, lens: np.ndarray, num_sms: int, q_len: int = 1) -> "PlanShape":

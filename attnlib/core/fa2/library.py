@@ -26,15 +26,13 @@ kv_chunk_size_ptr_offset v_offset s_offset block_valid_mask_offset enable_cuda_g
 
 
 def base_of(release: str) -> str:
-    """The one of `RELEASES` that a build is made from: its name without a local version (`+...`);
-    "" for any other."""
+    """The one of `RELEASES` that a build, `0.7.2+mine`, is made from; "" for any other."""
     base = release.partition("+")[0]
     return base if base in RELEASES else ""
 
 
 def tile_rows(rows: int, head_dim: int) -> int:
-    """Rows of a query tile for requests that have so many: FA2DetermineCtaTileQ below head_dim
-    512."""
+    """Rows of a query tile for so many rows: FA2DetermineCtaTileQ below head_dim 512."""
     if rows > 64 and head_dim < 256:
         return 128
     return 64 if rows > 16 else 16

@@ -16,12 +16,10 @@ BatchPrefillWithPagedKVCacheWrapper of fa2 in CUDA-graph mode. FlashInfer's defa
 float16, so name yours. Without `inputs` the wrapper's page arrays are not written: fill
 `planner.page_arrays` for the same lengths before each replay.
 
-`q` and `out` have the rows of `max_batch_size` requests. Rows of no request, or of one without
-tokens, give zeros, and -inf as log-sum-exp.
+`q` and `out` have rows of `max_batch_size` requests; one without tokens gives zeros (-inf as lse).
 
-It helps where lengths differ and FlashInfer cuts nothing, since requests x KV heads fill the
-GPU's slots, two per SM. Elsewhere, as with one KV head or in short calls, it mostly keeps
-FlashInfer's chunk and gains nothing.
+It helps where lengths differ and requests x KV heads fill the GPU's slots, two per SM, so that
+FlashInfer cuts nothing. Elsewhere it mostly keeps FlashInfer's chunk and gains nothing.
 """
 
 import warnings
@@ -103,8 +101,6 @@ class Fa2Planner:
             _require_head_dim(state, head_dim, base_of(release))
         if page_size:
             require_page_size(page_size)
-        require_int("q_len", q_len)
-        require_int("num_sms", num_sms or 1)
         device = state.int_workspace_buffer.device
         if device.type == "cuda":
             warn_if_not_measured(torch.cuda.get_device_name(device))

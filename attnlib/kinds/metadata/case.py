@@ -7,7 +7,7 @@ import numpy as np
 
 from ...core.gpu import FETCH_BYTES
 from ...core.spec import LENGTHS, require_int, require_lengths, require_page_size, require_word
-from ..cost import INT32_BYTES
+from ..cost import INT32_BYTES, INT64_BYTES
 from ..form import NamedCase, later
 from ..lengths import sample_seq_lens
 
@@ -21,8 +21,7 @@ class MetadataCase(NamedCase):
     Requests have `lengths` as in `DecodeCase`, up to `max_ctx` tokens. Their pool of request rows
     has `pool_size` rows, or as many as there are requests if that is more. `context` is the longest
     request that the engine was started for: rows and page table are as wide; 0: as `max_ctx`. `swa`
-    adds the sliding window's table. `topk` and `draft_tokens` are in the records' form, and no
-    builder of today reads them.
+    adds the sliding window's table.
     """
 
     kind: ClassVar = "metadata"
@@ -34,15 +33,13 @@ class MetadataCase(NamedCase):
     seq_len_delta: int = 0
     swa: bool = False
     pool_size: int = 1024
-    topk: int = 1
-    draft_tokens: int = 1
     seed: int = 0
     context: int = later(0)
 
     def __post_init__(self) -> None:
         require_word("builder", self.builder, BUILDERS)
         require_lengths("lengths", self.lengths, self.batch_size, self.max_ctx, LENGTHS)
-        for name in ("batch_size", "max_ctx", "pool_size", "topk", "draft_tokens"):
+        for name in ("batch_size", "max_ctx", "pool_size"):
             require_int(name, getattr(self, name))
         require_int("context", self.width, least=self.max_ctx)
         require_page_size(self.page_size)
@@ -63,7 +60,7 @@ class MetadataCase(NamedCase):
         span = (pages - 1) * self.page_size * INT32_BYTES + INT32_BYTES
         fetches = int(np.minimum(-(-span // FETCH_BYTES), pages).sum())
         stored = INT32_BYTES * int(pages.sum()) * (2 if self.swa else 1)
-        lengths = self.batch_size * (16 + 2 * INT32_BYTES)
+        lengths = self.batch_size * 2 * (INT64_BYTES + INT32_BYTES)  # length, row; length, sum
         return fetches * FETCH_BYTES + stored + lengths
 
     @property

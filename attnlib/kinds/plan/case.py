@@ -10,19 +10,14 @@ from ..form import NamedCase
 
 @dataclass(frozen=True)
 class PlanCase(NamedCase):
-    """A plan for `q_len` queries of each request of `decode`, causal.
-
-    `chunk` is in the records' form: the planner chooses (0).
-    """
+    """A plan for `q_len` queries of each request of `decode`, causal; the planner cuts it."""
 
     kind: ClassVar = "plan"
     decode: DecodeCase
     q_len: int = 1
-    chunk: int = 0
 
     def __post_init__(self) -> None:
         require_int("q_len", self.q_len)
-        require_int("chunk", self.chunk, least=0, most=0)
 
     @property
     def spec(self) -> AttnSpec:
@@ -32,4 +27,4 @@ class PlanCase(NamedCase):
     @property
     def label(self) -> str:
         """A short name for tables and progress bars."""
-        return f"chunk chosen q_len {self.q_len} {self.decode.label}"
+        return f"plan q_len {self.q_len} {self.decode.label}"
