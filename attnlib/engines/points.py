@@ -79,8 +79,7 @@ def require_release(engine: Engine, oldest: str, remedy: str) -> str:
 
 
 def order(release: str) -> tuple[int, ...]:
-    """The numbers of a release, in its order: 0.5.12, 0.5.12.post1, 0.5.13; not of a build (+). A
-    candidate, 0.5.13rc1, has the functions of its release and comes behind it."""
+    """The numbers of a release, in order: 0.5.12, 0.5.12.post1, 0.5.13, 0.5.13rc1; not of `+...`."""
     return tuple(map(int, re.findall(r"\d+", release.partition("+")[0])))
 
 

@@ -289,14 +289,9 @@ def profile(
     return taken
 
 
-def profile_path(name: str) -> Path:
-    """The file of a recorded profile."""
-    return data_root() / "profiles" / f"{name}.json"
-
-
 def load_profile(name: str) -> Profile:
     """A recorded profile by name; ValueError lists those that exist."""
-    path = profile_path(name)
+    path = data_root() / "profiles" / f"{name}.json"
     if not path.exists():
         names = ", ".join(sorted(p.stem for p in path.parent.glob("*.json"))) or "none"
         raise ValueError(f"recorded must be one of {names}, got {name!r}")

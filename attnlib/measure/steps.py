@@ -28,11 +28,9 @@ from .trace_file import Trace
 DECODE, VERIFY, PREFILL, MIXED, UNKNOWN = "decode", "verify", "prefill", "mixed", "unknown"
 EITHER = "decode or verify"
 """What no mark tells apart: a query per request, or a few."""
-SGLANG = re.compile(r"step\[\s*(\w+)(?:.*?bs=(\d{1,9}))?")
-_COUNT = r"(\d{1,9})"
-VLLM = re.compile(
-    rf"execute_(?:\d+_)?context_{_COUNT}\(.*?\)_generation_{_COUNT}(?:\((?:sq)?{_COUNT})?"
-)
+SIZE = r"(\d{1,9})"
+SGLANG = re.compile(rf"step\[\s*(\w+)(?:.*?bs={SIZE})?")
+VLLM = re.compile(rf"execute_(?:\d+_)?context_{SIZE}\(.*?\)_generation_{SIZE}(?:\((?:sq)?{SIZE})?")
 SGLANG_KINDS = {
     "DECODE": DECODE,
     "DRAFT": DECODE,

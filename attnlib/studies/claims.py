@@ -130,15 +130,10 @@ def _require_pairs(name: str, check: dict[str, Any], figure: dict[str, Any]) -> 
     """ValueError for an unknown field or expectation, or an `about` without a figure."""
     if unknown := {*check} - PAIRS:
         raise ValueError(f"pairs of claim {name!r} must have {PAIRS}, got {unknown}")
-    for word in expected(check):
+    for word in check["expect"]:
         require_word(f"expect of claim {name!r}", word, EXPECTED)
-    if "about" in expected(check) and not figure:
+    if "about" in check["expect"] and not figure:
         raise ValueError(f"figure of claim {name!r} must be given for expect: about, got none")
-
-
-def expected(check: dict[str, Any]) -> list[str]:
-    """The verdicts that a check of pairs expects."""
-    return check["expect"] if isinstance(check["expect"], list) else [check["expect"]]
 
 
 def verdicts(ids: Sequence[str] = ()) -> list[Judged]:
@@ -194,11 +189,11 @@ def _rows(claim: Claim) -> pd.DataFrame:
 def _judge_pairs(claim: Claim) -> Judged:
     """Cases vote by the verdict on side a over side b.
 
-    With `expect: about` a case votes by whether its ratio is about the claim's figure. With
+    With `expect: [about]` a case votes by whether its ratio is about the claim's figure. With
     `somewhere: true` one case that is as expected confirms the claim.
     """
     check, rows = claim.check, _rows(claim)
-    expect = expected(check)
+    expect = check["expect"]
     parts, ids = [], list[str]()
     for timer in check.get("timers", ["graph"]):
         timed = good_rows(rows, timer)
@@ -213,8 +208,7 @@ def _judge_pairs(claim: Claim) -> Judged:
     reason = f"{' and '.join(f'{a} / {b}' for a, b in check['pairs'])}: {words} of {len(table)}."
     support, undecided = sum(counts[word] for word in expect), counts["ambiguous"]
     if expect == ["about"]:
-        assert claim.figure
-        figure = claim.figure
+        figure = claim.figure or 0.0  # `load_claims` has seen to it
         support, undecided = int(table.ratio.between(figure / ABOUT, figure * ABOUT).sum()), 0
         reason += f" {support} of {len(table)} ratios are within a quarter of {figure:g}."
     verdict = vote(support, len(table) - support - undecided, undecided)

@@ -1,7 +1,5 @@
 """Decode steps of SGLang 0.5.23 (torch 2.14.1): metadata, schedule and backend, arm by arm."""
 
-from dataclasses import replace
-
 from ..kinds.engine.case import EngineCase
 from ..run.study import Grid, Study
 from . import engine_step
@@ -13,7 +11,12 @@ CASES = tuple(
 )
 """The context is Llama-3.1's own, which SGLang takes where none is given."""
 KERNELS = tuple(EngineCase(LLAMA, batch, 8192, context=131_072) for batch in (1, 16))
-SERVED = tuple(replace(case, context=131_072) for case in engine_step.SERVED)
+_lengths = (64, 32768, "chat"), (32, 65536, "retrieval"), (40, 100_000, "one_long")
+SERVED = tuple(
+    EngineCase(LLAMA, batch, longest, lengths=lengths, context=131_072)
+    for batch, longest, lengths in _lengths
+)
+"""Lengths that people serve."""
 RANK = engine_step.SCHEDULE
 """One GPU of four that serve Qwen3-32B."""
 METADATA, HOST = (NOW, EAGER, FUSED, ONE_LAUNCH), ("host",)
@@ -26,6 +29,7 @@ STUDY = Study(
         Grid(SERVED, (SPLITS,), timers=HOST, rounds=4),
         Grid(KERNELS, (FA2, FA3, PLANNED), timers=HOST, rounds=4),
         Grid(SERVED, (FA2, PLANNED), timers=HOST, rounds=4),
+        Grid(SERVED, (NOW, SPLITS, PLANNED, FA2), timers=("ahead",), rounds=3),
         Grid(RANK, METADATA, timers=HOST, rounds=2),
         Grid(RANK, (LAYER,), timers=HOST, rounds=2),
         Grid(CASES[1:2], METADATA, timers=HOST, headline=True),
@@ -33,8 +37,8 @@ STUDY = Study(
     reference_machine="nvidia-h200-04520efe",
     ceilings=(),
 )
-SECOND_GPU = "nvidia-h100-80gb-hbm3-ef6837d8"
-"""Two rounds of the metadata of `CASES`."""
+SECOND_GPU, AHEAD_ON = "nvidia-h100-80gb-hbm3-ef6837d8", "nvidia-h100-80gb-hbm3-11b7d086"
+"""Two rounds of the metadata of `CASES`; both timers of `SERVED`, three rounds."""
 ALL = (*CASES, *SERVED, *RANK)
 COMPARED = ((NOW, EAGER, ALL), (FUSED, NOW, ALL), (ONE_LAUNCH, NOW, ALL), (NOW, LAYER, RANK))
 """For `engine_step.savings`."""

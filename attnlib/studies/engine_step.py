@@ -9,7 +9,6 @@ steps in which their requests were equally long.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -24,15 +23,6 @@ from ..run.study import Grid, Study
 LLAMA, QWEN = "llama-3.1-8b", "qwen3-32b-tp4"
 SCHEDULE = tuple(EngineCase(QWEN, batch, 1024) for batch in (1, 16))
 """All layers of Qwen3-32B, with the shapes that one GPU of four has."""
-SERVED = (
-    EngineCase(LLAMA, 64, 32768, lengths="chat"),
-    EngineCase(LLAMA, 32, 65536, lengths="retrieval"),
-    EngineCase(LLAMA, 40, 100_000, lengths="one_long"),
-)
-"""Lengths that people serve."""
-OFFLINE = tuple(replace(case, driver="offline") for case in SERVED)
-RANKS = tuple(EngineCase("qwen3-half", n, 1024, 128, "offline", tp=2) for n in (1, 16))
-"""Over two GPUs with a real all-reduce; each has the shapes of one GPU of four."""
 UNEVEN = "12000+900+40+3000+17+7000+2000+600"
 GROUPS = EngineCase("qwen3-0.6b", 8, 12_000, 128, "offline", tp=2, lengths=UNEVEN, dp=2)
 """Each of two GPUs attends for requests of its own (DP attention); one request is long."""
@@ -48,30 +38,19 @@ STUDY = Study(
     # In the order of the engines' processes, so that each starts once per round.
     grids=(
         Grid(SCHEDULE[:1], (*SIDE_BY_SIDE["fa3"], LAYER), timers=("profiler",), headline=True),
-        Grid(OFFLINE, (FA2,), timers=HOST, rounds=2),
-        Grid(OFFLINE, (PLANNED,), timers=HOST, rounds=2),
-        Grid(RANKS, (NOW,), timers=HOST, rounds=2),
-        Grid(RANKS, (LAYER,), timers=HOST, rounds=2),
-        Grid((GROUPS,), (NOW,), timers=HOST),
-        Grid((GROUPS,), (LAYER,), timers=HOST),
-        Grid((GROUPS,), (GUARDED,), timers=HOST),
+        *(Grid((GROUPS,), (arm,), timers=HOST) for arm in (NOW, LAYER, GUARDED)),
     ),
     reference_machine="nvidia-h200-677adb93",
     ceilings=(),
 )
-TWO_GPUS = "nvidia-h200-04fdf2a2"
-"""The machine that published the cases of `RANKS`."""
-Compared = tuple[tuple[str, str, tuple[EngineCase, ...]], ...]
-COMPARED: Compared = ((NOW, LAYER, RANKS), (PLANNED, FA2, OFFLINE))
-"""Arm, base and cases of each comparison; `engine_now` has those of synchronous steps."""
+Compared = Sequence[tuple[str, str, tuple[EngineCase, ...]]]
+"""Arm, base and cases of each comparison."""
 PREPARE = "prepare_varlen_num_blocks"
 SIZES = ["model", "tp", "batch_size", "kv_len", "lengths", "driver", "context"]
 JUDGED = ["step_us", "saved_us", "low", "high", "rounds", "gain", "own_spread_us", "verdict"]
 
 
-def savings(
-    frame: pd.DataFrame, compared: Compared = COMPARED, timer: str = "host"
-) -> pd.DataFrame:
+def savings(frame: pd.DataFrame, compared: Compared, timer: str = "host") -> pd.DataFrame:
     """What `arm` saves of a step of `base`, a row per comparison and release on record.
 
     Columns: arm, base, release, case, `SIZES`, step_us (of base), saved_us, low, high, rounds, gain

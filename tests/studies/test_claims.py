@@ -72,12 +72,21 @@ def pairs_claim(write, expect, **more):
     return claim
 
 
+def test_a_misspelt_expectation_or_field_of_pairs_is_refused(write):
+    with pytest.raises(ValueError, match="expect of claim 'a' must be one of faster, .* 'slowr'"):
+        pairs_claim(write, ["slowr"])
+    with pytest.raises(ValueError, match="pairs of claim 'a' must have .*, got {'someware'}"):
+        pairs_claim(write, ["slower"], someware=True)
+    with pytest.raises(ValueError, match="figure of claim 'a' must be given for expect: about"):
+        write(verdict="drop", pairs={"expect": ["about"]})
+
+
 @pytest.mark.parametrize(
     ("expect", "more", "verdict"),
     [
-        ("slower", {}, "partly"),
-        ("slower", {"somewhere": True}, "confirmed"),
-        ("about", {}, "partly"),
+        (["slower"], {}, "partly"),
+        (["slower"], {"somewhere": True}, "confirmed"),
+        (["about"], {}, "partly"),
         (["slower", "faster"], {}, "confirmed"),
     ],
 )
@@ -93,7 +102,7 @@ def test_a_pair_is_judged_by_what_is_expected(write, monkeypatch, expect, more, 
 
 
 def test_missing_records_leave_a_claim_open(write, replayed):
-    judged = claims.judge(pairs_claim(write, "slower"))
+    judged = claims.judge(pairs_claim(write, ["slower"]))
     assert judged.verdict == "open" and "are missing" in judged.reason
 
 

@@ -1,9 +1,9 @@
 """Run all that needs a GPU, part by part: `make gpu`, or the parts that are named as arguments.
 
 A part is a test file with GPU tests, or a notebook, executed live. data/live_run.json is written
-after each part, so a run that was stopped (`timeout 540 make gpu`) goes on with the parts that
-failed or did not run on this commit, GPU and libraries. Exit status 0: all passed, 1: one failed.
-At the end the claims are judged by this GPU's own records, which have the notebooks' few shapes.
+after each, so a run that was stopped goes on with what failed or did not run on this commit
+(`COMMIT` names it where no git is), GPU and libraries. Exit status 1: a part failed. At the end the
+claims are judged by this GPU's own records, which have the notebooks' few shapes.
 """
 
 import json
@@ -30,13 +30,10 @@ EXECUTE = "import sys; from attnlib.report.build import Path, execute; execute(P
 
 
 def find_commit() -> str:
-    """`COMMIT`, or what git says: "-dirty" if other files than the results differ."""
-    if named := os.environ.get("COMMIT"):
-        return named
+    """What git says: "-dirty" if other files than the results differ."""
     status = ["git", "status", "--porcelain", "--", ".", f":(exclude){SUMMARY}"]
-    changed = subprocess.check_output(status, text=True)
-    head = subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
-    return f"{head}-dirty" if changed else head
+    dirty = "-dirty" if subprocess.check_output(status) else ""
+    return subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip() + dirty
 
 
 def parts() -> list[str]:
@@ -47,29 +44,28 @@ def parts() -> list[str]:
 
 def run(part: str) -> dict[str, object]:
     """What came of a part."""
-    command = ["-m", "pytest", "-q", "-rs", "-m", "gpu", "-p", "no:cacheprovider"]
+    command = ["-m", "pytest", "-q", "-rs", "-m", "gpu", "-p", "no:cacheprovider", part]
     if part.endswith(".ipynb"):
-        command = ["-c", EXECUTE]
+        command = ["-c", EXECUTE, part]
     started = time.monotonic()
-    how = {"env": LIVE, "capture_output": True, "text": True}
-    ended = subprocess.run([sys.executable, *command, part], **how)
-    seconds = round(time.monotonic() - started, 1)
-    result = {"part": part, "seconds": seconds, **count_tests(ended.stdout)}
+    ended = subprocess.run([sys.executable, *command], env=LIVE, capture_output=True, text=True)
+    result = {"part": part, "seconds": round(time.monotonic() - started, 1)}
+    result |= count_tests(ended.stdout)
     if ended.returncode != 0:
         last_lines = (ended.stdout + ended.stderr).strip().splitlines()[-3:]
-        reason = strip_folders("\n".join(last_lines))
-        result |= {"failed": result["failed"] or 1, "reason": reason}
+        result["failed"] = result["failed"] or 1
+        result["reason"] = strip_folders("\n".join(last_lines))
     return result
 
 
 def count_tests(output: str) -> dict[str, object]:
     """Tests by outcome, from pytest's last line, and its reasons of skips; none of a notebook."""
-    said = re.findall(r"(\d+) (passed|failed|skipped|error)", output.strip().rpartition("\n")[2])
-    counts = {word: int(number) for number, word in said}
+    counts, last_line = dict.fromkeys(("passed", "skipped", "failed"), 0), output.splitlines()[-1:]
+    found = re.findall(r"(\d+) (passed|skipped|failed|error)", "".join(last_line))
+    for number, word in found:
+        counts["failed" if word == "error" else word] += int(number)
     skips = re.findall(r"^SKIPPED \[(\d+)\] \S+ (.*)$", output, re.MULTILINE)
-    failed = counts.get("failed", 0) + counts.get("error", 0)
-    totals = {word: counts.get(word, 0) for word in ("passed", "skipped")}
-    return {**totals, "failed": failed, "skips": {reason: int(count) for count, reason in skips}}
+    return {**counts, "skips": {reason: int(count) for count, reason in skips}}
 
 
 def compare_claims() -> str:
@@ -78,31 +74,30 @@ def compare_claims() -> str:
     here, published = (json.loads(subprocess.check_output(command, env=e)) for e in (LIVE, REPLAY))
     judged = [pair for pair in zip(here, published, strict=True) if pair[0]["records"]]
     others = [ours["id"] for ours, theirs in judged if ours["verdict"] != theirs["verdict"]]
-    return (
-        f"{len(judged) - len(others)} of {len(judged)} claims; not: {', '.join(others) or 'none'}"
-    )
+    agree = f"{len(judged) - len(others)} of {len(judged)} claims"
+    return f"{agree}; not: {', '.join(others) or 'none'}"
 
 
 def main(chosen: list[str]) -> int:
     """Run what is left of the chosen parts, or of all; returns the exit status."""
     if not torch.cuda.is_available():
         raise SystemExit("make gpu must have a CUDA GPU, got none")
-    names, commit = parts(), find_commit()
+    names, commit = parts(), os.environ.get("COMMIT") or find_commit()
     shutil.copytree(RECORDS, BUILD / RECORDS, dirs_exist_ok=True)
     here = {"gpu": identify_gpu()["gpu"], "versions": describe_versions(RECORDED)}
-    before = json.loads(SUMMARY.read_text()) if SUMMARY.exists() else {}
-    earlier = before["parts"] if {name: before.get(name) for name in here} == here else []
+    before = json.loads(SUMMARY.read_text()) if SUMMARY.exists() else {"parts": []}
+    is_same_place = {name: before.get(name) for name in here} == here
+    earlier = before["parts"] if is_same_place else []
     done = {part["part"]: part for part in earlier if part["commit"] == commit}
     for name in chosen or names:
-        if name in done and not done[name]["failed"]:
-            continue
-        date = time.strftime("%Y-%m-%d", time.gmtime())
-        done[name] = {**run(name), "date": date, "commit": commit}
-        print(done[name], flush=True)
-        left = [name for name in names if name not in done]
-        summary = {**here, "parts": list(done.values()), "left": left}
-        summary["agrees"] = "not compared" if left else compare_claims()
-        write_whole(SUMMARY, f"{json.dumps(summary, indent=1)}\n".encode())
+        if name not in done or done[name]["failed"]:
+            day = time.strftime("%Y-%m-%d", time.gmtime())
+            done[name] = {**run(name), "date": day, "commit": commit}
+            print(done[name], flush=True)
+            left = [name for name in names if name not in done]
+            summary = {**here, "parts": list(done.values()), "left": left}
+            summary["agrees"] = "not compared" if left else compare_claims()
+            write_whole(SUMMARY, f"{json.dumps(summary, indent=1)}\n".encode())
     return int(any(part["failed"] for part in done.values()))
 
 

@@ -2,10 +2,9 @@
 
     python -m attnlib.kinds.engine.group COMMAND...     (started by `EngineGroup`, not by hand)
 
-That guard starts COMMAND as the leader of a new process group and passes its own stdin on. It kills
-the whole group, and what its processes left in groups of their own, when its stdin ends, which also
-happens when the process that started it dies, or when the leader has ended, so that no rank and no
-scheduler stays on the GPU.
+That guard starts COMMAND as the leader of a new process group and passes its own stdin on. When
+its stdin ends, as when the process that started it dies, or the leader does, it kills the group and
+what is left of it in other groups, so that no rank and no scheduler stays on the GPU.
 """
 
 import contextlib

@@ -53,8 +53,6 @@ VOCABULARY = 9000
 Arms = dict[str, dict[str, str]]
 Answers = dict[str, dict[str, Any]]
 State = tuple[torch.Tensor, Any]
-
-
 RENAMED = {
     "cuda_graph_bs": "cuda_graph_bs_decode",
     "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
