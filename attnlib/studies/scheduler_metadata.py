@@ -94,7 +94,8 @@ def savings_chart(frame: pd.DataFrame, page_size: int, layers: int = 64) -> char
     shape = "layers == @layers and page_size == @page_size"
     rows, drawn = savings(frame).query(shape), decode_rows(frame).query(shape)
     drawn = drawn[drawn.backend.isin(WAYS)]
-    title, words = f"{layers} layers, page size {page_size}", ("kv_len, tokens", "saved, us a step")
+    title = f"One schedule per step: {layers} layers, page size {page_size}"
+    words = ("kv_len, tokens", "saved, us a step")
     figure, (axis,) = charts.panels([title], (3.8, 3.1), drawn, words)
     lengths = sorted(rows.kv_len.unique())
     charts.categories(axis, "x", (f"{length:,}" for length in lengths))

@@ -14,9 +14,7 @@ from support.records import MACHINE, OTHER, append, demo_path, full_disk, tear
 
 from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.item import Item
-from attnlib.measure.spans import Kernel
 from attnlib.run import store
-from attnlib.run.record import SCHEMA
 
 
 def append_rounds(make_record, count):
@@ -100,24 +98,6 @@ def test_a_study_nobody_measured_is_missing_with_the_machines_that_have_it(make_
     assert store.machines("another") == []
     with pytest.raises(FileNotFoundError, match=f"machines: other-1, {MACHINE}"):
         store.load("demo", "nowhere")
-
-
-def test_a_loaded_row_holds_case_medians_kernels_and_oracle(make_record):
-    record = make_record()
-    store.append(record)
-    row = store.load("demo", MACHINE).iloc[0].to_dict()
-    expected = {
-        "case": record.item.case,
-        **record.item.case.to_dict(),
-        **{"id": record.id, "study": "demo", "round": 0, "status": "ok", "schema": SCHEMA},
-        **{"backend": "flashinfer-fa2", "release": "0.6.3", "timer": "graph", "heads": "8/2"},
-        **{"reported_backend": "fa2", "kernel_family": "fa2"},
-        "kernels": (Kernel("AttendKernel", 1.0, 8.25), Kernel("MergeKernel", 2.0, 1.5)),
-        **{"run_us": 11.0, "plan_us": 45.0},
-        "oracle_error": 0.002,
-        **{"gpu": "Test GPU", "gpu_id": "0badcafe", "power_limit_w": 0, "num_sms": 4},
-    }
-    assert {name: row[name] for name in expected} == expected
 
 
 def test_a_row_of_several_queries_a_request_says_mode_mask_and_heads(make_record):
