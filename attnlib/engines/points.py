@@ -79,7 +79,7 @@ def require_release(engine: Engine, oldest: str, remedy: str) -> str:
 
 
 def order(release: str) -> tuple[int, ...]:
-    """The numbers of a release, in order: 0.5.12, 0.5.12.post1, 0.5.13, 0.5.13rc1; not those of +."""
+    """The numbers of a release, in order: 0.5.12, 0.5.12.post1, 0.5.13, 0.5.13rc1; no build (+)."""
     return tuple(map(int, re.findall(r"\d+", release.partition("+")[0])))
 
 
