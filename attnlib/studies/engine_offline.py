@@ -1,7 +1,4 @@
-"""Time per output token of SGLang 0.5.23's `Engine`, whose scheduler runs ahead of the GPU.
-
-Each arm has a process of its own, torch 2.14.1, in four rounds.
-"""
+"""Time per output token of SGLang 0.5.23's `Engine` (torch 2.14.1), a process for each arm."""
 
 from dataclasses import replace
 
@@ -34,5 +31,6 @@ RANKS_OF = {
     "0.5.23, H100": ("engine_offline", "nvidia-h100-80gb-hbm3-dbe0f241"),
 }
 """SGLang and GPU of the records of `RANKS` -> their study and machine."""
-COMPARED = ((SPLITS, NOW, CASES), (PLANNED, NOW, CASES), (PLANNED, FA2, CASES), (NOW, LAYER, RANKS))
+PAIRS = (SPLITS, NOW), (PLANNED, NOW), (PLANNED, SPLITS), (PLANNED, FA2)
+COMPARED = (*((*pair, CASES) for pair in PAIRS), (NOW, LAYER, RANKS))
 """For `engine_step.savings`."""
