@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = given.pop("command")
         for argument, value in given.items():
             if value == "" or re.search(r"\d{99}", str(value)):
-                raise ValueError(f"{argument} must not be empty, nor hold a number of 99 digits")
+                raise ValueError(f"{argument} must not be empty or of 99 digits, got {value!r:.60}")
         for option in {"dtype", "kv_dtype"} & {*given}:
             given[option] = DTYPE_WORDS.get(given[option], given[option])
         if given.get("kv_dtype") == "auto":  # no wish

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..core.backends.base import installed_version
+from ..core.gpu import HOPPER
 from ..core.metadata.decode import build_decode_metadata
 from ..core.metadata.eager import write_decode_metadata
 from ..core.metadata.require import DecodeTensors
@@ -96,18 +97,18 @@ def cap_splits(_: None, backend: Any, *args: Any, **kwargs: Any) -> None:
     """
     from sglang.srt.layers.dp_attention import is_dp_attention_enabled
 
-    STATE.arm("splits")
     gpu = torch.cuda.get_device_properties(torch.device(backend.device))
     own_splits = getattr(backend, "decode_num_splits", 0)
     not_met = {
         "SGLang 0.5.18 or later": not hasattr(backend, "decode_num_splits"),
         "FlashAttention-3": getattr(backend, "fa_impl_ver", 3) != 3,
-        "a Hopper GPU": gpu.major != 9,
+        "a Hopper GPU": gpu.major != HOPPER,
         "no MLA": backend.use_mla,
         "no DP attention": is_dp_attention_enabled(),
         "no splits of SGLang's own (no --enable-deterministic-inference)": own_splits,
     }
     require_met(f"{PREFIX}SPLITS=upstream", not_met)
+    STATE.arm("splits")
     width = backend.max_num_pages * backend.page_size
     backend.decode_num_splits = _facts(backend, 1, width, 0, "sglang-0.4.4").split_cap
 
@@ -180,10 +181,8 @@ def _facts(
 
 def pin_decode(_: None, backend: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
     """After a FlashInfer backend is made: set the kernels of its decode wrappers."""
-    arm = STATE.arm("decode")
-    if arm == "fa2":
-        return
-    if not backend.decode_use_tensor_cores:
+    arm = STATE.arms["decode"]
+    if arm != "fa2" and not backend.decode_use_tensor_cores:
         raise ValueError(
             f"{PREFIX}DECODE={arm} must have tensor cores, which SGLang uses from 4 query heads "
             "per KV head on (SGLANG_FLASHINFER_USE_TENSOR_CORE=true: always), got none"
@@ -194,6 +193,8 @@ def pin_decode(_: None, backend: Any, model_runner: Any, *args: Any, **kwargs: A
             type(wrapper)(backend.workspace_buffer, "NHD", backend="fa3", use_tensor_cores=True)
             for wrapper in backend.decode_wrappers
         ]
+    if arm != "planned":
+        STATE.arm("decode")
         return
     server = model_runner.server_args
     _rank, _number, ranks_of_a_context = _ranks()
@@ -235,9 +236,8 @@ def begin_forward(original: Callable[..., None], *args: Any, **kwargs: Any) -> N
                 max_seq_len=updater.attn_backend.max_context_len,
                 page_size=1,
             )
-    else:
-        STATE.calls["decode=planned, steps"] += 1
     if planner is not None:
+        STATE.arm("decode")
         view = call.get("kv_view")  # 0.5.19 alone
         rows = view.row_ids if view else call["req_pool_indices"]
         pool = (

@@ -145,7 +145,7 @@ def require_builders(original: Callable[..., Any], group: Any, *args: Any, **kwa
         has_schedule = getattr(builder, "aot_schedule", getattr(builder, "fa_aot_schedule", False))
         if "guard" in STATE.arms and not has_plan and not has_schedule:
             logger.warning("attnlib: the guard has no schedule or plan of %s to check", name)
-        if not STATE.arm("decode"):
+        if "decode" not in STATE.arms:
             continue
         if name != "FLASHINFER":
             raise ValueError(f"{arm} must have the attention backend FLASHINFER, got {name}")
@@ -193,7 +193,7 @@ def plan_decode(original: Callable[..., None], *args: Any, **kwargs: Any) -> Non
         planner = planner or take_over(wrapper, max_seq_len=longest, **sizes)
         # Embedding or norm, and projection, run before the first attention call: no fence.
         planner.plan(seq_lens, block_table=batch.block_table_tensor[:rows], fence=False)
-        STATE.calls["decode=planned, steps"] += 1
+        STATE.arm("decode")
     if "guard" in STATE.arms:
         guard_plan(wrapper, seq_lens)
 

@@ -169,9 +169,8 @@ class Explorer(w.VBox):
         """The view of the wishes; each control then offers its options and shows its value."""
         wishes, model, notes = self.wishes, self.wishes["model"], {}
         offered = {}
-        for study, folder in sources_of(model):  # the GPU by its name's second word and its id
-            words = folder.split("-")
-            offered[study, folder] = f"{words[1].upper()} {words[-1]}: {STUDIES[study].question}"
+        for study, folder in sources_of(model):
+            offered[study, folder] = f"{folder}: {STUDIES[study].question}"
         offered[LIVE, ""] = "measure on this GPU"
         records, machine = wishes.get("records") or "", wishes.get("machine") or ""
         if records and records not in [study for study, _ in offered]:

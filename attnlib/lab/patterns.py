@@ -27,7 +27,7 @@ from ..measure.trace_file import Trace
 DATA = Path(__file__).resolve().parents[1] / "data"
 GAINS = DATA / "gains.json"
 TILE = re.compile(
-    r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned int\))?|.*?ELj)(\d{1,9})"
+    r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned int\))?|.*?ELj)(\d{1,9})(?!\d)"
 )
 OPERATORS = re.compile(r"elementwise|DeviceScan|scan_innermost|^Memcpy DtoD|gather_kernel|^Memset")
 SCAN, INDEX = re.compile("DeviceScanKernel|scan_innermost"), re.compile("index|gather")

@@ -28,7 +28,7 @@ from .trace_file import Trace
 DECODE, VERIFY, PREFILL, MIXED, UNKNOWN = "decode", "verify", "prefill", "mixed", "unknown"
 EITHER = "decode or verify"
 """What no mark tells apart: a query per request, or a few."""
-SIZE = r"(\d{1,9})"
+SIZE = r"(\d{1,9})(?!\d)"
 SGLANG = re.compile(rf"step\[\s*(\w+)(?:.*?bs={SIZE})?")
 VLLM = re.compile(rf"execute_(?:\d+_)?context_{SIZE}\(.*?\)_generation_{SIZE}(?:\((?:sq)?{SIZE})?")
 SGLANG_KINDS = {

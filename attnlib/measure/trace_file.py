@@ -35,7 +35,7 @@ TORN = EOFError, zlib.error, gzip.BadGzipFile, sqlite3.Error, UnicodeError, json
 BROKEN = *TORN, RecursionError, KeyError, TypeError, AttributeError
 """What reading a file raises that is cut short, damaged or of another form."""
 MOST = 2**53
-"""Above every time and count of a trace."""
+"""Above every time of a trace."""
 COUNTS = "device", "correlation", "graph id", "bytes"
 CUPTI, CAPTURE = "CUPTI_ACTIVITY_KIND_", "--trace cuda,nvtx --cuda-graph-trace=node"
 Gpus = dict[Any, tuple[str | None, int | None]]
@@ -255,10 +255,10 @@ def _kept(path: Path, source: str, gpus: Gpus, events: Iterable[Mapping[str, Any
 
 
 def _number(owner: Mapping[str, Any], name: str) -> float:
-    """A time of an event or row; TypeError unless it is a number from 0 on."""
+    """A time of an event or row; TypeError unless it is a number from 0 to 2**53."""
     value: Any = owner.get(name)
     if type(value) not in (int, float) or not 0 <= value < MOST:
-        raise TypeError(f"{name} of an event must be a number from 0 on, got {value!r:.60}")
+        raise TypeError(f"{name} of an event must be a number from 0 to 2**53, got {value!r:.60}")
     return value
 
 
@@ -267,5 +267,5 @@ def _require_counts(name: str, args: Mapping[str, Any]) -> None:
     sizes = [*(args.get("grid") or ()), *(args.get("block") or ())]
     counts = [*map(args.get, COUNTS), *sizes]
     if not {*map(type, counts)} <= {int, type(None)} or min(filter(None, sizes), default=0) < 0:
-        words = f"{', '.join(COUNTS)}, grid and block of {name!r:.60} must be whole numbers"
+        words = f"{', '.join(COUNTS)}, grid and block of {name!r:.60} must be whole, sizes >= 0"
         raise TypeError(f"{words}, got {counts!r:.60}")

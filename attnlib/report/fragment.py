@@ -73,7 +73,7 @@ def _exporter() -> HTMLExporter:
 
 
 def _fold_code(soup: BeautifulSoup) -> None:
-    """Each cell's code under its last line; a table's is folded, and so are imports."""
+    """Each cell's code under its last line: folded for tables and set-up, open for `USES`."""
     for area in soup.select("div.code_cell > div.input"):
         lines = [line for line in area.get_text().splitlines() if line.strip()]
         calls = [line.strip() for line in lines if not line.startswith(("plt.show", " ", ")"))]

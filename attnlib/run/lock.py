@@ -18,7 +18,7 @@ TRIES, POLL_S = 60, 0.05  # for the last worker of a killed sweep to end
 
 def lock_path(gpu_id: str) -> Path:
     """The lock file of a GPU; it holds the holder's process id and is never removed."""
-    return Path(os.environ.get("ATTNLIB_LOCKS", "/tmp"), f"attnlib-gpu-{gpu_id}.lock")
+    return Path(os.environ.get("ATTNLIB_LOCKS") or "/tmp", f"attnlib-gpu-{gpu_id}.lock")
 
 
 @contextmanager

@@ -32,8 +32,8 @@ COMPANIONS = {"flashinfer-python": ("apache-tvm-ffi<0.2",)}
 def available_releases(distribution: str, overlays: Iterable[str] = ()) -> list[str]:
     """The releases that can be had here; `overlays` are requirements `NAME==VERSION` given.
 
-    Beside them the environment's, and without overlays those that pip finds, no pre-releases.
-    Raises ValueError for an overlay of another distribution, and what `index_releases` raises.
+    Beside them the environment's, and without overlays those that pip finds (`PIP_PRE`: the early
+    ones too). ValueError for an overlay of another distribution, and what `index_releases` raises.
     """
     given = [_release_of(requirement, distribution) for requirement in overlays]
     releases = given or index_releases(distribution)
@@ -174,7 +174,7 @@ def _install(requirement: str, target: Path) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
         if not target.is_dir():
             done = subprocess.run(command, capture_output=True, text=True, pass_fds=(lock,))
-            if done.returncode:
+            if done.returncode or canonicalize_name(distribution) not in _installed(unfinished):
                 shutil.rmtree(unfinished, ignore_errors=True)
                 words = done.stderr.strip()[-800:]
                 raise RuntimeError(f"pip could not install {requirement}: {words}")

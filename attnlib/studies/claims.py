@@ -36,7 +36,7 @@ NOT_HERE = "not measurable here"
 VERDICTS = (CONFIRMED, REFUTED, PARTLY, OPEN, NOT_HERE)
 CLAIMS = Path(__file__).resolve().parents[1] / "data" / "claims.yaml"
 FIELDS = ("id", "source", "quote", "shape", "figure", "measured_on", "note")
-PAIRS = {*"study cases pairs expect timers not_slower somewhere".split()}
+PAIRS = "study cases pairs expect timers not_slower somewhere".split()
 """Fields of the check `pairs`."""
 EXPECTED = ("faster", "slower", "same", "not slower", "about")
 ABOUT = 1.25
@@ -128,12 +128,12 @@ def _claim(entry: dict[str, Any], sources: dict[str, Any]) -> Claim:
 
 def _require_pairs(name: str, check: dict[str, Any], figure: dict[str, Any]) -> None:
     """ValueError for an unknown field or expectation, or an `about` without a figure."""
-    if unknown := {*check} - PAIRS:
-        raise ValueError(f"pairs of claim {name!r} must have {PAIRS}, got {unknown}")
-    for word in check["expect"]:
+    if unknown := [field for field in check if field not in PAIRS]:
+        raise ValueError(f"pairs of claim {name!r} may have {', '.join(PAIRS)}, got {unknown}")
+    for word in check.get("expect") or [None]:
         require_word(f"expect of claim {name!r}", word, EXPECTED)
-    if "about" in check["expect"] and not figure:
-        raise ValueError(f"figure of claim {name!r} must be given for expect: about, got none")
+    if "about" in check["expect"] and (check["expect"] != ["about"] or not figure.get("value")):
+        raise ValueError(f"expect of claim {name!r} must be [about] alone, with a figure")
 
 
 def verdicts(ids: Sequence[str] = ()) -> list[Judged]:
@@ -208,9 +208,10 @@ def _judge_pairs(claim: Claim) -> Judged:
     reason = f"{' and '.join(f'{a} / {b}' for a, b in check['pairs'])}: {words} of {len(table)}."
     support, undecided = sum(counts[word] for word in expect), counts["ambiguous"]
     if expect == ["about"]:
-        figure = claim.figure or 0.0  # `load_claims` has seen to it
-        support, undecided = int(table.ratio.between(figure / ABOUT, figure * ABOUT).sum()), 0
-        reason += f" {support} of {len(table)} ratios are within a quarter of {figure:g}."
+        assert claim.figure
+        is_about = table.ratio.between(claim.figure / ABOUT, claim.figure * ABOUT)
+        support, undecided = int(is_about.sum()), 0
+        reason += f" {support} of {len(table)} ratios are within a quarter of {claim.figure:g}."
     verdict = vote(support, len(table) - support - undecided, undecided)
     if check.get("somewhere"):
         verdict = CONFIRMED if support else OPEN if undecided else REFUTED

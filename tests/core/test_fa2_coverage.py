@@ -59,7 +59,7 @@ def test_a_plan_of_a_window_covers_what_the_window_sees(window):
     wrapper = SimpleNamespace(_plan_info=words.info, _window_left=window)
     wrapper._int_workspace_buffer = torch.from_numpy(image).view(torch.uint8)
     require_plan(wrapper, lens)
-    words, image = image_of(shape_of(4, 8192, window), [10, 10, 10, 10])
+    words, image = image_of(shape_of(4, 8192, window), [1023, 300, 1023, 1000])
     wrapper._plan_info = words.info
     wrapper._int_workspace_buffer = torch.from_numpy(image).view(torch.uint8)
     with pytest.raises(RuntimeError, match="tokens of request 0, it reads"):

@@ -207,7 +207,7 @@ def test_what_a_machine_lacks_is_refused_and_nothing_is_started(
 
 
 def test_an_arm_that_did_not_run_is_an_error(subject):
-    engines = subject(answer="calls = {'metadata=sglang': 5}")
+    engines = subject(answer="calls = {'metadata=sglang': 5, 'metadata=eager': 0}")
     assert engines.measure(item())["status"] == "ok"
     with pytest.raises(RuntimeError, match="must have run metadata=eager, it counted"):
         engines.measure(item("sglang-eager"))

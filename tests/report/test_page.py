@@ -90,8 +90,9 @@ def test_the_last_gpu_run_is_summarised(tmp_path):
     path = tmp_path / "live_run.json"
     assert live_run(path) == {}
     part = {"part": "tests/a.py", "passed": 3, "skipped": 1, "failed": 0, "skips": ["no x"]}
-    run = {"gpu": "NVIDIA H200", "versions": {"torch": "2.11"}, "left": ["b"]}
+    run = {"gpu": "NVIDIA H200", "versions": {"torch": "2.11"}, "left": ["b"], "agrees": "2 of 3"}
     path.write_text(json.dumps(run | {"parts": [part | {"date": "2026-11-26"}]}))
     facts = live_run(path)
     assert facts["day and GPU"] == "2026-11-26, NVIDIA H200" and facts["not run"] == "b"
+    assert facts["agrees with published verdicts"] == "2 of 3"
     assert re.fullmatch("1 files: passed 3, skipped 1, failed 0", facts["tests and notebooks"])

@@ -56,7 +56,7 @@ settings.load_profile("repeatable")
 
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_folder(tmp_path_factory):
-    """Locks of GPUs lie in the temporary folder: parallel test runs must not exclude each other."""
+    """For temporary files and locks of GPUs: parallel test runs must not exclude each other."""
     folder, children = map(tmp_path_factory.mktemp, ("temporary", "children"))
     (children / "sitecustomize.py").write_text(QUICK_START)
     with pytest.MonkeyPatch.context() as patch:

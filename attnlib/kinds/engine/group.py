@@ -25,6 +25,7 @@ from typing import Any
 
 GONE_S = 10.0
 """How long a killed process that held a GPU may take to disappear."""
+LEFT = "processes of an engine must be gone after"
 LAST_WORDS = 300
 """Characters of the log that an error quotes."""
 SUBREAPER = 36
@@ -100,6 +101,8 @@ class EngineGroup:
         if not self._log.closed:
             self._last_words = _last_words(self.log())
             self._log.close()
+        if LEFT in self._last_words:
+            raise RuntimeError(self._last_words)
         return code
 
 
@@ -113,8 +116,7 @@ def _last_words(log: str) -> str:
 
 def guard(command: Sequence[str]) -> int:
     """Run `command` until it or our stdin ends; its exit status, 128 + a signal."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     engine = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, bufsize=0)
     threading.Thread(target=_pass_stdin_on, args=(engine,), daemon=True).start()
     code = engine.wait()
@@ -143,7 +145,7 @@ def _kill_rest() -> None:
         except ChildProcessError:
             return
         time.sleep(0.01)
-    raise RuntimeError(f"processes must be gone after {GONE_S:g} s, got {children.read_text()}")
+    raise RuntimeError(f"{LEFT} {GONE_S:g} s, got {children.read_text()}")
 
 
 if __name__ == "__main__":

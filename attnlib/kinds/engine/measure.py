@@ -100,7 +100,7 @@ class EngineSubject(Subject):
         assert self._engine
         arm = ARMS[item.backend]
         word = f"{arm.variable}={arm.value}"
-        ran = word in calls
+        ran = calls.get(word, 0) > 0
         if item.case.driver == "offline":  # its scheduler, another process, has only a log
             ran = f"attnlib runs {word}" in self._engine.log()
         if not ran and arm.variable != "guard":

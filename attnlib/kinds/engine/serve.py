@@ -43,7 +43,7 @@ POOL_TOKENS = 300_000
 CONTEXT = {"fa3": 16_384, "flashinfer": 102_400}
 BATCHES = (1, 2, 4, 8, 16, 32, 40, 64, 128)
 """Batch sizes with a CUDA graph of their own; others are padded."""
-AT_CAPTURE = ("schedule=", "splits=", "decode=")
+AT_CAPTURE = ("schedule=", "splits=", "decode=fa")
 """Arms that run when graphs are captured or a backend is made, not in each case."""
 CHECKED = 4
 REPEATS = 5
