@@ -182,10 +182,10 @@ class Diagnosis(Shown):
             rows.append(
                 {
                     "pattern": pattern.name,
+                    "fix": pattern.fix,
                     "step": kind,
                     "evidence": f"{evidence[len(evidence) // 2].text}; in {count}",
                     "us per step": round(us, 1),
-                    "fix": pattern.fix,
                     "by the records": gained(pattern, self.shape, us),
                     "since": pattern.since,
                     "notebook": pattern.notebook,

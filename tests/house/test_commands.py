@@ -98,7 +98,7 @@ def text_of(notebook):
 FINDINGS = re.findall(r"^- \*\*.*?(?=^- |\n\n)", README.partition("## Links")[0], re.M | re.S)
 
 
-@pytest.mark.parametrize("finding", FINDINGS, ids=["regressions", "plan", "guard"])
+@pytest.mark.parametrize("finding", FINDINGS, ids=["fa3", "splits", "plan"])
 def test_the_numbers_of_a_finding_are_those_of_its_notebooks(finding):
     notebooks = re.findall(r"\]\((notebooks/\S+)\)", finding)
     assert notebooks and all(f"*{word}" in finding for word in ("Rival", "Limits"))
