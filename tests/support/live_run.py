@@ -3,7 +3,7 @@
 A part is a test file with GPU tests, or a notebook, executed live. data/live_run.json is written
 after each, so a run that was stopped goes on with what failed or did not run on this commit
 (`COMMIT` names it where no git is), GPU and libraries. Exit status 1: a part failed. At the end the
-claims are judged by this GPU's own records, which have the notebooks' few shapes.
+claims are judged by this GPU's own records of the notebooks' few shapes.
 """
 
 import json
@@ -26,6 +26,7 @@ BUILD = Path("build/gpu").resolve()
 RECORDS, SUMMARY = Path("data/records"), Path("data/live_run.json")
 LIVE = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
 REPLAY = {**os.environ, "ATTNLIB_MODE": "replay"}
+PYTEST = ["-m", "pytest", "-q", "-rs", "-m", "gpu", "-p", "no:cacheprovider"]
 EXECUTE = "import sys; from attnlib.report.build import Path, execute; execute(Path(sys.argv[1]))"
 
 
@@ -44,11 +45,9 @@ def parts() -> list[str]:
 
 def run(part: str) -> dict[str, object]:
     """What came of a part."""
-    command = ["-m", "pytest", "-q", "-rs", "-m", "gpu", "-p", "no:cacheprovider", part]
-    if part.endswith(".ipynb"):
-        command = ["-c", EXECUTE, part]
-    started = time.monotonic()
-    ended = subprocess.run([sys.executable, *command], env=LIVE, capture_output=True, text=True)
+    command = ["-c", EXECUTE] if part.endswith(".ipynb") else PYTEST
+    started, how = time.monotonic(), {"env": LIVE, "capture_output": True, "text": True}
+    ended = subprocess.run([sys.executable, *command, part], **how)
     result = {"part": part, "seconds": round(time.monotonic() - started, 1)}
     result |= count_tests(ended.stdout)
     if ended.returncode != 0:
@@ -73,8 +72,7 @@ def compare_claims() -> str:
     here, published = (json.loads(subprocess.check_output(command, env=e)) for e in (LIVE, REPLAY))
     judged = [pair for pair in zip(here, published, strict=True) if pair[0]["records"]]
     others = [ours["id"] for ours, theirs in judged if ours["verdict"] != theirs["verdict"]]
-    agree = f"{len(judged) - len(others)} of {len(judged)} claims"
-    return f"{agree}; not: {', '.join(others) or 'none'}"
+    return f"{len(judged) - len(others)} of {len(judged)} claims, not {others}"
 
 
 def main(chosen: list[str]) -> int:
@@ -85,17 +83,15 @@ def main(chosen: list[str]) -> int:
     shutil.copytree(RECORDS, BUILD / RECORDS, dirs_exist_ok=True)
     here = {"gpu": identify_gpu()["gpu"], "versions": describe_versions(RECORDED)}
     before = json.loads(SUMMARY.read_text()) if SUMMARY.exists() else {"parts": []}
-    is_same_place = {name: before.get(name) for name in here} == here
-    earlier = before["parts"] if is_same_place else []
+    earlier = before["parts"] if {name: before.get(name) for name in here} == here else []
     done = {part["part"]: part for part in earlier if part["commit"] == commit}
     for name in chosen or names:
         if name not in done or done[name]["failed"]:
-            day = time.strftime("%Y-%m-%d", time.gmtime())
-            done[name] = {**run(name), "date": day, "commit": commit}
+            done[name] = run(name) | {"date": time.strftime("%Y-%m-%d"), "commit": commit}
             print(done[name], flush=True)
             left = [name for name in names if name not in done]
-            summary = {**here, "parts": list(done.values()), "left": left}
-            summary["agrees"] = "not compared" if left else compare_claims()
+            agrees = "not compared" if left else compare_claims()
+            summary = {**here, "parts": list(done.values()), "left": left, "agrees": agrees}
             write_whole(SUMMARY, f"{json.dumps(summary, indent=1)}\n".encode())
     return int(any(part["failed"] for part in done.values()))
 
