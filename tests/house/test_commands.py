@@ -70,6 +70,7 @@ def test_every_command_of_readme_is_run_by_something():
     assert named == {*RUN_ELSEWHERE, *NEEDS_A_GPU, "python -m attnlib --help"}
 
 
+@pytest.mark.slow
 def test_pip_can_install_what_readme_names():
     # One after the other: each writes the project's metadata into the same folder.
     options = "--dry-run --no-deps --no-build-isolation --disable-pip-version-check --quiet".split()
@@ -108,6 +109,7 @@ def test_the_numbers_of_a_finding_are_those_of_its_notebooks(finding):
     assert len(numbers) > 2 and lacking == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shown", "\n".join(CONSOLE.findall(README)).split("$ ")[1:])
 def test_readme_shows_what_its_commands_print(published_records, capsys, shown):
     command, _, output = shown.rstrip().partition("\n")

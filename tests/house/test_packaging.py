@@ -142,6 +142,7 @@ def run_without_lab(code):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_what_an_engine_imports_needs_torch_triton_and_numpy_alone():
     code = "from attnlib import core\nimport attnlib.engines.sglang\n"
     code += "for module in pkgutil.walk_packages(core.__path__, 'attnlib.core.'):\n"

@@ -56,6 +56,7 @@ HOSTS = r"py[p]i\.org|pythonhoste[d]\.org|npmj[s]\.(org|com)|anacond[a]\.(org|co
 FOREIGN = re.compile(rf"(?<![\w.~])/(?:work|root|home|Users)/|{HOSTS}")
 
 
+@pytest.mark.slow
 def test_no_text_carries_a_path_of_somebodys_machine_or_the_host_of_a_package_registry():
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}"

@@ -441,6 +441,7 @@ def test_what_is_no_whole_trace_of_a_gpu_is_one_line(tmp_path, fails):
     assert "--cuda-graph-trace=node" in fails("diagnose", str(tmp_path / "graphs.sqlite"))
 
 
+@pytest.mark.slow
 def test_a_long_trace_is_read_as_a_stream(tmp_path):
     """Five steps of it over and over; memory grows with the kernels, not with the file."""
     writer, path, count = served(*FA2_SPLIT, count=5, layers=32, **DECODE), tmp_path / "long", 0

@@ -29,6 +29,7 @@ def write(tmp_path):
     return load
 
 
+@pytest.mark.slow
 def test_every_claim_has_a_verdict_and_its_records_are_in_the_store(published_records):
     judged = claims.verdicts()
     assert len(judged) == 54 and len({row.claim.source for row in judged}) == 6

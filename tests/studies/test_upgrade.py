@@ -162,6 +162,7 @@ def test_a_build_of_ones_own_is_measured_anew_each_time(lab, tmp_path, monkeypat
         compare_releases("0.7.2+mine", str(wheel), cases=KEYS)
 
 
+@pytest.mark.slow
 def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(published_records):
     cases = [KEYS[0], "32/8,d128,p16,b8,k8192"]
     found = compare_releases("0.6.3", "0.6.4", cases=cases, not_slower=0)
