@@ -31,6 +31,7 @@ ARMS = {
     "guard": ("raise", "log"),
 }
 """Name of an arm -> its values; "fa2" and "fa3" of decode are FlashInfer's kernels."""
+RUNS = "attnlib runs"  # then the arm's name and value: a line of the log
 SGLANG = Engine("sglang", "SGLang", PREFIX, ARMS)
 VLLM = Engine("vllm", "vLLM", "ATTNLIB_VLLM_", {"decode": ("planned",), "guard": ARMS["guard"]})
 
@@ -57,10 +58,10 @@ class State:
     def arm(self, name: str) -> str:
         """The value that runs now, counted, the first time logged; "" where the arm is not set."""
         value = self.arms.get(name, "")
-        word = f"{name}={value}"
-        if value and word not in self.calls:
-            logger.warning("attnlib runs %s", word)
         if value:
+            word = f"{name}={value}"
+            if word not in self.calls:
+                logger.warning("%s %s", RUNS, word)
             self.calls[word] += 1
         return value
 

@@ -20,14 +20,14 @@ from typing import Any
 import yaml
 
 from ..core.backends.table import FAMILIES, family_of, role_of
-from ..measure.spans import Span, busy_us, find_gaps
+from ..measure.spans import SIZE, Span, busy_us, find_gaps
 from ..measure.steps import EITHER, UNKNOWN, VERIFY, Step
 from ..measure.trace_file import Trace
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 GAINS = DATA / "gains.json"
 TILE = re.compile(
-    r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned int\))?|.*?ELj)(\d{1,9})(?!\d)"
+    r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned int\))?|.*?ELj)" + SIZE
 )
 OPERATORS = re.compile(r"elementwise|DeviceScan|scan_innermost|^Memcpy DtoD|gather_kernel|^Memset")
 SCAN, INDEX = re.compile("DeviceScanKernel|scan_innermost"), re.compile("index|gather")

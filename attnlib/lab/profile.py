@@ -270,7 +270,7 @@ def profile(
         option = "cuda_graph=True" if cuda_graph else "device='cuda'"
         raise RuntimeError(f"{option} needs an fn that uses the GPU, torch.profiler saw no kernel")
     why = no_gpu or "the callable used no GPU"
-    taken = Profile(
+    return Profile(
         name=name,
         device="cuda" if on_gpu else "cpu",
         note="" if on_gpu else f"These are CPU operators, not kernels: {why}.",
@@ -286,7 +286,6 @@ def profile(
         wall_us=wall_us,
         packed_trace=gzip.compress(json.dumps(events).encode(), mtime=0),
     )
-    return taken
 
 
 def load_profile(name: str) -> Profile:
@@ -296,9 +295,8 @@ def load_profile(name: str) -> Profile:
         names = ", ".join(sorted(p.stem for p in path.parent.glob("*.json"))) or "none"
         raise ValueError(f"recorded must be one of {names}, got {name!r}")
     form = json.loads(path.read_text())
-    sizes = ("grid", "block")
     for span in form["spans"]:
-        span |= {name: tuple(span[name]) for name in sizes if name in span}
+        span |= {name: tuple(span[name]) for name in ("grid", "block") if name in span}
     spans = tuple(Span(**span) for span in form.pop("spans"))
     gpu, day = form["machine"]["gpu"], form["taken_at"][:10]
     note = f"Recorded on an {gpu}, {day}; the call did not run here."

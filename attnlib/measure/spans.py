@@ -29,7 +29,8 @@ NO_CALL = -1
 TICK_US = 0.0005
 """Half a nanosecond: what the rounding of a trace's times may make of nothing."""
 
-WORD = re.compile(r"[NKL]*(?:S[\dA-Z]*_|St)?(\d{1,9})(?!\d)")
+SIZE = r"(\d{1,9})(?!\d)"  # a number of ten digits or more is no size
+WORD = re.compile(rf"[NKL]*(?:S[\dA-Z]*_|St)?{SIZE}")
 """Of a mangled name: how long the next word is, behind marks of nesting and of repetition."""
 CUTLASS_KERNEL = re.compile(r"\bdevice_kernel<(?:[\w:]*\benable_\w+<)?(?:\w+::)*(\w+)")
 

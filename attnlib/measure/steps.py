@@ -22,13 +22,12 @@ from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from typing import Any
 
-from .spans import Span, busy_us, find_gaps
+from .spans import SIZE, Span, busy_us, find_gaps
 from .trace_file import Trace
 
 DECODE, VERIFY, PREFILL, MIXED, UNKNOWN = "decode", "verify", "prefill", "mixed", "unknown"
 EITHER = "decode or verify"
 """What no mark tells apart: a query per request, or a few."""
-SIZE = r"(\d{1,9})(?!\d)"
 SGLANG = re.compile(rf"step\[\s*(\w+)(?:.*?bs={SIZE})?")
 VLLM = re.compile(rf"execute_(?:\d+_)?context_{SIZE}\(.*?\)_generation_{SIZE}(?:\((?:sq)?{SIZE})?")
 SGLANG_KINDS = {

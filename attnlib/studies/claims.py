@@ -24,6 +24,7 @@ import pandas as pd
 import yaml
 
 from ..core.spec import AttnSpec, require_word
+from ..measure.stats import AMBIGUOUS, FASTER, NOT_SLOWER, SAME, SLOWER
 from ..run import store
 from ..run.frame import good_rows, over, side_rows
 from ..run.study import record_machine
@@ -38,7 +39,7 @@ CLAIMS = Path(__file__).resolve().parents[1] / "data" / "claims.yaml"
 FIELDS = ("id", "source", "quote", "shape", "figure", "measured_on", "note")
 PAIRS = "study cases pairs expect timers not_slower somewhere".split()
 """Fields of the check `pairs`."""
-EXPECTED = ("faster", "slower", "same", "not slower", "about")
+EXPECTED = (FASTER, SLOWER, SAME, NOT_SLOWER, "about")
 ABOUT = 1.25
 """A measured ratio is about a figure if it lies within a quarter of it."""
 LAYER = AttnSpec(32, 8, 128, 16)
@@ -206,7 +207,7 @@ def _judge_pairs(claim: Claim) -> Judged:
     counts = Counter(table.verdict)
     words = ", ".join(f"{word} in {count}" for word, count in counts.most_common())
     reason = f"{' and '.join(f'{a} / {b}' for a, b in check['pairs'])}: {words} of {len(table)}."
-    support, undecided = sum(counts[word] for word in expect), counts["ambiguous"]
+    support, undecided = sum(counts[word] for word in expect), counts[AMBIGUOUS]
     if expect == ["about"]:
         assert claim.figure
         is_about = table.ratio.between(claim.figure / ABOUT, claim.figure * ABOUT)

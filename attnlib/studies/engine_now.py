@@ -11,15 +11,15 @@ CASES = tuple(
 )
 """The context is Llama-3.1's own, which SGLang takes where none is given."""
 KERNELS = tuple(EngineCase(LLAMA, batch, 8192, context=131_072) for batch in (1, 16))
-_lengths = (64, 32768, "chat"), (32, 65536, "retrieval"), (40, 100_000, "one_long")
-SERVED = tuple(
-    EngineCase(LLAMA, batch, longest, lengths=lengths, context=131_072)
-    for batch, longest, lengths in _lengths
+SERVED = (
+    EngineCase(LLAMA, 64, 32768, lengths="chat", context=131_072),
+    EngineCase(LLAMA, 32, 65536, lengths="retrieval", context=131_072),
+    EngineCase(LLAMA, 40, 100_000, lengths="one_long", context=131_072),
 )
 """Lengths that people serve."""
 RANK = engine_step.SCHEDULE
 """One GPU of four that serve Qwen3-32B."""
-METADATA, HOST = (NOW, EAGER, FUSED, ONE_LAUNCH), ("host",)
+METADATA, HOST = (NOW, EAGER, FUSED, ONE_LAUNCH), engine_step.HOST
 STUDY = Study(
     name="engine_now",
     question="What do metadata, schedule and backend cost a step of SGLang 0.5.23?",

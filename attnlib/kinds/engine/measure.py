@@ -20,7 +20,7 @@ import torch
 
 from ...core.backends.table import family_of
 from ...core.spec import require_word
-from ...engines.arms import PREFIX, SGLANG
+from ...engines.arms import PREFIX, RUNS, SGLANG
 from ...engines.points import require_release
 from ...engines.sglang import NEWEST, OLDEST
 from ...measure.trace import kernel_family
@@ -102,7 +102,7 @@ class EngineSubject(Subject):
         word = f"{arm.variable}={arm.value}"
         ran = calls.get(word, 0) > 0
         if item.case.driver == "offline":  # its scheduler, another process, has only a log
-            ran = f"attnlib runs {word}" in self._engine.log()
+            ran = f"{RUNS} {word}" in self._engine.log()
         if not ran and arm.variable != "guard":
             raise RuntimeError(f"the plugin must have run {word}, it counted {calls}")
 
