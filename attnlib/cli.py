@@ -314,6 +314,22 @@ def _known_facts() -> str:
     return f"{lists}; modes: {', '.join(MODES)}; fields of --call: {names}"
 
 
+def _repro(name: str) -> None:
+    """Print a Python script that shows a regression with torch and the library alone.
+
+    It needs no attnlib: `repro split_cap > split_cap.py`, for whoever maintains the library.
+    """
+    from .lab.repro import script
+
+    print(script(name), end="")
+
+
+def _known_scripts() -> str:
+    from .lab.repro import names
+
+    return f"scripts: {', '.join(names())}"
+
+
 def _of(help: str, **options: Any) -> dict[str, Any]:
     return {"help": help, **options}
 
@@ -426,6 +442,7 @@ DIAGNOSE = {
     "--shape": _of("what it does not tell: heads=32/8,kv_len=8192", metavar="N=V,..."),
     **JSON,
 }
+REPRO = {"name": _of("a script", metavar="NAME")}
 COMMANDS = {
     "doctor": Command(_doctor, JSON),
     "diagnose": Command(_diagnose, DIAGNOSE, status=USAGE),
@@ -437,5 +454,6 @@ COMMANDS = {
     "report": Command(_report, REPORT),
     "advise": Command(_advise, ADVISE, status=USAGE),
     "refresh": Command(_refresh),
+    "repro": Command(_repro, REPRO, known=_known_scripts),
     "explain": Command(_explain, EXPLAIN, status=USAGE, known=_known_facts),
 }

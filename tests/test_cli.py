@@ -35,6 +35,7 @@ report --out report.html
 advise --model Llama-3.1-70B --tp 8 --lens 9..99x64 --engine sglang==0.5.23 --gpu h100
 explain --library flashinfer==0.6.3 --mode decode --heads 32/8 --gpu sm90 --call graph
 explain --diff flashinfer==0.6.13 flashinfer==0.7.2 --model Llama-3.1-8B --policy auto
+repro split_cap
 """.split("\n")[1:-1]
 """Command lines, to be spoiled."""
 WRONG = (

@@ -1,12 +1,15 @@
-"""The batch of a multi-head latent attention (MLA) decode step, dense or over chosen tokens.
+"""The batch of a multi-head latent attention (MLA) call, dense or over chosen tokens.
 
 | what | shape, dtype |
 |---|---|
-| `q` | [bs, num_qo_heads, 576] bfloat16, absorbed: 512 latent values, then 64 rotary ones |
+| `q` | [bs * q_len, num_qo_heads, 576] bfloat16, absorbed: 512 latent values, 64 rotary ones |
 | cache, `bfloat16` | [num_pages, page_size, 576] bfloat16, tokens laid out as a query head is |
 | cache, `fp8-656` | [num_pages, page_size, 656] uint8: latent in FP8, 4 scales, rotary bfloat16 |
 | cache, `fp8-576` | [num_pages, page_size, 576] float8_e4m3fn, all by one scale, `MLA_SCALE` |
-| output | [bs, num_qo_heads, 512] bfloat16 |
+| output | [bs * q_len, num_qo_heads, 512] bfloat16 |
+
+The queries of a request are its last `q_len` tokens, in a row; each sees its own token and all
+before it.
 
 Kernels take slots, places in the cache (page * page_size + offset), and read any slot unchecked:
 `slots` makes them from chosen tokens and refuses wrong ones.
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from .batch import DecodeBatch, require_tensor
-from .spec import MLA_HEAD_DIM, AttnSpec, MlaSpec, require_given
+from .spec import MLA_HEAD_DIM, AttnSpec, MlaSpec, require_given, require_one_query
 
 NO_TOKEN = -1
 """Fills a row of `chosen` where a request has fewer than `top_k` tokens."""
@@ -25,7 +28,7 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, eq=False)
 class MlaBatch:
-    """One MLA decode step, made by `MlaBatch.build`.
+    """One MLA step, made by `MlaBatch.build`: decode, or verification of `q_len` tokens a request.
 
     `chosen` [bs, top_k] int32 are tokens by their place in the request, on the page table's device;
     None where `top_k` is 0. `highest_page` is the last page of the cache that a request has.
@@ -35,6 +38,7 @@ class MlaBatch:
     paged: DecodeBatch
     highest_page: int
     chosen: torch.Tensor | None = None
+    q_len: int = 1
 
     @property
     def batch_size(self) -> int:
@@ -48,13 +52,20 @@ class MlaBatch:
         seq_lens: torch.Tensor,
         page_table: torch.Tensor,
         chosen: torch.Tensor | None = None,
+        *,
+        q_len: int = 1,
     ) -> "MlaBatch":
         """Check `seq_lens` [bs] and `page_table` [bs, max_pages] int32 as `DecodeBatch` does.
 
-        Only shape, dtype and device of `chosen` are checked here, its values in `slots`.
+        Only shape, dtype and device of `chosen` are checked here, its values in `slots`. ValueError
+        for a request of fewer tokens than `q_len`, and for `chosen` with more than one query.
         """
+        require_one_query(spec, q_len)
         attention = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size)
         paged = DecodeBatch.build(attention, seq_lens, page_table)
+        if int(paged.seq_lens_cpu.min()) < q_len:
+            shortest = int(paged.seq_lens_cpu.min())
+            raise ValueError(f"seq_lens must be at least q_len ({q_len}), got {shortest}")
         require_given(
             "chosen", chosen, bool(spec.top_k), "where top_k is not 0", f"top_k {spec.top_k}"
         )
@@ -65,13 +76,14 @@ class MlaBatch:
                     f"chosen must be on page_table's device, {page_table.device}, "
                     f"got {chosen.device}"
                 )
-        return cls(spec, paged, int(paged.kv_indices.max()), chosen)
+        return cls(spec, paged, int(paged.kv_indices.max()), chosen, q_len)
 
     def require_alike(self, given: "MlaBatch") -> None:
         """ValueError unless `given` has this batch's layer and its page table's shape."""
         self.paged.require_alike(given.paged)
-        if self.spec != given.spec:
-            raise ValueError(f"out must be a plan over {given.spec}, got {self.spec}")
+        mine, others = (self.spec, self.q_len), (given.spec, given.q_len)
+        if mine != others:
+            raise ValueError(f"out must be a plan over {others} (layer, q_len), got {mine}")
 
     def slots(self) -> torch.Tensor:
         """Cache slot of every chosen token, [bs, top_k] int32; -1 stays -1. Synchronises.

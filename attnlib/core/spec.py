@@ -202,6 +202,20 @@ def require_lengths(
         )
 
 
+def require_one_query(spec: MlaSpec, q_len: Any) -> None:
+    """ValueError for chosen tokens with several queries a request: they are chosen for one."""
+    require_int("q_len", q_len)
+    if spec.top_k and q_len > 1:
+        raise ValueError(f"q_len must be 1 where top_k is not 0, got {q_len} with {spec.top_k}")
+
+
+def require_context(value: Any, longest: int) -> None:
+    """ValueError unless `value` is 0 or a width in tokens that holds the longest request."""
+    require_int("context", value, least=0)
+    if value and value < longest:
+        raise ValueError(f"context must be 0 or at least kv_len ({longest}), got {value}")
+
+
 def require_page_size(value: Any) -> None:
     """ValueError unless `value` is a power of two."""
     require_int("page_size", value)

@@ -121,9 +121,20 @@ def timed_call(
     timing = timer()
     if replan is not None:
         seen["plan_us"] = time_host(replan).samples_us
+    if gpu:
+        seen["peak_bytes"] = peak_bytes(run)
     kernels = trace_kernels(run) if gpu else ()
     seen["kernel_family"] = kernel_family((kernel.name for kernel in kernels), family_of)
     return timed_fields(timing, kernels=kernels, work_per_call=work_per_call) | seen
+
+
+def peak_bytes(run: Callable[[], Any]) -> int:
+    """Bytes of GPU memory that a call allocates on top of what is held, at most at one time."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    run()
+    return torch.cuda.max_memory_allocated() - held
 
 
 def cache_copies(kv: Any, count: int) -> list[Any]:

@@ -37,7 +37,8 @@ _DECODE = (
     r"(?P<num_qo_heads>\d+)/(?P<num_kv_heads>\d+),d(?P<head_dim>\d+),p(?P<page_size>\d+)"
     r",b(?P<batch_size>\d+),k(?P<kv_len>\d+)(?:,w(?P<window>\d+))?"
     r"(?:,(?P<dtype>(?:bfloat16|float)\w*)(?:/(?P<kv_dtype>\w+))?)?"
-    rf"(?:,(?!seed)(?P<lengths>[a-z_]+|{_LENGTHS}))?(?:,seed(?P<seed>\d+))?"
+    rf"(?:,(?!seed|context)(?P<lengths>[a-z_]+|{_LENGTHS}))?(?:,seed(?P<seed>\d+))?"
+    r"(?:,context(?P<context>\d+))?"
 )
 _EXTEND = (
     rf"(?P<mode>{'|'.join(MODES)}),q(?P<q_len>\d+),(?:(?P<mask>tree|chain|causal|full),)?"
@@ -46,7 +47,8 @@ _EXTEND = (
 _MLA = (
     r"mla,(?P<num_qo_heads>\d+),heads,(?:dense|top,(?P<top_k>\d+)),(?P<kv_format>[\w-]+)"
     r",page,(?P<page_size>\d+),batch,(?P<batch_size>\d+),kv_len,(?P<kv_len>\d+)"
-    r"(?:,(?!seed)(?P<lengths>[a-z_]+))?(?:,seed,(?P<seed>\d+))?"
+    rf"(?:,(?!seed|q_len|context)(?P<lengths>[a-z_]+|{_LENGTHS}))?(?:,seed,(?P<seed>\d+))?"
+    r"(?:,q_len,(?P<q_len>\d+))?(?:,context,(?P<context>\d+))?"
 )
 KEYS: dict[str, type[DecodeCase | ExtendCase | MlaCase]] = {
     _DECODE: DecodeCase,

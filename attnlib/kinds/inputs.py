@@ -22,9 +22,14 @@ class Workload:
     kv: Any
 
 
-def paged_batch(spec: AttnSpec, lens: np.ndarray, seed: int | None, *, device: str) -> DecodeBatch:
-    """Requests of `lens` [bs] int32 whose pages are distinct, shuffled by `seed` or in order."""
-    table = torch.from_numpy(shuffled_pages(lens, spec.page_size, seed)).to(device)
+def paged_batch(
+    spec: AttnSpec, lens: np.ndarray, seed: int | None, *, device: str, context: int = 0
+) -> DecodeBatch:
+    """Requests of `lens` [bs] int32 whose pages are distinct, shuffled by `seed` or in order.
+
+    The page table is `context` tokens wide, or as wide as the longest request.
+    """
+    table = torch.from_numpy(shuffled_pages(lens, spec.page_size, seed, context)).to(device)
     return DecodeBatch.build(spec, torch.from_numpy(lens), table)
 
 

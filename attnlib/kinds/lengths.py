@@ -56,11 +56,16 @@ def explicit_lengths(text: str) -> np.ndarray:
     return np.array([int(part) for part in text.split("+")], dtype=np.int32)
 
 
-def shuffled_pages(lens: np.ndarray, page_size: int, seed: int | None) -> np.ndarray:
-    """Page table [bs, max_pages] int32 for these lengths; without a seed the pages are in order."""
+def shuffled_pages(
+    lens: np.ndarray, page_size: int, seed: int | None, context: int = 0
+) -> np.ndarray:
+    """Page table [bs, max_pages] int32 for these lengths; without a seed the pages are in order.
+
+    With a `context`, in tokens, it is that wide; columns past a request's pages are 0.
+    """
     pages = -(-lens // page_size)
-    total = pages.sum()
+    total, columns = pages.sum(), max(pages.max(), -(-context // page_size))
     order = np.arange(total) if seed is None else np.random.default_rng(seed).permutation(total)
-    table = np.zeros((len(lens), pages.max()), dtype=np.int32)
-    table[np.arange(pages.max()) < pages[:, None]] = order.astype(np.int32)
+    table = np.zeros((len(lens), columns), dtype=np.int32)
+    table[np.arange(columns) < pages[:, None]] = order.astype(np.int32)
     return table

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 from packaging.version import Version
 
-from ..core.backends.table import BACKENDS, COMPARED
+from ..core.backends.table import BACKENDS, compared_package
 from ..core.layer import MODELS, name_of, parse_layer
 from ..core.spec import LENGTHS, MLA, AttnSpec, MlaSpec, require_int, require_word
 from ..kinds.decode.case import DecodeCase
@@ -335,7 +335,7 @@ def _models(study: str, machine: str, stamp: object) -> frozenset[str]:
 
 def _has_releases(backend: str) -> bool:
     """Whether studies compare releases of the backend's library."""
-    return backend.partition("-")[0] in COMPARED
+    return bool(compared_package(backend))
 
 
 def _on_record(axis: str, rows: pd.DataFrame) -> list[Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from ..core.backends.table import BACKENDS, COMPARED
+from ..core.backends.table import BACKENDS, compared_package
 from ..core.spec import require_int, require_word
 from ..kinds.cases import Case
 from ..kinds.item import Item
@@ -132,7 +132,7 @@ def bisect(
     release that fails or stays ambiguous, FileNotFoundError for records that replay lacks.
     """
     names = [*BACKENDS, *(name for grid in study.grids for name in grid.backends)]
-    packages = {name: COMPARED.get(name.partition("-")[0]) for name in names}
+    packages = {name: compared_package(name) for name in names}
     known = list(dict.fromkeys(filter(None, packages.values())))
     require_word("package", package, known)
     able = [name for name in packages if packages[name] == package]

@@ -57,6 +57,7 @@ def frame_of(table: pa.Table) -> pd.DataFrame:
     frame["run_us"] = [_median(samples) for samples in run_us]
     frame["plan_us"] = [_median(samples) for samples in table["plan_us"].to_pylist()]
     frame["settle_us"] = _numbers(table, "settle_us")
+    frame["peak_bytes"] = _numbers(table, "peak_bytes")
     frame["drift"] = [_drift(samples) for samples in run_us]
     frame["kernels"] = [tuple(Kernel(**k) for k in row) for row in table["kernels"].to_pylist()]
     engine = [isinstance(case, EngineCase) for case in frame.case]

@@ -50,6 +50,7 @@ class Record:
     oracle_error: float | None = None
     oracle_budget: float | None = None
     oracle_rows: int = 0
+    peak_bytes: int = 0
     work_per_call: float = 0.0
     state_before: dict[str, Any] = field(default_factory=dict)
     state_after: dict[str, Any] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.backends.table import COMPARED
+from ..core.backends.table import COMPARED, compared_package
 from ..kinds.cases import Case
 from ..kinds.item import Item
 from ..measure.machine import has_driver
@@ -280,13 +280,17 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def _overlay(job: Job, given: dict[str, Path]) -> Path | None:
-    names = {item.backend.partition("-")[0] for item in job.items if item.release}
-    if unknown := names - {*COMPARED}:
+    packages = {item.backend: compared_package(item.backend) for item in job.items if item.release}
+    if unknown := [backend for backend, package in packages.items() if not package]:
         raise ValueError(
             f"release must be empty for backends other than {', '.join(COMPARED)}-*, "
             f"got {job.release!r} for {', '.join(sorted(unknown))}"
         )
-    return overlay_for(COMPARED[names.pop()], job.release, given) if names else None
+    if len({*packages.values()}) > 1:
+        raise ValueError(
+            f"a job must have the releases of one distribution, got {sorted({*packages.values()})}"
+        )
+    return overlay_for([*packages.values()][0], job.release, given) if packages else None
 
 
 def _has_cuda() -> bool:

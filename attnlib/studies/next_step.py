@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..core.backends.limits import why_not
-from ..core.backends.table import TABLE
+from ..core.backends.table import entry_of
 from ..core.spec import ELEMENT_BYTES, AttnSpec, MlaSpec
 from ..kinds.item import Item
 from ..kinds.lengths import sample_seq_lens
@@ -47,7 +47,7 @@ def next_step(comparison: Comparison) -> str:
 
 def why_not_run(item: Item[Any], both: tuple[str, str]) -> str:
     """Why one of two releases of FlashInfer cannot run a call, or the empty string."""
-    case, entry = item.case, TABLE[item.backend]
+    case, entry = item.case, entry_of(item.backend)
     for release in both if isinstance(case.spec, AttnSpec) else ():
         mode = getattr(case, "mode", "decode")
         if why := why_not(entry.asks, case.spec, mode=mode, release=release):

@@ -73,6 +73,8 @@ def test_a_replan_of_another_shape_is_refused(name, case, libraries):
     plan = backend.plan(calls.call_of(case, "cpu").batch)
     several = isinstance(case, ExtendCase)
     longer = replace(case, cached=PAGED) if several else replace(case, kv_len=300)
+    if getattr(case, "context", 0):
+        longer = replace(case, context=2 * case.context)
     changed = [replace(longer, cached=replace(PAGED, kv_len=300))] if several else [longer]
     changed += [replace(case, mode="dllm_extend", mask="full")] if several else []
     for other in changed:
@@ -179,7 +181,7 @@ def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeyp
     monkeypatch.setattr(base, "installed_version", lambda _: "")
     monkeypatch.setattr(library, "find_module", lambda name: "")
     spec = MlaSpec(16) if "mla" in name else SPEC
-    install = "flashinfer-python|sgl-flash-mla|tokenspeed|vllm"
+    install = "flashinfer-python|sgl-flash-mla|tokenspeed|vllm|sglang"
     with pytest.raises(RuntimeError, match=f"{name} cannot run .*pip install ({install})"):
         backends.create(name, spec)
     monkeypatch.setattr(base, "installed_version", lambda _: "99")

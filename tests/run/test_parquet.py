@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "data" / "README.md").read_text()
 PUBLISHED = sorted((ROOT / "data" / "records").glob("*/*.parquet"))
 FORK = multiprocessing.get_context("fork")
-MAX_DATA_BYTES, MAX_FILE_BYTES = 6_710_000, 1_000_000
+MAX_DATA_BYTES, MAX_FILE_BYTES = 8_500_000, 1_000_000
 """What a clone carries for ever, of data/ and of one file of it: to raise these is a decision, with
 its reason in the commit."""
 

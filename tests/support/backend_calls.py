@@ -38,12 +38,17 @@ MODES = (
 ALL_MODES = [(name, case) for case in MODES for name in backends.EXTEND_BACKENDS]
 PLANNED, UNIFORM = (f"flashinfer-prefill-fa2-{how}" for how in ("planned", "uniform"))
 POD = "flashinfer-batch-pod"
+SGLANG, SGLANG_MLA, SGLANG_EXTEND = (
+    f"sglang-flash-attn-3{mode}" for mode in ("", "-mla", "-extend")
+)
 
 
 def takes(name, case):
     """Some plans are for as many queries of each request, POD's for chunks beside decodes."""
     alike = not case.q_lengths and case.mode not in ("draft_extend", "prefill_ragged")
-    return {PLANNED: alike, UNIFORM: alike, POD: bool(case.q_lengths)}.get(name, True)
+    paged = case.mode != "prefill_ragged"
+    needs = {PLANNED: alike, UNIFORM: alike, POD: bool(case.q_lengths), SGLANG_EXTEND: paged}
+    return needs.get(name, True)
 
 
 EXTEND = [
@@ -61,7 +66,7 @@ XQA_KINDS = ((1, 64), (8, 16), (16, 32, 128, "float16"), (4, 128, 256))
 """Group and page size, head_dim, dtype: the library builds a module for each."""
 _BOTH = ("flashinfer-mla-fa2", "flashinfer-mla-fa3", "flash-attn-3-mla")
 SPARSE = (*_BOTH, "flashmla-sparse-fp8", "flashmla-sparse-bf16")
-DENSE = (*_BOTH, "flashmla-dense")
+DENSE = (*_BOTH, "flashmla-dense", SGLANG_MLA)
 
 
 def mla_case(name, heads=16, top_k=70, kv_format="bfloat16", **changes):
@@ -76,6 +81,11 @@ def spec_of(group_size, page_size, head_dim=128, dtype="bfloat16"):
 
 MLA = [(n, mla_case(n)) for n in SPARSE] + [(n, mla_case(n, top_k=0)) for n in DENSE]
 MLA += [(_BOTH[1], mla_case(_BOTH[1], 16, top_k, "fp8-576")) for top_k in (0, 70)]
+MLA += [(name, mla_case(name, top_k=0, q_len=4, context=4096)) for name in DENSE]
+MLA += [
+    (f"{SGLANG_MLA}@{cap}", mla_case(SGLANG_MLA, heads, 0, q_len=q_len, context=4096))
+    for cap, heads, q_len in (("bounded", 128, 1), ("upstream", 16, 4), ("3", 16, 8))
+]
 PLANNED_DECODE = [
     ("flashinfer-fa2-planned", DecodeCase(spec, 3, 1500, "skewed"))
     for spec in (
@@ -106,7 +116,27 @@ XQA = [
     )
 ]
 VLLM = [(n, c) for n in ("vllm-triton", "vllm-flash-attn-3") for c in (DECODE, *WINDOWS[::3])]
-CALLS = [*((n, DECODE) for n in FAKED), *PLANNED_DECODE, *WINDOWED, *XQA, *VLLM, *EXTEND, *MLA]
+WIDE = DecodeCase(spec_of(8, 1), 5, 3000, "ragged", context=8192)
+"""Over a page table as wide as an engine's context."""
+OF_SGLANG = [
+    *((SGLANG, case) for case in (DECODE, WIDE, *WINDOWS)),
+    *((f"{SGLANG}@{cap}", WIDE) for cap in ("upstream", "bounded", "7")),
+    *(
+        (f"{SGLANG_EXTEND}@{cap}", ExtendCase(WIDE, "target_verify", 4, "causal"))
+        for cap in ("upstream", "bounded", "7")
+    ),
+]
+"""SGLang's FlashAttention-3 by each cap of splits."""
+CALLS = [
+    *((name, DECODE) for name in FAKED),
+    *PLANNED_DECODE,
+    *WINDOWED,
+    *XQA,
+    *VLLM,
+    *OF_SGLANG,
+    *EXTEND,
+    *MLA,
+]
 """A call of every backend that has a stand-in, or needs none."""
 
 
@@ -159,7 +189,8 @@ def two_steps(case, device):
         table = paged.page_table.flip(0).contiguous()
         lens = paged.seq_lens_cpu.flip(0)
         lens = lens if case.spec.top_k else (lens // 3 + 1).int()
-        shorter = MlaBatch.build(case.spec, lens, table, chosen)
+        lens = lens.clamp(min=case.q_len)
+        shorter = MlaBatch.build(case.spec, lens, table, chosen, q_len=case.q_len)
         return replace(first, batch=shorter), first
     lens = first.batch.seq_lens_cpu.flip(0) // 3 + 1
     table = first.batch.page_table.flip(0).contiguous()

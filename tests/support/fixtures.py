@@ -23,7 +23,7 @@ from support.studies import CPU, QUICK_START
 
 from attnlib import cli
 from attnlib.core import backends
-from attnlib.core.backends import flash_attn3, flashinfer, mla, xqa
+from attnlib.core.backends import flash_attn3, flashinfer, mla, sglang, xqa
 from attnlib.core.fa2 import planner
 from attnlib.core.metadata import decode, device, kv_indices
 from attnlib.core.schedule import flash_attn3 as scheduler
@@ -243,7 +243,17 @@ def libraries(monkeypatch, fake_fa2, fake_fa3):
     monkeypatch.setitem(sys.modules, "flashinfer.mla", latent)
     for name in ("vllm.vllm_flash_attn", "vllm.v1.attention.ops.triton_unified_attention"):
         monkeypatch.setitem(sys.modules, name, fakes.FakeVllm)
-    found = SimpleNamespace(wrappers=fake_fa2, flashmla=fakes.FakeFlashMla())
-    loaded = {library.FLASH_ATTN_3: fake_fa3, library.FLASHMLA: found.flashmla}
+    found = SimpleNamespace(
+        wrappers=fake_fa2,
+        flashmla=fakes.FakeFlashMla(),
+        sglang=fakes.FakeSglangFlashAttention(),
+    )
+    loaded = {
+        library.FLASH_ATTN_3: fake_fa3,
+        library.FLASHMLA: found.flashmla,
+        library.SGLANG_FLASH_ATTN_3: found.sglang,
+    }
+    monkeypatch.setattr(library, "sglang_release", lambda: "0.4.10")
+    monkeypatch.setattr(sglang, "sm_count", lambda device: fakes.SMS)
     monkeypatch.setattr(library, "load", lambda name=library.FLASH_ATTN_3: loaded[name])
     return found

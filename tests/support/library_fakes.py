@@ -28,10 +28,11 @@ def attend(q, q_lens, tokens, sees, scale):
     return torch.cat(out).to(q.dtype)
 
 
-def attend_latent(q, tokens, scale):
-    """[bs, heads, 512] of one query per request over its tokens [n, 576]."""
+def attend_latent(q, tokens, scale, q_len=1):
+    """[rows, heads, 512] of `q_len` queries per request over its tokens [n, 576], causal."""
     kv = [(each[:, None], each[:, None, :512]) for each in tokens]
-    return attend(q, [1] * len(q), kv, [None] * len(q), scale)
+    q_lens = [q_len] * len(kv)
+    return attend(q, q_lens, kv, masks_of(q_lens, [len(k) for k, _ in kv], True), scale)
 
 
 def masks_of(q_lens, kv_lens, causal, left=-1):
@@ -279,10 +280,10 @@ class FakeMla(FakeWrapper):
 
     def plan(self, **given):
         self.hold([given.pop(name) for name in self.positional])
-        dims = [self.told[name] for name in ("head_dim_ckv", "head_dim_kpe", "causal")]
-        assert dims == [512, 64, False] and not given
-        rows = len(self.told["kv_len_arr"]) + 1
-        assert self.told["qo_indptr"].tolist() == list(range(rows))
+        dims = [self.told[name] for name in ("head_dim_ckv", "head_dim_kpe")]
+        assert dims == [512, 64] and not given
+        (self.q_len,) = {*self.told["qo_indptr"].diff().tolist()}
+        assert self.told["causal"] or self.q_len == 1
 
     def run(self, q_nope, q_pe, ckv, kpe, **scales):
         fp8 = self.told["kv_data_type"] == torch.float8_e4m3fn
@@ -294,7 +295,7 @@ class FakeMla(FakeWrapper):
         assert q_nope.shape[1] == self.told["num_heads"]
         q, cache = torch.cat([q_nope, q_pe], -1), torch.cat([ckv, kpe], -1)
         tokens = self.tokens_of(self.told["kv_len_arr"].tolist(), cache)
-        return attend_latent(q, (each for (each,) in tokens), self.told["sm_scale"])
+        return attend_latent(q, (x for (x,) in tokens), self.told["sm_scale"], self.q_len)
 
 
 class FakeNewMla(FakeMla):
@@ -344,13 +345,15 @@ class FakeFlashAttention:
         return out.view(q.shape)
 
     def _attend_latent(self, q, rope, latent, *, qv, causal, scheduler_metadata, **given):
-        assert q.shape[1:] == (1, qv.shape[2], 64) and qv.shape[3] == 512 and causal
+        assert q.shape[1:] == (*qv.shape[1:3], 64) and qv.shape[3] == 512 and causal
         lens = given["cache_seqlens"]
         assert lens.dtype == given["page_table"].dtype == torch.int32
         assert torch.equal(scheduler_metadata, lens), "a stale schedule"
         found = gather(given["page_table"], lens.tolist(), (latent[:, :, 0], rope[:, :, 0]))
         tokens = (torch.cat(each, -1) for each in found)
-        return attend_latent(torch.cat([qv, q], -1)[:, 0], tokens, given["softmax_scale"])[:, None]
+        rows = torch.cat([qv, q], -1).flatten(0, 1)
+        out = attend_latent(rows, tokens, given["softmax_scale"], q.shape[1])
+        return out.unflatten(0, q.shape[:2])
 
     def flash_attn_varlen_func(self, q, k, v, q_sums, k_sums, longest_q, longest_k, **given):
         lens = k_sums.diff().tolist()
@@ -365,6 +368,42 @@ class FakeFlashAttention:
         assert right == (0 if left >= 0 else -1)
         sees = masks_of(lens, kv_lens, given["causal"], left)
         return attend(q[: sum(lens)], lens, tokens, sees, given["softmax_scale"])
+
+
+class FakeSglangFlashAttention:
+    """SGLang's build: query rows by prefix sums, no default for what SGLang passes.
+
+    `scheduled` and `launched` are the arguments of its calls; a schedule is its lengths.
+    """
+
+    def __init__(self):
+        self.scheduled, self.launched = [], []
+
+    def get_scheduler_metadata(self, *, cache_seqlens, **given):
+        assert given["causal"] and given["cu_seqlens_q"].dtype == torch.int32
+        assert given["max_seqlen_k"] >= int(cache_seqlens.max())
+        self.scheduled.append(given)
+        return cache_seqlens.clone()
+
+    def flash_attn_with_kvcache(self, *, q, k_cache, v_cache, qv=None, ver, causal, **given):
+        assert ver == 3
+        self.launched.append(given)
+        words = given.get("scheduler_metadata")
+        lens, table = given["cache_seqlens"], given["page_table"]
+        assert lens.dtype == table.dtype == torch.int32
+        assert words is None or torch.equal(words, lens), "a stale schedule"
+        q_lens = given["cu_seqlens_q"].diff().tolist()
+        assert max(q_lens) <= given["max_seqlen_q"]
+        if qv is not None:
+            latent = gather(table, lens.tolist(), (v_cache[:, :, 0], k_cache[:, :, 0]))
+            tokens = (torch.cat(each, -1) for each in latent)
+            (q_len,) = {*q_lens}
+            assert causal
+            return attend_latent(torch.cat([qv, q], -1), tokens, given["softmax_scale"], q_len)
+        left, _ = given["window_size"]
+        sees = masks_of(q_lens, lens.tolist(), causal, left)
+        tokens = gather(table, lens.tolist(), (k_cache, v_cache))
+        return attend(q, q_lens, tokens, sees, given["softmax_scale"])
 
 
 class FakeVllm:
@@ -400,17 +439,19 @@ class FakeFlashMla:
         return SimpleNamespace(tile_scheduler_metadata=None, num_splits=None), None
 
     def get_mla_decoding_metadata(self, seqlens_k, rows, h_k, h_q, *, use_legacy):
-        assert use_legacy and h_k == 1 and rows == h_q
+        assert use_legacy and h_k == 1 and rows % h_q == 0
         return seqlens_k.clone(), seqlens_k.clone()
 
     def flash_mla_with_kvcache(self, q, k_cache, table, lens, head_dim_v, meta, **options):
-        assert options.pop("use_legacy") and head_dim_v == 512 and q.shape[1] == 1
+        assert options.pop("use_legacy") and head_dim_v == 512
+        assert options.get("causal", False) == (q.shape[1] > 1)
         assert k_cache.shape[2] == 1
         self.calls.append(meta)
         self.heads.append(q.shape[2])
         attend = self._dense if "indices" not in options else self._sparse
         tokens = attend(k_cache[:, :, 0], table, lens, meta, options.get("indices"))
-        return attend_latent(q[:, 0], tokens, options["softmax_scale"])[:, None], q
+        out = attend_latent(q.flatten(0, 1), tokens, options["softmax_scale"], q.shape[1])
+        return out.unflatten(0, q.shape[:2]), q
 
     def flash_mla_sparse_fwd(self, q, kv, indices, sm_scale, *, use_legacy):
         assert use_legacy and q.shape[1] in (64, 128) and kv.shape[1:] == (1, 576)

@@ -29,17 +29,8 @@ class _FlashAttention(Backend[Batch, PagedKV]):
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
-        """Custom masks, two dtypes; head_dim above 256 or not in steps of 16 bytes."""
-        if mask in CUSTOM_MASKS:
-            return f"FlashAttention-3 takes no custom mask, got {mask}"
-        if spec.dtype != spec.kv_dtype:
-            return f"query and cache must share a dtype, got {spec.dtype}/{spec.kv_dtype}"
-        step = 16 if spec.dtype.startswith("float8") else 8
-        if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % step:
-            return (
-                f"head_dim must be a multiple of {step} up to {MAX_HEAD_DIM}, got {spec.head_dim}"
-            )
-        return ""
+        """What the library cannot run."""
+        return require_layer(spec, mask)
 
 
 class FlashAttn3(_FlashAttention[DecodeBatch]):
@@ -109,6 +100,19 @@ class FlashAttn3Extend(_FlashAttention[ExtendBatch]):
             max_seqlen_q=held.max_q_len,
             **options,
         )
+
+
+def require_layer(spec: AttnSpec, mask: str) -> str:
+    """Why no build runs the layer: custom masks, two dtypes, head_dim above 256 or not in steps of
+    16 bytes; the empty string if one does."""
+    if mask in CUSTOM_MASKS:
+        return f"FlashAttention-3 takes no custom mask, got {mask}"
+    if spec.dtype != spec.kv_dtype:
+        return f"query and cache must share a dtype, got {spec.dtype}/{spec.kv_dtype}"
+    step = 16 if spec.dtype.startswith("float8") else 8
+    if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % step:
+        return f"head_dim must be a multiple of {step} up to {MAX_HEAD_DIM}, got {spec.head_dim}"
+    return ""
 
 
 def attend(

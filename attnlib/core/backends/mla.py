@@ -41,6 +41,7 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         sums, pages, lens, page_size = attended_pages(batch)
         wrapper = self._wrapper(batch) if held is None else held[0]
         rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
+        rows = rows * batch.q_len
         lengths = {"qo_indptr": rows, "kv_indptr": sums, "kv_indices": pages, "kv_len_arr": lens}
         # From 0.7.1 on both calls take structures; tensors one by one are deprecated.
         structure = getattr(importlib.import_module("flashinfer.mla"), "MLAPlanMetadata", None)
@@ -53,7 +54,7 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
             head_dim_ckv=LATENT_DIM,
             head_dim_kpe=ROPE_DIM,
             page_size=page_size,
-            causal=False,
+            causal=batch.q_len > 1,
             sm_scale=batch.spec.softmax_scale,
             q_data_type=torch.bfloat16,
             kv_data_type=getattr(torch, _dtype(batch.spec)),
@@ -65,7 +66,7 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         return reported_backend(state[0])
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
-        """FlashInfer's own run over views of `q` and `cache`: [bs, num_qo_heads, 512]."""
+        """FlashInfer's own run over views of `q` and `cache`: [bs * q_len, num_qo_heads, 512]."""
         wrapper, structured = plan.state
         require_pages(cache, plan.batch.highest_page)
         pages = cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache
@@ -121,28 +122,30 @@ class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
         if meta.num_splits is not None:
             heads = batch.spec.num_qo_heads
             tiles, splits = flash_mla.get_mla_decoding_metadata(
-                seq_lens, heads, 1, heads, use_legacy=True
+                seq_lens, heads * batch.q_len, 1, heads, use_legacy=True
             )
             meta.tile_scheduler_metadata.copy_(tiles)
             meta.num_splits.copy_(splits)
         return seq_lens, page_table, meta
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
-        """One dense call: [bs, num_qo_heads, 512]."""
+        """One dense call: [bs * q_len, num_qo_heads, 512]."""
         seq_lens, page_table, meta = plan.state
         require_pages(cache, plan.batch.highest_page)
+        q_len = plan.batch.q_len
         out, _ = library.load(library.FLASHMLA).flash_mla_with_kvcache(
-            q[:, None],
+            q.unflatten(0, (-1, q_len)),
             cache[:, :, None],
             page_table,
             seq_lens,
             LATENT_DIM,
             meta,
             softmax_scale=plan.batch.spec.softmax_scale,
+            causal=q_len > 1,
             is_fp8_kvcache=False,
             use_legacy=True,
         )
-        return out[:, 0]
+        return out.flatten(0, 1)
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
@@ -244,7 +247,7 @@ class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
             table, lens = slots.gather(1, order).clamp(min=0), (slots != NO_TOKEN).sum(1).int()
         words = library.load().get_scheduler_metadata(
             batch.batch_size,
-            1,
+            batch.q_len,
             table.shape[1] * page_size,
             batch.spec.num_qo_heads,
             1,
@@ -261,11 +264,11 @@ class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
         return held
 
     def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
-        """One call: [bs, num_qo_heads, 512]."""
+        """One call: [bs * q_len, num_qo_heads, 512]."""
         lens, table, words = plan.state
         require_pages(cache, plan.batch.highest_page)
         pages = (cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache)[:, :, None]
-        latent_q, rope_q = _latent_and_rope(q[:, None])
+        latent_q, rope_q = _latent_and_rope(q.unflatten(0, (-1, plan.batch.q_len)))
         latent, rope = _latent_and_rope(pages)
         out = library.load().flash_attn_with_kvcache(
             rope_q,
@@ -278,7 +281,7 @@ class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
             causal=True,
             scheduler_metadata=words,
         )
-        return out[:, 0]
+        return out.flatten(0, 1)
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:

@@ -1,6 +1,6 @@
 """The backends, a row per mode of a library, and the families that traces prove. No torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib import metadata
@@ -29,11 +29,25 @@ LIBRARIES = {
     "flash-attn-3": Library(("tokenspeed-fa3", "flash-attn-3", "sgl-kernel")),
     "flashmla": Library(("sgl-flash-mla", "flash-mla")),
     "vllm": Library(("vllm",), since="0.33.0"),
+    "sglang-flash-attn-3": Library(("sglang-kernel",), compared=True),
 }
-"""Prefix of a backend's name -> its library. SGLang's backends are metadata kernels."""
+"""Prefix of a backend's name -> its library. Of SGLang also the metadata kernels of studies."""
+
+
+def library_of(backend: str) -> str:
+    """The longest prefix in `LIBRARIES` of a backend's name, or the empty string."""
+    prefixes = [prefix for prefix in LIBRARIES if backend.startswith(prefix)]
+    return max(prefixes, key=len, default="")
+
+
+def compared_package(backend: str) -> str:
+    """The distribution whose releases studies compare for a backend, or the empty string."""
+    library = LIBRARIES.get(library_of(backend))
+    return library.distributions[0] if library and library.compared else ""
+
 
 COMPARED = {word: lib.distributions[0] for word, lib in LIBRARIES.items() if lib.compared}
-"""First word of a backend's name -> the distribution whose releases studies compare."""
+"""Prefix of a backend's name -> the distribution whose releases studies compare."""
 
 _TOOLS = ("torch", "triton", "apache-tvm-ffi", "numpy", "sglang-kernel", "transformers")
 _CUDNN = ("nvidia-cudnn-frontend", "nvidia-cudnn-cu13")
@@ -197,7 +211,8 @@ class Entry:
     `plans` is one of `PLANS`, `code` the `module:class` in this folder, `family` the kernel family
     that must run (empty: the library chooses). Releases before `since` lack the mode. `words` are
     the names that engines use ("fa3" is SGLang's word for FlashAttention-3), `label` the name in
-    tables.
+    tables. `cap` is the cap of splits (`schedule.caps`), empty where the mode takes none: a name
+    may choose another, `sglang-flash-attn-3@bounded`.
     """
 
     name: str
@@ -207,12 +222,12 @@ class Entry:
     since: str = ""
     words: tuple[str, ...] = ()
     label: str = ""
+    cap: str = ""
 
     @property
     def library(self) -> Library:
         """The library with the longest prefix of the name."""
-        prefixes = [prefix for prefix in LIBRARIES if self.name.startswith(prefix)]
-        return LIBRARIES[max(prefixes, key=len)]
+        return LIBRARIES[library_of(self.name)]
 
     @property
     def distribution(self) -> str:
@@ -277,6 +292,14 @@ _ENTRIES = (
         words=("FLASH_ATTN",),
         label="vLLM's FlashAttention-3",
     ),
+    Entry(
+        "sglang-flash-attn-3",
+        "decode",
+        "sglang:SglangDecode",
+        "flash-attn-3",
+        label="SGLang's FlashAttention-3",
+        cap="default",
+    ),
     Entry("flashinfer-mla-fa2", "mla", "mla:FlashInferMla", "mla-fa2"),
     Entry("flashinfer-mla-fa3", "mla", "mla:FlashInferMla", "mla-fa3"),
     Entry("flashmla-dense", "mla", "mla:FlashMlaDense", "flashmla-dense", words=("FLASHMLA",)),
@@ -294,6 +317,21 @@ _ENTRIES = (
         "mla:FlashAttn3Mla",
         "flash-attn-3",
         words=("fa3", "FLASH_ATTN_MLA", "FLASH_ATTN_MLA_SPARSE"),
+    ),
+    Entry(
+        "sglang-flash-attn-3-mla",
+        "mla",
+        "sglang:SglangMla",
+        "flash-attn-3",
+        label="SGLang's FlashAttention-3, MLA",
+        cap="default",
+    ),
+    Entry(
+        "sglang-triton-mla",
+        "mla",
+        "sglang:SglangTritonMla",
+        "triton-decode",
+        label="SGLang's Triton, MLA",
     ),
     Entry("flashinfer-prefill-auto", "extend", "flashinfer:Prefill"),
     Entry("flashinfer-prefill-fa2", "extend", "flashinfer:Prefill", "fa2"),
@@ -314,6 +352,14 @@ _ENTRIES = (
     ),
     Entry("flashinfer-batch-pod", "extend", "flashinfer:BatchPod", "batch-pod", since="0.5.3"),
     Entry("flash-attn-3-extend", "extend", "flash_attn3:FlashAttn3Extend", "flash-attn-3"),
+    Entry(
+        "sglang-flash-attn-3-extend",
+        "extend",
+        "sglang:SglangExtend",
+        "flash-attn-3",
+        label="SGLang's FlashAttention-3, several queries",
+        cap="default",
+    ),
 )
 
 TABLE = {entry.name: entry for entry in _ENTRIES}
@@ -331,9 +377,21 @@ def installed_version(distribution: str) -> str:
 
 
 def entry_of(name: str, plans: str = "") -> Entry:
-    """The entry of a name; ValueError lists the valid names, those that plan `plans`."""
-    if name not in TABLE or plans not in ("", TABLE[name].plans):
+    """The entry of a name; ValueError lists the valid names, those that plan `plans`.
+
+    `NAME@CAP` is the entry of a mode under another cap of splits.
+    """
+    mode, _, cap = name.partition("@")
+    entry = TABLE.get(mode)
+    if entry is None or plans not in ("", entry.plans):
         names = [entry.name for entry in _ENTRIES if plans in ("", entry.plans)]
         kind = f" for {plans}" if plans else ""
         raise ValueError(f"backend must be one of {', '.join(names)}{kind}, got {name!r}")
-    return TABLE[name]
+    if name == mode:
+        return entry
+    if not entry.cap:
+        raise ValueError(f"backend {mode} takes no cap of splits, got {name!r}")
+    from ..schedule.caps import require_cap
+
+    require_cap(cap)
+    return replace(entry, name=name, cap=cap, label=f"{entry.label}, {cap}")

@@ -1,5 +1,7 @@
 """Where FlashAttention-3 and FlashMLA come from: Python modules, and who supplied them.
 
+SGLang's build of FlashAttention-3 is a library of its own, whatever else is installed.
+
 Asking whether a module is there imports none.
 """
 
@@ -11,13 +13,19 @@ from importlib import metadata
 from typing import Any
 
 FLASH_ATTN_3, FLASHMLA = "FlashAttention-3", "FlashMLA"
+SGLANG_FLASH_ATTN_3 = "SGLang's FlashAttention-3"
+SGLANG_KERNEL = "sglang-kernel"
+OLDEST_KERNEL, NEWEST_KERNEL = "0.4.4", "0.4.10"
+"""The releases of sglang-kernel whose cap of splits was read, and held to the library's words."""
 MODULES = {
     FLASH_ATTN_3: ("flash_attn_interface", "sgl_kernel.flash_attn"),
     FLASHMLA: ("flash_mla",),
+    SGLANG_FLASH_ATTN_3: ("sgl_kernel.flash_attn",),
 }
 INSTALL = {
     FLASH_ATTN_3: "pip install tokenspeed-fa3 (or flash-attn-3, or sglang-kernel, which has MLA)",
     FLASHMLA: "pip install sgl-flash-mla",
+    SGLANG_FLASH_ATTN_3: f"pip install {SGLANG_KERNEL}",
 }
 
 
@@ -74,11 +82,28 @@ def sglang_build() -> str:
     """Which of them SGLang's kernel package is: its cap of splits changed with 0.4.5."""
     from packaging.version import Version
 
+    return "sglang" if Version(sglang_release()) >= Version("0.4.5") else "sglang-0.4.4"
+
+
+def sglang_release() -> str:
+    """The release of SGLang's kernel package; 0 where it has its name of before, sgl-kernel."""
     try:
-        release = metadata.version("sglang-kernel")
+        return metadata.version(SGLANG_KERNEL)
     except metadata.PackageNotFoundError:
-        release = "0"  # sgl-kernel, its name before
-    return "sglang" if Version(release) >= Version("0.4.5") else "sglang-0.4.4"
+        return "0"
+
+
+def unread_kernel() -> str:
+    """Why the cap of splits of this sglang-kernel is not known here, or the empty string."""
+    from packaging.version import Version
+
+    release = Version(sglang_release())
+    if Version(OLDEST_KERNEL) <= release <= Version(NEWEST_KERNEL):
+        return ""
+    return (
+        f"{SGLANG_KERNEL} must be {OLDEST_KERNEL} to {NEWEST_KERNEL}, whose cap of splits was "
+        f"read, got {release}: take the cap `default`, or a number"
+    )
 
 
 def has_hdim96() -> bool:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.spec import LENGTHS, AttnSpec, require_int, require_lengths
+from ...core.spec import LENGTHS, AttnSpec, require_context, require_int, require_lengths
 from ..cost import INT32_BYTES, CallCost, attention_cost
-from ..form import NamedCase
+from ..form import NamedCase, later
 from ..lengths import sample_seq_lens
 
 
@@ -15,7 +15,8 @@ class DecodeCase(NamedCase):
     """The description of a seeded decode workload; `measure.build_workload` builds its tensors.
 
     `kv_len` is the tokens of the longest request; `lengths` is one of the distributions of
-    `kinds.lengths`, or explicit: `33+1+60`.
+    `kinds.lengths`, or explicit: `33+1+60`. `context` is the width of the page table in tokens, as
+    an engine is configured (0: as wide as the longest request).
     """
 
     spec: AttnSpec
@@ -23,11 +24,13 @@ class DecodeCase(NamedCase):
     kv_len: int
     lengths: str = "fixed"
     seed: int = 0
+    context: int = later(0)
 
     def __post_init__(self) -> None:
         require_int("batch_size", self.batch_size)
         require_int("kv_len", self.kv_len)
         require_lengths("lengths", self.lengths, self.batch_size, self.kv_len, LENGTHS)
+        require_context(self.context, self.kv_len)
 
     @property
     def cost(self) -> CallCost:
@@ -52,6 +55,7 @@ class DecodeCase(NamedCase):
         tail = "" if self.lengths == "fixed" else f" {self.lengths}"
         layer = f"{s.heads} d{s.head_dim} {s.dtypes} page {s.page_size}"
         layer += f" window {s.window}" if s.window else ""
+        tail += f" context {self.context}" if self.context else ""
         return f"{layer} batch {self.batch_size} kv_len {self.kv_len}{tail}"
 
     @property
@@ -65,4 +69,5 @@ class DecodeCase(NamedCase):
         key += f",w{s.window}" if s.window else ""
         key += f",{s.dtypes}" if s.dtypes != "bfloat16" else ""
         key += f",{self.lengths}" if self.lengths != "fixed" else ""
-        return key + (f",seed{self.seed}" if self.seed else "")
+        key += f",seed{self.seed}" if self.seed else ""
+        return key + (f",context{self.context}" if self.context else "")

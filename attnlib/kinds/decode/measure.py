@@ -26,7 +26,8 @@ from .case import DecodeCase
 
 def build_workload(case: DecodeCase, *, device: str) -> Workload:
     """Batch, query and cache on `device`."""
-    batch = paged_batch(case.spec, sample_seq_lens(case), case.seed + 1, device=device)
+    lens, context = sample_seq_lens(case), case.context
+    batch = paged_batch(case.spec, lens, case.seed + 1, device=device, context=context)
     q, kv = draw_inputs(batch, rows=case.batch_size, seed=case.seed)
     return Workload(case, batch, q, kv)
 

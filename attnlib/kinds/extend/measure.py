@@ -29,7 +29,7 @@ def build_extend_workload(case: ExtendCase, *, device: str) -> Workload:
     """Batch, query and cache on `device`; pages of a ragged call are in order."""
     q_lens, kv_lens = sample_extend_lens(case)
     seed = None if case.ragged else case.cached.seed + 1
-    paged = paged_batch(case.spec, kv_lens, seed, device=device)
+    paged = paged_batch(case.spec, kv_lens, seed, device=device, context=case.cached.context)
     drafts = torch.from_numpy(sample_drafts(case)) if case.mask in CUSTOM_MASKS else None
     batch = ExtendBatch.build(
         paged, torch.from_numpy(q_lens), mask=case.mask, drafts=drafts, ragged=case.ragged

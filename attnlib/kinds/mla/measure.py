@@ -9,6 +9,7 @@ chosen ones in their order), in float64:
 
     out[i, h] = softmax(softmax_scale * q[i, h] K^T) K[:, :512]
 
+where of several queries a request the last sees all n tokens and each one before it one less;
 from page table and places, not from the slots that the kernels are given.
 """
 
@@ -21,7 +22,7 @@ from ..call import CallSubject
 from ..check import attend_rows
 from ..inputs import Workload, normal_values
 from ..lengths import sample_seq_lens, shuffled_pages
-from .case import MlaCase
+from .case import MlaCase, sample_mla_lens
 from .format import in_format, values_of
 
 CHUNK_TOKENS = 2**18
@@ -43,12 +44,14 @@ def build_mla_workload(case: MlaCase, *, device: str) -> Workload:
 
     All cache formats of a shape and seed hold the same tokens, two of them quantised.
     """
-    spec, lens = case.spec, sample_seq_lens(case)
-    table = torch.from_numpy(shuffled_pages(lens, spec.page_size, case.seed + 1)).to(device)
+    spec, lens = case.spec, sample_mla_lens(case)
+    pages = shuffled_pages(lens, spec.page_size, case.seed + 1, case.context)
+    table = torch.from_numpy(pages).to(device)
     chosen = torch.from_numpy(sample_chosen(case)).to(device) if spec.top_k else None
-    batch = MlaBatch.build(spec, torch.from_numpy(lens), table, chosen)
+    batch = MlaBatch.build(spec, torch.from_numpy(lens), table, chosen, q_len=case.q_len)
     generator = torch.Generator(device=device).manual_seed(case.seed)
-    q = normal_values((case.batch_size, spec.num_qo_heads, MLA_HEAD_DIM), "bfloat16", generator)
+    rows = case.batch_size * case.q_len
+    q = normal_values((rows, spec.num_qo_heads, MLA_HEAD_DIM), "bfloat16", generator)
     dtypes = {"bfloat16": torch.bfloat16, "fp8-576": torch.float8_e4m3fn, "fp8-656": torch.uint8}
     dtype = dtypes[spec.kv_format]
     shape = (len(batch.paged.kv_indices), spec.page_size, spec.token_bytes // dtype.itemsize)
@@ -62,15 +65,21 @@ def build_mla_workload(case: MlaCase, *, device: str) -> Workload:
 def attend_mla(
     q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch, *, probs_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Output [bs, num_qo_heads, 512] float64 of `q` over `cache`, both as in `core.mla`.
+    """Output [bs * q_len, num_qo_heads, 512] float64 of `q` over `cache`, both as in `core.mla`.
 
     With `probs_dtype` the unnormalised probabilities are rounded to it, as for decode.
     """
     out = []
-    for i, row in enumerate(q.split(1)):
+    scale, q_len = batch.spec.softmax_scale, batch.q_len
+    for i, rows in enumerate(q.split(q_len)):
         k = gather_latent(cache, batch, i)[:, None]
         v = k[..., :LATENT_DIM]
-        out.append(attend_rows(row, k, v, batch.spec.softmax_scale, probs_dtype=probs_dtype))
+        sees = None
+        if q_len > 1:
+            # The last query sees the last token, the one before it one token less.
+            every = torch.ones((q_len, len(k)), dtype=torch.bool, device=k.device)
+            sees = every.tril(len(k) - q_len)
+        out.append(attend_rows(rows, k, v, scale, probs_dtype=probs_dtype, sees=sees))
     return torch.cat(out)
 
 
