@@ -256,7 +256,8 @@ STUDY = Study(
             headline=True,
         ),
     ),
-    reference_machine="",
+    reference_machine="nvidia-h100-80gb-hbm3-ad5c90f2",
+    bisect_machine="nvidia-h100-80gb-hbm3-ad5c90f2",
     ceilings=(),
 )
 

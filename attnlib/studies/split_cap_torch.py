@@ -23,7 +23,7 @@ STUDY = Study(
         Grid(PAGES_16[GROUPED[2]], (UPSTREAM,), rounds=2 * ROUNDS),
         Grid(PAGES_64[MLA], (FLASHMLA,), rounds=2 * ROUNDS, headline=True),
     ),
-    reference_machine="",
+    reference_machine="nvidia-h100-80gb-hbm3-96093870",
     ceilings=(),
 )
 

@@ -10,10 +10,12 @@ import linecache
 import subprocess
 import sys
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache, partial, partialmethod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
+from unittest.mock import MagicMock
 from zipfile import ZipFile
 
 import pytest
@@ -123,6 +125,58 @@ def parts():
         "sglang.srt.model_executor.model_runner": copies(ModelRunner),
         RANKS: ranks | {"is_dp_attention_enabled": lambda: False},
     }
+
+
+class AttentionType(Enum):
+    """Of a layer, as in SGLang's `radix_attention`."""
+
+    DECODER = "decoder"
+    ENCODER_ONLY = "encoder_only"
+    DECODER_BIDIRECTIONAL = "decoder_bidirectional"
+
+
+@cache
+def _flash_code(release):
+    """Backend, metadata and functions of a release's module, compiled, and what it imports."""
+    path = f"{FLASH.replace('.', '/')}.py"
+    with ZipFile(wheel_of(release)) as archive:
+        tree = ast.parse(archive.read(path))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {each.asname or each.name for node in imports for each in node.names}
+    wanted = {"FlashAttentionBackend", "FlashAttentionMetadata", "merge_state_v2_wrapper"}
+    tree.body = [
+        node
+        for node in tree.body
+        if getattr(node, "name", "") in wanted or getattr(node, "module", "") == "__future__"
+    ]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            node.bases = []
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list = []  # torch.compile
+    return compile(tree, f"{release}:{path}", "exec"), names
+
+
+def flash_of(release, library):
+    """SGLang's own FlashAttentionBackend of a release, calling `library` for attention; what else
+    its module has are mocks, but for what decides a path."""
+    code, names = _flash_code(release)
+    name = f"flashattention_backend_{release}"
+    made = sys.modules[name] = ModuleType(name)
+    vars(made).update({each: MagicMock() for each in names})
+    vars(made).update(
+        torch=torch,
+        dataclass=dataclass,
+        AttentionType=AttentionType,
+        flash_attn_with_kvcache=library,
+        merge_state_v2=lambda output, *_: (output, None),
+        is_cp_active=lambda batch: False,
+        is_cp_v2_active=lambda batch: False,
+        paged_view=lambda cache, page_size: cache,
+        normal_decode_set_metadata=lambda *_, **__: None,
+    )
+    exec(code, vars(made))  # noqa: S102
+    return vars(made)
 
 
 def pool():
