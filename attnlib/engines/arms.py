@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..core.schedule.caps import BOUNDED, UPSTREAM
+from ..core.schedule.facts import MAX_NUM_SPLITS
 from ..core.spec import require_word
 from .capture import Capture
 
@@ -23,10 +25,14 @@ class Engine(NamedTuple):
 
 
 PREFIX = "ATTNLIB_SGLANG_"
+SPLITS = f"1..{MAX_NUM_SPLITS}"
+"""In a table of values: any number of splits."""
+OWN_CAP = "0.5.16"
+"""The first SGLang whose kernels (sglang-kernel 0.4.5) cap splits by the rows of all requests."""
 ARMS = {
     "metadata": ("eager", "sglang", "fused", "one-launch"),
     "schedule": ("once", "layer"),
-    "splits": ("upstream",),
+    "splits": (UPSTREAM, BOUNDED, SPLITS),
     "decode": ("fa2", "fa3", "planned"),
     "guard": ("raise", "log"),
 }
@@ -82,11 +88,19 @@ def read(env: Mapping[str, str], engine: Engine) -> tuple[dict[str, str], str]:
             require_word("a variable", variable, names)
             name = names[variable]
             if name in engine.arms:
-                require_word(variable, value, engine.arms[name])
+                require_value(variable, value, engine.arms[name])
             values[name] = value
     path = values.pop("capture", "")
     require_together(values)
     return values, path
+
+
+def require_value(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """ValueError unless `value` is a word of `allowed`, or a number of splits where it has that."""
+    is_word = value in allowed and value != SPLITS
+    is_number = value.isdecimal() and 1 <= int(value) <= MAX_NUM_SPLITS
+    if not is_word and not (is_number and SPLITS in allowed):
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def require_together(arms: Mapping[str, str]) -> None:

@@ -10,8 +10,10 @@
 | | `one-launch` | `core.build_step_metadata`: the schedule in the same launch |
 | `ATTNLIB_SGLANG_SCHEDULE` | `once` | FlashAttention-3's schedule once per step: SGLang's own |
 | | `layer` | in every layer, as before 0.5.11 |
-| `ATTNLIB_SGLANG_SPLITS` | `upstream` | decode by upstream's cap of splits, which many short |
-| | | requests do not lower (SGLang 0.5.18 and later) |
+| `ATTNLIB_SGLANG_SPLITS` | `upstream` | upstream's cap of splits, which many short requests do |
+| | | not lower, in decode and verification of drafts |
+| | `bounded` | the same, while the partial outputs fit in 256 MiB |
+| | `1` to `255` | this number of splits |
 | `ATTNLIB_SGLANG_DECODE` | `fa2` | FlashInfer's fa2, which SGLang pins |
 | | `fa3` | FlashInfer's fa3 |
 | | `planned` | fa2; plan and page arrays by `core.Fa2Planner`, one launch on the GPU |
@@ -26,6 +28,15 @@ SGLang logs what a plugin raises and goes on without it, so an unknown word, or 
 functions are not those that `sglang_hooks.POINTS` knows, ends the process. A release after
 `NEWEST` whose functions are known runs, with one warning.
 
+`SPLITS` is for SGLang 0.5.16 and later, whose own cap counts the query rows of all requests; rules
+are in `core.schedule.caps`. It holds for grouped queries and MLA, with tensor parallelism and DP
+attention, in decode (draft steps too) and in verification of up to 8 tokens a request. A prefill
+keeps SGLang's cap: there, a higher one once allocated 16 GiB. So do, counted under a name in
+`arms.STATE.calls`: cross, encoder-only and chunked attention, drafts with topk above 1, windows
+that know the prefill, context parallelism. FlashAttention-4, `--enable-deterministic-inference` and
+other GPUs than Hopper end the process. A graph keeps the number that it was captured with, and the
+schedule of a step has the number of the attention calls that read it.
+
 `one-launch` takes its split cap from the width of the page table, as the attention call (and so
 `layer`) does, or from SPLITS; SGLang's schedule takes it from the longest request of the step.
 Where the number of splits differs, the last bits of the output differ. Steps without a CUDA graph,
@@ -35,7 +46,7 @@ SGLang's own metadata and plan. `arms.STATE.calls` counts what ran.
 
 from ..core.spec import require_word
 from . import points
-from .arms import ARMS, PREFIX, SGLANG, STATE, require_together
+from .arms import ARMS, OWN_CAP, PREFIX, SGLANG, STATE, require_together, require_value
 
 OLDEST, NEWEST = "0.5.11", "0.5.23"
 """The first and the last release of SGLang whose hook points were read."""
@@ -54,18 +65,23 @@ def use(**arms: str) -> None:
 
     All arms of metadata leave the same words to a graph. Schedule and decode are captured in
     graphs: `kinds.engine.serve.GraphSets` holds a set of graphs per arm. Raises ValueError for an
-    unknown arm or two that exclude each other, RuntimeError if its variable was not set when
-    SGLang loaded its plugins.
+    unknown arm, for two that exclude each other and for other splits than those of the start,
+    RuntimeError if its variable was not set when SGLang loaded its plugins.
     """
     for name, value in arms.items():
         require_word("an arm", name, ARMS)
-        require_word(name, value, ARMS[name])
+        require_value(name, value, ARMS[name])
         if name not in STATE.arms:
             raise RuntimeError(
                 f"{PREFIX}{name.upper()} must be set when SGLang loads its plugins, got no hook to "
                 "switch; for bench_one_batch call sglang.srt.plugins.load_plugins() first"
             )
     require_together(STATE.arms | arms)
+    splits = STATE.arms.get("splits")
+    if arms.get("splits", splits) != splits:
+        raise ValueError(
+            f"splits must stay {splits}, which each graph was captured with, got {arms['splits']!r}"
+        )
     STATE.arms.update(arms)
 
 
@@ -75,6 +91,11 @@ def _hook(release: str) -> None:
 
     from .sglang_hooks import POINTS
 
+    if "splits" in STATE.arms and points.order(release) < points.order(OWN_CAP):
+        raise ValueError(
+            f"{PREFIX}SPLITS must have SGLang {OWN_CAP} or later: the kernels of earlier ones cap "
+            f"splits as upstream does, got {release}"
+        )
     for point in points.needed(points.known_in(release, POINTS)):
         target = point.path.replace(":", ".")
         points.require_hookable(point, "SGLang" if target in HookRegistry._patched else "")

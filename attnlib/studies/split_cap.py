@@ -38,7 +38,7 @@ from ..kinds.mla.case import MlaCase, sample_mla_lens
 from ..kinds.traffic import Traffic, batches
 from ..measure.stats import FASTER, SLOWER
 from ..run import store
-from ..run.frame import good_rows, over
+from ..run.frame import good_rows, over, side_rows
 from ..run.study import Grid, Study
 
 CONTEXT, LONG_CONTEXT = 131_072, 204_800
@@ -336,14 +336,18 @@ def loses_splits(case: Any) -> bool:
 def sides_of(rows: pd.DataFrame, layout: Layout, a: str, b: str = "bounded") -> pd.DataFrame:
     """Time by cap `a` over time by cap `b`, judged GPU by GPU: a row per case of a layout.
 
-    A cap may be of another release: `default==0.4.4`. Columns are those of `over`, and of
-    `load_all`.
+    A cap may be of another release: `default==0.4.4`. Columns are those of `over` and `load_all`,
+    and `slowdown`: the median over rounds of the ratio, which one bad round does not move, where
+    `ratio` is their geometric mean. ValueError if no case has both sides.
     """
     names = [_side(layout.backend, cap) for cap in (a, b)]
     tables = []
     for _, part in rows[rows.layout == layout.name].groupby("machine", sort=False):
-        tables.append(over(part, *names))
-    table = pd.concat([each for each in tables if len(each)], ignore_index=True)
+        tables.append(over(part, *names).assign(slowdown=_median_ratios(part, *names)))
+    tables = [table for table in tables if len(table)]
+    if not tables:
+        raise ValueError(f"rows must have {names[0]} and {names[1]} of a case, they have not")
+    table = pd.concat(tables, ignore_index=True)
     return table.assign(**{name: table.case.map(found) for name, found in _LOOKUPS.items()})
 
 
@@ -378,7 +382,7 @@ def named_table(rows: pd.DataFrame, layouts: Iterable[Layout]) -> pd.DataFrame:
             times = mine.groupby("backend").run_us.median()
             caps = {cap: times[capped(layout.backend, cap)] for cap in ALL_CAPS}
             line = {"layout": layout.name, "batch": row.batch, **_rounded(caps)}
-            line |= {"slowdown": round(row.ratio, 2), "95 % CI": _interval(row)}
+            line |= {"slowdown": round(row.slowdown, 2), "95 % CI": _interval(row)}
             longest = int(np.argmax(lengths_of(row.case)[1]))
             for cap in TWO_CAPS:
                 line[f"splits, {cap}"] = int(splits_of(row.case, cap)[longest])
@@ -401,7 +405,8 @@ def release_table(rows: pd.DataFrame, layout: Layout) -> pd.DataFrame:
     """Time by 0.4.4, 0.4.5 and 0.4.10 over `bounded` of 0.4.10: a row per named batch."""
     tables = []
     for release in (BEFORE, CHANGED, NOW):
-        table = sides_of(rows, layout, f"default=={release}", f"bounded=={NOW}")
+        sides = f"default=={release}", f"bounded=={NOW}"
+        table = sides_of(_pages_of_one(rows), layout, *sides)
         tables.append(table[table.batch != ""].set_index("batch").ratio.rename(release))
     return pd.concat(tables, axis=1).dropna().round(2).reset_index()
 
@@ -451,7 +456,7 @@ def cost_chart(rows: pd.DataFrame) -> charts.Figure:
         mine = [layout for layout in layouts if (layout.kv_heads == 0) == latent]
         table = pd.concat([sides_of(rows, layout, "default") for layout in mine])
         shown = {name: look for name, look in looks.items() if name in set(table.layout)}
-        charts.dots(axis, table, "rows", "ratio", by="layout", looks=shown)
+        charts.dots(axis, table, "rows", "slowdown", by="layout", looks=shown)
         style.log_axes(axis, "x", "y")
         axis.legend(fontsize=7)
     return figure
@@ -465,12 +470,20 @@ def _traffic_line(layout: Layout, trace: str, part: pd.DataFrame) -> dict[str, A
         "trace": trace,
         "batches": len(part),
         "lose splits": f"{lost:.0%}",
-        "slowdown, median": round(part.ratio.median(), 2),
-        "90th percentile": round(part.ratio.quantile(0.9), 2),
-        "worst": round(part.ratio.max(), 2),
-        "best": round(part.ratio.min(), 2),
+        "slowdown, median": round(part.slowdown.median(), 2),
+        "90th percentile": round(part.slowdown.quantile(0.9), 2),
+        "worst": round(part.slowdown.max(), 2),
+        "best": round(part.slowdown.min(), 2),
         **counts,
     }
+
+
+def _median_ratios(rows: pd.DataFrame, a: str, b: str) -> pd.Series:
+    """The median over rounds of time by `a` over time by `b`, in the order of `over`."""
+    times = [side_rows(rows, side)[["case", "round", "run_us"]] for side in (a, b)]
+    paired = times[0].merge(times[1], on=["case", "round"], suffixes=("_a", "_b"))
+    ratios = (paired.run_us_a / paired.run_us_b).groupby(paired.case, sort=False).median()
+    return over(rows, a, b).case.map(ratios)
 
 
 def _pages_of_one(rows: pd.DataFrame) -> pd.DataFrame:

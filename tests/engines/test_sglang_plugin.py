@@ -2,19 +2,20 @@
 
 import sys
 from types import ModuleType, SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from support import sglang_code
 from support.schedule_words import words_of
-from support.sglang_code import DECODE, FLASH, LENS, RANKS, ROWS
+from support.sglang_code import DECODE, FLASH, LENS, RANKS, ROWS, AttentionType
 
 from attnlib.core.fa2.words import plan_words
+from attnlib.core.schedule.caps import num_splits
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec
-from attnlib.engines import arms, capture, plans, sglang, sglang_hooks
+from attnlib.engines import arms, capture, plans, points, sglang, sglang_hooks
 from attnlib.kinds.engine import serve
 
 if torch.cuda.is_available():
@@ -103,31 +104,377 @@ def test_a_schedule_is_left_to_the_layers_by_one_hook_alone(loaded):
     assert step.scheduler_metadata is None and len(engine.HookRegistry._hooks) == 1
 
 
-def test_decode_is_capped_as_upstream_does_and_prefill_is_not(loaded, engine, monkeypatch):
-    loaded(SPLITS="upstream", METADATA="sglang")
-    with pytest.raises(ValueError, match="SPLITS=upstream must have SGLang 0.5.18 or later$"):
-        engine.FlashAttentionBackend()
-    monkeypatch.setattr(engine.FlashAttentionBackend, "decode_num_splits", 0, raising=False)
-    monkeypatch.setattr(engine.FlashAttentionBackend, "max_num_pages", 131_072, raising=False)
-    backend = engine.FlashAttentionBackend()
-    assert (backend.decode_num_splits, backend.num_splits) == (15, 0), "4 for 64 requests of SGLang"
-    asked = backend._get_scheduler_metadata = Mock(wraps=backend._get_scheduler_metadata)
-    lens, _ = captured(backend)
-    replay(backend, lens)
-    splits = [call.kwargs["num_splits"] for call in asked.call_args_list]
-    assert (splits, backend.num_splits) == ([15, 15], 0)
-    sglang.use(metadata="one-launch")
+WIDE = 131_072
+"""Tokens of the context of models whose splits are capped."""
+MODES = {
+    "decode": {"is_decode", "is_decode_or_idle"},
+    "draft_decode": {"is_decode", "is_decode_or_idle"},
+    "target_verify": {"is_target_verify", "is_extend"},
+    "extend": {"is_extend"},
+    "draft_extend_v2": {"is_draft_extend_v2", "is_extend"},
+}
+"""What is true of SGLang's forward modes."""
+TOKENS = {"decode": 1, "draft_decode": 1, "target_verify": 4, "extend": 9, "draft_extend_v2": 4}
+"""Query tokens of a request in each of them."""
+GQA = {"tp_q_head_num": 32, "tp_k_head_num": 8, "head_dim": 128, "v_head_dim": 128}
+MLA = {"tp_q_head_num": 128, "tp_k_head_num": 1, "head_dim": 576, "v_head_dim": 512}
+GQA_CALL = {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+MLA_CALL = {"num_qo_heads": 128, "num_kv_heads": 1, "head_dim": 64, "head_dim_v": 512}
+
+
+def cap_of(cap, requests=64, tokens=1, width=WIDE, **facts):
+    """What `caps` gives for a call of SGLang's, by facts that are written here."""
+    more = {"page_size": 1, "causal": True, "varlen_q": True, "build": "sglang", "num_sms": 132}
+    more |= {"batch_size": requests, "max_seqlen_q": tokens, "max_seqlen_k": width}
+    return num_splits(SchedulerFacts(**more | facts), cap)
+
+
+class Mode:
+    """A forward mode of SGLang."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __getattr__(self, asked):
+        return lambda *_, **__: asked in MODES[self.name]
+
+
+def layer_of(shape, **own):
+    """SGLang's RadixAttention of a layer, without a cache."""
+    plain = {"sliding_window_size": -1, "is_cross_attention": False, "use_irope": False}
+    plain |= {"attn_type": AttentionType.DECODER, "logit_cap": 0.0, "k_scale": None}
+    plain |= {"tp_v_head_num": shape["tp_k_head_num"], "layer_id": 0, "scaling": 0.1}
+    return SimpleNamespace(**shape | plain | own)
+
+
+def step_of(mode, requests=64, longest=WIDE):
+    """SGLang's ForwardBatch."""
+    lens, spec = torch.full((requests,), longest), None if mode == "decode" else SimpleNamespace()
+    given = {"seq_lens": lens, "seq_lens_cpu": lens, "req_pool_indices": torch.zeros_like(lens)}
+    given |= dict.fromkeys(("encoder_lens", "out_cache_loc", "kv_loc_plan", "attn_cp_metadata"))
+    given |= {"spec_algorithm": SimpleNamespace(is_uno=lambda: False)}
+    given |= {"seq_lens_sum": requests * longest}
+    given |= {"attn_attend_prefix_cache": None, "batch_size": requests, "spec_info": spec}
+    positions = torch.zeros(requests * TOKENS[mode])
+    return SimpleNamespace(forward_mode=Mode(mode), positions=positions, **given)
+
+
+class Capped:
+    """SGLang's own backend of a release, hooked; what the library is asked for by it."""
+
+    def __init__(self, release, monkeypatch):
+        self.asked, self.raises = [], False
+        found = sglang_code.flash_of(release, self._library)
+        self.made = found["FlashAttentionBackend"]
+        self.metadata = found["FlashAttentionMetadata"]
+        has_two = points.order(release) >= points.order("0.5.18")
+        self.own = {"num_splits": 0} | ({"decode_num_splits": 0} if has_two else {})
+        attributes = self._attributes
+        self.made.__init__ = lambda self, **own: vars(self).update({**attributes(), **own})
+        monkeypatch.setattr(RELEASE, lambda _: release)
+        monkeypatch.setattr(sglang_hooks, "sm_count", lambda _: 132)
+        monkeypatch.setattr(sglang_hooks, "sglang_build", lambda: "sglang")
+        parts = sglang_code.parts() | {FLASH: found}
+        self.engine = sglang_code.installed(monkeypatch, parts)
+        self.setenv = monkeypatch.setenv
+
+    def load(self, splits, **own):
+        """A backend of SGLang's that is made with the plugin on."""
+        self.setenv("ATTNLIB_SGLANG_SPLITS", splits)
+        sglang.register()
+        self.engine.HookRegistry.apply_hooks()
+        self.backend = self.made(**own)
+        return self
+
+    def call(self, mode, layer, *, graph=True, step=None):
+        """Prepare a step, run one layer; the `num_splits` that the library got, words' first."""
+        step, backend, self.asked[:] = step or step_of(mode), self.backend, []
+        if mode in ("extend", "draft_extend_v2"):
+            backend.forward_metadata = self._prefill(step, TOKENS[mode])
+        elif graph:
+            backend.init_forward_metadata_out_graph(step, in_capture=True)
+        else:
+            backend.init_forward_metadata(step)
+        return self.attend(layer, step)
+
+    def attend(self, layer, step):
+        """Run one layer over the metadata that is there."""
+        is_decode = step.forward_mode.is_decode()
+        run = self.backend.forward_decode if is_decode else self.backend.forward_extend
+        tokens = step.positions.numel()
+        q = torch.zeros(1, dtype=torch.bfloat16).expand(tokens, layer.tp_q_head_num, layer.head_dim)
+        try:
+            run(q, None, None, layer, step, save_kv_cache=False)
+        finally:
+            own = {name: getattr(self.backend, name) for name in self.own}
+            assert own == self.own, "SGLang's numbers are back"
+        return [call["num_splits"] for call in self.asked]
+
+    def _library(self, **call):
+        if self.raises:
+            raise RuntimeError("out of memory")
+        self.asked.append(call)
+        value = call["q"] if call.get("qv") is None else call["qv"]
+        output = torch.zeros(1).expand(value.shape)
+        return (output, torch.zeros(1, 1)) if call.get("return_softmax_lse") else output
+
+    def _words(self, batch_size, **call):
+        self.asked.append({"batch_size": batch_size, **call})
+        return torch.full((1 + -(-batch_size // 4) * 4,), 7, dtype=torch.int32)
+
+    def _prefill(self, step, tokens):
+        """What a prefill leaves, of which the cap must not know."""
+        ends = torch.arange(step.batch_size + 1, dtype=torch.int32) * tokens
+        table = torch.zeros(1, 1, dtype=torch.int32).expand(step.batch_size, WIDE)
+        facts = {"cache_seqlens_int32": step.seq_lens.int(), "page_table": table}
+        return self.metadata(max_seq_len_q=tokens, cu_seqlens_q=ends, cu_seqlens_k=ends, **facts)
+
+    def _attributes(self):
+        requests, table = 64, torch.zeros(1, 1, dtype=torch.int32).expand(64, WIDE)
+        caches = torch.zeros(1, 1, 1, 576, dtype=torch.bfloat16)
+        key_value = (torch.zeros(1, 1, 8, 128), torch.zeros(1, 1, 8, 128))
+        pool = SimpleNamespace(
+            get_key_buffer=lambda _: caches[0],
+            get_kv_buffer=lambda _: key_value,
+        )
+        buffers = {
+            "cache_seqlens": torch.zeros(requests, dtype=torch.int32),
+            "cu_seqlens_q": torch.arange(requests + 1, dtype=torch.int32),
+            "cu_seqlens_k": torch.zeros(requests + 1, dtype=torch.int32),
+            "page_table": table,
+            "page_table_draft_decode": table,
+            "strided_indices": torch.arange(WIDE),
+        }
+        rows = SimpleNamespace(req_to_token=table)
+        not_set = (
+            *("use_mla", "has_local_attention", "is_prefill_aware_swa", "kv_cache_is_mxfp8"),
+            *("_decode_uses_static_max_seqlen_k", "fa_skip_kv_cache", "has_swa", "has_softcap"),
+            *("use_sliding_window_kv_pool", "needs_cpu_seq_lens", "is_encoder_decoder"),
+            *("_disable_scheduler_metadata_precompute", "_unified_dense", "_unified_read"),
+        )
+        return {
+            **dict.fromkeys(not_set, False),
+            **dict.fromkeys(("local_attn_builder", "attention_chunk_size", "forward_metadata")),
+            **self.own,
+            **{"topk": 1, "speculative_step_id": 0, "speculative_num_steps": 3, "attn_cp_size": 1},
+            **{"speculative_num_draft_tokens": 4, "fa_impl_ver": 3, "device": "cpu"},
+            **{"kv_cache_dtype": torch.bfloat16, "kv_cache_dtype_str": "auto", "page_size": 1},
+            **{"max_context_len": WIDE, "max_num_pages": WIDE, "head_dim": 128},
+            **{"num_attention_heads": 32, "num_kv_heads": 8, "req_to_token": table},
+            "full_cg_prefill_metadata": None,
+            "kv_index_translator": MagicMock(reads_are_translated=False, is_translating=False),
+            "kv_read_tables": None,
+            "_unified_hooks": MagicMock(enabled=False),
+            "token_to_kv_pool": pool,
+            "req_to_token_pool": rows,
+            "decode_cuda_graph_metadata": buffers,
+            "target_verify_metadata": dict(buffers, cu_seqlens_q=buffers["cu_seqlens_q"] * 4),
+            "_get_scheduler_metadata": self._words,
+            "_sched_meta_buf": torch.zeros(1 + requests * 4, dtype=torch.int32),
+        }
+
+
+@pytest.fixture(params=[arms.OWN_CAP, sglang.NEWEST])
+def capped(request, monkeypatch):
+    return Capped(request.param, monkeypatch)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("arm", ["upstream", "bounded", "9"])
+def test_words_and_call_of_a_decode_step_have_one_cap(capped, arm, graph):
+    capped.load(arm)
+    wanted = cap_of(arm, **GQA_CALL)
+    assert wanted > cap_of("1", **GQA_CALL), "more than one"
+    step = step_of("decode", longest=1 if graph else WIDE)  # a capture has requests of one token
+    assert capped.call("decode", layer_of(GQA), graph=graph, step=step) == [wanted, wanted]
+    words, attention = capped.asked
+    assert attention["scheduler_metadata"] is not None
+    assert words["num_heads"] == 32 and arms.STATE.calls[f"splits={arm}"] == 1
+    # A replay: SGLang passes the longest request, the words keep the graph's number.
+    if graph:
+        step = step_of("decode", longest=70)
+        capped.asked.clear()
+        arms.STATE.arms["splits"] = "3"
+        capped.backend.init_forward_metadata_out_graph(step, in_capture=False)
+        assert [call["num_splits"] for call in capped.asked] == [wanted]
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_call_has_the_cap_of_its_words_where_its_heads_are_others(capped, graph):
+    capped.load("upstream", num_attention_heads=64, num_kv_heads=32)
+    wanted = cap_of("upstream", **GQA_CALL | {"num_qo_heads": 64, "num_kv_heads": 32})
+    assert wanted != cap_of("upstream", **GQA_CALL)
+    assert capped.call("decode", layer_of(GQA), graph=graph) == [wanted, wanted]
+
+
+def test_words_of_a_step_without_a_graph_are_capped_by_its_page_table(capped):
+    capped.load("upstream")
+    step = step_of("decode", longest=3000)
+    wanted = cap_of("upstream", width=3000, **GQA_CALL)
+    assert wanted != cap_of("upstream", **GQA_CALL)
+    assert capped.call("decode", layer_of(GQA), graph=False, step=step) == [wanted, wanted]
+
+
+@pytest.mark.parametrize(
+    ("mode", "shape", "call"),
+    [
+        ("draft_decode", GQA, GQA_CALL),
+        ("target_verify", GQA, GQA_CALL),
+        ("decode", MLA, MLA_CALL),
+        ("draft_decode", MLA, MLA_CALL),
+        ("target_verify", MLA, MLA_CALL),
+    ],
+)
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_call_is_capped_by_its_layer_and_tokens(capped, mode, shape, call, graph, caplog):
+    capped.load("bounded", use_mla=shape is MLA)
+    step = step_of(mode, requests=32)
+    # Without a graph, the table has the tokens that are drafted, too.
+    more = {"decode": 0, "draft_decode": 1, "target_verify": 4}[mode]
+    width = WIDE if graph else min(WIDE, 4000 + more)
+    step = step if graph else step_of(mode, requests=32, longest=4000)
+    wanted = cap_of("bounded", requests=32, tokens=TOKENS[mode], width=width, **call)
+    assert wanted > 1
+    assert capped.call(mode, layer_of(shape), graph=graph, step=step) == [wanted]
+    (asked,) = capped.asked
+    assert asked["max_seqlen_q"] == TOKENS[mode] and (asked.get("qv") is None) is (shape is GQA)
+    assert asked.get("scheduler_metadata") is None
+    kind = {"target_verify": "verification"}.get(mode, mode.replace("_", " "))
+    prefix = "MLA " if shape is MLA else ""
+    said = f"attnlib: splits in {prefix}{kind}: {wanted} for 32 requests of {TOKENS[mode]} query"
+    assert said in caplog.text and "attnlib runs splits=bounded" in caplog.text
+
+
+@pytest.mark.parametrize("shape", [GQA, MLA])
+@pytest.mark.parametrize("mode", ["extend", "draft_extend_v2"])
+def test_a_prefill_keeps_sglangs_cap(capped, mode, shape, caplog):
+    capped.load("64", use_mla=shape is MLA)
+    assert capped.call(mode, layer_of(shape)) == [0]
+    assert not arms.STATE.calls and "attnlib runs" not in caplog.text
+    capped.call("decode", layer_of(shape))
+    assert capped.call(mode, layer_of(shape)) == [0], "after a decode as before"
+
+
+@pytest.mark.parametrize("mode", ["decode", "target_verify"])
+def test_sglangs_numbers_are_back_where_a_call_raises_and_it_did_not_run(capped, mode):
+    capped.load("64").raises = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        capped.call(mode, layer_of(GQA))
+    assert "splits=64" not in arms.STATE.calls
+
+
+def test_a_layer_with_a_window_has_a_cap_of_its_own_and_no_words(capped):
+    capped.load("upstream")
+    windowed = layer_of(GQA, sliding_window_size=1023)
+    wanted = cap_of("upstream", window=(1023, 0), **GQA_CALL)
+    words, attention = capped.call("decode", windowed)
+    assert (words, attention) == (cap_of("upstream", **GQA_CALL), wanted)
+    assert words != attention and capped.asked[1]["scheduler_metadata"] is None
+
+
+def test_heads_are_those_of_the_layer_where_attention_is_data_parallel(capped):
+    alone = {"_disable_scheduler_metadata_precompute": True, "num_attention_heads": 0}
+    capped.load("upstream", **alone)
+    assert capped.call("decode", layer_of(GQA)) == [cap_of("upstream", **GQA_CALL)]
+
+
+def test_a_cache_of_fp8_is_a_fact_of_calls_that_read_it_as_such(capped):
+    capped.load("upstream", kv_cache_dtype=torch.float8_e4m3fn, kv_cache_dtype_str="fp8_e4m3")
+    wanted = cap_of("upstream", dtype="float8_e4m3fn", **GQA_CALL)
+    assert capped.call("decode", layer_of(GQA)) == [wanted, wanted]
+    capped.backend.use_mla = True  # SGLang casts the latent cache
+    assert capped.call("decode", layer_of(MLA)) == [cap_of("upstream", **MLA_CALL)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "own", "layer", "reason"),
+    [
+        ("decode", {}, {"is_cross_attention": True}, "cross attention"),
+        ("decode", {"attn_cp_size": 2}, {}, "context parallelism"),
+        ("draft_decode", {"topk": 4}, {}, "drafts with topk above 1"),
+        ("target_verify", {"topk": 4}, {}, "drafts with topk above 1"),
+        ("target_verify", {"speculative_num_draft_tokens": 9}, {}, "more than 8 tokens"),
+        ("target_verify", {}, {"attn_type": AttentionType.ENCODER_ONLY}, "an encoder's attention"),
+    ],
+)
+def test_what_keeps_sglangs_cap_is_counted_by_its_name(capped, mode, own, layer, reason):
+    capped.load("bounded", **own)
+    backend, step = capped.backend, step_of(mode)
+    backend.forward_metadata_spec_decode_expand = capped._prefill(step, 1)
+    backend.forward_metadata = capped._prefill(step, own.get("speculative_num_draft_tokens", 4))
+    splits = capped.attend(layer_of(GQA, **layer), step)
+    assert {*splits} == {0} and len(splits) == 1 + (reason == "drafts with topk above 1")
+    assert arms.STATE.calls == {f"splits: {reason}": 1}
+
+
+@pytest.mark.parametrize("own", [{"attn_cp_size": 2}, {"is_prefill_aware_swa": True}])
+def test_words_of_calls_that_keep_sglangs_cap_keep_it_too(capped, own):
+    capped.load("bounded", **own)
+    lens = torch.ones(3, dtype=torch.int32)
+    capped.backend._compute_scheduler_metadata(3, 1, lens, lens)
+    assert [call["num_splits"] for call in capped.asked] == [0]
+
+
+def test_chunked_attention_keeps_sglangs_cap_where_its_metadata_is_there(capped):
+    capped.load("9", has_local_attention=True, attention_chunk_size=8192)
+    capped.backend.local_attn_builder = SimpleNamespace(applies=lambda *_: True)
+    step, names = step_of("decode"), ("block_table", "seqused_k", "query_start_loc")
+    names = (*names, "max_query_len", "max_seq_len")
+    chunks = SimpleNamespace(**{f"local_{name}": None for name in names})
+    capped.backend.forward_metadata = capped._prefill(step, 1)
+    capped.backend.forward_metadata.local_attn_metadata = chunks
+    assert capped.attend(layer_of(GQA, use_irope=True), step) == [0]
+    assert arms.STATE.calls == {"splits: chunked attention": 1}
+    capped.backend.local_attn_builder = SimpleNamespace(applies=lambda *_: False)
+    assert capped.attend(layer_of(GQA), step)[1:] == [9], "its other layers are as ever"
+
+
+@pytest.mark.parametrize(
+    ("own", "major", "words"),
+    [
+        ({"fa_impl_ver": 4}, 9, "FlashAttention-3"),
+        ({}, 10, "a Hopper GPU"),
+        ({"num_splits": 1}, 9, "no splits of SGLang's own .no --enable-deterministic-inference"),
+    ],
+)
+def test_splits_that_cannot_be_reached_are_refused_by_name(capped, monkeypatch, own, major, words):
+    gpu = SimpleNamespace(multi_processor_count=132, major=major)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    with pytest.raises(ValueError, match=f"ATTNLIB_SGLANG_SPLITS=bounded must have {words}"):
+        capped.load("bounded", **own)
+    assert not arms.STATE.calls
+
+
+@pytest.mark.parametrize("splits", ["0", "256", "many", "-1", "1..255", "default"])
+def test_a_cap_is_a_word_or_a_number_of_splits(loaded, splits):
+    words = f"ATTNLIB_SGLANG_SPLITS must be one of upstream, bounded, 1..255, got '{splits}'"
+    with pytest.raises(SystemExit, match=words):
+        loaded(SPLITS=splits)
+
+
+def test_splits_of_a_release_whose_own_cap_is_upstreams_are_refused(loaded, monkeypatch):
+    monkeypatch.setattr(RELEASE, lambda _: "0.5.15")
+    words = "SPLITS must have SGLang 0.5.16 or later: .* cap splits as upstream does, got 0.5.15"
+    with pytest.raises(SystemExit, match=words):
+        loaded(SPLITS="bounded")
+
+
+def test_splits_stay_what_they_were_when_graphs_were_captured(capped):
+    capped.load("bounded")
+    sglang.use(splits="bounded")
+    with pytest.raises(ValueError, match="splits must stay bounded, .* got '8'"):
+        sglang.use(splits="8")
+
+
+def test_one_launch_writes_words_for_the_cap_of_its_graph(loaded):
+    backend = loaded(METADATA="one-launch").FlashAttentionBackend()
+    lens, step = captured(backend)
+    setattr(step, sglang_hooks.SPLITS, 5)
     replay(backend, lens.copy_(LENS))
     sizes = (3, 32, 8, 128, 1, sglang_code.CONTEXT, 132)
-    facts = SchedulerFacts(*sizes, page_size=1, causal=True, num_splits=15, build="sglang").settled
+    facts = SchedulerFacts(*sizes, page_size=1, causal=True, num_splits=5).settled
     words = words_of(plan_splits(facts, lens.numpy())).tolist()
-    assert backend._sched_meta_buf[:17].tolist() == words, "the kernel's splits, too"
-    assert arms.STATE.calls["splits=upstream"] == 1, "what was refused did not run"
-    backend.fa_impl_ver, backend.use_mla = 4, True
-    with pytest.raises(
-        ValueError, match="FlashAttention-3 and no MLA and no splits of SGLang's own"
-    ):
-        sglang_hooks.cap_splits(None, backend)
+    assert backend._sched_meta_buf[:17].tolist() == words
 
 
 def test_one_launch_without_a_schedule_or_its_heads_or_layout_says_so(loaded, monkeypatch):

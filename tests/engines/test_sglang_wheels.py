@@ -1,4 +1,5 @@
-"""The hook points against SGLang's own source: the wheels of the oldest and the newest release.
+"""The hook points against SGLang's own source: the wheels of the oldest and the newest release,
+and of the first one with the hooks of SPLITS.
 
 They are downloaded once into build/wheels; without a package index these tests skip.
 """
@@ -14,7 +15,7 @@ import pytest
 from support import sglang_code
 from support.records import measure
 
-from attnlib.engines import sglang, sglang_hooks
+from attnlib.engines import arms, sglang, sglang_hooks
 from attnlib.engines.points import known_in, unfit
 from attnlib.kinds.item import Item
 from attnlib.kinds.metadata import sglang as rival
@@ -33,11 +34,42 @@ MEMBERS = {
 """What the hooks read off SGLang's objects, by file."""
 
 
+SPLIT_MEMBERS = (
+    *("fa_impl_ver", "num_splits", "attn_cp_size", "is_prefill_aware_swa", "has_local_attention"),
+    *("topk", "page_size", "kv_cache_dtype", "forward_metadata", "use_mla", "device"),
+    "_disable_scheduler_metadata_precompute",
+)
+"""What the hooks of SPLITS read off a backend."""
+METADATA_MEMBERS = (
+    *("cache_seqlens_int32", "max_seq_len_q", "cu_seqlens_q", "page_table", "scheduler_metadata"),
+    "local_attn_metadata",
+)
+LAYER_MEMBERS = (
+    *("tp_q_head_num", "tp_k_head_num", "head_dim", "v_head_dim", "sliding_window_size"),
+    *("is_cross_attention", "use_irope", "attn_type", "logit_cap"),
+)
+
+
 @pytest.fixture(scope="module", params=[sglang.OLDEST, sglang.NEWEST])
 def wheel(request):
     """A release, and its wheel."""
     with ZipFile(sglang_code.wheel_of(request.param)) as archive:
         yield request.param, archive
+
+
+@pytest.fixture(scope="module", params=[arms.OWN_CAP, sglang.NEWEST])
+def capping(request):
+    """A release whose cap of splits can be changed, and its wheel."""
+    with ZipFile(sglang_code.wheel_of(request.param)) as archive:
+        yield request.param, archive
+
+
+def body_of(archive, path, *names):
+    """Source of a definition in a file: `names` lead to it."""
+    node = ast.parse(text := archive.read(path).decode())
+    for name in names:
+        node = next(each for each in node.body if getattr(each, "name", "") == name)
+    return ast.get_source_segment(text, node)
 
 
 def source(archive, module):
@@ -64,7 +96,8 @@ def parameters(archive, path):
 def test_every_hook_point_has_the_parameters_that_are_read(wheel):
     release, archive = wheel
     points = known_in(release, sglang_hooks.POINTS)
-    assert {point.arms[0] for point in points} == {"metadata", "splits", "decode", "capture"}
+    with_caps = set() if release == sglang.OLDEST else {"splits"}
+    assert {point.arms[0] for point in points} == {"metadata", "decode", "capture"} | with_caps
     assert [words for p in points if (words := unfit(p, {*parameters(archive, p.path)}))] == []
 
 
@@ -74,8 +107,36 @@ def test_sglang_has_what_the_hooks_read_of_its_objects(wheel):
         text = archive.read(path).decode()
         assert [name for name in names.split() if f".{name}" not in text] == []
     if release != sglang.OLDEST:
-        names = ("decode_num_splits", "max_num_pages", "fa_impl_ver")
-        assert all(f"self.{name} =" in archive.read(FLASH).decode() for name in names)
+        assert "self.decode_num_splits =" in archive.read(FLASH).decode()
+
+
+def test_the_first_release_with_a_cap_of_its_own_has_the_points_of_splits(capping):
+    release, archive = capping
+    points = [p for p in known_in(release, sglang_hooks.POINTS) if "splits" in p.arms]
+    assert len(points) == 4
+    assert [words for p in points if (words := unfit(p, {*parameters(archive, p.path)}))] == []
+
+
+def test_sglang_has_what_the_hooks_of_splits_read(capping):
+    """Backends, metadata and layers have it, and both calls of words and of attention."""
+    _, archive = capping
+    init = body_of(archive, FLASH, "FlashAttentionBackend", "__init__")
+    names = re.findall(r"self\.(\w+)(?:: [^=]+)? = ", init)
+    assert not {*SPLIT_MEMBERS} - {*names}
+    fields = body_of(archive, FLASH, "FlashAttentionMetadata")
+    assert [name for name in METADATA_MEMBERS if f"\n    {name}: " not in fields] == []
+    layer = body_of(archive, "sglang/srt/layers/radix_attention.py", "RadixAttention")
+    assert [name for name in LAYER_MEMBERS if f"self.{name} =" not in layer] == []
+    types = body_of(archive, "sglang/srt/layers/radix_attention.py", "AttentionType")
+    assert 'ENCODER_ONLY = "encoder_only"' in types and "(Enum)" in types
+
+
+def test_every_number_of_splits_in_a_call_is_one_that_the_hooks_set(capping):
+    _, archive = capping
+    for name in ("forward_decode", "forward_extend", "_compute_scheduler_metadata"):
+        body = body_of(archive, FLASH, "FlashAttentionBackend", name)
+        given = re.findall(r"num_splits=\(?\s*(self\.\w+|\w+)", body)
+        assert given and {*given} <= {"self.num_splits", "self.decode_num_splits"}
 
 
 def test_its_own_kernels_write_the_metadata_and_page_arrays_of_a_step(wheel, tmp_path, monkeypatch):
