@@ -4,31 +4,25 @@ SGLang calls `around` hooks with the wrapped function first, `before` hooks with
 `after` hooks with its result first. Arguments are read in SGLang's order.
 """
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..core.backends.base import installed_version
-from ..core.gpu import HOPPER
 from ..core.metadata.decode import build_decode_metadata
 from ..core.metadata.eager import write_decode_metadata
 from ..core.metadata.require import DecodeTensors
 from ..core.metadata.step import build_step_metadata
-from ..core.schedule.caps import MOST_QUERY_TOKENS, num_splits
-from ..core.schedule.facts import FULL, SchedulerFacts
+from ..core.schedule.facts import SchedulerFacts
 from ..core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
 from ..core.schedule.library import sglang_build
 from ..core.spec import dtype_name
+from . import sglang_splits as splits
 from .arms import OWN_CAP, PREFIX, SGLANG, STATE
 from .capture import Step, joined
 from .plans import OWN, guard_plan, take_over
 from .points import Point, defaults_of, ending_capture, named, require_met
-
-logger = logging.getLogger(__name__)
 
 PLAIN = (
     "v2p_page_table kernel_page_multiplier src_is_read_table swa_src_table skip_page_table "
@@ -36,8 +30,6 @@ PLAIN = (
 ).split()
 """Parameters of `normal_decode_set_metadata` for pools that our kernels do not know: where one is
 not at its default, SGLang's own kernel runs, and is counted."""
-SPLITS = f"{OWN}_splits"
-"""Attribute of a schedule, or of a graph's metadata: the cap that its words are for."""
 
 
 def prepare_step(backend: Any, *args: Any, **kwargs: Any) -> None:
@@ -88,177 +80,14 @@ def compute_schedule(original: Callable[..., Any], *args: Any, **kwargs: Any) ->
         return None
     call = named(original, args, kwargs)
     backend = call["self"]
-    if "splits" not in STATE.arms or _has_no_words(backend):
+    if "splits" not in STATE.arms or splits.has_no_words(backend):
         return original(*args, **kwargs)
-    number = _splits_of_words(call)
-    with _given_splits(backend, number):
+    number = splits.of_words(call)
+    with splits.given(backend, number):
         words = original(*args, **kwargs)
     if words is not None:
-        setattr(words, SPLITS, number)  # for the calls of a step without a graph
+        setattr(words, splits.SPLITS, number)  # for the calls of a step without a graph
     return words
-
-
-def _has_no_words(backend: Any) -> bool:
-    """Whether there is no schedule of a step, or one for calls that keep SGLang's cap.
-
-    SGLang writes none for MLA and under DP attention, where, to 0.5.20, the backend's heads are
-    wrong: an attention call has its layer's.
-    """
-    none = backend.use_mla or backend._disable_scheduler_metadata_precompute
-    return none or backend.is_prefill_aware_swa or backend.attn_cp_size > 1
-
-
-def _splits_of_words(call: dict[str, Any]) -> int:
-    """The cap of a step's schedule, which must be that of the attention calls that read it."""
-    backend, page_size = call["self"], call["self"].page_size
-    graph = backend.decode_cuda_graph_metadata.get(call["batch_size"])
-    of_graph = graph is not None and graph.cache_seqlens_int32 is call["cache_seqlens"]
-    # A replay runs no Python at its attention calls: they have the number of the capture.
-    if of_graph and hasattr(graph, SPLITS):
-        return getattr(graph, SPLITS)
-    # SGLang passes the longest request; a call caps by the width of its page table.
-    pages = graph.page_table.shape[1] if of_graph else -(-call["max_seq_len_k"] // page_size)
-    number = _cap(
-        STATE.arms["splits"],
-        batch_size=call["batch_size"],
-        num_qo_heads=backend.num_attention_heads,
-        num_kv_heads=backend.num_kv_heads,
-        head_dim=backend.head_dim,
-        head_dim_v=backend.head_dim,
-        max_seqlen_q=1,
-        max_seqlen_k=pages * page_size,
-        page_size=page_size,
-        dtype=dtype_name(backend.kv_cache_dtype),
-        window=FULL,
-        has_softcap=backend.has_softcap,
-        num_sms=sm_count(torch.device(backend.device)),
-        build=getattr(backend, OWN),
-    )
-    if of_graph:
-        setattr(graph, SPLITS, number)
-    return number
-
-
-def ready_splits(_: None, backend: Any, *args: Any, **kwargs: Any) -> None:
-    """After a FlashAttention backend is made: refuse what SPLITS cannot reach, by name."""
-    gpu = torch.cuda.get_device_properties(torch.device(backend.device))
-    not_met = {
-        "FlashAttention-3": backend.fa_impl_ver != 3,
-        "a Hopper GPU": gpu.major != HOPPER,
-        "no splits of SGLang's own (no --enable-deterministic-inference)": backend.num_splits,
-    }
-    require_met(f"{PREFIX}SPLITS={STATE.arms['splits']}", not_met)
-    setattr(backend, OWN, sglang_build())  # read once: it looks at files
-
-
-def cap_decode(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Around the attention of a layer in a decode step, drafts' steps included."""
-    call = named(original, args, kwargs)
-    drafts = call["forward_batch"].spec_info is not None
-    return _with_cap("draft decode" if drafts else "decode", original, call, args, kwargs)
-
-
-def cap_verification(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Around the attention of a layer in an extend: of these, verification of drafts alone."""
-    call = named(original, args, kwargs)
-    # A prefill, also of a draft model, keeps SGLang's cap: its partial outputs may be 16 GiB.
-    if not call["forward_batch"].forward_mode.is_target_verify():
-        return original(*args, **kwargs)
-    return _with_cap("verification", original, call, args, kwargs)
-
-
-def _with_cap(
-    kind: str, original: Callable[..., Any], call: dict[str, Any], args: Any, kwargs: Any
-) -> Any:
-    """Run the attention of a layer under the arm's cap, or under SGLang's where it is not ours."""
-    backend, layer = call["self"], call["layer"]
-    if reason := _left_alone(backend, layer, call["forward_batch"]):
-        STATE.calls[f"splits: {reason}"] += 1
-        return original(*args, **kwargs)
-    number = _splits_of_call(backend, layer, call["q"])
-    with _given_splits(backend, number):
-        output = original(*args, **kwargs)
-    STATE.arm("splits")  # only now has it run
-    _count(f"splits in {'MLA ' if backend.use_mla else ''}{kind}", number, backend.forward_metadata)
-    return output
-
-
-def _left_alone(backend: Any, layer: Any, batch: Any) -> str:
-    """Why a layer keeps SGLang's cap, or the empty string. None of these calls reads words that
-    were written for ours: SGLang gives them none, `_has_no_words`, or it is no decode."""
-    metadata = backend.forward_metadata
-    chunks = backend.has_local_attention and metadata.local_attn_metadata is not None
-    reasons = {
-        "cross attention": layer.is_cross_attention,
-        "an encoder's attention": layer.attn_type.value == "encoder_only",
-        "chunked attention": chunks and layer.use_irope,
-        "drafts with topk above 1": backend.topk > 1 and batch.spec_info is not None,
-        "windows that know the prefill": backend.is_prefill_aware_swa,
-        "context parallelism": backend.attn_cp_size > 1,
-        f"more than {MOST_QUERY_TOKENS} tokens": metadata.max_seq_len_q > MOST_QUERY_TOKENS,
-    }
-    return next((reason for reason, applies in reasons.items() if applies), "")
-
-
-def _splits_of_call(backend: Any, layer: Any, q: torch.Tensor) -> int:
-    """The cap of a layer's call: that of the words it reads, or by the layer's own facts."""
-    metadata, window = backend.forward_metadata, _window(backend, layer)
-    words = metadata.scheduler_metadata
-    if words is not None and window == FULL:
-        # The words of a graph are a copy: the number is beside them.
-        return getattr(metadata if hasattr(metadata, SPLITS) else words, SPLITS)
-    latent = layer.v_head_dim if backend.use_mla else 0
-    # SGLang casts queries to the cache's dtype, and the cache to the queries' beyond 256.
-    dtype = backend.kv_cache_dtype if layer.head_dim <= 256 else q.dtype
-    return _cap(
-        STATE.arms["splits"],
-        batch_size=metadata.cu_seqlens_q.shape[0] - 1,
-        num_qo_heads=layer.tp_q_head_num,
-        num_kv_heads=layer.tp_k_head_num,
-        head_dim=layer.head_dim - latent,
-        head_dim_v=layer.v_head_dim,
-        max_seqlen_q=metadata.max_seq_len_q,
-        max_seqlen_k=metadata.page_table.shape[1] * backend.page_size,
-        page_size=backend.page_size,
-        dtype=dtype_name(dtype),
-        window=window,
-        has_softcap=layer.logit_cap > 0,
-        num_sms=sm_count(torch.device(backend.device)),
-        build=getattr(backend, OWN),
-    )
-
-
-def _window(backend: Any, layer: Any) -> tuple[int, int]:
-    """(left, right) of a layer's call; calls of MLA pass none."""
-    size = layer.sliding_window_size
-    return FULL if backend.use_mla or size is None or size < 0 else (size, 0)
-
-
-@lru_cache(maxsize=1024)
-def _cap(arm: str, **facts: Any) -> int:
-    """`caps.num_splits` of a call with these facts, kept: layers and steps repeat them."""
-    return num_splits(SchedulerFacts(**facts, causal=True, varlen_q=True), arm)
-
-
-@contextmanager
-def _given_splits(backend: Any, number: int) -> Iterator[None]:
-    """Calls in the block pass `number`; what SGLang had is back at the end, whatever happens."""
-    names = ("num_splits", "decode_num_splits")  # the second since 0.5.18
-    own = {name: getattr(backend, name) for name in names if hasattr(backend, name)}
-    vars(backend).update(dict.fromkeys(own, number))
-    try:
-        yield
-    finally:
-        vars(backend).update(own)
-
-
-def _count(kind: str, number: int, metadata: Any) -> None:
-    """Count a call of this kind; the first one says in the log what it was given."""
-    if kind not in STATE.calls:
-        requests, tokens = metadata.cu_seqlens_q.shape[0] - 1, metadata.max_seq_len_q
-        words = "attnlib: %s: %d for %d requests of %d query tokens"
-        logger.warning(words, kind, number, requests, tokens)
-    STATE.calls[kind] += 1
 
 
 def _tensors(call: dict[str, Any]) -> dict[str, Any]:
@@ -294,8 +123,9 @@ def _scheduler(page_table: torch.Tensor, page_size: int) -> SchedulerMetadata:
             "SGLang's backend divides them by the number of ranks: use fused"
         )
     # As the attention call, which caps splits by the table's width or has a number.
-    splits = getattr(metadata, SPLITS, getattr(backend, "decode_num_splits", backend.num_splits))
-    facts = _facts(backend, batch_size, columns * page_size, splits, sglang_build())
+    own_splits = getattr(backend, "decode_num_splits", backend.num_splits)
+    cap = getattr(metadata, splits.SPLITS, own_splits)
+    facts = _facts(backend, batch_size, columns * page_size, cap, sglang_build())
     scheduler = reserve(facts, words.device, out=words)
     if scheduler.words.shape != words.shape:
         raise ValueError(
@@ -483,9 +313,11 @@ POINTS = (
     Point(("metadata",), _PREPARE, "before", prepare_step, _STEP, since="0.5.13"),
     Point(("metadata",), _SET, "around", set_metadata, _TENSORS, _POOLS),
     Point(("metadata", "schedule", "splits"), _SCHEDULE, "around", compute_schedule, _WORDS),
-    Point(("splits",), f"{_BACKEND}.__init__", "after", ready_splits, since=OWN_CAP),
-    Point(("splits",), f"{_BACKEND}.forward_decode", "around", cap_decode, _CALL, since=OWN_CAP),
-    Point(("splits",), _EXTEND, "around", cap_verification, _CALL, since=OWN_CAP),
+    Point(("splits",), f"{_BACKEND}.__init__", "after", splits.ready_splits, since=OWN_CAP),
+    Point(
+        ("splits",), f"{_BACKEND}.forward_decode", "around", splits.cap_decode, _CALL, since=OWN_CAP
+    ),
+    Point(("splits",), _EXTEND, "around", splits.cap_verification, _CALL, since=OWN_CAP),
     Point(("decode",), _MAKE, "after", pin_decode, "self model_runner"),
     Point(("decode", "guard"), _BEGIN, "around", begin_forward, _LENGTHS, _PLANS),
     Point(("capture",), _FORWARD, "before", capture_step, "self forward_batch"),

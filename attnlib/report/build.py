@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CELL_TIMEOUT_S = 1800
 SIDE_BY_SIDE = 3
 """Notebooks that replay at the same time, since each waits in between; on a GPU one by one."""
-README_FIGURE = ROOT / "data" / "figures" / "fa3_decode_slowdown.png"
+FIGURES = ROOT / "data" / "figures"
 FEW_COLLECTIONS = "--IPKernelApp.exec_lines=__import__('gc').set_threshold(100_000)"
 MACHINE_TAG = "nbval-ignore-output"
 LEFT_OUT = "(depends on the machine: run the notebook)"
@@ -80,7 +80,7 @@ def render_notebook(path: Path, notebook: NotebookNode, names: Sequence[str]) ->
 
 
 def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
-    """Execute every notebook in place and redraw the README figure; returns the files written.
+    """Execute every notebook in place and redraw README's figures; returns the files written.
 
     Raises RuntimeError unless in replay mode: committed outputs come from committed records.
     """
@@ -90,21 +90,28 @@ def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
     written = gains.write()  # first: notebooks show them
     for path in paths:
         write_notebook(path, execute(path))
-    draw_readme_figure(README_FIGURE)
-    return [written, *paths, README_FIGURE]
+    return [written, *paths, *draw_readme_figures(FIGURES)]
 
 
-def draw_readme_figure(path: Path) -> None:
-    """The slowdown heat map of the published study, page size 16, as a PNG."""
+def draw_readme_figures(folder: Path) -> list[Path]:
+    """README's pictures of records, as PNG files in `folder`: what the cap of splits costs, and the
+    slowdown of fa3 with pages of 16."""
     import matplotlib
 
-    from ..studies import fa3_decode_regression as study
+    from ..studies import fa3_decode_regression, split_cap
 
     matplotlib.use("agg")
+    folder.mkdir(parents=True, exist_ok=True)
     frame = load_or_measure(STUDIES["fa3_decode_regression"])
-    wide = frame[frame.case.isin(study.WIDE)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    style.save(study.slowdown_heatmap(wide, study.REGRESSED, page_size=16), path)
+    wide = frame[frame.case.isin(fa3_decode_regression.WIDE)]
+    regressed = fa3_decode_regression.REGRESSED
+    return [
+        style.save(split_cap.cost_chart(split_cap.load_all("h100")), folder / "split_cap.png"),
+        style.save(
+            fa3_decode_regression.slowdown_heatmap(wide, regressed, page_size=16),
+            folder / "fa3_decode_slowdown.png",
+        ),
+    ]
 
 
 def write_notebook(path: Path, notebook: NotebookNode) -> None:

@@ -72,6 +72,18 @@ def test_chosen_tokens_that_do_not_fit_the_spec_are_refused(spec, chosen, words)
         MlaBatch.build(spec, LENS, TABLE, chosen)
 
 
+@pytest.mark.parametrize(
+    ("spec", "chosen", "words"),
+    [
+        (SPEC, CHOSEN, "q_len must be 1 where top_k is not 0, got 4 with 3"),
+        (MlaSpec(2, page_size=4), None, r"seq_lens must be at least q_len \(4\), got 3"),
+    ],
+)
+def test_several_queries_of_chosen_tokens_or_of_a_shorter_request_are_refused(spec, chosen, words):
+    with pytest.raises(ValueError, match=words):
+        MlaBatch.build(spec, LENS, TABLE, chosen, q_len=4)
+
+
 def test_a_dense_batch_has_no_slots_and_a_length_beyond_the_page_table_is_refused():
     with pytest.raises(ValueError, match="got None"):
         DENSE.slots()

@@ -15,7 +15,7 @@ from attnlib.core.schedule.caps import num_splits
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec
-from attnlib.engines import arms, capture, plans, points, sglang, sglang_hooks
+from attnlib.engines import arms, capture, plans, points, sglang, sglang_hooks, sglang_splits
 from attnlib.kinds.engine import serve
 
 if torch.cuda.is_available():
@@ -172,8 +172,9 @@ class Capped:
         attributes = self._attributes
         self.made.__init__ = lambda self, **own: vars(self).update({**attributes(), **own})
         monkeypatch.setattr(RELEASE, lambda _: release)
-        monkeypatch.setattr(sglang_hooks, "sm_count", lambda _: 132)
-        monkeypatch.setattr(sglang_hooks, "sglang_build", lambda: "sglang")
+        for module in (sglang_hooks, sglang_splits):
+            monkeypatch.setattr(module, "sm_count", lambda _: 132)
+            monkeypatch.setattr(module, "sglang_build", lambda: "sglang")
         parts = sglang_code.parts() | {FLASH: found}
         self.engine = sglang_code.installed(monkeypatch, parts)
         self.setenv = monkeypatch.setenv
@@ -469,7 +470,7 @@ def test_splits_stay_what_they_were_when_graphs_were_captured(capped):
 def test_one_launch_writes_words_for_the_cap_of_its_graph(loaded):
     backend = loaded(METADATA="one-launch").FlashAttentionBackend()
     lens, step = captured(backend)
-    setattr(step, sglang_hooks.SPLITS, 5)
+    setattr(step, sglang_splits.SPLITS, 5)
     replay(backend, lens.copy_(LENS))
     sizes = (3, 32, 8, 128, 1, sglang_code.CONTEXT, 132)
     facts = SchedulerFacts(*sizes, page_size=1, causal=True, num_splits=5).settled

@@ -41,6 +41,9 @@ SWA = replace(CACHED, spec=replace(CACHED.spec, window=40))
 LISTED = DecodeCase(AttnSpec(64, 8, 64, 16, **MIXED_HALF, window=9), 4, 9, "9+1+2+3")
 MORE += [LISTED, SWA, PlanCase(SWA), StepCase(SWA, 4), WIDE]
 MORE += [DecodeCase(AttnSpec(8, 2, 128, 1), 4, 100), MlaCase(MlaSpec(128), 1, 100)]
+SEVERAL = MlaCase(MlaSpec(16, page_size=1), 3, 60, "33+4+60", q_len=4, context=4096)
+MORE += [SEVERAL, replace(SEVERAL, lengths="ragged", seed=2), replace(CACHED, context=4096)]
+MORE += [extend_case(replace(CACHED, context=4096), "target_verify", "causal")]
 
 
 @pytest.mark.parametrize("case", [*EVERY, *MORE], ids=lambda case: type(case).__name__)
@@ -111,6 +114,10 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
         (MLA, "batch_size", 0, "an integer >= 1, got 0"),
         (MLA, "kv_len", True, "an integer >= 1, got True"),
         (MLA, "lengths", "long", "one of fixed, ragged, skewed, .*, got 'long'"),
+        (MLA, "q_len", 2, "1 where top_k is not 0, got 2 with 2048"),
+        (SEVERAL, "q_len", 61, "an integer in 1..60, got 61"),
+        (SEVERAL, "context", 59, r"0 or at least kv_len \(60\), got 59"),
+        (DECODE, "context", 98, r"0 or at least kv_len \(99\), got 98"),
         (EXTEND, "mode", "prefill", "one of prefill_paged, .*, got 'prefill'"),
         (EXTEND, "mask", "tree", "one of full for dllm_extend, got 'tree'"),
         (EXTEND, "q_len", 101, "an integer in 1..100, got 101"),

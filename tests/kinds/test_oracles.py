@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
 from support.workloads import MASKS, exact, extend_case, work_of
 
+from attnlib.core.mla import MlaBatch
 from attnlib.core.spec import MLA_TOKEN_BYTES, AttnSpec, MlaSpec
 from attnlib.kinds.check import worst_row_error
 from attnlib.kinds.decode.case import DecodeCase
@@ -109,6 +110,19 @@ def test_of_several_queries_it_is_masked_softmax_whatever_its_blocks(
 @pytest.mark.parametrize("top_k", [0, 1, 24, 200])
 def test_of_mla_it_is_masked_softmax_over_the_whole_cache(top_k, kv_format):
     assert_matches(latent(top_k, kv_format), masked_softmax)
+
+
+def test_of_mla_a_query_sees_its_own_token_and_all_before_it():
+    case = MlaCase(MlaSpec(4, page_size=16), 3, 90, "90+4+37", q_len=4)
+    work = work_of(case)
+    out = exact(work).view(3, 4, 4, 512)
+    q = work.q.view(3, 4, 4, 576)
+    for back in range(4):
+        # One query of its own, over requests that end with its token.
+        paged = work.batch.paged
+        earlier = MlaBatch.build(case.spec, paged.seq_lens_cpu - back, paged.page_table)
+        one = replace(work, batch=earlier, q=q[:, 3 - back].contiguous())
+        torch.testing.assert_close(out[:, 3 - back], exact(one), rtol=1e-12, atol=1e-12)
 
 
 def test_slots_that_nobody_attends_to_may_hold_anything():

@@ -125,9 +125,11 @@ def test_refresh_refuses_to_write_live_outputs(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_readme_figure_is_drawn_from_the_committed_records(tmp_path):
-    html.draw_readme_figure(tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes() == html.README_FIGURE.read_bytes()
+def test_readmes_figures_are_drawn_from_the_committed_records(tmp_path):
+    drawn = html.draw_readme_figures(tmp_path)
+    assert [path.name for path in drawn] == ["split_cap.png", "fa3_decode_slowdown.png"]
+    for path in drawn:
+        assert path.read_bytes() == (html.FIGURES / path.name).read_bytes()
 
 
 @pytest.mark.kernel

@@ -261,7 +261,10 @@ def test_kernels_of_metadata_are_searched_through_the_releases_of_their_own_libr
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"package": "vllm"}, "package must be one of flashinfer-python, sglang-kernel, got 'vllm'"),
+        (
+            {"package": "vllm"},
+            "package must be one of flashinfer-python, sglang-kernel, got 'vllm'",
+        ),
         ({"backend": "sdpa"}, "backend for flashinfer-python must be one of flashinfer-auto, "),
         ({"study": "nope"}, "STUDY must be one of "),
         ({"case": "nope"}, "case must be one of study 'demo', got 'nope'; near: "),
