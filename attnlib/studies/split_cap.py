@@ -238,7 +238,7 @@ STUDY = Study(
         *(grids_of(layout, cases, TWO_CAPS) for layout, cases in PAGES_64.items()),
         *(Grid(cases, MLA_RIVALS, rounds=3) for cases in PAGES_64.values()),
         *(
-            Grid(cases_over([each], rival_lengths()), (TRITON,), rounds=3)
+            Grid(cases_over([each], rival_lengths()), (TRITON,))  # one round: no verdict
             for each in (MLA, MLA_TP8)
         ),
         *(grids_of(layout, cases, TWO_CAPS) for layout, cases in PAGES_16.items()),

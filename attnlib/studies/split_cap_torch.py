@@ -20,7 +20,7 @@ STUDY = Study(
     name="split_cap_torch",
     question="Does the release of PyTorch change the time of a call?",
     grids=(
-        Grid(PAGES_16[GROUPED[2]], (UPSTREAM,), rounds=2 * ROUNDS),
+        Grid(PAGES_16[GROUPED[2]], (UPSTREAM,), rounds=2 * ROUNDS - 1),  # the last was cut off
         Grid(PAGES_64[MLA], (FLASHMLA,), rounds=2 * ROUNDS, headline=True),
     ),
     reference_machine="nvidia-h100-80gb-hbm3-96093870",
