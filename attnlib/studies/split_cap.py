@@ -355,10 +355,11 @@ def traffic_table(rows: pd.DataFrame, *, by_trace: bool = False) -> pd.DataFrame
     """What the default cap costs over traffic: a row per layout, or per layout and trace.
 
     `slowdown` is the time by the default cap over the time by `bounded`. `slower` and `faster`
-    count verdicts on the default.
+    count verdicts on the default. A GPU that did not measure a layout has no row of it.
     """
     lines = []
-    for layout in TRAFFIC_STEPS:
+    measured = {*rows.layout[rows.trace != ""]}
+    for layout in (each for each in TRAFFIC_STEPS if each.name in measured):
         judged = sides_of(rows, layout, "default")
         judged = judged[judged.trace != ""]
         groups = judged.groupby("trace", sort=False) if by_trace else [("all", judged)]
