@@ -371,8 +371,8 @@ def traffic_table(rows: pd.DataFrame, *, by_trace: bool = False) -> pd.DataFrame
 def named_table(rows: pd.DataFrame, layouts: Iterable[Layout]) -> pd.DataFrame:
     """Median us by each cap over the named batches, and the slowdown by the default; worst first.
 
-    `slowdown` is default / bounded with its 95 % interval. `splits` are those of the longest
-    request, by the model.
+    `slowdown` is default / bounded, the geometric mean over rounds, with its 95 % interval.
+    `splits` are those of the longest request, by the model.
     """
     lines = []
     for layout in layouts:
@@ -381,9 +381,10 @@ def named_table(rows: pd.DataFrame, layouts: Iterable[Layout]) -> pd.DataFrame:
                 continue
             mine = rows[(rows.case == row.case) & (rows.release == NOW)]
             times = mine.groupby("backend").run_us.median()
-            caps = {cap: times[capped(layout.backend, cap)] for cap in ALL_CAPS}
+            names = {cap: capped(layout.backend, cap) for cap in ALL_CAPS}
+            caps = {cap: times[name] for cap, name in names.items() if name in times}
             line = {"layout": layout.name, "batch": row.batch, **_rounded(caps)}
-            line |= {"slowdown": round(row.slowdown, 2), "95 % CI": _interval(row)}
+            line |= {"slowdown": round(row.ratio, 2), "95 % CI": _interval(row)}
             longest = int(np.argmax(lengths_of(row.case)[1]))
             for cap in TWO_CAPS:
                 line[f"splits, {cap}"] = int(splits_of(row.case, cap)[longest])
@@ -440,7 +441,7 @@ def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_chart(rows: pd.DataFrame) -> charts.Figure:
-    """Where splits are lost and what it costs: a dot per batch, traffic filled, named ones pale."""
+    """Where splits are lost and what it costs: a dot per batch, of traffic and said by hand."""
     layouts = list(TRAFFIC_STEPS)
     figure, axes = charts.panels(
         ["grouped queries", "latent attention (MLA)"],
