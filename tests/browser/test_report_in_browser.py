@@ -13,7 +13,7 @@ from attnlib.report import build as html
 
 pytestmark = pytest.mark.browser
 STEMS = [path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb"))]
-MOST_BYTES, MOST_WORDS = 2_500_000, 25_000
+MOST_BYTES, MOST_WORDS = 2_500_000, 27_000
 """Words that are shown: folded code is not."""
 OPEN_ALL = "document.querySelectorAll('details').forEach(each => each.open = true)"
 DEAD_LINKS = """[...document.querySelectorAll('a[href^="#"]')]
@@ -67,7 +67,7 @@ def test_every_link_has_its_end_no_id_stands_twice_and_a_finding_leads_to_its_no
     assert shown.locator(".leads img").count() == 3
     assert shown.locator(".leads p, ol.findings p").count() == len(STEMS)
     links.last.click()
-    top = shown.locator(f"[id='{STEMS[-1]}']").evaluate("e => e.getBoundingClientRect().top")
+    top = shown.locator(f"[id='{stems[1][-1]}']").evaluate("e => e.getBoundingClientRect().top")
     assert 0 <= top < 200
 
 

@@ -54,6 +54,13 @@ def test_a_larger_batch_lowers_sglangs_cap_not_upstreams_and_bytes_lower_the_bou
     assert (facts.split_cap, *(num_splits(facts, cap) for cap in CAPS[1:])) == caps
 
 
+@pytest.mark.parametrize("batch", [128, 132, 192, 264, 512, 992, 1024])
+def test_in_the_largest_batches_too_the_partial_outputs_keep_their_bytes(batch):
+    facts = replace(MLA, batch_size=batch)
+    assert facts.split_cap == 1
+    assert num_splits(facts, "bounded") * split_bytes(facts) <= PARTIAL_BYTES
+
+
 def test_the_default_is_left_to_the_library_and_a_number_is_that_number():
     assert num_splits(MLA, "default") == 0
     assert num_splits(MLA, "8") == 8

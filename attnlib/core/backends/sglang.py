@@ -79,7 +79,7 @@ class _SglangFlashAttn3(Backend[Batch, Cache]):
         """Why it cannot run here: also where its release has a cap of splits that was not read."""
         reason = super().unavailable(entry)
         modelled = entry.cap in (UPSTREAM, BOUNDED)
-        return reason or (library.unread_kernel() if modelled else "")
+        return reason or (library.unread_release() if modelled else "")
 
 
 class SglangDecode(_SglangFlashAttn3[DecodeBatch, PagedKV]):

@@ -272,8 +272,10 @@ def _heuristic_cap(facts: SchedulerFacts) -> int:
     block_m, block_n = facts.tile
     sms = facts.usable_sms
     requests = facts.batch_size if facts.build == "sglang" else 1
-    m_blocks = math.ceil(requests * facts.max_seqlen_q * facts.group_size / block_m)
-    tiles = facts.num_kv_heads * m_blocks
+    rows = facts.max_seqlen_q * facts.group_size
+    tiles = facts.num_kv_heads * math.ceil(requests * rows / block_m)
+    # The rule for KV beyond the L2 takes the query blocks of one request, whatever the build.
+    m_blocks = math.ceil(rows / block_m)
     if np.float32(tiles) >= np.float32(0.8) * np.float32(sms):
         masked = facts.is_causal or facts.is_local
         twice_over = facts.kv_head_bytes > L2_BYTES and m_blocks >= 2 * sms and not masked

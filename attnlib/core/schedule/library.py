@@ -93,7 +93,7 @@ def sglang_release() -> str:
         return "0"
 
 
-def unread_kernel() -> str:
+def unread_release() -> str:
     """Why the cap of splits of this sglang-kernel is not known here, or the empty string."""
     from packaging.version import Version
 
