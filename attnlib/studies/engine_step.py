@@ -43,7 +43,7 @@ SPLITS = "sglang-upstream-splits"
 FA2 = "sglang-fa2"
 FA3 = "sglang-fa3"
 PLANNED = "sglang-planned"
-TURNS = ((NOW, EAGER, FUSED, ONE_LAUNCH), (FA2, FA3, PLANNED))
+TURNS: tuple[tuple[str, ...], ...] = ((NOW, EAGER, FUSED, ONE_LAUNCH), (FA2, FA3, PLANNED))
 """Arms that took turns step by step in one process of the driver `steps`."""
 IN_TURNS = "in turns"
 """In `reported_backend` of the records of such steps."""

@@ -2,10 +2,16 @@
 
 import numpy as np
 import pandas as pd
+import pytest
 
+from attnlib.kinds.item import Item
+from attnlib.run import parquet, store
+from attnlib.studies import STUDIES
 from attnlib.studies import engine_step as engine
+from attnlib.studies.engine_now import RAGGED
 
 CASE = engine.SCHEDULE[0]
+RETIRED = [study for study in STUDIES.values() if study.retired]
 
 
 def steps(base, arm, turns):
@@ -46,3 +52,31 @@ def test_releases_are_kept_apart(monkeypatch):
     table = engine.savings(frame, ((engine.FA2, engine.FA3, (CASE,)),), "ahead")
     assert [*table.release] == [*releases] and [*table.saved_us] == [10.0, 20.0]
     assert engine.savings(frame, ((engine.FA2, engine.FA3, (CASE,)),)).empty, "no timer host"
+
+
+@pytest.mark.parametrize(
+    ("case", "arm", "together"),
+    [
+        (CASE, engine.EAGER, (engine.NOW, engine.EAGER, engine.FUSED, engine.ONE_LAUNCH)),
+        (CASE, engine.FA2, (engine.FA2, engine.FA3, engine.PLANNED)),
+        (RAGGED, engine.FA2, (engine.FA2, engine.PLANNED)),
+        (CASE, engine.LAYER, (engine.LAYER,)),
+        (engine.GROUPS, engine.NOW, (engine.NOW,)),
+    ],
+)
+def test_arms_of_one_process_are_those_of_one_backend_of_sglang(case, arm, together):
+    assert engine.side_by_side(case, arm) == together
+
+
+def test_a_record_of_an_engine_is_read_with_every_step(make_record):
+    record = make_record(item=Item(engine.NOW, "ahead", RAGGED))
+    assert parquet.records_of(parquet.read_table(parquet.encode([record]))) == [record]
+    (row,) = store.frame([record]).itertuples()
+    assert (row.case, row.steps_us, row.model) == (RAGGED, record.run_us, engine.LLAMA)
+
+
+@pytest.mark.parametrize("study", RETIRED, ids=lambda study: study.name)
+def test_published_records_of_engines_are_there(published_records, study):
+    rows = store.load(study.name, study.reference_machine)
+    assert {case.kind for case in rows.case} == {"engine"}
+    assert (rows[rows.status == "ok"].steps_us.map(len) > 0).all()
