@@ -43,7 +43,10 @@ SPLITS = "sglang-upstream-splits"
 FA2 = "sglang-fa2"
 FA3 = "sglang-fa3"
 PLANNED = "sglang-planned"
-TURNS: tuple[tuple[str, ...], ...] = ((NOW, EAGER, FUSED, ONE_LAUNCH), (FA2, FA3, PLANNED))
+TURNS: tuple[tuple[str, ...], ...] = (
+    (NOW, EAGER, FUSED, ONE_LAUNCH),
+    (FA2, FA3, PLANNED),
+)
 """Arms that took turns step by step in one process of the driver `steps`."""
 IN_TURNS = "in turns"
 """In `reported_backend` of the records of such steps."""
@@ -119,7 +122,8 @@ def rounds_of(rows: pd.DataFrame, case: EngineCase, arm: str, base: str) -> pd.D
     wide = rows.pivot(index="round", columns="backend", values="steps_us")
     wide = wide.reindex(columns=[arm, base]).dropna()
     lines = []
-    for arm_us, base_us in zip(wide[arm].map(np.array), wide[base].map(np.array), strict=True):
+    for of_arm, of_base in zip(wide[arm], wide[base], strict=True):
+        arm_us, base_us = np.array(of_arm), np.array(of_base)
         own_spread = np.nan
         if took_turns:
             saved = np.median(base_us - arm_us)
@@ -148,20 +152,23 @@ def side_by_side(case: EngineCase, arm: str) -> tuple[str, ...]:
 def _of_equal_contexts(sides: Sequence[np.ndarray], arms: Sequence[int]) -> list[np.ndarray]:
     """Of the steps of two processes those at the same lengths: requests grow by a token in a step
     of any of the `arms`, so many, that are side by side in a process."""
-    grown = [
-        (WARM_TURNS + np.arange(len(us))) * count for us, count in zip(sides, arms, strict=True)
-    ]
-    first, last = max(tokens[0] for tokens in grown), min(tokens[-1] for tokens in grown)
+    grown = []
+    for us, count in zip(sides, arms, strict=True):
+        grown.append((WARM_TURNS + np.arange(len(us))) * count)
+    first = max(tokens[0] for tokens in grown)
+    last = min(tokens[-1] for tokens in grown)
     if first > last:
         raise ValueError(f"two processes must have steps at equal contexts, got {sides}")
-    return [
-        us[(first <= tokens) & (tokens <= last)] for us, tokens in zip(sides, grown, strict=True)
-    ]
+    kept = []
+    for us, tokens in zip(sides, grown, strict=True):
+        kept.append(us[(first <= tokens) & (tokens <= last)])
+    return kept
 
 
 def _own_spread(steps_us: np.ndarray) -> float:
     """How far steps lie from the next step of the same arm: the median difference."""
-    return abs(float(np.median(steps_us[1::2] - steps_us[:-1:2])))
+    later, earlier = steps_us[1::2], steps_us[:-1:2]
+    return abs(float(np.median(later - earlier)))
 
 
 def launches_table(frame: pd.DataFrame) -> pd.DataFrame:
