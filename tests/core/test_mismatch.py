@@ -82,11 +82,11 @@ def test_on_a_gpu_each_mismatch_ends_as_on_record(name):
         pytest.skip(reason)
     if library.build() != "upstream" or sm_count(torch.device("cuda:0")) != SMS:
         pytest.skip(f"the record is of upstream's FlashAttention-3 on {SMS} multiprocessors")
-    paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
+    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
     # A process of its own: without the guard it may write out of bounds, and die.
     done = subprocess.run(
         [sys.executable, mismatches.__file__, name],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
         timeout=300,

@@ -35,7 +35,8 @@ def gone(pid, within=5.0):
     end = time.monotonic() + within
     while time.monotonic() < end:
         try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            said = Path(f"/proc/{pid}/stat").read_text()
+            if said.rpartition(")")[2].startswith(" Z"):  # a zombie
                 return True
         except FileNotFoundError:
             return True

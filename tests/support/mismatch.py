@@ -132,7 +132,8 @@ def predict(call: Call) -> tuple[int, bool]:
 
     With a cap of one there are no such buffers, and the metadata's splits are not read.
     """
-    splits = int(plan_splits(call.made_for, call.metadata_lens.cpu().numpy()).num_splits.max())
+    plan = plan_splits(call.made_for, call.metadata_lens.cpu().numpy())
+    splits = int(plan.num_splits.max())
     return splits, 1 < call.facts.split_cap < splits
 
 
@@ -170,7 +171,8 @@ def outcome(
             raise
         return "refused by the library"
     q_lens = torch.full_like(call.batch.seq_lens_cpu, call.facts.max_seqlen_q)
-    judge = Judge(attend_extend, call.q, call.kv, ExtendBatch.build(call.batch, q_lens))
+    queries = ExtendBatch.build(call.batch, q_lens)
+    judge = Judge(attend_extend, call.q, call.kv, queries)
     return "output right" if judge.check(out).passed else "wrong"
 
 
