@@ -134,14 +134,18 @@ def _study_named(name: str) -> "Study":
             print(f"left out: {left_out}", file=sys.stderr)
         return chosen
     if name not in STUDIES:
-        raise ValueError(f"STUDY must be one of {', '.join(STUDIES)}, got {name!r}")
+        raise ValueError(f"STUDY must be one of {', '.join(_measurable())}, got {name!r}")
     return STUDIES[name]
 
 
-def _known_studies() -> str:
+def _measurable() -> list[str]:
     from .studies import STUDIES
 
-    return f"studies: {', '.join(STUDIES)}"
+    return [name for name, study in STUDIES.items() if not study.retired]
+
+
+def _known_studies() -> str:
+    return f"studies: {', '.join(_measurable())}"
 
 
 def _overlays(texts: Sequence[str]) -> dict[str, Path]:

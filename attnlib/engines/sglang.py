@@ -63,10 +63,10 @@ def register() -> None:
 def use(**arms: str) -> None:
     """Run other arms from the next step on, in this process: `use(metadata="fused")`.
 
-    All arms of metadata leave the same words to a graph. Schedule and decode are captured in
-    graphs: `kinds.engine.serve.GraphSets` holds a set of graphs per arm. Raises ValueError for an
-    unknown arm, for two that exclude each other and for other splits than those of the start,
-    RuntimeError if its variable was not set when SGLang loaded its plugins.
+    All arms of metadata leave the same words to a graph. Schedule and decode hold for graphs that
+    are captured later. Raises ValueError for an unknown arm, for two that exclude each other and
+    for other splits than those of the start, RuntimeError if its variable was not set when SGLang
+    loaded its plugins.
     """
     for name, value in arms.items():
         require_word("an arm", name, ARMS)

@@ -20,7 +20,6 @@ from .extend.case import MODES, ExtendCase
 from .form import flat_fields
 from .item import Item
 from .metadata.case import MetadataCase
-from .mismatch.case import MismatchCase
 from .mla.case import MlaCase
 from .plan.case import PlanCase
 from .step.case import StepCase
@@ -28,8 +27,7 @@ from .step.case import StepCase
 if TYPE_CHECKING:
     from .base import Bench, Subject
 
-_Call = DecodeCase | MetadataCase | StepCase | MismatchCase | MlaCase | ExtendCase
-Case = _Call | PlanCase | EngineCase
+Case = DecodeCase | MetadataCase | StepCase | MlaCase | ExtendCase | PlanCase | EngineCase
 KINDS = {cls.kind: cls for cls in get_args(Case)}
 
 _LENGTHS = r"\d+(?:\+\d+)*"

@@ -76,25 +76,33 @@ class Study:
     """A question with the grids that answer it, and the machine its published records are of.
 
     `bisect_machine` is that of the published records of `bisect_<name>`, where there are any.
-    `command` measures it again where `attnlib measure NAME` does not.
+    `command` measures it again where `attnlib measure NAME` does not. `retired` says, of a study
+    that can only be read from its records, what to do in place of measuring it; it has no grids.
     """
 
     name: str
     question: str
-    grids: tuple[Grid, ...]
+    grids: tuple[Grid, ...] = ()
     reference_machine: str = ""
     bisect_machine: str = ""
     device: str = "cuda"
     ceilings: tuple[str, ...] = ("copy", "matmul")
     command: str = ""
+    retired: str = ""
 
     @cached_property
     def cases(self) -> tuple[Case, ...]:
         """Every case of the grids, once, in their order."""
         return tuple(dict.fromkeys(case for grid in self.grids for case in grid.cases))
 
+    def require_measurable(self) -> None:
+        """ValueError that says what to do instead if the study can only be read."""
+        if self.retired:
+            raise ValueError(f"study {self.name!r} cannot be measured any more: {self.retired}")
+
     def case_named(self, name: str) -> Case:
         """The case with this key or label; ValueError names the keys that are nearest."""
+        self.require_measurable()
         matches = [case for case in self.cases if name in (case.key, case.label)]
         if len(matches) != 1:
             keys = [case.key for case in self.cases]
@@ -104,6 +112,7 @@ class Study:
 
     def jobs(self, *, headline: bool, rounds: int | None = None) -> list[Job]:
         """Fresh processes in the order to run them: rounds outermost, odd rounds reversed."""
+        self.require_measurable()
         grids = [grid for grid in self.grids if grid.headline or not headline]
         if not grids:
             raise ValueError(f"study {self.name!r} must have a headline grid to be measured live")

@@ -1,5 +1,7 @@
 """The studies: what was measured, on which machine. `attnlib measure NAME` repeats one.
 
+Of a retired study only the records are left.
+
 A study is a file: its question, grids and published machine, and the tables and figures made of its
 records. `STUDIES` lists them by name.
 """

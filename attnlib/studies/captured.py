@@ -9,7 +9,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from ..core.spec import require_word
 from ..engines import capture
@@ -17,6 +16,7 @@ from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase
 from ..run.study import Grid, Study
 
+Case = DecodeCase | ExtendCase
 MODES = ("decode", "extend", "mixed")
 """Modes whose captured steps hold all that a case needs; a verification lacks the drafts."""
 DECODES = (
@@ -30,7 +30,7 @@ DECODES = (
 EXTENDS = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa3")
 
 
-def case_of(step: capture.Step) -> DecodeCase | ExtendCase:
+def case_of(step: capture.Step) -> Case:
     """The attention call of one layer in `step`: the captured lengths, drawn pages and values.
 
     Raises ValueError with the reason if it cannot be a case.
@@ -46,9 +46,9 @@ def case_of(step: capture.Step) -> DecodeCase | ExtendCase:
     return ExtendCase(cached, "prefill_paged", queries, q_lengths=step.q_lengths)
 
 
-def cases(steps: Iterable[capture.Step]) -> tuple[Counter[DecodeCase | ExtendCase], Counter[str]]:
+def cases(steps: Iterable[capture.Step]) -> tuple[Counter[Case], Counter[str]]:
     """How many steps each case stands for, and how many steps were left out for each reason."""
-    counts: Counter[DecodeCase | ExtendCase] = Counter()
+    counts: Counter[Case] = Counter()
     left_out: Counter[str] = Counter()
     for step in steps:
         try:
@@ -69,12 +69,27 @@ def study_of(path: Path) -> tuple[Study, str]:
         raise ValueError(f"{path} must hold a step that can be a case, got {omitted or 'none'}")
     decodes = tuple(case for case in counts if isinstance(case, DecodeCase))
     extends = tuple(case for case in counts if isinstance(case, ExtendCase))
-    how: dict[str, Any] = {"rounds": 4, "headline": True}
-    grids = (
-        Grid(decodes, DECODES, timers=("graph", "graph-cold"), again=DECODES[:1], **how),
-        Grid(extends, EXTENDS, timers=("profiler",), again=EXTENDS[:1], **how),
+    in_graphs = Grid(
+        decodes,
+        DECODES,
+        timers=("graph", "graph-cold"),
+        rounds=4,
+        headline=True,
+        again=DECODES[:1],
     )
-    name = "captured_" + re.sub(r"[^a-z0-9]+", "_", path.stem.lower()).strip("_")
-    question = f"Which backend is fastest on the steps of {path.name}?"
-    command = f"python -m attnlib measure {shlex.quote(str(path))}"
-    return Study(name, question, grids, command=command), omitted
+    eager = Grid(
+        extends,
+        EXTENDS,
+        timers=("profiler",),
+        rounds=4,
+        headline=True,
+        again=EXTENDS[:1],
+    )
+    words = re.sub(r"[^a-z0-9]+", "_", path.stem.lower())
+    study = Study(
+        name=f"captured_{words.strip('_')}",
+        question=f"Which backend is fastest on the steps of {path.name}?",
+        grids=(in_graphs, eager),
+        command=f"python -m attnlib measure {shlex.quote(str(path))}",
+    )
+    return study, omitted

@@ -11,9 +11,10 @@ whether the cache held a prefix.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from itertools import product, starmap
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -29,7 +30,7 @@ from ..run.study import Grid, Study
 
 Heads = tuple[int, int]
 Ints = tuple[int, ...]
-Sizes = tuple[Ints, Ints]
+Extends = tuple[ExtendCase, ...]
 LLAMA, TP8, QWEN = (32, 8), (8, 1), (16, 2)
 """Heads of Llama-3.1-8B, of Llama-3.1-70B on one GPU of eight, of Qwen3-32B on one of four."""
 MOST_FLOPS = 4e12
@@ -42,58 +43,82 @@ def _cached(heads: Heads, batch: int, kv_len: int, page_size: int = 1) -> Decode
     return DecodeCase(AttnSpec(*heads, 128, page_size), batch, kv_len)
 
 
-def _prefills(
-    heads: Heads, q_lens: Ints, batches: Ints, page_size: int = 1, mode: str = "prefill_paged"
-) -> tuple[ExtendCase, ...]:
-    """Prefill without and, where it is paged, also with 8,192 tokens before the queries."""
-    prefixes = (0, 8192) if mode == "prefill_paged" else (0,)
-    cases = (
-        ExtendCase(_cached(heads, batch, q_len + prefix, page_size), mode, q_len)
-        for q_len, prefix, batch in product(q_lens, prefixes, batches)
-    )
+def _paged(heads: Heads, q_lens: Ints, batches: Ints, page_size: int = 1) -> Extends:
+    """Paged prefill, first without and then with 8,192 tokens before the queries."""
+    cases = []
+    for q_len, prefix, batch in product(q_lens, (0, 8192), batches):
+        cached = _cached(heads, batch, q_len + prefix, page_size)
+        cases.append(ExtendCase(cached, "prefill_paged", q_len))
+    return _not_too_long(cases)
+
+
+def _ragged(heads: Heads, q_lens: Ints, batches: Ints) -> Extends:
+    """Ragged prefill, which has no cache."""
+    cases = []
+    for q_len, batch in product(q_lens, batches):
+        cases.append(ExtendCase(_cached(heads, batch, q_len), "prefill_ragged", q_len))
+    return _not_too_long(cases)
+
+
+def _not_too_long(cases: Iterable[ExtendCase]) -> Extends:
     return tuple(case for case in cases if case.cost.flops <= MOST_FLOPS)
 
 
-_ragged = partial(_prefills, mode="prefill_ragged")
-
-
 def _few(
-    mode: str, heads: Heads, q_len: int, sizes: Sizes, *, page_size: int = 1, mask: str = ""
-) -> tuple[ExtendCase, ...]:
-    """A few queries per request over `sizes`: batches x kv_lens."""
-    return tuple(
-        ExtendCase(_cached(heads, batch, kv_len, page_size), mode, q_len, mask)
-        for batch, kv_len in product(*sizes)
-        if batch * kv_len * heads[1] <= MOST_KV_VECTORS
-    )
+    mode: str,
+    heads: Heads,
+    q_len: int,
+    batches: Ints,
+    kv_lens: Ints,
+    mask: str = "",
+    page_size: int = 1,
+) -> Extends:
+    """A few queries per request, where K and V fit into memory."""
+    cases = []
+    for batch, kv_len in product(batches, kv_lens):
+        if batch * kv_len * heads[1] <= MOST_KV_VECTORS:
+            cached = _cached(heads, batch, kv_len, page_size)
+            cases.append(ExtendCase(cached, mode, q_len, mask))
+    return tuple(cases)
 
 
-BATCHES, CONTEXTS = (1, 32, 128), (1024, 8192, 32768)
-USUAL = (BATCHES, (8192,))
+_verify = partial(_few, "target_verify", mask="causal")
+_draft = partial(_few, "draft_extend", q_len=5)
+_block = partial(_few, "dllm_extend", q_len=32)
 
-PREFILLS = _prefills(LLAMA, (128, 512, 2048, 8192), (1, 8))
+BATCHES = (1, 32, 128)
+FEWER = (1, 32)
+CONTEXTS = (1024, 8192, 32768)
+USUAL = (8192,)
+
+PREFILLS = _paged(LLAMA, q_lens=(128, 512, 2048, 8192), batches=(1, 8))
 OTHER_PREFILLS = (
-    *_prefills(TP8, (128, 2048, 8192), (1, 8)),
-    *_prefills(QWEN, (512, 2048), (1,)),
-    *_prefills(LLAMA, (128, 2048), (1,), 16),
+    *_paged(TP8, q_lens=(128, 2048, 8192), batches=(1, 8)),
+    *_paged(QWEN, q_lens=(512, 2048), batches=(1,)),
+    *_paged(LLAMA, q_lens=(128, 2048), batches=(1,), page_size=16),
 )
-RAGGED = _ragged(LLAMA, (512, 2048, 8192), (1, 8))
-OTHER_RAGGED = (*_ragged(TP8, (512, 8192), (1, 8)), *_ragged(QWEN, (2048,), (1,)))
+RAGGED = _ragged(LLAMA, q_lens=(512, 2048, 8192), batches=(1, 8))
+OTHER_RAGGED = (
+    *_ragged(TP8, q_lens=(512, 8192), batches=(1, 8)),
+    *_ragged(QWEN, q_lens=(2048,), batches=(1,)),
+)
 VERIFIES = (
-    *_few("target_verify", LLAMA, 4, (BATCHES, CONTEXTS), mask="causal"),
-    *_few("target_verify", LLAMA, 8, USUAL, mask="causal"),
+    *_verify(LLAMA, 4, BATCHES, CONTEXTS),
+    *_verify(LLAMA, 8, BATCHES, USUAL),
 )
 OTHER_VERIFIES = (
-    *_few("target_verify", TP8, 4, (BATCHES, CONTEXTS), mask="causal"),
-    *_few("target_verify", QWEN, 4, ((1, 32), (8192,)), mask="causal"),
-    *_few("target_verify", LLAMA, 4, ((1, 32), (8192,)), mask="causal", page_size=16),
+    *_verify(TP8, 4, BATCHES, CONTEXTS),
+    *_verify(QWEN, 4, FEWER, USUAL),
+    *_verify(LLAMA, 4, FEWER, USUAL, page_size=16),
 )
-MASKED = _few("target_verify", LLAMA, 8, USUAL, mask="chain")
-DRAFTS = _few("draft_extend", LLAMA, 5, (BATCHES, (1024, 8192)))
-OTHER_DRAFTS = _few("draft_extend", TP8, 5, USUAL)
-BLOCKS = _few("dllm_extend", LLAMA, 32, ((1, 8, 32), (1024, 8192)))
-OTHER_BLOCKS = _few("dllm_extend", TP8, 32, ((1, 32), (8192,)))
-DECODES = tuple(_cached(heads, batch, 8192) for heads, batch in product((LLAMA, TP8), BATCHES))
+LIVE_VERIFIES = _verify(LLAMA, 4, (32,), CONTEXTS)
+"""Of `VERIFIES`, what live notebooks measure."""
+MASKED = _few("target_verify", LLAMA, 8, BATCHES, USUAL, mask="chain")
+DRAFTS = _draft(LLAMA, batches=BATCHES, kv_lens=(1024, 8192))
+OTHER_DRAFTS = _draft(TP8, batches=BATCHES, kv_lens=USUAL)
+BLOCKS = _block(LLAMA, batches=(1, 8, 32), kv_lens=(1024, 8192))
+OTHER_BLOCKS = _block(TP8, batches=FEWER, kv_lens=USUAL)
+DECODES = tuple(_cached(heads, batch, 8192) for heads in (LLAMA, TP8) for batch in BATCHES)
 
 EAGER_PREFILLS = (*PREFILLS, *RAGGED)
 IN_GRAPHS = (*VERIFIES, *DRAFTS, *BLOCKS)
@@ -101,16 +126,23 @@ PROMISES = (*VERIFIES, *OTHER_VERIFIES, *BLOCKS)
 """Calls with equally many queries per request: `uniform_q_len` of FlashInfer 0.7.2.post1."""
 
 
+def _every(step: int, cases: Extends) -> Extends:
+    """A sample of the cases, to be measured twice (A/A)."""
+    return cases[::step]
+
+
 def _mixed(requests: int, tokens: int) -> tuple[ExtendCase, tuple[DecodeCase, ExtendCase]]:
     """A batch of decoding requests and, last, a chunk of a prompt; and both of them apart."""
-    decodes, alone = (_cached(LLAMA, batch, 8192, 16) for batch in (requests, 1))
-    lengths, queries = ["8192"] * (requests + 1), ["1"] * requests + [str(tokens)]
-    batch = replace(decodes, batch_size=requests + 1, lengths="+".join(lengths))
-    one = ExtendCase(batch, "prefill_paged", tokens, q_lengths="+".join(queries))
+    decodes = _cached(LLAMA, requests, 8192, page_size=16)
+    alone = _cached(LLAMA, 1, 8192, page_size=16)
+    lengths = "+".join(["8192"] * (requests + 1))
+    queries = "+".join(["1"] * requests + [str(tokens)])
+    batch = replace(decodes, batch_size=requests + 1, lengths=lengths)
+    one = ExtendCase(batch, "prefill_paged", tokens, q_lengths=queries)
     return one, (decodes, ExtendCase(alone, "prefill_paged", tokens))
 
 
-MIXED = dict(starmap(_mixed, product((4, 8, 16, 32), (128, 512, 2048))))
+MIXED = dict(_mixed(requests, tokens) for requests in (4, 8, 16, 32) for tokens in (128, 512, 2048))
 """Mixed batches, whose contexts are all equal -> the decode and the chunk apart."""
 DECODING = tuple(dict.fromkeys(decodes for decodes, _ in MIXED.values()))
 CHUNKS = tuple(dict.fromkeys(chunk for _, chunk in MIXED.values()))
@@ -130,6 +162,8 @@ IN_TWO = {
 BESIDE = tuple(dict.fromkeys(decode for decode, _ in IN_TWO.values()))
 GRAPH, EAGER = "graph", "profiler"
 """Timers of the two ways to call."""
+_graph = partial(Grid, timers=(GRAPH,), rounds=4)
+_eager = partial(Grid, timers=(EAGER,), rounds=4)
 PINNED, NOW = "0.6.4", ""
 """FlashInfer two weeks after SGLang pinned fa2, with `auto` repaired; and what is installed, in the
 published records 0.7.2.post1, which vLLM 0.33.0 pins (SGLang 0.5.23: 0.7.2)."""
@@ -139,22 +173,22 @@ STUDY = Study(
     name="engine_modes",
     question="In which modes and shapes is fa2 the right pin, and what does it cost elsewhere?",
     grids=(
-        Grid(EAGER_PREFILLS, BOTH, RELEASES, (EAGER,), rounds=4),
-        Grid(EAGER_PREFILLS, BY_LIBRARY, timers=(EAGER,), rounds=4),
-        Grid((*OTHER_PREFILLS, *OTHER_RAGGED), BOTH, timers=(EAGER,), rounds=4),
-        Grid(IN_GRAPHS, BOTH, RELEASES, rounds=4),
-        Grid(IN_GRAPHS, BY_LIBRARY, rounds=4),
-        Grid((*OTHER_VERIFIES, *OTHER_DRAFTS, *OTHER_BLOCKS), BOTH, rounds=4),
-        Grid(MASKED, PIN_FA2, rounds=4),
-        Grid(DECODES, DECODE, RELEASES, rounds=4, again=DECODE[:1]),
-        Grid(EAGER_PREFILLS[::4], (), RELEASES, (EAGER,), rounds=4, again=PIN_FA2),
-        Grid(IN_GRAPHS[::5], (), RELEASES, rounds=4, again=PIN_FA2),
-        Grid(PROMISES, (*PIN_FA2, *PROMISED, *BY_LIBRARY), rounds=4),
-        Grid(PROMISES[::3], (), rounds=4, again=PROMISED),
-        Grid(tuple(MIXED), tuple(IN_TWO), timers=(EAGER,), rounds=4, again=PIN_FA2),
-        Grid(CHUNKS, (*BOTH, *BY_LIBRARY), timers=(EAGER,), rounds=4, again=PIN_FA2),
-        Grid(DECODING, BESIDE, timers=(EAGER,), rounds=4, again=BESIDE),
-        Grid(VERIFIES[3:6], BOTH, rounds=3, headline=True),
+        _eager(EAGER_PREFILLS, BOTH, releases=RELEASES),
+        _eager(EAGER_PREFILLS, BY_LIBRARY),
+        _eager((*OTHER_PREFILLS, *OTHER_RAGGED), BOTH),
+        _graph(IN_GRAPHS, BOTH, releases=RELEASES),
+        _graph(IN_GRAPHS, BY_LIBRARY),
+        _graph((*OTHER_VERIFIES, *OTHER_DRAFTS, *OTHER_BLOCKS), BOTH),
+        _graph(MASKED, PIN_FA2),
+        _graph(DECODES, DECODE, releases=RELEASES, again=DECODE[:1]),
+        _eager(_every(4, EAGER_PREFILLS), (), releases=RELEASES, again=PIN_FA2),
+        _graph(_every(5, IN_GRAPHS), (), releases=RELEASES, again=PIN_FA2),
+        _graph(PROMISES, (*PIN_FA2, *PROMISED, *BY_LIBRARY)),
+        _graph(_every(3, PROMISES), (), again=PROMISED),
+        _eager(tuple(MIXED), tuple(IN_TWO), again=PIN_FA2),
+        _eager(CHUNKS, (*BOTH, *BY_LIBRARY), again=PIN_FA2),
+        _eager(DECODING, BESIDE, again=BESIDE),
+        Grid(LIVE_VERIFIES, BOTH, rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-e0997f6a",
 )
@@ -181,14 +215,20 @@ def mode_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Records of what is installed, with `group`, by each mode's usual timer; no custom mask."""
     frame = frame[(frame.release == NOW) & frame.backend.isin(NAMES)]
     frame = frame[~frame["mask"].isin(CUSTOM_MASKS)]
-    rows = pd.concat([decode_rows(frame, timer=name) for name in (GRAPH, EAGER)])
-    usual = {"mode": "decode", "mask": "causal", "q_len": 1}  # decode cases have no such fields
-    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *usual])))
+    rows = pd.concat([decode_rows(frame, timer=GRAPH), decode_rows(frame, timer=EAGER)])
+    # Decode cases have no such fields.
+    usual = {"mode": "decode", "mask": "causal", "q_len": 1}
+    rows = rows.reindex(columns=rows.columns.union([*usual], sort=False))
     rows = rows.astype(dict.fromkeys(usual, object)).fillna(usual)
     prefixed = (rows["mode"] == "prefill_paged") & (rows.q_len < rows.kv_len)
-    group = pd.Categorical(rows["mode"].mask(prefixed, PREFIX), GROUPS, ordered=True)
-    rows = rows.assign(backend=rows.backend.map(NAMES), group=group).astype({"q_len": int})
-    return rows[rows.timer == np.where(rows.group.isin(MANY), EAGER, GRAPH)]
+    group = rows["mode"].mask(prefixed, PREFIX)
+    rows = rows.assign(
+        backend=rows.backend.map(NAMES),
+        group=pd.Categorical(group, GROUPS, ordered=True),
+        q_len=rows.q_len.astype(int),
+    )
+    usual_timer = np.where(rows.group.isin(MANY), EAGER, GRAPH)
+    return rows[rows.timer == usual_timer]
 
 
 def over(rows: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
@@ -203,7 +243,8 @@ def library(frame: pd.DataFrame) -> pd.DataFrame:
     rows = mode_rows(frame)
     both = rows[rows.backend.isin((FA2, FA3))]
     us = both.pivot_table("run_us", "case", "backend", "median", sort=False).dropna()
-    better = both[both.case.map(us.idxmin(axis=1)) == both.backend].assign(backend=BETTER)
+    faster = both.case.map(us.idxmin(axis=1))
+    better = both[both.backend == faster].assign(backend=BETTER)
     table = over(pd.concat([rows, better]), LIBRARY, BETTER)
     return tally(table.astype({"group": str}), "group")
 
@@ -215,11 +256,18 @@ def promised(frame: pd.DataFrame) -> pd.DataFrame:
     the most that one request could have, all rows but one for each other; a promised one does not.
     """
     table = frames.over(decode_rows(frame), PROMISED[0], PIN_FA2[0])
-    longest = {"tile": table.batch_size * (table.q_len - 1) + 1, "tile promised": table.q_len}
-    for name, q_lens in longest.items():
-        calls = [(int(n), case.spec) for n, case in zip(q_lens, table.case, strict=True)]
-        table[name] = [tile_rows(n * spec.group_size, spec.head_dim) for n, spec in calls]
+    longest = table.batch_size * (table.q_len - 1) + 1
+    table["tile"] = _tiles(longest, table.case)
+    table["tile promised"] = _tiles(table.q_len, table.case)
     return table
+
+
+def _tiles(q_lens: pd.Series, cases: pd.Series) -> list[int]:
+    """Rows of the tile for so many queries of a request."""
+    tiles = []
+    for q_len, case in zip(q_lens, cases, strict=True):
+        tiles.append(tile_rows(int(q_len) * case.spec.group_size, case.spec.head_dim))
+    return tiles
 
 
 def one_or_two(frame: pd.DataFrame) -> pd.DataFrame:
@@ -229,12 +277,15 @@ def one_or_two(frame: pd.DataFrame) -> pd.DataFrame:
     """
     rows = decode_rows(frame, timer=EAGER)
     us = rows.set_index(["case", "round", "backend"]).run_us
+    mixed = rows[rows.case.isin(list(MIXED))]
     tables = []
-    for kernel, one in rows[rows.case.isin(list(MIXED))].groupby("backend"):
+    for kernel, one in mixed.groupby("backend"):
+        decoder, chunker = IN_TWO[str(kernel)]
         summed = []
         for case, number in zip(one.case, one["round"], strict=True):
-            parts = zip(MIXED[case], IN_TWO[str(kernel)], strict=True)
-            summed.append(sum(us.get((part, number, name), np.nan) for part, name in parts))
+            decodes, chunk = MIXED[case]
+            decode_us = us.get((decodes, number, decoder), np.nan)
+            summed.append(decode_us + us.get((chunk, number, chunker), np.nan))
         two = one.assign(backend="two calls", run_us=summed).dropna(subset="run_us")
         table = frames.over(pd.concat([one, two]), str(kernel), "two calls")
         tables.append(table.assign(kernel=kernel))
@@ -245,14 +296,15 @@ def ratio_chart(frame: pd.DataFrame) -> charts.Figure:
     """fa2 / fa3 of every shape, a row per mode; right of 1 fa3 is faster. Bars: 95 % intervals."""
     table = over(mode_rows(frame), FA2, FA3)
     groups = [group for group in GROUPS if group in set(table.group)]
-    aside = [charts.spread(part.index, 0.7) for _, part in table.groupby("group", observed=True)]
-    table["place"] = table.group.astype(object).map(groups.index) + np.concatenate(aside)
+    by_group = table.groupby("group", observed=True)
+    aside = np.concatenate([charts.spread(part.index, 0.7) for _, part in by_group])
+    table["place"] = table.group.astype(object).map(groups.index) + aside
     size = (8.5, 1.3 + 0.6 * len(groups))
     figure, (axis,) = charts.panels(["Which FlashInfer kernel is faster, by mode"], size, frame)
     looks = style.looks(sorted(set(table.heads)))
     charts.dots(axis, table, "ratio", "place", by="heads", looks=looks, interval="x")
-    how = ["eager" if group in MANY else "in a graph" for group in groups]
-    charts.categories(axis, "y", (f"{g}\n({h})" for g, h in zip(groups, how, strict=True)))
+    names = [f"{group}\n({'eager' if group in MANY else 'in a graph'})" for group in groups]
+    charts.categories(axis, "y", names)
     axis.axvline(1, **style.RULE)
     axis.set_xlabel("run time of fa2 / run time of fa3   (right of 1: fa3 is faster)")
     style.log_axes(axis, "x")

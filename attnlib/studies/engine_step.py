@@ -14,34 +14,55 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from ..kinds.engine.case import IN_TURNS, SIDE_BY_SIDE, WARM_TURNS, EngineCase
+from ..kinds.engine.case import EngineCase
 from ..measure.stats import judge_savings
 from ..run.frame import good_rows, launches, release_order
 from ..run.store import require_comparable
-from ..run.study import Grid, Study
+from ..run.study import Study
 
 LLAMA, QWEN = "llama-3.1-8b", "qwen3-32b-tp4"
-SCHEDULE = tuple(EngineCase(QWEN, batch, 1024) for batch in (1, 16))
+SCHEDULE = (EngineCase(QWEN, 1, 1024), EngineCase(QWEN, 16, 1024))
 """All layers of Qwen3-32B, with the shapes that one GPU of four has."""
-UNEVEN = "12000+900+40+3000+17+7000+2000+600"
-GROUPS = EngineCase("qwen3-0.6b", 8, 12_000, 128, "offline", tp=2, lengths=UNEVEN, dp=2)
+GROUPS = EngineCase(
+    "qwen3-0.6b",
+    batch_size=8,
+    kv_len=12_000,
+    output_len=128,
+    driver="offline",
+    tp=2,
+    lengths="12000+900+40+3000+17+7000+2000+600",
+    dp=2,
+)
 """Each of two GPUs attends for requests of its own (DP attention); one request is long."""
-NOW, EAGER, FUSED = "sglang", "sglang-eager", "sglang-fused"
-ONE_LAUNCH, LAYER, GUARDED = "sglang-one-launch", "sglang-layer", "sglang-guarded"
+NOW = "sglang"
+EAGER = "sglang-eager"
+FUSED = "sglang-fused"
+ONE_LAUNCH = "sglang-one-launch"
+LAYER = "sglang-layer"
 SPLITS = "sglang-upstream-splits"
-FA2, FA3, PLANNED = "sglang-fa2", "sglang-fa3", "sglang-planned"
-HOST = ("host",)
+FA2 = "sglang-fa2"
+FA3 = "sglang-fa3"
+PLANNED = "sglang-planned"
+TURNS: tuple[tuple[str, ...], ...] = (
+    (NOW, EAGER, FUSED, ONE_LAUNCH),
+    (FA2, FA3, PLANNED),
+)
+"""Arms that took turns step by step in one process of the driver `steps`."""
+IN_TURNS = "in turns"
+"""In `reported_backend` of the records of such steps."""
+WARM_TURNS = 4
+"""Steps of each arm before those on record; every step of any arm added a token."""
+RETIRED = (
+    "its driver inside SGLang is gone. Its published records load with attnlib.load; "
+    "`python -m attnlib diagnose TRACE` reads the steps of your own server"
+)
+"""What to do in place of measuring a study of whole engines."""
 
 STUDY = Study(
     name="engine_step",
     question="What is a faster kernel or schedule worth to a user of SGLang, per decode step?",
-    # In the order of the engines' processes, so that each starts once per round.
-    grids=(
-        Grid(SCHEDULE[:1], (*SIDE_BY_SIDE["fa3"], LAYER), timers=("profiler",), headline=True),
-        *(Grid((GROUPS,), (arm,), timers=HOST) for arm in (NOW, LAYER, GUARDED)),
-    ),
     reference_machine="nvidia-h200-677adb93",
-    ceilings=(),
+    retired=RETIRED,
 )
 Compared = Sequence[tuple[str, str, tuple[EngineCase, ...]]]
 """Arm, base and cases of each comparison."""
@@ -96,43 +117,58 @@ def rounds_of(rows: pd.DataFrame, case: EngineCase, arm: str, base: str) -> pd.D
     """
     rows = rows[rows.backend.isin((arm, base))]
     require_comparable(rows)
-    took_turns = rows.reported_backend.str.contains(IN_TURNS).all() and base in case.in_turns(arm)
-    side_by_side = [len(case.in_turns(name)) for name in (arm, base)]
+    took_turns = rows.reported_backend.str.contains(IN_TURNS).all()
+    took_turns = took_turns and base in side_by_side(case, arm)
     wide = rows.pivot(index="round", columns="backend", values="steps_us")
     wide = wide.reindex(columns=[arm, base]).dropna()
     lines = []
-    for arm_us, base_us in zip(wide[arm].map(np.array), wide[base].map(np.array), strict=True):
+    for of_arm, of_base in zip(wide[arm], wide[base], strict=True):
+        arm_us, base_us = np.array(of_arm), np.array(of_base)
         own_spread = np.nan
         if took_turns:
             saved = np.median(base_us - arm_us)
             own_spread = max(_own_spread(arm_us), _own_spread(base_us))
         else:
-            arm_us, base_us = _of_equal_contexts((arm_us, base_us), side_by_side)
+            arms = [len(side_by_side(case, name)) for name in (arm, base)]
+            arm_us, base_us = _of_equal_contexts((arm_us, base_us), arms)
             saved = np.median(base_us) - np.median(arm_us)
         lines.append((np.median(base_us), saved, own_spread))
     return pd.DataFrame(lines, columns=["step_us", "saved_us", "own_spread_us"], dtype=float)
 
 
-def _of_equal_contexts(
-    sides: Sequence[np.ndarray], side_by_side: Sequence[int]
-) -> list[np.ndarray]:
+def side_by_side(case: EngineCase, arm: str) -> tuple[str, ...]:
+    """The arms that one process measured together with `arm`, itself included."""
+    if case.driver == "offline":
+        return (arm,)
+    for arms in TURNS:
+        if case.lengths != "fixed":
+            # FlashInfer's fa3 was left out there: its steps took up to 0.2 s.
+            arms = tuple(name for name in arms if name != FA3)
+        if arm in arms:
+            return arms
+    return (arm,)
+
+
+def _of_equal_contexts(sides: Sequence[np.ndarray], arms: Sequence[int]) -> list[np.ndarray]:
     """Of the steps of two processes those at the same lengths: requests grow by a token in a step
-    of any of the arms that are side by side in a process."""
-    grown = [
-        (WARM_TURNS + np.arange(len(us))) * arms
-        for us, arms in zip(sides, side_by_side, strict=True)
-    ]
-    first, last = max(tokens[0] for tokens in grown), min(tokens[-1] for tokens in grown)
+    of any of the `arms`, so many, that are side by side in a process."""
+    grown = []
+    for us, count in zip(sides, arms, strict=True):
+        grown.append((WARM_TURNS + np.arange(len(us))) * count)
+    first = max(tokens[0] for tokens in grown)
+    last = min(tokens[-1] for tokens in grown)
     if first > last:
         raise ValueError(f"two processes must have steps at equal contexts, got {sides}")
-    return [
-        us[(first <= tokens) & (tokens <= last)] for us, tokens in zip(sides, grown, strict=True)
-    ]
+    kept = []
+    for us, tokens in zip(sides, grown, strict=True):
+        kept.append(us[(first <= tokens) & (tokens <= last)])
+    return kept
 
 
 def _own_spread(steps_us: np.ndarray) -> float:
     """How far steps lie from the next step of the same arm: the median difference."""
-    return abs(float(np.median(steps_us[1::2] - steps_us[:-1:2])))
+    later, earlier = steps_us[1::2], steps_us[:-1:2]
+    return abs(float(np.median(later - earlier)))
 
 
 def launches_table(frame: pd.DataFrame) -> pd.DataFrame:

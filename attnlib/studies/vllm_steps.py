@@ -41,14 +41,15 @@ def step_ratios(layers: int) -> pd.DataFrame:
     """
     steps = results("time")
     steps = steps[(steps.layers == layers) & (steps.step_us > 0)]
-    rows, pairs = [], []
+    rows = []
+    pairs = []
     for batch, part in steps.groupby("batch", sort=False):
         rounds = part.pivot_table("step_us", "round", "arm", aggfunc="median")
         for arm, base in COMPARED:
             if {arm, base} <= {*rounds}:
                 both = rounds[[arm, base]].dropna()
-                rows.append(
-                    {"batch": batch, "arm": arm, "base": base, "base_us": both[base].median()}
-                )
+                base_us = both[base].median()
+                rows.append({"batch": batch, "arm": arm, "base": base, "base_us": base_us})
                 pairs.append((both[arm], both[base]))
-    return pd.DataFrame(rows).join(pd.DataFrame(judge_ratios(pairs)).drop(columns="margin"))
+    judged = pd.DataFrame(judge_ratios(pairs)).drop(columns="margin")
+    return pd.DataFrame(rows).join(judged)

@@ -16,7 +16,6 @@ from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec
 from attnlib.engines import arms, capture, plans, points, sglang, sglang_hooks, sglang_splits
-from attnlib.kinds.engine import serve
 
 if torch.cuda.is_available():
     pytest.skip("the stand-ins are for machines without a GPU", allow_module_level=True)
@@ -511,68 +510,32 @@ def test_a_sliding_window_is_mapped_by_the_pools_int64_map(engine):
             assert window[row, :length].tolist() == wanted
 
 
-class Graphs:
-    """SGLang's graphs of one batch size: made ready, and the backend's part of a capture."""
-
-    def __init__(self, model):
-        backend = model.attn_backend
-        if hasattr(backend, "_sched_meta_buf"):
-            backend.init_cuda_graph_state(4, sglang_code.MAX_BS)
-        self.lens, self.step = captured(backend)
-
-
-def test_schedules_have_graphs_side_by_side_which_alternate_with_all_metadata(loaded):
+def test_a_schedule_holds_for_graphs_that_are_captured_later(loaded):
     backend = loaded(METADATA="sglang", SCHEDULE="once").FlashAttentionBackend()
-    model = SimpleNamespace(attn_backend=backend)
-    model.graph_runner = own = Graphs(model)
-    sets = serve.GraphSets(model)
-    for _ in range(2):
-        for words in ({"schedule": "layer"}, {"metadata": "fused"}, {"metadata": "one-launch"}):
-            sets.use(**{"metadata": "sglang", "schedule": "once"} | words)
-            layer = "schedule" in words
-            graphs = model.graph_runner
-            assert (graphs is own) is not layer
-            assert (graphs.step.scheduler_metadata is None) is layer
-            graphs.lens.copy_(LENS)
-            before = backend.schedules
-            replay(backend, graphs.lens)
-            assert live(backend, LENS)[0] == LENS.tolist()
-            assert backend.decode_cuda_graph_metadata[3] is graphs.step
-            assert backend.schedules - before == (words == {"metadata": "fused"})
-    assert len(sets._sets) == 2, "captured once each"
+    _, step = captured(backend)
+    assert step.scheduler_metadata is not None
+    sglang.use(schedule="layer")
+    lens, step = captured(backend)
+    assert step.scheduler_metadata is None
+    before = backend.schedules
+    lens.copy_(LENS)
+    replay(backend, lens)
+    assert live(backend, LENS)[0] == LENS.tolist() and backend.schedules == before
 
 
-def test_decode_kernels_have_graphs_side_by_side_each_with_wrappers_of_its_own(loaded):
-    engine = loaded(DECODE="fa2")
-    runner = engine.ModelRunner()
-    runner.attn_backend = backend = engine.FlashInferAttnBackend(runner)
-    runner.graph_runner = Graphs(runner)
-    sets, seen = serve.GraphSets(runner), {}
-    for arm in (*arms.ARMS["decode"] * 2, "fa3", "fa2"):
-        sets.use(decode=arm)
-        (wrapper,) = backend.decode_cuda_graph_metadata[3]
-        assert seen.setdefault(arm, wrapper) is wrapper, "as it was captured"
-        plans = wrapper.plans
-        replay(backend, LENS)
-        assert wrapper.plans - plans == (arm != "planned"), "ours plans itself"
-        assert hasattr(wrapper, "attnlib") == (arm == "planned")
-        assert [wrapper._backend, backend.decode_wrappers[0]._backend] == [
-            "fa3" if arm == "fa3" else "fa2"
-        ] * 2
-    assert len(set(map(id, seen.values()))) == 3 and len(sets._sets) == 3
-    assert arms.STATE.calls["decode=planned"] == 3, "at capture and in two steps"
-    assert arms.STATE.calls["decode=fa3"] == 1
-
-
-def test_graphs_of_other_kernels_are_refused_where_the_wrappers_were_made_for_fa3(loaded):
-    engine = loaded(DECODE="fa3")
-    runner = engine.ModelRunner()
-    runner.attn_backend = engine.FlashInferAttnBackend(runner)
-    runner.graph_runner = Graphs(runner)
-    sets = serve.GraphSets(runner)
-    sets.use(decode="fa3")
-    with pytest.raises(ValueError, match="decode must be fa3, .* SGLang started, got 'fa2'"):
-        sets.use(decode="fa2")
+@pytest.mark.parametrize("arm", arms.ARMS["decode"])
+def test_graphs_and_steps_without_one_have_wrappers_of_the_arms_kernel(loaded, arm):
+    engine = loaded(DECODE=arm)
+    backend = engine.FlashInferAttnBackend(engine.ModelRunner())
+    _, (wrapper,) = captured(backend)
+    plans = wrapper.plans
+    replay(backend, LENS)
+    planned_by_us = arm == "planned"
+    assert wrapper.plans - plans == (not planned_by_us)
+    assert hasattr(wrapper, "attnlib") == planned_by_us
+    kernel = "fa3" if arm == "fa3" else "fa2"
+    assert wrapper._backend == backend.decode_wrappers[0]._backend == kernel
+    assert arms.STATE.calls[f"decode={arm}"] == (2 if planned_by_us else 1)
 
 
 def test_planned_takes_each_graphs_wrapper_over_and_nothing_else_plans_or_fills_it(loaded):

@@ -21,7 +21,7 @@ ROOMS = {
     "select": ("core",),
     "draw": ("core", "measure"),
     "engines": ("core",),
-    "kinds": ("engines", "core", "measure"),
+    "kinds": ("core", "measure"),
     "run": ("kinds", "core", "measure"),
     "studies": ("run", "kinds", "engines", "core", "select", "draw", "measure"),
     "lab": ("studies", "run", "kinds", "core", "select", "draw", "measure"),

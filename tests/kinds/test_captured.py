@@ -49,7 +49,8 @@ def test_the_lines_are_those_that_a_capture_writes(path, tmp_path):
 
 
 def test_a_full_disk_leaves_whole_lines_and_is_told(path, tmp_path):
-    written, (step, _) = capture.Capture(str(tmp_path / "again")), capture.read(path)
+    written = capture.Capture(str(tmp_path / "again"))
+    step, _ = capture.read(path)
     written.write(step)
     whole = (tmp_path / "again").read_text()
     with full_disk(len(whole) + 20), pytest.raises(OSError, match=r"20 of \d+ bytes had room in"):
@@ -64,7 +65,8 @@ def test_a_step_is_a_case_of_its_own_lengths_and_equal_steps_are_one(path):
     assert left_out == {"idle: mode must be one of decode, extend, mixed, got 'idle'": 1}
     for case in counts:
         assert case_from_dict(case.to_dict()) == case
-    assert sample_seq_lens(MetadataCase("decode", 3, 16, 60, "41+9+60")).tolist() == [41, 9, 60]
+    metadata = MetadataCase("decode", 3, 16, 60, "41+9+60")
+    assert sample_seq_lens(metadata).tolist() == [41, 9, 60]
 
 
 @pytest.mark.parametrize(
@@ -83,10 +85,13 @@ def test_a_step_that_is_no_case_says_why(path, changes, words):
 
 
 def test_lengths_that_are_said_reach_tensors_and_costs_and_names():
-    assert build_workload(DECODE, device="cpu").batch.seq_lens_cpu.tolist() == [41, 9, 60]
+    decode = build_workload(DECODE, device="cpu").batch
+    assert decode.seq_lens_cpu.tolist() == [41, 9, 60]
     work = build_extend_workload(EXTEND, device="cpu")
-    assert work.batch.q_lens_cpu.tolist() == [30, 8] and work.q.shape == (38, 32, 128)
-    assert torch.equal(work.batch.paged.seq_lens_cpu, torch.tensor([40, 8], dtype=torch.int32))
+    assert work.batch.q_lens_cpu.tolist() == [30, 8]
+    assert work.q.shape == (38, 32, 128)
+    lens = work.batch.paged.seq_lens_cpu
+    assert lens.dtype == torch.int32 and lens.tolist() == [40, 8]
     pairs = 30 * 40 - 30 * 29 // 2 + 8 * 8 - 8 * 7 // 2
     assert EXTEND.cost.flops == 4 * 128 * 32 * pairs
     assert DECODE.key == "32/8,d128,p16,b3,k60,41+9+60"

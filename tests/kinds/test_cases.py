@@ -14,7 +14,6 @@ from attnlib.kinds.extend.case import ExtendCase
 from attnlib.kinds.form import NamedCase, later
 from attnlib.kinds.item import Item
 from attnlib.kinds.metadata.case import MetadataCase
-from attnlib.kinds.mismatch.case import MismatchCase
 from attnlib.kinds.mla.case import MlaCase
 from attnlib.kinds.plan.case import PlanCase
 from attnlib.kinds.step.case import StepCase
@@ -26,7 +25,6 @@ DECODE = DecodeCase(MIXED, 7, 99, "skewed", 3)
 METADATA = MetadataCase("decode", 32, 16, 8200, seq_len_delta=3, swa=True)
 WIDE = replace(METADATA, context=9000)
 STEP = StepCase(DecodeCase(AttnSpec(16, 2, 128, 64), 4, 900, "ragged"), 64)
-MISMATCH = MismatchCase("head-counts", True)
 MLA = MlaCase(MlaSpec(16, 2048, 64, "fp8-656"), 8, 32768, "ragged", 3)
 CACHED = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 100, "ragged", seed=4)
 
@@ -34,7 +32,7 @@ EXTEND = extend_case(CACHED, "dllm_extend")
 PLAN = PlanCase(CACHED, 4)
 ENGINE = EngineCase("qwen3-32b-tp4", 3, 900, 40, "offline", 2, "1+900+7")
 READ_BACK = DecodeCase | ExtendCase | MlaCase
-EVERY = (DECODE, METADATA, STEP, MISMATCH, MLA, EXTEND, PLAN, ENGINE)
+EVERY = (DECODE, METADATA, STEP, MLA, EXTEND, PLAN, ENGINE)
 """A case of every kind."""
 MORE = [extend_case(CACHED, *pair) for pair in MASKS]
 SWA = replace(CACHED, spec=replace(CACHED.spec, window=40))
@@ -58,7 +56,7 @@ def test_a_case_survives_its_json_form_and_has_a_name_for_command_lines(case):
 
 
 def test_an_unknown_kind_lists_the_kinds_there_are():
-    known = "metadata, step, mismatch, mla, extend, plan, engine"
+    known = "metadata, step, mla, extend, plan, engine"
     for kind in ("prefill", ["mla"], None):
         words = f"kind of a case must be one of {known}, got {kind!r}"
         with pytest.raises(ValueError, match=re.escape(words)):
@@ -121,22 +119,12 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
         (EXTEND, "mode", "prefill", "one of prefill_paged, .*, got 'prefill'"),
         (EXTEND, "mask", "tree", "one of full for dllm_extend, got 'tree'"),
         (EXTEND, "q_len", 101, "an integer in 1..100, got 101"),
-        (ENGINE, "model", "gpt", "one of llama"),
-        (ENGINE, "driver", "http", "one of steps, off"),
-        (EngineCase("llama-3.1-8b", 1, 9), "tp", 2, "1 for the driver steps, got 2"),
-        (ENGINE, "tp", 0, "an integer >= 1, got 0"),
         (PLAN, "q_len", 0, "an integer >= 1, got 0"),
     ],
 )
 def test_a_wrong_field_is_named_with_what_it_must_be_and_was(case, field, value, words):
     with pytest.raises(ValueError, match=f"^{field} must be {words}"):
         case_from_dict({**case.to_dict(), field: value})
-
-
-def test_groups_of_an_engine_divide_its_gpus():
-    assert replace(ENGINE, dp=2).key.endswith("tp,2,dp,2")
-    with pytest.raises(ValueError, match="dp must divide tp, 2, got 3"):
-        replace(ENGINE, dp=3)
 
 
 @pytest.mark.parametrize(("q_len", "got"), [(7, "7 and 16"), (100, "100 and 16")])
@@ -181,6 +169,10 @@ MLA_USUAL = MlaCase(MlaSpec(128), 1, 100)
         ),
         (PLAN, f"plan q_len 4 {CACHED.label}", ""),
         (PlanCase(CACHED), f"plan q_len 1 {CACHED.label}", ""),
+        (EngineCase("m", 3, 900), "m 3 x 900 fixed + 64 seed 0", ""),
+        (EngineCase("m", 3, 900, context=4096), "m 3 x 900 fixed + 64 seed 0 context 4096", ""),
+        (ENGINE, "qwen3-32b-tp4 3 x 900 1+900+7 + 40 seed 0 offline tp 2", ""),
+        (replace(ENGINE, dp=2), f"{ENGINE.label} dp 2", ""),
     ],
 )
 def test_names_say_only_what_is_unusual_after_the_shape(case, label, key):

@@ -8,13 +8,14 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+from support.records import MACHINE
 from support.studies import SPEC, grid_of, hand_made, study_of
 
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.run import store, study
 from attnlib.run.record import machine_slug
-from attnlib.run.study import Sweep, load_or_measure, mode, record_machine
+from attnlib.run.study import Study, Sweep, load_or_measure, mode, record_machine
 from attnlib.studies import PACE
 
 SMALL, LARGE = DecodeCase(SPEC, 1, 8), DecodeCase(SPEC, 2, 12, "ragged")
@@ -216,3 +217,20 @@ def test_a_case_is_found_by_its_key_or_label_and_an_unknown_one_names_near_ones(
         assert TINY.case_named(case.key) == TINY.case_named(case.label) == case
     with pytest.raises(ValueError, match=r"case must be one of study 'demo', got '4/2'; near: 4/2"):
         TINY.case_named("4/2")
+
+
+def test_a_retired_study_is_read_and_says_what_to_do_in_place_of_measuring(
+    instant_jobs, make_record, monkeypatch
+):
+    retired = Study("demo", "?", reference_machine=MACHINE, retired="look at its records")
+    store.append(make_record())
+    words = "study 'demo' cannot be measured any more: look at its records"
+    with pytest.raises(ValueError, match=words):
+        measure(retired)
+    with pytest.raises(ValueError, match=words):
+        retired.case_named("4/2")
+    monkeypatch.setattr(study, "_has_cuda", lambda: True)
+    with pytest.raises(ValueError, match=words):
+        load_or_measure(retired)
+    monkeypatch.setenv("ATTNLIB_MODE", "replay")
+    assert len(load_or_measure(retired)) == 1 and instant_jobs.jobs == []

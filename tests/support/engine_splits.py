@@ -27,11 +27,12 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[0] = str(ROOT)  # in place of this folder, whose modules are for tests
+sys.path[:1] = [str(ROOT), str(ROOT / "tests")]
+
+from support.model_folder import write_model  # noqa: E402
+from support.process_group import EndedError, Group  # noqa: E402
 
 from attnlib.engines.arms import PREFIX, RUNS  # noqa: E402
-from attnlib.kinds.engine import model as models  # noqa: E402
-from attnlib.kinds.engine.group import EngineEndedError, EngineGroup  # noqa: E402
 
 WIDTH, VOCAB, NEW = 131_072, 32_768, 64
 DECODED = (24_000, *(1_000 + 16 * n for n in range(15)))
@@ -42,7 +43,27 @@ START_S, ANSWER_S = 180.0, 60.0
 """Limits of a start, the first of which compiles, and of one answer."""
 LEAST_S = 60.0
 SAID = "attnlib: splits in "
-_LLAMA = {"hidden": 4_096, "ffn": 14_336, "heads": (32, 8), "vocab": VOCAB}
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "hidden_size": 4_096,
+    "intermediate_size": 14_336,
+    "vocab_size": VOCAB,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 5e5,
+}
 _DEEPSEEK = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -94,8 +115,8 @@ _DEEPSEEK = {
     },
 }
 CONFIGS = {
-    "llama": models._sized(models._LLAMA, layers=4, **_LLAMA),
-    "draft": models._sized(models._LLAMA, layers=1, **_LLAMA),
+    "llama": _LLAMA | {"num_hidden_layers": 4},
+    "draft": _LLAMA | {"num_hidden_layers": 1},
     "deepseek": _DEEPSEEK,
 }
 DRAFTS = {
@@ -157,8 +178,7 @@ def main():
         write_plugin(folder)
         for config, content in CONFIGS.items():
             (folder / config).mkdir()
-            models.CONFIGS[config] = content
-            models.write_model(folder / config, config)
+            write_model(folder / config, content)
         for model in asked.models:
             for arm in asked.arms:
                 report["runs"].append(run(model, arm, folder, end))
@@ -222,7 +242,7 @@ def run(model, arm, folder, end):
     if arm != "default":
         environment[f"{PREFIX}SPLITS"] = arm
     found = {"model": model, "arm": arm, "status": "ok"}
-    engine = EngineGroup((sys.executable, __file__, "--worker", str(path)), environment)
+    engine = Group((sys.executable, __file__, "--worker", str(path)), environment)
     try:
         found["start_s"] = engine.answer(within(START_S, end))["start_s"]
         # Decode comes first: a prefill that runs out of memory ends the process.
@@ -230,9 +250,9 @@ def run(model, arm, folder, end):
             engine.send({"kind": kind})
             found[key] = engine.answer(within(ANSWER_S, end))
         engine.close()
-    except EngineEndedError as error:  # it is closed
+    except EndedError as error:  # it is closed
         found |= {"status": error.status, "reason": str(error)}
-    except RuntimeError as error:  # of the guard: a process is left
+    except RuntimeError as error:  # a process of it is left
         found |= {"status": "error", "reason": str(error)}
     text = log.read_text(errors="replace") if log.exists() else ""
     if found["status"] != "ok":

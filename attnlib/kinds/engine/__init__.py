@@ -1,1 +1,1 @@
-"""Decode steps of a model inside an engine."""
+"""Decode steps of a model inside an engine, as published records have them."""

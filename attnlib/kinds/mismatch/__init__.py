@@ -1,1 +1,0 @@
-"""Metadata that does not fit its call."""
