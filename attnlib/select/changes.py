@@ -12,7 +12,7 @@ from ..core.layer import MODELS, name_of
 from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec, require_word
 from .explain import Choice, by_name, explain
 from .facts import DECODE_MODES, GPUS, Call, decided
-from .libraries import AUTO, Library, find
+from .libraries import AUTO, Library, Names, find
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,12 +161,11 @@ def _dtypes_tried(
     fields: Mapping[str, Any],
 ) -> dict[str, tuple[str, str]]:
     """Name -> dtypes of query and cache: those of the layer, those given, or the usual ones."""
+    if layer is None and ("dtype" in fields or "kv_dtype" in fields):
+        dtype = fields.get("dtype", BF16)
+        layer = AttnSpec(1, 1, 1, 1, dtype, fields.get("kv_dtype", ""))
     if layer is not None:
         return {layer.dtypes: (layer.dtype, layer.kv_dtype)}
-    if "dtype" in fields or "kv_dtype" in fields:
-        dtype = fields.get("dtype", BF16)
-        kv_dtype = fields.get("kv_dtype", "")
-        return _dtypes_tried(library, AttnSpec(1, 1, 1, 1, dtype, kv_dtype), {})
     usual = dict(DTYPES)
     if library.calls:
         del usual["FP8"]
@@ -175,12 +174,12 @@ def _dtypes_tried(
 
 def _usual_call(mode: str, facts: Mapping[str, Any]) -> Call:
     """A decode step of 16 requests, or four prompts, but for `facts`."""
-    usual = {
+    usual: dict[str, Any] = {
         "kv_lens": (8192,) * 16 if mode in DECODE_MODES else (2048,) * 4,
         "causal": mode not in LATENT_MODES,
         "topk": TOPK if mode == "sparse_mla" else 0,
     }
-    return Call(**usual | facts)
+    return Call(**{**usual, **facts})
 
 
 def _choice(spec: AttnSpec, **how: Any) -> Choice:
@@ -200,11 +199,11 @@ def _choice(spec: AttnSpec, **how: Any) -> Choice:
         )
 
 
-def _change(before: Choice, after: Choice) -> tuple[str, str, str, str] | None:
-    """Picks before and after, why and by which source; None where they are equal or none runs."""
+def _change(before: Choice, after: Choice) -> Names:
+    """Picks before and after, why and by which source; empty where they are equal or none runs."""
     old, new = _pick(before), _pick(after)
     if old == new or (before.problem and after.problem):
-        return None
+        return ()
     mended = before.problem if old == f"{new}{FAILS}" else ""
     why = after.problem or mended or after.decided_by.why
     return old, new, why, after.decided_by.source
@@ -232,7 +231,7 @@ def _layers(
             yield f"{MLA}, {name}", AttnSpec(heads, 1, MLA_HEAD_DIM, LATENT_PAGE, *dtypes)
 
 
-def padded(rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+def padded(rows: Sequence[Sequence[str]]) -> list[Names]:
     """The rows, each column padded to the width of its longest word."""
     columns = []
     for column in zip(*rows, strict=True):
@@ -252,9 +251,10 @@ def markdown(
     last = find(new)[1]
     if len(table):
         lines = [f"### From {old} to {new}", ""]
-        rows = [COLUMNS, ["-"] * len(COLUMNS), *table.to_numpy().tolist()]
-        for words in padded(rows):
-            lines.append(f"| {' | '.join(words)} |")
+        rule = ["-"] * len(COLUMNS)
+        rows = [COLUMNS, rule, *table.to_numpy().tolist()]
+        for row in padded(rows):
+            lines.append(f"| {' | '.join(row)} |")
     else:
         same = "each of these calls gets the same backend and kernel, or still cannot run"
         words = f"no pick changes: {same}. Reasons and orders are not compared."

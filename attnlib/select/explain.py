@@ -6,8 +6,8 @@ from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
 from .facts import GPUS, Call, Facts, decided, facts_of
-from .libraries import AUTO, FLASHINFER, MAIN, Called, Library, find
-from .rules import Reason, first_match
+from .libraries import AUTO, FLASHINFER, Called, Library, Names, find, holding
+from .rules import Reason, Reasons, first_match
 
 NO_CALL = Call()
 DECISIVE = ("rule", "policy")
@@ -30,12 +30,12 @@ class Choice:
     mode: str
     gpu: str
     policy: str
-    order: tuple[str, ...] = ()
-    reasons: tuple[Reason, ...] = ()
+    order: Names = ()
+    reasons: Reasons = ()
     problem: str = ""
     inner: "Choice | None" = None
     tested: frozenset[str] = frozenset()
-    unused: tuple[str, ...] = ()
+    unused: Names = ()
     pages: int = 0
     refused_page: int = 0
 
@@ -140,6 +140,7 @@ def explain(
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
     facts, settled = _settled(rules, facts)
     tested = rules.tests(mode, policy, release)
+    unused = [name for name in _stated(call) if not decided(name, call) & tested]
     choice = Choice(
         library=rules.name if release is None else f"{rules.name}=={release}",
         mode=mode,
@@ -147,23 +148,23 @@ def explain(
         policy=policy,
         reasons=settled,
         tested=tested,
-        unused=tuple(name for name in _stated(call) if not decided(name, call) & tested),
+        unused=tuple(unused),
     )
     if policy in rules.backends[mode] and policy not in rules.policies:
         choice = _asked_for(choice, rules, facts)
     else:
         choice = _walked(choice, rules, facts)
-    failing = rules.holding(rules.problems, choice.backend, facts)
+    failing = holding(rules.problems, choice.backend, facts)
     if not choice.problem:
         problem = "; ".join(f"{row.why} ({row.source})" for row in failing)
         choice = replace(choice, problem=problem)
     choice = _with_pages(choice, rules, facts)
-    called = rules.calls.get((choice.backend, str(release or MAIN)))
-    if called is None or called.policy not in find(called.library)[0].policies_for(mode):
-        return replace(choice, unused=(*choice.unused, beside)) if beside else choice
+    called = rules.called(choice.backend, release)
+    if called and called.policy in find(called.library)[0].policies_for(mode):
+        return _calling(choice, called.beside(beside), spec, call)
     if beside:
-        called = called.beside(beside)
-    return _calling(choice, called, spec, call)
+        choice = replace(choice, unused=(*choice.unused, beside))
+    return choice
 
 
 def _installed_beside(rules: Library, library: str) -> str:
@@ -182,18 +183,22 @@ def _stated(call: Call) -> list[str]:
     return [name for name, value in vars(call).items() if value != plain[name]]
 
 
-def _settled(library: Library, facts: Facts) -> tuple[Facts, tuple[Reason, ...]]:
+def _settled(library: Library, facts: Facts) -> tuple[Facts, Reasons]:
     """The facts that the library settles before it asks for a backend, and why."""
     reasons = []
     for row in library.resolves:
         if row.failing(facts):
             continue
-        facts = Facts(facts | row.sets)
-        said = []
-        for fact, value in row.sets.items():
-            said.append(f"{fact.replace('_', ' ')}: {'yes' if value else 'no'}")
-        reasons.append(Reason("settled", ", ".join(said), row.why, row.source))
+        facts = Facts({**facts, **row.sets})
+        said = [settles(fact, value) for fact, value in row.sets.items()]
+        reason = Reason("settled", ", ".join(said), row.why, row.source)
+        reasons.append(reason)
     return facts, tuple(reasons)
+
+
+def settles(fact: str, value: bool) -> str:
+    """`kv auto: no`, the subject of a reason that settles a fact."""
+    return f"{fact.replace('_', ' ')}: {'yes' if value else 'no'}"
 
 
 def _asked_for(choice: Choice, library: Library, facts: Facts) -> Choice:
@@ -203,7 +208,8 @@ def _asked_for(choice: Choice, library: Library, facts: Facts) -> Choice:
     if limits:
         words = "; ".join(f"{limit.why} ({limit.source})" for limit in limits)
         raise RuntimeError(f"policy {name} cannot run {choice.mode} on {choice.gpu}: {words}")
-    return replace(choice, order=(name,), reasons=(*choice.reasons, by_name(name)))
+    reasons = (*choice.reasons, by_name(name))
+    return replace(choice, order=(name,), reasons=reasons)
 
 
 def by_name(policy: str) -> Reason:
@@ -213,43 +219,51 @@ def by_name(policy: str) -> Reason:
 
 def _walked(choice: Choice, library: Library, facts: Facts) -> Choice:
     """A row that names one backend chooses it; a row that names several takes the first able."""
-    rule, walked = first_match(library.policies[choice.policy][choice.mode], facts)
-    reasons = choice.reasons + walked
-    facts = Facts(facts | rule.sets)
+    mode = choice.mode
+    rule, reasons = first_match(library.policies[choice.policy][mode], facts)
+    facts = Facts({**facts, **rule.sets})
     if rule.then == (AUTO,):
-        rule, walked = first_match(library.policies[AUTO][choice.mode], facts)
-        reasons += walked
-    limits = {name: library.limits_of(name, facts) for name in rule.then}
+        rule, more = first_match(library.policies[AUTO][mode], facts)
+        reasons += more
+    able = []
+    problems = []
     for name in rule.then:
-        if not limits[name]:
-            break
-        reasons += limits[name]
-    choice = replace(choice, reasons=reasons)
-    able = [name for name in rule.then if not limits[name]]
+        limits = library.limits_of(name, facts)
+        if not limits:
+            able.append(name)
+            continue
+        if not able:  # why it is not the one that is chosen
+            reasons += limits
+        if len(rule.then) > 1:
+            limits = limits[:1]
+        problems += [f"{name}: {limit.why}" for limit in limits]
+    choice = replace(choice, reasons=choice.reasons + reasons)
     if able:
         return replace(choice, order=tuple(able))
-    if len(rule.then) == 1:  # taken at its word, with all that is against it
-        problems = [f"{name}: {limit.why}" for name in rule.then for limit in limits[name]]
-        return replace(choice, order=rule.then, problem="; ".join(problems))
-    problems = [f"{name}: {limits[name][0].why}" for name in rule.then]
-    return replace(choice, problem="; ".join(problems))
+    order = rule.then if len(rule.then) == 1 else ()  # one is taken at its word
+    return replace(choice, order=order, problem="; ".join(problems))
 
 
 def _with_pages(choice: Choice, library: Library, facts: Facts) -> Choice:
     """The choice with the page size that the backend takes in place of the user's, or of none."""
     asked = facts["block_size"]
-    taken = library.holding(library.pages, choice.backend, facts)
+    taken = holding(library.pages, choice.backend, facts)
     pages = taken[0].sets["page_size"] if taken else asked
-    return choice if pages == asked else replace(choice, pages=pages, refused_page=asked)
+    if pages == asked:
+        return choice
+    return replace(choice, pages=pages, refused_page=asked)
 
 
 def _calling(choice: Choice, called: Called, spec: AttnSpec, call: Call) -> Choice:
     """The choice, and in it that of the library which its backend calls."""
-    dtypes = {"dtype": spec.dtype, "kv_dtype": spec.kv_dtype}
+    if choice.pages:
+        spec = replace(spec, page_size=choice.pages)
     if choice.gpu == "sm75":  # the engines run 16 bits as float16 there
-        dtypes = {name: dtype.replace("bfloat16", "float16") for name, dtype in dtypes.items()}
+        dtype = spec.dtype.replace("bfloat16", "float16")
+        kv_dtype = spec.kv_dtype.replace("bfloat16", "float16")
+        spec = replace(spec, dtype=dtype, kv_dtype=kv_dtype)
     inner = explain(
-        replace(spec, page_size=choice.pages or spec.page_size, **dtypes),
+        spec,
         mode=choice.mode,
         gpu=choice.gpu,
         library=called.library,
@@ -257,11 +271,12 @@ def _calling(choice: Choice, called: Called, spec: AttnSpec, call: Call) -> Choi
         call=call,
     )
     row = Reason("settled", called.library, called.why, called.source)
+    unused = [name for name in choice.unused if name in inner.unused]
     return replace(
         choice,
         inner=inner,
         reasons=(*choice.reasons, row, *inner.reasons),
         problem=choice.problem or called.refused or inner.problem,
         tested=choice.tested | inner.tested,
-        unused=tuple(name for name in choice.unused if name in inner.unused),
+        unused=tuple(unused),
     )

@@ -4,7 +4,6 @@ data/rules/README.md explains the modes. GPUs are compute capabilities, with CUD
 """
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from math import gcd
 from typing import Any
@@ -76,6 +75,9 @@ def facts_of_model(name: str) -> dict[str, Any]:
         if whole in row.get("whole", "").split():
             return {"model": family, "sinks": family == "gpt-oss"}
     return {"model": OTHER} if whole in WHOLE_MODELS else {}
+
+
+Lengths = tuple[int, ...]
 
 
 def _flag(words: str, default: bool = False) -> Any:
@@ -162,8 +164,8 @@ class Call:
     (16, True)
     """
 
-    kv_lens: tuple[int, ...] = ()
-    q_lens: tuple[int, ...] = ()
+    kv_lens: Lengths = ()
+    q_lens: Lengths = ()
     head_dim_vo: int = 0
     graph: bool = _flag("a CUDA graph")
     tensor_cores: bool = _flag("tensor cores", default=True)
@@ -204,8 +206,9 @@ class Call:
                 raise ValueError(f"{name} must be >= 0, got {value}")
 
 
-CALL_FLAGS = {flag.name: flag.metadata["words"] for flag in fields(Call) if flag.metadata}
-FLAGS: dict[str, str] = CALL_FLAGS | {
+OF_CALL = {each.name: each.metadata["words"] for each in fields(Call) if each.metadata}
+"""The flags that are fields of a call."""
+FLAGS: dict[str, str] = OF_CALL | {
     "kv_auto": "a cache dtype left to the engine",
     "fp8_query": "an FP8 query",
     "fp8_kv": "an FP8 cache",
@@ -235,7 +238,9 @@ def facts_of(
     if mode == "sparse_mla" and call.topk < 1:
         raise ValueError(f"topk must be >= 1 in mode {mode}, got {call.topk}")
     head_dim_vo = call.head_dim_vo or spec.head_dim
-    facts = Facts({name: getattr(call, name) for name in (*CALL_FLAGS, "topk", "eagle_topk")})
+    facts = Facts(topk=call.topk, eagle_topk=call.eagle_topk)
+    for name in OF_CALL:
+        facts[name] = getattr(call, name)
     facts |= layer_facts(spec)
     facts |= _lengths(spec, call, mode)
     if release is not None:
@@ -255,7 +260,7 @@ def facts_of(
     return facts
 
 
-def _cut_key(heads: int, q_lens: Sequence[int], kv_lens: Sequence[int]) -> int:
+def _cut_key(heads: int, q_lens: Lengths, kv_lens: Lengths) -> int:
     """Where a causal tile of fa2's MLA ends amid the heads of a query: the largest power of two up
     to 64 that divides the last key that this query sees; of all requests the largest, or 0."""
     rows = 128 if sum(q_lens) * heads // len(q_lens) > 64 else 64

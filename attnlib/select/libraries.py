@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from ..core.backends import limits
 from .facts import FLAGS, MODES, NUMBERS, Facts
 from .models import DATA, yaml_loader
-from .rules import Reason, Rule, conditions, facts_tested
+from .rules import Reason, Reasons, Rule, conditions, facts_tested
 
 FOLDER = DATA / "rules"
 AUTO = "auto"
@@ -57,7 +57,9 @@ class Called:
     refused: str = ""
 
     def beside(self, installed: str) -> "Called":
-        """What is called where `installed` is in place of what is required."""
+        """What is called where `installed`, if any, is in place of what is required."""
+        if not installed:
+            return self
         is_older = _release(installed) < _release(self.library)
         return replace(
             self,
@@ -111,8 +113,15 @@ class Library:
         named = [name for name, tables in self.policies.items() if mode in tables]
         return (*named, *self.backends[mode])
 
+    def called(self, backend: str, release: Version | None) -> Called | None:
+        """What a backend of a release calls in turn."""
+        return self.calls.get((backend, str(release or MAIN)))
+
     def require_policy(
-        self, policy: str, modes: Sequence[str], argument: str = "policy"
+        self,
+        policy: str,
+        modes: Sequence[str],
+        argument: str = "policy",
     ) -> None:
         """ValueError that names the known policies, unless one of the modes has this one."""
         known: dict[str, None] = {}  # in their order, each once
@@ -131,12 +140,18 @@ class Library:
         )
 
     @cache  # noqa: B019 - libraries are read once and live for good
-    def tests(self, mode: str, policy: str, release: Version | None) -> frozenset[str]:
+    def tests(
+        self,
+        mode: str,
+        policy: str,
+        release: Version | None,
+    ) -> frozenset[str]:
         """The facts that a row of the release tests on the way to a choice."""
         known = Facts(mode=mode)
         if release is not None:
             known["release"] = release
-        rows = _possible(self.policies.get(policy, {}).get(mode, ()), known)
+        tables = self.policies.get(policy, {})
+        rows = _possible(tables.get(mode, ()), known)
         names = {policy}
         tested: set[str] = set()
         to_auto = [row for row in rows if row.then == (AUTO,)]
@@ -147,25 +162,29 @@ class Library:
             tested = facts_tested(auto) - settled
             names.update(*(row.then for row in auto))
         names.update(*(row.then for row in rows))
-        against = [row for row in (*self.limits, *self.problems) if names.intersection(row.then)]
-        rows += _possible((*self.resolves, *against), known)
+        rows += _possible(self.resolves, known)
+        for row in _possible(self.limits + self.problems, known):
+            if names.intersection(row.then):
+                rows.append(row)
         if self.name == FLASHINFER:
             tested |= limits.tested(mode)
         return frozenset(tested | facts_tested(rows))
 
-    def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
+    def limits_of(self, backend: str, facts: Facts) -> Reasons:
         """Every row that keeps `backend` from running the call."""
-        found: list[tuple[str, str]] = []
+        found = []
         if self.name == FLASHINFER:
             for limit in limits.limits_of(backend, facts):
-                found.append((limit.why, f"FlashInfer {limit.source}"))
-        for row in self.holding(self.limits, backend, facts):
-            found.append((row.why, row.source))
-        return tuple(Reason("limit", backend, why, source) for why, source in found)
+                source = f"FlashInfer {limit.source}"
+                found.append(Reason("limit", backend, limit.why, source))
+        for row in holding(self.limits, backend, facts):
+            found.append(Reason("limit", backend, row.why, row.source))
+        return tuple(found)
 
-    def holding(self, rows: Iterable[Rule], backend: str, facts: Facts) -> list[Rule]:
-        """Those of `pages`, `problems` or `limits` that speak of the backend and hold."""
-        return [row for row in rows if backend in row.then and not row.failing(facts)]
+
+def holding(rows: Rows, backend: str, facts: Facts) -> list[Rule]:
+    """The rows that name the backend and hold."""
+    return [row for row in rows if backend in row.then and not row.failing(facts)]
 
 
 def _possible(rows: Iterable[Rule], known: Facts) -> list[Rule]:
@@ -196,13 +215,19 @@ def load(folder: Path = FOLDER) -> dict[str, Library]:
 def _describe(library: Library, document: Written) -> None:
     """Add the names and releases of a document."""
     library.aliases += tuple(document.get("aliases", ()))
-    library.releases += tuple(document.get("releases", "").split())
-    library.by_rule_only += tuple(document.get("by_rule_only", "").split())
+    library.releases += _names(document, "releases")
+    library.by_rule_only += _names(document, "by_rule_only")
     library.slower |= document.get("slower", {})
-    for modes, names in document.get("backends", {}).items():
-        library.backends |= dict.fromkeys(modes.split(), tuple(names.split()))
+    backends = document.get("backends", {})
+    for modes in backends:
+        library.backends |= dict.fromkeys(modes.split(), _names(backends, modes))
     if "calls" in document:
         _describe_calls(library, document["calls"])
+
+
+def _names(document: Written, key: str) -> Names:
+    """The names of a text, parted by blanks."""
+    return tuple(document.get(key, "").split())
 
 
 def _describe_calls(library: Library, written: Written) -> None:
@@ -238,7 +263,8 @@ def _fill(library: Library, document: Written, place: str) -> None:
             by_mode |= dict.fromkeys(modes, table)
     for part in PARTS:
         verb = RESOLVES if part == RESOLVES else "cannot"
-        added = tuple(_rows(document.get(part, []), verb, known, f"{place}, {part}"))
+        rows = document.get(part, [])
+        added = tuple(_rows(rows, verb, known, f"{place}, {part}"))
         setattr(library, part, getattr(library, part) + added)
 
 
@@ -256,7 +282,8 @@ def _rows(
         if unknown:
             raise ValueError(f"{where}: keys must be {', '.join(ROW)}, got {unknown}")
         whole = {**given, **row}
-        whole["when"] = [given.get("when", []), row.get("when", [])]  # all of both
+        if "when" in given:  # and the row's own
+            whole["when"] = [given["when"], row.get("when", [])]
         inner = whole.pop("rows", None)
         if inner is None:
             yield _rule(whole, verb, known, where)
@@ -264,8 +291,14 @@ def _rows(
             yield from _rows(inner, verb, known, where, whole)
 
 
-def _rule(row: Written, verb: str, known: set[str], where: str) -> Rule:
-    names = dict.fromkeys(_flat([row.get(verb, []), row.get("rest", [])]))  # each once
+def _rule(
+    row: Written,
+    verb: str,
+    known: set[str],
+    where: str,
+) -> Rule:
+    named = [row.get(verb, []), row.get("rest", [])]
+    names = tuple(dict.fromkeys(_flat(named)))  # each once
     sets = row.get("sets", {})
     if not names and verb != RESOLVES:
         raise ValueError(f"{where}: {verb} must name a backend")
@@ -278,10 +311,10 @@ def _rule(row: Written, verb: str, known: set[str], where: str) -> Rule:
     if not set(sets) <= {*FLAGS, *NUMBERS}:
         raise ValueError(f"{where}: no such fact: {', '.join(sets)}")
     try:
-        when = conditions(row["when"])
+        when = conditions(row.get("when", []))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    return Rule(when, tuple(names), row["why"], row["source"], sets)
+    return Rule(when, names, row["why"], row["source"], sets)
 
 
 def _flat(names: Any) -> list[str]:

@@ -160,7 +160,10 @@ class Reason:
     source: str
 
 
-def first_match(rules: Iterable[Rule], facts: Facts) -> tuple[Rule, tuple[Reason, ...]]:
+Reasons = tuple[Reason, ...]
+
+
+def first_match(rules: Iterable[Rule], facts: Facts) -> tuple[Rule, Reasons]:
     """The first row that matches, and a reason for every row considered on the way.
 
     Raises LookupError if no row matches; a table whose last row has no condition always matches.
