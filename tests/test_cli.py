@@ -81,7 +81,7 @@ def test_the_module_is_the_command_and_ends_in_silence_unread_or_at_ctrl_c(monke
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
     # A shell's background job begins with Ctrl-C ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    monkeypatch.setattr(cli.doctor, "diagnose", lambda: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(cli.doctor, "examine", lambda: signal.raise_signal(signal.SIGINT))
     assert (cli.main(["doctor"]), *capsys.readouterr()) == (128 + signal.SIGINT, "", "")
 
 

@@ -10,7 +10,7 @@ import torch
 
 from attnlib import cli
 from attnlib.core.backends import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS, available
-from attnlib.doctor import diagnose, render
+from attnlib.doctor import examine, render
 from attnlib.measure.machine import has_driver
 from attnlib.run import store
 from attnlib.studies import STUDIES
@@ -37,20 +37,20 @@ def test_the_command_prints_all_that_is_known_in_aligned_lines_or_as_json(
     block = lines[starts[1] + 1 : starts[2]]
     assert len({line.index(line.split(maxsplit=1)[1]) for line in block}) == 1
     assert cli.main(["doctor", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == diagnose()
+    assert json.loads(capsys.readouterr().out) == examine()
 
 
 @pytest.mark.parametrize("mode", ["replay", "live"])
 def test_the_mode_is_as_asked_or_why_it_cannot_be_had(without_gpu, monkeypatch, mode):
     monkeypatch.setenv("ATTNLIB_MODE", mode)
-    facts = diagnose()
+    facts = examine()
     assert facts["mode"].startswith({"replay": "replay", "live": "none: "}[mode])
     assert render(facts).startswith(f"mode      {facts['mode']} (ATTNLIB_MODE={mode})")
 
 
 def test_with_a_driver_each_backend_says_what_it_lacks(without_gpu, monkeypatch):
     monkeypatch.setattr("attnlib.measure.machine.has_driver", lambda: True)
-    assert diagnose()["backends"] == available()
+    assert examine()["backends"] == available()
 
 
 @pytest.mark.skipif(has_driver(), reason="with a driver torch is asked for the GPU")
