@@ -591,7 +591,7 @@ EXPLAIN: Options = {
         nargs=2,
         metavar=("OLD", "NEW"),
         help="what changes from OLD to NEW, such as flashinfer==0.6.13, for the --gpu, --mode, "
-        "--policy, --call and layer (also DeepSeek MLA) that are given; default: all",
+        "--policy, --call and layer (also DeepSeek MLA) that are given",
     ),
     "--policy": dict(
         help="an engine's rule, or a backend's name; default: auto",

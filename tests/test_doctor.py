@@ -35,7 +35,9 @@ def test_the_command_prints_all_that_is_known_in_aligned_lines_or_as_json(
     assert all("not installed" in why or "needs a CUDA GPU" in why for why in backends.values())
     assert records == {first: "test-gpu-0badcafe"} | dict.fromkeys(others, "none")
     block = lines[starts[1] + 1 : starts[2]]
-    assert len({line.index(line.split(maxsplit=1)[1]) for line in block}) == 1
+    words = [line.split(maxsplit=1)[1] for line in block]
+    places = [line.index(word) for line, word in zip(block, words, strict=True)]
+    assert len(set(places)) == 1
     assert cli.main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == examine()
 
@@ -55,9 +57,17 @@ def test_with_a_driver_each_backend_says_what_it_lacks(without_gpu, monkeypatch)
 
 @pytest.mark.skipif(has_driver(), reason="with a driver torch is asked for the GPU")
 def test_explain_loads_no_pandas_and_a_doctor_without_a_driver_no_torch():
-    explain = "explain --library flashinfer==0.6.3 --mode decode --heads 32/8 --gpu sm90".split()
-    code = f"import sys; from attnlib import cli; cli.main({explain}); "
-    code += "assert not {'pandas', 'torch'} & {*sys.modules}; cli.main(['doctor']); "
-    code += "assert 'torch' not in sys.modules"
-    root = Path(__file__).resolve().parents[1]
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True)
+    code = """
+import sys
+from attnlib import cli
+cli.main("explain --library flashinfer==0.6.3 --mode decode --heads 32/8 --gpu sm90".split())
+assert not {"pandas", "torch"} & set(sys.modules)
+cli.main(["doctor"])
+assert "torch" not in sys.modules
+"""
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).resolve().parents[1],
+        check=True,
+        capture_output=True,
+    )

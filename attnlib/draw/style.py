@@ -156,9 +156,10 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     >>> from matplotlib.figure import Figure
     >>> figure = Figure(figsize=(2, 1))  # inches
     >>> line = figure.subplots().plot([8192, 16384], [93.1, 184.0])
-    >>> path = attnlib.save(figure, f"{tempfile.mkdtemp()}/times.svg")
-    >>> path.name, path.exists()
-    ('times.svg', True)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = attnlib.save(figure, f"{folder}/times.svg")
+    >>> path.name
+    'times.svg'
     """
     import matplotlib as mpl
 
