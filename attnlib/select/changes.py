@@ -31,6 +31,9 @@ DTYPES = {
     "FP8": (FP8, FP8),
 }
 """Name -> dtypes of query and cache. Engines do not pass an FP8 query of their own."""
+DECODE_LENS = (8192,) * 16
+PREFILL_LENS = (2048,) * 4
+"""Tokens of each request, unless told otherwise."""
 LATENT_HEADS = {"128 heads": 128, "16 heads": 16}
 LATENT_PAGE = 64
 """Tokens of a page of MLA, unless told otherwise."""
@@ -141,9 +144,11 @@ def _modes_tried(
     policy: str,
 ) -> Sequence[str]:
     """The modes that are asked for, or those of the library that fit and have the policy."""
-    fitting = [*library.modes]
-    if model:
-        fitting = [mode for mode in fitting if (mode in LATENT_MODES) == (model == MLA)]
+    fitting = list(library.modes)
+    if model == MLA:
+        fitting = [mode for mode in fitting if mode in LATENT_MODES]
+    elif model:
+        fitting = [mode for mode in fitting if mode not in LATENT_MODES]
     for mode in modes:
         require_word(f"mode of {model or library.name}", mode, fitting)
         library.require_policy(policy, [mode])
@@ -174,12 +179,12 @@ def _dtypes_tried(
 
 def _usual_call(mode: str, facts: Mapping[str, Any]) -> Call:
     """A decode step of 16 requests, or four prompts, but for `facts`."""
-    usual: dict[str, Any] = {
-        "kv_lens": (8192,) * 16 if mode in DECODE_MODES else (2048,) * 4,
-        "causal": mode not in LATENT_MODES,
-        "topk": TOPK if mode == "sparse_mla" else 0,
-    }
-    return Call(**{**usual, **facts})
+    usual = Call(
+        kv_lens=DECODE_LENS if mode in DECODE_MODES else PREFILL_LENS,
+        causal=mode not in LATENT_MODES,
+        topk=TOPK if mode == "sparse_mla" else 0,
+    )
+    return replace(usual, **facts)
 
 
 def _choice(spec: AttnSpec, **how: Any) -> Choice:

@@ -206,7 +206,8 @@ class Call:
                 raise ValueError(f"{name} must be >= 0, got {value}")
 
 
-OF_CALL = {each.name: each.metadata["words"] for each in fields(Call) if each.metadata}
+_flag_fields = [each for each in fields(Call) if each.metadata]
+OF_CALL = {flag.name: flag.metadata["words"] for flag in _flag_fields}
 """The flags that are fields of a call."""
 FLAGS: dict[str, str] = OF_CALL | {
     "kv_auto": "a cache dtype left to the engine",
@@ -263,7 +264,8 @@ def facts_of(
 def _cut_key(heads: int, q_lens: Lengths, kv_lens: Lengths) -> int:
     """Where a causal tile of fa2's MLA ends amid the heads of a query: the largest power of two up
     to 64 that divides the last key that this query sees; of all requests the largest, or 0."""
-    rows = 128 if sum(q_lens) * heads // len(q_lens) > 64 else 64
+    mean_rows = sum(q_lens) * heads // len(q_lens)
+    rows = 128 if mean_rows > 64 else 64
     largest = 0
     for q_len, kv_len in zip(q_lens, kv_lens, strict=True):
         for end in range(rows, q_len * heads, rows):
@@ -278,11 +280,12 @@ def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
     one query token for each request."""
     decode = mode in DECODE_MODES
     kv_lens = call.kv_lens or (1,)
-    q_lens = call.q_lens or ((1,) * len(kv_lens) if decode else kv_lens)
+    usual = (1,) * len(kv_lens) if decode else kv_lens
+    q_lens = call.q_lens or usual
     heads = spec.num_qo_heads
     total_q = sum(q_lens)
     total_kv = sum(kv_lens)
-    largest_prefill = (4 if heads <= 8 else 2) * total_q + 32 * len(kv_lens)
+    scaled_q = total_q * (4 if heads <= 8 else 2)
     without_kv = {
         "max_q": max(q_lens),
         "min_q": min(q_lens),
@@ -304,7 +307,7 @@ def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
         "q_tile": max(q_lens) * heads,
         "q_tiles": sum(-(-length // 256) for length in q_lens) * heads,
         "kv_units": len(kv_lens) * spec.num_kv_heads,
-        "near_prefill": largest_prefill >= total_kv,
+        "near_prefill": scaled_q + 32 * len(kv_lens) >= total_kv,
     }
 
 

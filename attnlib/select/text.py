@@ -65,12 +65,15 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     given["gpu"] = given["gpu"][0]
     spec = parse_layer(**layer)
     call = Call(**facts)
-    choice = _with_unused(explain(spec, call=call, **given), call, stated)
+    choice = explain(spec, call=call, **given)
     _require_not_settled(choice, facts)
+    choice = _with_unused(choice, call, stated)
     layers = layers_of(spec, call, **given)
-    if as_json:
-        return json.dumps(to_dict(choice) | {"layers": layers}, indent=2)
-    return render(choice, layers)
+    if not as_json:
+        return render(choice, layers)
+    data = to_dict(choice)
+    data["layers"] = layers
+    return json.dumps(data, indent=2)
 
 
 def _with_model(facts: Words, layer: Words) -> Words:
@@ -78,7 +81,8 @@ def _with_model(facts: Words, layer: Words) -> Words:
     pins = {fact: True for option, fact in PINS.items() if option in layer}
     of_model = facts_of_model(layer.get("model", ""))
     for name, value in of_model.items():
-        if name in facts and FAMILIES.get(facts[name], facts[name]) != value:
+        given = facts.get(name, value)
+        if FAMILIES.get(given, given) != value:
             raise ValueError(f"{name} must be left out, {layer['model']} says it")
     return pins | of_model | facts
 
@@ -182,7 +186,10 @@ def _answer_diff(
     return markdown(table, old, new, gpus)
 
 
-def render(choice: Choice, layers: Sequence[dict[str, str]] = ()) -> str:
+def render(
+    choice: Choice,
+    layers: Sequence[dict[str, str]] = (),
+) -> str:
     """The choice in a few lines, then every row considered, without repeats, matches first."""
     head = [headline(choice), *_notes(choice)]
     for layer in layers:
@@ -190,7 +197,8 @@ def render(choice: Choice, layers: Sequence[dict[str, str]] = ()) -> str:
     rows = [COLUMNS]
     for reason in sorted(choice.reasons, key=lambda reason: not reason.matched):
         taken = "yes" if reason.matched and reason.kind != "limit" else "no"
-        rows.append((taken, _short(reason.subject), reason.why, reason.source))
+        subject = _short(reason.subject)
+        rows.append((taken, subject, reason.why, reason.source))
     lines = ["  ".join(words).rstrip() for words in padded(rows)]
     return "\n".join([*head, "", *dict.fromkeys(lines)])
 
@@ -232,8 +240,9 @@ def headline(choice: Choice) -> str:
 
 def to_dict(choice: Choice) -> Words:
     """The choice as JSON data: its fields, its kernel, its reasons as objects."""
-    plain: Words = {name: getattr(choice, name) for name in _JSON}
-    return plain | {"reasons": [vars(reason) for reason in choice.reasons]}
+    data: Words = {name: getattr(choice, name) for name in _JSON}
+    data["reasons"] = [vars(reason) for reason in choice.reasons]
+    return data
 
 
 def parse_call(settings: Sequence[str]) -> Words:

@@ -51,8 +51,12 @@ def test_dots_that_would_cover_others_are_spread_about_the_middle(keys, offsets)
 
 
 def test_a_saved_figure_is_the_same_twice_and_another_suffix_is_refused(tmp_path):
-    figure, axes = charts.panels(["t"], size=(3, 3), source="by hand", words=("x", "y"))
-    (axis,) = axes
+    figure, (axis,) = charts.panels(
+        titles=["t"],
+        size=(3, 3),
+        source="by hand",
+        words=("x", "y"),
+    )
     axis.plot([1, 2], [1, 2])
     first = attnlib.save(figure, tmp_path / "a.png").read_bytes()
     assert attnlib.save(figure, tmp_path / "b.png").read_bytes() == first
