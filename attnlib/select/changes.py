@@ -128,7 +128,11 @@ def changes(
     if untested:
         words = ", ".join(sorted(untested))
         raise ValueError(f"no rule of {library.name} tests {words} in these calls")
-    table = pd.DataFrame(rows, columns=COLUMNS)
+    return _merged(pd.DataFrame(rows, columns=COLUMNS))
+
+
+def _merged(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Calls with the same change in one row, their words joined by commas."""
     for column in CALLS:
         same = [name for name in COLUMNS if name != column]
         groups = table.groupby(same, sort=False)
