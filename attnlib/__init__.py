@@ -45,16 +45,36 @@ HOME = {
     "view": "lab.view",
 }
 """Public name -> the module that has it."""
-LAB = set(
-    "IPython bs4 ipykernel ipywidgets jinja2 jupyterlab matplotlib nbclient nbconvert nbformat "
-    "packaging pandas pyarrow pynvml scipy seaborn tqdm yaml".split()
-)
+LAB = {
+    "IPython",
+    "bs4",
+    "ipykernel",
+    "ipywidgets",
+    "jinja2",
+    "jupyterlab",
+    "matplotlib",
+    "nbclient",
+    "nbconvert",
+    "nbformat",
+    "packaging",
+    "pandas",
+    "pyarrow",
+    "pynvml",
+    "scipy",
+    "seaborn",
+    "tqdm",
+    "yaml",
+}
 """Modules of the extra `lab`."""
+Find = Callable[[str], Any]
+Names = Callable[[], list[str]]
 
 
 def late(
-    package: str, homes: dict[str, str], *more: str
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    package: str,
+    homes: dict[str, str],
+    *more: str,
+) -> tuple[Find, Names]:
     """`__getattr__` and `__dir__` of `package`: a name's module is imported when it is asked for.
 
     `more` are names that it has besides.
@@ -64,7 +84,8 @@ def late(
         if name not in homes:
             raise AttributeError(f"{package} has no {name!r}; it has {', '.join(sorted(homes))}")
         try:
-            return getattr(importlib.import_module(f"{__name__}.{homes[name]}"), name)
+            module = importlib.import_module(f"{__name__}.{homes[name]}")
+            return getattr(module, name)
         except ModuleNotFoundError as error:
             if advice := install_advice(error):
                 raise ModuleNotFoundError(f"{package}.{name}: {advice}", name=error.name) from error

@@ -11,7 +11,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -22,26 +22,32 @@ from .core.spec import LENGTHS, MLA
 if TYPE_CHECKING:
     from .run.study import Study
 
-FAILED, USAGE = 1, 2
+FAILED = 1
+USAGE = 2
 OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
-"""Of `compare` -> its exit status."""
+"""Outcome of `compare` -> its exit status."""
 DEFAULT_REPORT = Path("build/report/index.html")
 SIZES = ("tp", "head_dim", "page_size")
-DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16"}
-DTYPE_WORDS |= dict.fromkeys(("fp8", "fp8_e4m3"), "float8_e4m3fn")
+DTYPE_WORDS = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+}
 """The engines' words for dtypes."""
+Options = dict[str, dict[str, Any]]
+"""Argument of a command -> keywords of `add_argument`."""
 
 
 class Command(NamedTuple):
-    """What a command does, by its function and its docstring, and its arguments: name -> keywords
-    of `add_argument`.
+    """A command: its function, whose docstring is its help, and its arguments.
 
-    `status` is its exit status where it fails as expected. `known` makes the last lines of its
-    help, of what takes a while to load.
+    `status` is its exit status where it fails as expected. `known` returns the last lines of its
+    help, which take a while to build; only this command itself calls it.
     """
 
     run: Callable[..., int | None]
-    arguments: Mapping[str, Mapping[str, Any]] = {}
+    arguments: Options = {}
     status: int = FAILED
     known: Callable[[], str] = str
 
@@ -76,19 +82,13 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an expected failure is one line on stderr and a non-zero status."""
-    words = [*(sys.argv[1:] if arguments is None else arguments)]
-    name = next((word for word in words[:1] if word in COMMANDS), "")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    first = words[0] if words else ""
+    name = first if first in COMMANDS else ""
     try:
-        given = vars(build_parser(*words[:1]).parse_args(words))
+        given = vars(build_parser(first).parse_args(words))
         name = given.pop("command")
-        for argument, value in given.items():
-            if value == "" or re.search(r"\d{99}", str(value)):
-                raise ValueError(f"{argument} must not be empty or of 99 digits, got {value!r:.60}")
-        for option in {"dtype", "kv_dtype"} & {*given}:
-            given[option] = DTYPE_WORDS.get(given[option], given[option])
-        if given.get("kv_dtype") == "auto":  # no wish
-            del given["kv_dtype"]
-        sizes_given(**{size: given[size] for size in SIZES if size in given})
+        _check(given)
         status = COMMANDS[name].run(**given) or 0
         print(end="", flush=True)
         return status
@@ -98,31 +98,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
-        print(" ".join(["attnlib", name]).rstrip() + ":", *str(error).splitlines(), file=sys.stderr)
+        program = f"attnlib {name}".rstrip()
+        print(f"{program}:", *str(error).splitlines(), file=sys.stderr)
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
 
 
+def _check(given: dict[str, Any]) -> None:
+    """ValueError for a value that no option takes; the engines' words for dtypes become ours."""
+    for argument, value in given.items():
+        if value == "" or re.search(r"\d{99}", str(value)):
+            raise ValueError(f"{argument} must not be empty or of 99 digits, got {value!r:.60}")
+    for option in ("dtype", "kv_dtype"):
+        if option in given:
+            given[option] = DTYPE_WORDS.get(given[option], given[option])
+    if given.get("kv_dtype") == "auto":  # the default, under its name in the engines
+        del given["kv_dtype"]
+    sizes_given(**{size: given[size] for size in SIZES if size in given})
+
+
+def _in_json(data: Any) -> str:
+    return json.dumps(data, indent=2)
+
+
 def _doctor(as_json: bool = False) -> None:
-    """Machine, versions, which backends can run here, and why not."""
-    diagnosis = doctor.diagnose()
-    print(json.dumps(diagnosis, indent=2) if as_json else doctor.render(diagnosis))
+    """Show the machine, library versions, and which backends can run here, or why not."""
+    facts = doctor.examine()
+    print(_in_json(facts) if as_json else doctor.render(facts))
 
 
-def _diagnose(trace: str, after: str = "", shape: str = "", as_json: bool = False) -> None:
-    """Attention and kernels of a server's trace, known patterns, or what two differ in."""
+def _diagnose(
+    trace: str,
+    after: str = "",
+    shape: str = "",
+    as_json: bool = False,
+) -> None:
+    """Find attention kernels and known problems in a server's trace, or compare two traces."""
     from .lab.diagnose import diagnose
 
-    parts = [part for part in shape.split(",") if part]
-    for part in parts:
-        if "=" not in part:
+    answer = diagnose(trace, after, **_facts_of_shape(shape))
+    print(_in_json(answer.to_dict()) if as_json else answer)
+
+
+def _facts_of_shape(shape: str) -> dict[str, int | str]:
+    """The facts of `heads=32/8,kv_len=8192`, each once."""
+    facts: dict[str, int | str] = {}
+    for part in filter(None, shape.split(",")):
+        name, given, value = part.partition("=")
+        if not given:
             raise ValueError(f"--shape must be N=V, got {part!r}")
-    pairs = [part.partition("=")[::2] for part in parts]
-    facts = {name: int(value) if value.isdecimal() else value for name, value in pairs}
-    if len(facts) < len(pairs):
-        raise ValueError(f"--shape must name each fact once, got {shape!r}")
-    answer = diagnose(trace, after, **facts)
-    print(json.dumps(answer.to_dict(), indent=2) if as_json else answer)
+        if name in facts:
+            raise ValueError(f"--shape must name each fact once, got {shape!r}")
+        facts[name] = int(value) if value.isdecimal() else value
+    return facts
 
 
 def _study_named(name: str) -> "Study":
@@ -154,8 +182,12 @@ def _overlays(texts: Sequence[str]) -> dict[str, Path]:
     return dict(map(parse_overlay, texts))
 
 
-def _measure(study: str, overlay: Sequence[str] = (), **how: Any) -> None:
-    """Measure on this GPU what a study lacks, into data/records/."""
+def _measure(
+    study: str,
+    overlay: Sequence[str] = (),
+    **how: Any,
+) -> None:
+    """Measure on this GPU what a study lacks; records go to data/records/."""
     from .run import store
     from .run.record import machine_slug
     from .run.study import Sweep, describe
@@ -186,22 +218,26 @@ def _bisect(
     as_json: bool = False,
     **how: Any,
 ) -> None:
-    """Find the first release at which a case became slower, or fast again.
+    """Find the first release that made a case slower, or fast again.
 
     That is the first one slower than --good; with --good after --bad, the first one faster than
-    --bad. Records go to data/records/, and are replayed without a GPU.
+    --bad. Records go to data/records/; without a GPU they are replayed.
     """
     from .run.bisect import bisect
     from .studies.fa3_decode_regression import bisection
 
     chosen = _study_named(study)
+    searched = map(str.strip, releases.split(","))
     search = bisect(
         chosen,
         chosen.case_named(case),
-        releases=[part.strip() for part in releases.split(",") if part.strip()],
+        releases=list(filter(None, searched)),
         overlays=_overlays(overlay),
         **how,
     )
+    if as_json:
+        print(_in_json(search.to_dict()))
+        return
     given = "".join(f" --overlay {shlex.quote(argument)}" for argument in overlay)
     reference = f"{search.releases[0]} ({search.steps[0].reference_family})"
     text = f"""{search.backend} of {search.package}, {search.case.label}, on {search.machine}
@@ -211,17 +247,21 @@ searched {", ".join(search.releases)}; ratio: run time over that of {reference}
 {bisection(search).to_string(index=False)}
 
 repeat with: {search.command}{given}"""
-    print(json.dumps(search.to_dict(), indent=2) if as_json else text)
+    print(text)
 
 
 def _compare(
-    base: str, new: str, cases: Path | None = None, as_json: bool = False, **how: Any
+    base: str,
+    new: str,
+    cases: Path | None = None,
+    as_json: bool = False,
+    **how: Any,
 ) -> int:
-    """Whether a new release runs a call slower.
+    """Test whether a new release makes calls slower.
 
-    Measures two releases until each case has a verdict; without a GPU replays the records. Exit
-    status: 0 if every call is proved not slower, 1 if one is slower or fails, 2 for wrong use, 3 if
-    that is not decided.
+    Measures both releases until each case has a verdict; without a GPU it replays records. Exit
+    status: 0 if every call is shown to be not slower, 1 if one is slower or fails, 2 for wrong
+    use, 3 if inconclusive.
     """
     from .studies.upgrade import compare_releases
 
@@ -229,27 +269,29 @@ def _compare(
         keys = ""
     elif cases.suffix == ".jsonl":
         keys = "\n".join(case.key for case in _study_named(str(cases)).cases)
-    else:  # An empty file is no wish for the usual calls.
+    else:  # An empty file must not fall back to the default calls.
         keys = cases.read_text("utf-8-sig", "replace") or "\n"
     upgrade = compare_releases(base, new, cases=keys, **how)
-    print(json.dumps(upgrade.to_dict(), indent=2) if as_json else upgrade)
+    print(_in_json(upgrade.to_dict()) if as_json else upgrade)
     print(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
     return OUTCOMES[upgrade.outcome]
 
 
 def _percent(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?%", text) or not 0 < float(text[:-1]) < 100:
+    is_percent = re.fullmatch(r"\d+(\.\d+)?%", text)
+    share = float(text.removesuffix("%")) / 100 if is_percent else 0.0
+    if not 0 < share < 1:
         raise argparse.ArgumentTypeError(f"must be above 0% and below 100%, as 2%, got {text!r}")
-    return float(text[:-1]) / 100
+    return share
 
 
 def _claims(ids: Sequence[str] = (), as_json: bool = False) -> None:
-    """Published claims, and what the published records say."""
+    """Show published claims, and what the records say about them."""
     from .studies import claims
 
     judged = claims.verdicts(ids)
     if as_json:
-        print(json.dumps([row.to_dict() for row in judged], indent=2))
+        print(_in_json([row.to_dict() for row in judged]))
     elif ids:
         print("\n\n".join(map(claims.details, judged)))
     else:
@@ -257,7 +299,7 @@ def _claims(ids: Sequence[str] = (), as_json: bool = False) -> None:
 
 
 def _report(out: Path = DEFAULT_REPORT) -> None:
-    """Execute the notebooks, write one self-contained HTML file."""
+    """Execute the notebooks and write them as one self-contained HTML file."""
     from .report.build import build_report
 
     if out == DEFAULT_REPORT:
@@ -274,15 +316,21 @@ def _advise(
     model: str = "",
     **options: Any,
 ) -> None:
-    """For a decode call (not of MLA): the rule, nearest recorded batches, how to measure it."""
+    """Suggest a decode backend: library default, closest recorded batches, benchmark command.
+
+    Calls of MLA are not covered.
+    """
     from .lab.advise import advise
     from .lab.view import measure_call
     from .select.facts import Call, facts_of_model
     from .select.text import PINS
 
-    pinned: dict[str, Any] = {fact: True for option, fact in PINS.items() if option in options}
+    facts = facts_of_model(model)
+    for option, fact in PINS.items():
+        if option in options:
+            facts[fact] = True
     named = [name for name in ("library", "backend", "gpu") if name in options]
-    how: dict[str, Any] = {name: options.pop(name) for name in named}
+    how = {name: options.pop(name) for name in named}
     layer = parse_layer(heads, model=model, **options)
     lengths = parse_lengths("lens", lens, batch)
     if measure:
@@ -290,19 +338,18 @@ def _advise(
             print(f"all backends are measured here; not used: {', '.join(named)}", file=sys.stderr)
         print(measure_call(layer, lengths))
     else:
-        how["facts"] = Call(**pinned, **facts_of_model(model))
-        print(advise(layer, lengths, **how))
+        print(advise(layer, lengths, facts=Call(**facts), **how))
 
 
 def _refresh() -> None:
-    """Execute the notebooks again, redraw README's figure (replay)."""
+    """Execute the notebooks again from the records (replay), and redraw README's figure."""
     from .report.build import refresh
 
     print("written", "\nwritten ".join(map(str, refresh())))
 
 
 def _explain(as_json: bool = False, **given: Any) -> None:
-    """Which backend a library picks, and why, or what changes between releases; needs no GPU."""
+    """Show which backend a library picks and why, or what changes between releases (no GPU)."""
     from .select.text import answer
 
     print(answer(given, as_json))
@@ -334,119 +381,255 @@ def _known_scripts() -> str:
     return f"scripts: {', '.join(names())}"
 
 
-def _of(help: str, **options: Any) -> dict[str, Any]:
-    return {"help": help, **options}
-
-
-JSON = {"--json": _of("print JSON instead of text", action="store_true", dest="as_json")}
-OVERLAY = {
-    "--overlay": _of(
-        "folder that holds this release; otherwise pip installs it (PIP_FIND_LINKS and other "
-        "settings of pip hold); repeatable",
+JSON: Options = {
+    "--json": dict(
+        action="store_true",
+        dest="as_json",
+        help="print JSON instead of text",
+    ),
+}
+OVERLAY: Options = {
+    "--overlay": dict(
         action="append",
         metavar="NAME==VERSION=DIR",
-    )
+        help="folder that holds this release, instead of installing it with pip (whose settings, "
+        "such as PIP_FIND_LINKS, apply); repeatable",
+    ),
 }
-LAYER = {
-    "--model": _of(f"a layer of: {', '.join(WHOLE_MODELS)}", metavar="NAME"),
-    "--tp": _of("GPUs that share the heads of a model; default: 1", type=int, metavar="N"),
-    "--heads": _of("in place of --model: query and KV heads: 8/1, of MLA 16/1", metavar="Q/KV"),
-    "--head-dim": _of("default: the model's, 128, or 576 of MLA", type=int, metavar="N"),
-    "--page-size": _of("default: 16; explain: the library's own", type=int, metavar="N"),
+LAYER: Options = {
+    "--model": dict(
+        metavar="NAME",
+        help=f"a layer of one of: {', '.join(WHOLE_MODELS)}",
+    ),
+    "--tp": dict(
+        type=int,
+        metavar="N",
+        help="tensor-parallel size: GPUs that share the heads of a model; default: 1",
+    ),
+    "--heads": dict(
+        metavar="Q/KV",
+        help="query and KV heads, instead of --model: 8/1 (MLA: 16/1)",
+    ),
+    "--head-dim": dict(
+        type=int,
+        metavar="N",
+        help="default: the model's, else 128 (MLA: 576)",
+    ),
+    "--page-size": dict(
+        type=int,
+        metavar="N",
+        help="tokens per KV page; default: 16 (explain: the library's default)",
+    ),
 }
-DTYPES = {
-    "--dtype": _of("the query's; default: bfloat16"),
-    "--kv-dtype": _of("the cache's; default: auto, the query's or as an engine resolves it"),
+DTYPES: Options = {
+    "--dtype": dict(
+        help="query dtype; default: bfloat16",
+    ),
+    "--kv-dtype": dict(
+        help="KV cache dtype; default: auto (the query dtype, or the engine's own resolution)",
+    ),
 }
-BATCH = {"--batch": _of("requests, if --lens is one length or range", type=int, metavar="N")}
-MEASURE = {
-    "study": _of("a study, or a file of captured steps, .jsonl", metavar="STUDY"),
-    "--rounds": _of("rounds of every grid", type=int, metavar="N"),
-    "--retry": _of("measure again what is on record as failed", action="store_true"),
+BATCH: Options = {
+    "--batch": dict(
+        type=int,
+        metavar="N",
+        help="number of requests, if --lens is one length or range",
+    ),
+}
+MEASURE: Options = {
+    "study": dict(
+        metavar="STUDY",
+        help="a study, or a file of captured steps, .jsonl",
+    ),
+    "--rounds": dict(
+        type=int,
+        metavar="N",
+        help="rounds of every grid",
+    ),
+    "--retry": dict(
+        action="store_true",
+        help="measure again what is on record as failed",
+    ),
     **OVERLAY,
 }
-ASKED = {
-    "package": "distribution whose releases are searched, such as flashinfer-python",
-    "good": "a release that is fast",
-    "bad": "a release that is slow",
-    "study": "the study that has the case",
-    "case": "a case by its key, such as 32/8,d128,p16,b16,k8192, or by its label",
-}
-BISECT = {
-    **{f"--{n}": _of(help, required=True, metavar=n.upper()) for n, help in ASKED.items()},
-    "--backend": _of("default: flashinfer-auto"),
-    "--rounds": _of("at each step; default: 3", type=int, metavar="N"),
-    "--releases": _of("search these instead of all there are", metavar="V,V,..."),
+BISECT: Options = {
+    "--package": dict(
+        required=True,
+        metavar="PACKAGE",
+        help="distribution whose releases are searched, such as flashinfer-python",
+    ),
+    "--good": dict(
+        required=True,
+        metavar="GOOD",
+        help="a fast release",
+    ),
+    "--bad": dict(
+        required=True,
+        metavar="BAD",
+        help="a slow release",
+    ),
+    "--study": dict(
+        required=True,
+        metavar="STUDY",
+        help="the study that has the case",
+    ),
+    "--case": dict(
+        required=True,
+        metavar="CASE",
+        help="key or label of the case, such as 32/8,d128,p16,b16,k8192",
+    ),
+    "--backend": dict(
+        help="default: flashinfer-auto",
+    ),
+    "--rounds": dict(
+        type=int,
+        metavar="N",
+        help="rounds per step of the search; default: 3",
+    ),
+    "--releases": dict(
+        metavar="V,V,...",
+        help="search only these releases; default: all",
+    ),
     **OVERLAY,
     **JSON,
 }
-COMPARE = {
-    "--base": _of("the release to compare with, or a wheel or folder", required=True),
-    "--new": _of("the release in question, or a wheel or folder", required=True),
+COMPARE: Options = {
+    "--base": dict(
+        required=True,
+        help="baseline release, or a wheel or folder",
+    ),
+    "--new": dict(
+        required=True,
+        help="release under test, or a wheel or folder",
+    ),
     **LAYER,
-    "--model": LAYER["--model"]
-    | _of(f"layers of: {', '.join(WHOLE_MODELS)}; {MLA}", nargs="+", dest="models"),
+    "--model": dict(
+        nargs="+",
+        dest="models",
+        metavar="NAME",
+        help=f"layers of one or more of: {', '.join(WHOLE_MODELS)}; {MLA}",
+    ),
     **BATCH,
-    "--lens": _of(f"one decode call of that layer: {LENGTHS_HELP}", metavar="N,..."),
-    "--backend": _of("what an engine pins, such as fa2, xqa, prefill-fa2"),
-    "--cases": _of(
-        "a file of keys of cases, such as 32/8,d128,p16,b16,k8192,chat (lengths: "
-        f"{', '.join(LENGTHS)}, or 33+1+60), or steps.jsonl",
+    "--lens": dict(
+        metavar="N,...",
+        help=f"one decode call of that layer: {LENGTHS_HELP}",
+    ),
+    "--backend": dict(
+        help="the backend that an engine pins, such as fa2, xqa, prefill-fa2",
+    ),
+    "--cases": dict(
         type=Path,
         metavar="FILE",
+        help="file of case keys, such as 32/8,d128,p16,b16,k8192,chat (lengths: "
+        f"{', '.join(LENGTHS)}, or 33+1+60), or steps.jsonl",
     ),
-    "--not-slower": _of("how much slower a call may be, default: 2%%", type=_percent, metavar="P"),
+    "--not-slower": dict(
+        type=_percent,
+        metavar="P",
+        help="non-inferiority margin: how much slower a call may be; default: 2%%",
+    ),
     **JSON,
 }
-PUBLISH = {
-    "study": _of("a study that was measured", metavar="STUDY"),
-    "--machine": _of("a folder of data/records, if several have it", metavar="M"),
+PUBLISH: Options = {
+    "study": dict(
+        metavar="STUDY",
+        help="a study that was measured",
+    ),
+    "--machine": dict(
+        metavar="M",
+        help="folder of data/records, if several have the study",
+    ),
 }
-REPORT = {"--out": _of(f"default: {DEFAULT_REPORT}", type=Path, metavar="FILE")}
-CLAIMS = {"ids": _of("show all there is on these claims", nargs="*", metavar="ID"), **JSON}
-ADVISE = {
+REPORT: Options = {
+    "--out": dict(
+        type=Path,
+        metavar="FILE",
+        help=f"default: {DEFAULT_REPORT}",
+    ),
+}
+CLAIMS: Options = {
+    "ids": dict(
+        nargs="*",
+        metavar="ID",
+        help="show all details of these claims",
+    ),
+    **JSON,
+}
+ADVISE: Options = {
     **LAYER,
     **BATCH,
     **DTYPES,
-    "--lens": _of(LENGTHS_HELP, required=True, metavar="N,..."),
-    "--engine": _of(
-        "sglang==0.5.23, vllm==0.33.0, or the library; default: flashinfer==0.7.2",
-        dest="library",
+    "--lens": dict(
+        required=True,
+        metavar="N,...",
+        help=LENGTHS_HELP,
     ),
-    "--backend": _of("the backend of it that is pinned, such as flashinfer"),
-    "--gpu": _of("such as h100, b200 or sm90; default: sm90"),
-    "--measure": _of("on a GPU: all backends; builds of kernels add minutes", action="store_true"),
+    "--engine": dict(
+        dest="library",
+        help="sglang==0.5.23, vllm==0.33.0, or the library; default: flashinfer==0.7.2",
+    ),
+    "--backend": dict(
+        help="the backend that is pinned, such as flashinfer",
+    ),
+    "--gpu": dict(
+        help="such as h100, b200 or sm90; default: sm90",
+    ),
+    "--measure": dict(
+        action="store_true",
+        help="benchmark all backends on this GPU; JIT builds of kernels take minutes",
+    ),
 }
-EXPLAIN = {
-    "--library": _of("sglang==0.5.23; sglang==0.5.23,flashinfer==0.7.2.post1 if that is installed"),
-    "--gpu": _of("such as sm90 or h100; several with --diff: sm90,sm100"),
-    "--mode": _of("such as decode; several with --diff"),
+EXPLAIN: Options = {
+    "--library": dict(
+        help="sglang==0.5.23, or sglang==0.5.23,flashinfer==0.7.2.post1 if that is installed",
+    ),
+    "--gpu": dict(
+        help="such as sm90 or h100; several with --diff: sm90,sm100",
+    ),
+    "--mode": dict(
+        help="such as decode; several with --diff",
+    ),
     **LAYER,
     **DTYPES,
-    "--diff": _of(
-        "what changes from OLD to NEW, such as flashinfer==0.6.13, for --gpu, --mode, --policy, "
-        "--call and a layer (also DeepSeek MLA), as far as they are given",
+    "--diff": dict(
         nargs=2,
         metavar=("OLD", "NEW"),
+        help="what changes from OLD to NEW, such as flashinfer==0.6.13, for the --gpu, --mode, "
+        "--policy, --call and layer (also DeepSeek MLA) that are given",
     ),
-    "--policy": _of("an engine's rule, or a backend's name; default: auto"),
-    "--call": _of(
-        "a fact of the call, such as graph or kv_lens=8192x16; repeatable; topk is 2048 in "
-        "sparse_mla unless it is given",
+    "--policy": dict(
+        help="an engine's rule, or a backend's name; default: auto",
+    ),
+    "--call": dict(
         action="append",
         metavar="FIELD[=VALUE]",
+        help="a fact of the call, such as graph or kv_lens=8192x16; repeatable; topk defaults to "
+        "2048 in sparse_mla",
     ),
     **JSON,
 }
-DIAGNOSE = {
-    "trace": _of("of torch.profiler (json, json.gz) or Nsight Systems (sqlite)", metavar="TRACE"),
-    "after": _of(
-        "a second trace: what got slower from the first to it", nargs="?", metavar="AFTER"
+DIAGNOSE: Options = {
+    "trace": dict(
+        metavar="TRACE",
+        help="trace of torch.profiler (json, json.gz) or Nsight Systems (sqlite)",
     ),
-    "--shape": _of("what it does not tell: heads=32/8,kv_len=8192", metavar="N=V,..."),
+    "after": dict(
+        nargs="?",
+        metavar="AFTER",
+        help="a second trace: report what is slower than in the first",
+    ),
+    "--shape": dict(
+        metavar="N=V,...",
+        help="facts that the trace does not record: heads=32/8,kv_len=8192",
+    ),
     **JSON,
 }
-REPRO = {"name": _of("a script", metavar="NAME")}
+REPRO: Options = {
+    "name": dict(
+        metavar="NAME",
+        help="a script",
+    ),
+}
 COMMANDS = {
     "doctor": Command(_doctor, JSON),
     "diagnose": Command(_diagnose, DIAGNOSE, status=USAGE),

@@ -6,7 +6,7 @@ from typing import Any
 NO_DRIVER = "needs a CUDA GPU (no driver is here: libcuda.so.1)"
 
 
-def diagnose() -> dict[str, Any]:
+def examine() -> dict[str, Any]:
     """Machine, versions, mode, each backend's reason (empty: it can run), records.
 
     Without a driver of NVIDIA's torch is not loaded, and only SDPA can run.
@@ -18,7 +18,8 @@ def diagnose() -> dict[str, Any]:
     from .run.study import mode
     from .studies import STUDIES
 
-    device, backends = "cpu", dict.fromkeys(TABLE, NO_DRIVER) | {"sdpa": ""}
+    device = "cpu"
+    backends = dict.fromkeys(TABLE, NO_DRIVER) | {"sdpa": ""}
     if has_driver():
         import torch
 
@@ -39,17 +40,19 @@ def diagnose() -> dict[str, Any]:
 
 
 def render(facts: dict[str, Any]) -> str:
-    """The facts of `diagnose` as aligned lines."""
+    """The facts of `examine` as aligned lines."""
     machine = facts["machine"]
+    backends = facts["backends"].items()
+    studies = facts["studies"].items()
     lines = [
         f"mode      {facts['mode']} (ATTNLIB_MODE={facts['mode_asked']})",
         f"machine   {machine['gpu'] or 'no CUDA GPU'} ({machine['gpu_id']})",
         "versions",
         *_aligned(facts["versions"]),
         "backends",
-        *_aligned({name: reason or "ready" for name, reason in facts["backends"].items()}),
+        *_aligned({name: reason or "ready" for name, reason in backends}),
         "records",
-        *_aligned({name: ", ".join(have) or "none" for name, have in facts["studies"].items()}),
+        *_aligned({name: ", ".join(machines) or "none" for name, machines in studies}),
     ]
     return "\n".join(lines)
 

@@ -39,10 +39,44 @@ repro split_cap
 """.split("\n")[1:-1]
 """Command lines, to be spoiled."""
 WRONG = (
-    *("", " ", "-1", "-", "--", "x" * 3000, "\u00e9", "\n", "a\nb", "\0", "/", "."),
-    *("../..", "folder/none", "nan", "1e9", "0x3", "3..1", "1..", "1,,2", "=", "a=b=c"),
-    *("==", "flashinfer==", "vllm==9.9", "sglang==0.5.55", "8/0", "8/3", "x/y", "-2%", "\u0663"),
-    *("heads=", "heads=1", "kv_len=nan", "Llama-3.1-8B at TP 3", "sm90,sm1", "--bogus", "[]"),
+    "",
+    " ",
+    "-1",
+    "-",
+    "--",
+    "x" * 3000,
+    "\u00e9",
+    "\n",
+    "a\nb",
+    "\0",
+    "/",
+    ".",
+    "../..",
+    "folder/none",
+    "nan",
+    "1e9",
+    "0x3",
+    "3..1",
+    "1..",
+    "1,,2",
+    "=",
+    "a=b=c",
+    "==",
+    "flashinfer==",
+    "vllm==9.9",
+    "sglang==0.5.55",
+    "8/0",
+    "8/3",
+    "x/y",
+    "-2%",
+    "\u0663",
+    "heads=",
+    "heads=1",
+    "kv_len=nan",
+    "Llama-3.1-8B at TP 3",
+    "sm90,sm1",
+    "--bogus",
+    "[]",
 )
 
 
@@ -67,27 +101,38 @@ def test_help_is_given_for_every_command_and_lists_the_studies(command, capsys):
         assert listed == MEASURABLE
 
 
-@pytest.mark.parametrize("arguments", [[], ["profile"], ["measure"], ["measure", "--rounds", "x"]])
-def test_a_command_line_that_is_no_command_is_one_line_that_points_to_help(arguments, capsys):
-    assert cli.main(arguments) == cli.USAGE
-    (line,) = capsys.readouterr().err.splitlines()
-    name = " ".join(["attnlib", *({*arguments[:1]} & {*cli.COMMANDS})])
-    assert line.startswith(f"{name}: ") and line.endswith("; see --help")
+@pytest.mark.parametrize(
+    ("line", "program"),
+    [
+        ("", "attnlib"),
+        ("profile", "attnlib"),
+        ("measure", "attnlib measure"),
+        ("measure --rounds x", "attnlib measure"),
+    ],
+)
+def test_a_command_line_that_is_no_command_is_one_line_that_points_to_help(line, program, capsys):
+    assert cli.main(line.split()) == cli.USAGE
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"{program}: ")
+    assert said.endswith("; see --help")
 
 
 def test_the_module_is_the_command_and_ends_in_silence_unread_or_at_ctrl_c(monkeypatch, capsys):
     command, pipe = [sys.executable, "-m", "attnlib"], subprocess.PIPE
     how = {"cwd": ROOT, "stderr": pipe, "text": True}
     done = subprocess.run([*command, "measure", "nope"], stdout=pipe, **how)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([*command, *EXPLAIN, "--gpu", "sm90"], stdout=write, **how)
+    command += [*EXPLAIN, "--gpu", "sm90"]
+    done = subprocess.run(command, stdout=write, **how)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
     # A shell's background job begins with Ctrl-C ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    monkeypatch.setattr(cli.doctor, "diagnose", lambda: signal.raise_signal(signal.SIGINT))
-    assert (cli.main(["doctor"]), *capsys.readouterr()) == (128 + signal.SIGINT, "", "")
+    monkeypatch.setattr(cli.doctor, "examine", lambda: signal.raise_signal(signal.SIGINT))
+    assert cli.main(["doctor"]) == 128 + signal.SIGINT
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -101,7 +146,8 @@ def test_a_malformed_argument_is_refused_in_one_line_and_nothing_is_written(
     for _ in range(10):
         words = shlex.split(pick.choice(RIGHT))
         words[pick.randrange(1, len(words))] = pick.choice(WRONG)
-        assert cli.main(words) in (cli.USAGE, cli.COMMANDS[words[0]].status), words
+        statuses = (cli.USAGE, cli.COMMANDS[words[0]].status)
+        assert cli.main(words) in statuses, words
         out, err = capsys.readouterr()
         (line,) = err.splitlines()
         assert line.startswith(f"attnlib {words[0]}: ") and out == "", words
@@ -136,7 +182,10 @@ def test_a_line_that_a_killed_sweep_cut_short_is_set_aside_and_said(tiny, capsys
 
 @pytest.mark.parametrize(
     ("options", "measured"),
-    [([], [[8, 9]]), (["--rounds", "2"], [[8, 9], [9, 8]])],
+    [
+        ([], [[8, 9]]),
+        (["--rounds", "2"], [[8, 9], [9, 8]]),
+    ],
 )
 def test_measure_does_what_its_options_say_and_names_the_file_it_wrote(
     tiny, options, measured, monkeypatch, capsys

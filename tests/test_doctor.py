@@ -10,7 +10,7 @@ import torch
 
 from attnlib import cli
 from attnlib.core.backends import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS, available
-from attnlib.doctor import diagnose, render
+from attnlib.doctor import examine, render
 from attnlib.measure.machine import has_driver
 from attnlib.run import store
 from attnlib.studies import STUDIES
@@ -35,29 +35,41 @@ def test_the_command_prints_all_that_is_known_in_aligned_lines_or_as_json(
     assert all("not installed" in why or "needs a CUDA GPU" in why for why in backends.values())
     assert records == {first: "test-gpu-0badcafe"} | dict.fromkeys(others, "none")
     block = lines[starts[1] + 1 : starts[2]]
-    assert len({line.index(line.split(maxsplit=1)[1]) for line in block}) == 1
+    places = set()
+    for line in block:
+        name, words = line.split(maxsplit=1)
+        places.add(line.index(words))
+    assert len(places) == 1
     assert cli.main(["doctor", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == diagnose()
+    assert json.loads(capsys.readouterr().out) == examine()
 
 
 @pytest.mark.parametrize("mode", ["replay", "live"])
 def test_the_mode_is_as_asked_or_why_it_cannot_be_had(without_gpu, monkeypatch, mode):
     monkeypatch.setenv("ATTNLIB_MODE", mode)
-    facts = diagnose()
+    facts = examine()
     assert facts["mode"].startswith({"replay": "replay", "live": "none: "}[mode])
     assert render(facts).startswith(f"mode      {facts['mode']} (ATTNLIB_MODE={mode})")
 
 
 def test_with_a_driver_each_backend_says_what_it_lacks(without_gpu, monkeypatch):
     monkeypatch.setattr("attnlib.measure.machine.has_driver", lambda: True)
-    assert diagnose()["backends"] == available()
+    assert examine()["backends"] == available()
 
 
 @pytest.mark.skipif(has_driver(), reason="with a driver torch is asked for the GPU")
 def test_explain_loads_no_pandas_and_a_doctor_without_a_driver_no_torch():
-    explain = "explain --library flashinfer==0.6.3 --mode decode --heads 32/8 --gpu sm90".split()
-    code = f"import sys; from attnlib import cli; cli.main({explain}); "
-    code += "assert not {'pandas', 'torch'} & {*sys.modules}; cli.main(['doctor']); "
-    code += "assert 'torch' not in sys.modules"
-    root = Path(__file__).resolve().parents[1]
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True)
+    code = """
+import sys
+from attnlib import cli
+cli.main("explain --library flashinfer==0.6.3 --mode decode --heads 32/8 --gpu sm90".split())
+assert not {"pandas", "torch"} & set(sys.modules)
+cli.main(["doctor"])
+assert "torch" not in sys.modules
+"""
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).resolve().parents[1],
+        check=True,
+        capture_output=True,
+    )

@@ -3,16 +3,22 @@
 The template escapes every string, and its colours are those of JupyterLab's theme.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-MAX_ROWS, NO_BAR, NOTHING = 20, -1.0, "-"
+MAX_ROWS = 20
+NO_BAR = -1.0
+NOTHING = "-"
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE = (TEMPLATES / "card.css").read_text(encoding="utf-8")
+
+Captioned = tuple[str, pd.DataFrame, Sequence[float]]
+"""Caption, table and bars."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +41,12 @@ class Card:
     code_caption: str = "This view again:"
 
     @property
-    def tables(self) -> list[tuple[str, pd.DataFrame, Sequence[float]]]:
+    def tables(self) -> list[Captioned]:
         """Caption, table and bars of the tables that have rows."""
-        more = [(caption, table, ()) for caption, table in self.more]
-        return [each for each in ((self.caption, self.table, self.bars), *more) if len(each[1])]
+        found: list[Captioned] = [(self.caption, self.table, self.bars)]
+        for caption, table in self.more:
+            found.append((caption, table, ()))
+        return [each for each in found if not each[1].empty]
 
 
 class Shown:
@@ -59,8 +67,12 @@ def as_html(card: Card) -> str:
     """The card as an HTML fragment that carries its own style and loads nothing."""
     from markupsafe import Markup
 
-    tables = [_shown(*table) for table in card.tables]
-    page = render(TEMPLATES / "card.html", card=card, tables=tables, style=Markup(STYLE))
+    page = render(
+        TEMPLATES / "card.html",
+        card=card,
+        tables=[_shown(*table) for table in card.tables],
+        style=Markup(STYLE),
+    )
     return page.removesuffix("\n")
 
 
@@ -81,43 +93,62 @@ def render(template: Path, **values: Any) -> str:
 
 def as_text(card: Card) -> str:
     """The card as aligned lines."""
+    lines = [card.title, *card.notes]
     width = max((len(label) for label, _ in card.facts), default=0)
-    facts = [f"  {label:<{width}}  {value}" for label, value in card.facts]
-    body = []
+    for label, value in card.facts:
+        lines.append(f"  {label:<{width}}  {value}")
     for caption, table, _ in card.tables:
-        rows = table.head(MAX_ROWS).to_string(index=False)
-        body += ["", *([f"{caption}:"] if caption != card.caption else []), rows, *_left_out(table)]
-    code = [card.code_caption, card.code, ""] if card.code else []
-    text = "\n".join([card.title, *card.notes, *facts, *body, "", *code, card.footer])
-    return "\n".join(line.rstrip() for line in text.splitlines())
+        lines.append("")
+        if caption != card.caption:
+            lines.append(f"{caption}:")
+        lines.append(table.head(MAX_ROWS).to_string(index=False))
+        lines += _left_out(table)
+    lines.append("")
+    if card.code:
+        lines += [card.code_caption, card.code, ""]
+    lines.append(card.footer)
+    return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines())
 
 
 def in_words(table: pd.DataFrame, forms: Mapping[str, str]) -> pd.DataFrame:
     """The table with each column in its form (`,.1f`), else as it is; `NOTHING` for NaN."""
-    words = {
-        name: [NOTHING if pd.isna(value) else format(value, forms[name]) for value in table[name]]
-        for name in forms
-        if name in table
-    }
+    words = {}
+    for name, form in forms.items():
+        if name in table:
+            words[name] = [_formatted(value, form) for value in table[name]]
     return table.assign(**words).where(table.notna(), NOTHING)
 
 
-def _shown(caption: str, table: pd.DataFrame, bars: Sequence[float]) -> tuple[object, ...]:
+def _formatted(value: Any, form: str) -> str:
+    return NOTHING if pd.isna(value) else format(value, form)
+
+
+def _shown(
+    caption: str,
+    table: pd.DataFrame,
+    bars: Sequence[float],
+) -> tuple[object, ...]:
     """Caption, names and kinds of columns, rows each with its bar, and what is left out."""
     head = table.head(MAX_ROWS)
-    kinds = [_kind([str(word) for word in head[name]]) for name in table]
-    widths = [min(1.0, max(0.0, bar)) for bar in bars[: len(head)]] or [NO_BAR] * len(head)
+    names = list(table)
+    kinds = [_kind(head[name].astype(str)) for name in table]
+    widths = [NO_BAR] * len(head)
+    if len(bars):
+        names.append("")
+        widths = np.clip(bars[: len(head)], 0.0, 1.0).tolist()
     rows = list(zip(head.to_numpy().tolist(), widths, strict=True))
-    names = [*table, ""] if len(bars) else [*table]
     return caption, names, [*kinds, ""], rows, _left_out(table)
 
 
-def _kind(column: Sequence[str]) -> str:
-    # Numbers stand right, under each other; words, which begin with no digit, stand left.
-    is_words = not any(word.lstrip("+-")[:1].isdigit() for word in column)
-    return "words" if is_words and any(word != "-" for word in column) else ""
+def _kind(column: Iterable[str]) -> str:
+    """`words`, which stand left, or nothing: numbers stand right, under each other."""
+    words = [word for word in column if word != NOTHING]
+    has_number = any(word.lstrip("+-")[:1].isdigit() for word in words)
+    return "words" if words and not has_number else ""
 
 
 def _left_out(table: pd.DataFrame) -> list[str]:
     more = len(table) - MAX_ROWS
-    return [f"and {more} more rows: .table() or --json has them all"] if more > 0 else []
+    if more <= 0:
+        return []
+    return [f"and {more} more rows: .table() or --json has them all"]

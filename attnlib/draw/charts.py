@@ -45,21 +45,39 @@ def panels(
 
     style.apply()
     figure, grid = plt.subplots(
-        1, len(titles), figsize=size, layout="constrained", squeeze=False, sharey=share_y
+        nrows=1,
+        ncols=len(titles),
+        figsize=size,
+        layout="constrained",
+        squeeze=False,
+        sharey=share_y,
     )
     axes = list(grid[0])
+    x_words, y_words = words
     for axis, panel_title in zip(axes, titles, strict=True):
-        axis.set(title=panel_title, xlabel=words[0])
-    axes[0].set_ylabel(words[1])
+        axis.set(title=panel_title, xlabel=x_words)
+    axes[0].set_ylabel(y_words)
     if title:
         figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
-    # Under the figure, so that it can travel alone: study, GPU, days and records, or a line.
     text = source if isinstance(source, str) else style.source_of(source)
-    height = style.LINE_INCHES * (text.count("\n") + 1.5) / size[1]
-    engine: Any = figure.get_layout_engine()
-    engine.set(rect=(0, height, 1, 1 - height))
-    figure.text(0.005, 0.005, text, fontsize=7, color="0.35", ha="left", va="bottom")
+    _footer(figure, text)
     return figure, axes
+
+
+def _footer(figure: Any, text: str) -> None:
+    """Under the figure, so that it can travel alone: study, GPU, days and records, or a line."""
+    lines = text.count("\n") + 1.5
+    height = style.LINE_INCHES * lines / figure.get_figheight()
+    figure.get_layout_engine().set(rect=(0, height, 1, 1 - height))
+    figure.text(
+        x=0.005,
+        y=0.005,
+        s=text,
+        fontsize=7,
+        color="0.35",
+        ha="left",
+        va="bottom",
+    )
 
 
 def dots(
@@ -76,17 +94,25 @@ def dots(
 
     `interval` is the axis, `x` or `y`, along which columns `low` and `high` reach (NaN: no bar).
     """
-    unknown = dict.fromkeys(sorted(set(rows[by]) - set(looks)), style.UNNAMED)
-    for name, look in {**looks, **unknown}.items():
+    unknown = sorted(set(rows[by]) - set(looks))
+    for name in (*looks, *unknown):
+        look = looks.get(name, style.UNNAMED)
         part = rows[rows[by] == name]
         if part.empty:
             continue
         if interval:
             middle = part[x if interval == "x" else y]
-            below, above = middle - part.low, part.high - middle
-            reach = [length.clip(lower=0).fillna(0) for length in (below, above)]
-            bars: dict[str, Any] = {f"{interval}err": reach, "fmt": "none", "elinewidth": 1}
-            axis.errorbar(part[x], part[y], ecolor=look.color, **bars)
+            below = (middle - part.low).clip(lower=0).fillna(0)
+            above = (part.high - middle).clip(lower=0).fillna(0)
+            axis.errorbar(
+                part[x],
+                part[y],
+                xerr=[below, above] if interval == "x" else None,
+                yerr=[below, above] if interval == "y" else None,
+                fmt="none",
+                elinewidth=1,
+                ecolor=look.color,
+            )
         axis.scatter(
             part[x],
             part[y],
@@ -98,15 +124,33 @@ def dots(
         )
 
 
-def medians(rows: pd.DataFrame, x: str, *, panel: str, names: Sequence[str]) -> Figure:
+def medians(
+    rows: pd.DataFrame,
+    x: str,
+    *,
+    panel: str,
+    names: Sequence[str],
+) -> Figure:
     """Median time over column `x`, a panel per value of `panel`, a line per backend of `names`."""
     parts = dict(iter(rows.groupby(panel)))
-    titles, words = [f"{panel} {value:,}" for value in parts], (x, "us (log)")
-    figure, axes = panels(titles, (11, 3.4), rows, words, share_y=True)
+    titles = [f"{panel} {value:,}" for value in parts]
+    figure, axes = panels(
+        titles,
+        size=(11, 3.4),
+        source=rows,
+        words=(x, "us (log)"),
+        share_y=True,
+    )
     for axis, part in zip(axes, parts.values(), strict=True):
         for name, look in style.looks(names).items():
-            line = part[part.backend == name].groupby(x).run_us.median()
-            axis.plot(line, color=look.color, marker=look.marker, label=name, markersize=3)
+            of_backend = part[part.backend == name]
+            axis.plot(
+                of_backend.groupby(x).run_us.median(),
+                color=look.color,
+                marker=look.marker,
+                label=name,
+                markersize=3,
+            )
         style.log_axes(axis, "x", "y")
     axes[0].legend(fontsize=7)
     return figure
@@ -115,13 +159,17 @@ def medians(rows: pd.DataFrame, x: str, *, panel: str, names: Sequence[str]) -> 
 def spread(keys: pd.Series | pd.Index, width: float) -> np.ndarray:
     """Offsets for dots that would cover others: one per key, evenly over `width` about 0."""
     place, names = pd.factorize(keys, sort=True)
-    return width * (place / max(1, len(names) - 1) - 0.5 * (len(names) > 1))
+    last = len(names) - 1
+    if last == 0:
+        return width * place  # one key stands in the middle
+    return width * (place / last - 0.5)
 
 
 def categories(axis: Axes, which: str, names: Iterable[object]) -> None:
     """Names in place of numbers 0, 1, ... on axis `x` or `y`, rows from the top."""
-    names = [str(name) for name in names]
-    getattr(axis, f"set_{which}ticks")(range(len(names)), names)
+    labels = [str(name) for name in names]
+    set_ticks = getattr(axis, f"set_{which}ticks")
+    set_ticks(range(len(labels)), labels)
     if which == "y":
-        axis.set_ylim(len(names) - 0.5, -0.5)
+        axis.set_ylim(len(labels) - 0.5, -0.5)
         axis.grid(visible=False, axis="y")

@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
-"""Okabe and Ito's palette: distinct for all common kinds of colour blindness."""
-BLUE, VERMILION, _, _, _, SKY, _ = PALETTE
-SHAPES = ("o", "^", "s", "D", "v", "P", "X")
-"""A marker for each colour of the palette, for print in grey."""
+BLUE = "#0072B2"
+VERMILION = "#D55E00"
+SKY = "#56B4E9"
 PALE_BLUE = "#BFDDF0"
 OTHER = "0.55"
 """The grey of what has no name."""
 RULE: dict[str, Any] = {"color": "0.3", "linewidth": 1}
 """A line to compare with: at 1, at 0, at a bound."""
-SMALL: dict[str, Any] = {"fontsize": 6.5, "bbox": {"color": "white", "pad": 0.3}}
+SMALL: dict[str, Any] = {
+    "fontsize": 6.5,
+    "bbox": {"color": "white", "pad": 0.3},
+}
 """Words inside a panel, which hide the lines behind them."""
 LOOK = Path(__file__).with_name("look.mplstyle")
 UNDATED: dict[str, dict[str, None]] = {
@@ -52,25 +53,38 @@ class Look(NamedTuple):
 
 
 UNNAMED = Look(OTHER, "D")
+PALETTE = (
+    Look(BLUE, "o"),
+    Look(VERMILION, "^"),
+    Look("#009E73", "s"),
+    Look("#CC79A7", "D"),
+    Look("#E69F00", "v"),
+    Look(SKY, "P"),
+    Look("#F0E442", "X"),
+)
+"""Okabe and Ito's colours, distinct for all common kinds of colour blindness, each with a marker
+of its own for print in grey."""
 
 
 def looks(names: Iterable[T]) -> dict[T, Look]:
-    """A look for each of several names, in the order of the palette."""
-    pairs = zip(PALETTE, SHAPES, strict=True)
-    return {name: Look(*pair) for name, pair in zip(names, pairs, strict=False)}
+    """A look for each of several names, in the order of the palette, as far as it goes."""
+    return dict(zip(names, PALETTE, strict=False))
 
 
-def family_looks(families: Mapping[str, Any], names: Iterable[str] = ()) -> dict[str, Look]:
+def family_looks(
+    families: Mapping[str, Any],
+    names: Iterable[str] = (),
+) -> dict[str, Look]:
     """The looks that a table of kernel families (`core.backends.table`) gives some of them; other
     `names` take what is left of the palette, as far as it goes."""
-    given = {
-        name: Look(family.color, family.marker)
-        for name, family in sorted(families.items())
-        if family.color
-    }
-    colors = {look.color for look in given.values()}
-    left = [Look(*pair) for pair in zip(PALETTE, SHAPES, strict=True) if pair[0] not in colors]
-    return given | dict(zip(sorted({*names} - set(given)), left, strict=False))
+    given = {}
+    for name, family in sorted(families.items()):
+        if family.color:
+            given[name] = Look(family.color, family.marker)
+    taken = {look.color for look in given.values()}
+    left = [look for look in PALETTE if look.color not in taken]
+    others = sorted(set(names) - set(given))
+    return given | dict(zip(others, left, strict=False))
 
 
 def apply() -> None:
@@ -89,7 +103,8 @@ def log_axes(axis: Axes, *which: str) -> None:
     for name in which:
         line = getattr(axis, f"{name}axis")
         low, high = line.get_view_interval()
-        line.set_major_locator(LogLocator(subs=(1, 2, 5) if high < SPARSE_FROM * low else (1,)))
+        steps = (1,) if high >= SPARSE_FROM * low else (1, 2, 5)
+        line.set_major_locator(LogLocator(subs=steps))
         line.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         line.set_minor_formatter(NullFormatter())
 
@@ -107,14 +122,44 @@ def source_of(frame: pd.DataFrame) -> str:
     ids = sorted(set(frame.id))
     if len(ids) <= FEW:
         return f"{where}\nrecords {', '.join(ids)}"
-    digest = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:8]
-    return f"{where}\n{len(ids):,} records, {ids[0]} to {ids[-1]}, hash of ids {digest}"
+    digest = hashlib.sha256("\n".join(ids).encode())
+    span_of_ids = f"{len(ids):,} records, {ids[0]} to {ids[-1]}"
+    return f"{where}\n{span_of_ids}, hash of ids {digest.hexdigest()[:8]}"
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
-    """Write a figure as `.png` or `.svg`, without a date; returns its absolute path.
+    """Write a figure without a date: the same figure is the same file on every day.
 
-    The file is whole or as it was. ValueError for another suffix.
+    The file is whole or as it was.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        What is drawn.
+    path : str or os.PathLike
+        The file, which ends in `.png` or `.svg`; its folder exists.
+
+    Returns
+    -------
+    pathlib.Path
+        The absolute path of the file.
+
+    Raises
+    ------
+    ValueError
+        For a path with another suffix.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import attnlib
+    >>> from matplotlib.figure import Figure
+    >>> figure = Figure(figsize=(2, 1))  # inches
+    >>> line = figure.subplots().plot([8192, 16384], [93.1, 184.0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = attnlib.save(figure, f"{folder}/times.svg")
+    >>> path.name
+    'times.svg'
     """
     import matplotlib as mpl
 
@@ -123,5 +168,9 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"path must end in {' or '.join(UNDATED)}, got {path.name!r}")
     image = io.BytesIO()
     with mpl.rc_context(fname=LOOK):
-        figure.savefig(image, format=path.suffix[1:], metadata=UNDATED[path.suffix])
+        figure.savefig(
+            image,
+            format=path.suffix.removeprefix("."),
+            metadata=UNDATED[path.suffix],
+        )
     return write_whole(path, image.getvalue()).resolve()

@@ -10,24 +10,35 @@ from packaging.version import Version
 from ..core.backends.limits import LATENT_MODES
 from ..core.layer import MODELS, name_of
 from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec, require_word
-from .explain import Choice, explain
+from .explain import Choice, by_name, explain
 from .facts import DECODE_MODES, GPUS, Call, decided
-from .libraries import AUTO, find
-from .rules import Reason
+from .libraries import AUTO, Library, Names, find
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = ["model", "dtype", "gpu", "mode", "before", "after", "why", "source"]
-NO_FACTS: dict[str, Any] = {}
+CALLS = ["model", "dtype", "gpu", "mode"]
+"""Columns that name a call; calls with the same change share a row."""
+COLUMNS = [*CALLS, "before", "after", "why", "source"]
+NO_FACTS: Mapping[str, Any] = {}
 PAGE = 16
 FAILS = " (cannot run)"
-BF16, FP8 = "bfloat16", "float8_e4m3fn"
-DTYPES = {"bf16": (BF16, BF16), "bf16, FP8 cache": (BF16, FP8), "FP8": (FP8, FP8)}
+BF16 = "bfloat16"
+FP8 = "float8_e4m3fn"
+DTYPES = {
+    "bf16": (BF16, BF16),
+    "bf16, FP8 cache": (BF16, FP8),
+    "FP8": (FP8, FP8),
+}
 """Name -> dtypes of query and cache. Engines do not pass an FP8 query of their own."""
-LATENT_HEADS = {"128 heads": (128, 1), "16 heads": (16, 1)}
-LATENT_PAGE, TOPK = 64, 2048
-"""Defaults of MLA: tokens of a page, and the index_topk of DeepSeek V3.2 and GLM-5."""
+DECODE_LENS = (8192,) * 16
+PREFILL_LENS = (2048,) * 4
+"""Tokens of each request, unless told otherwise."""
+LATENT_HEADS = {"128 heads": 128, "16 heads": 16}
+LATENT_PAGE = 64
+"""Tokens of a page of MLA, unless told otherwise."""
+TOPK = 2048
+"""The index_topk of DeepSeek V3.2 and GLM-5."""
 
 
 def changes(
@@ -43,15 +54,53 @@ def changes(
     stated: Collection[str] | None = None,
     gpus: Sequence[str] = tuple(GPUS),
 ) -> "pd.DataFrame":
-    """The calls for which `new` picks another backend, or calls another kernel, than `old`.
+    """The calls for which a release of a library picks another backend, or calls another kernel.
 
-    `old` and `new` are two releases of one library (`flashinfer==0.7.2`). Tried are `layer`, or the
-    layers of one model or of all (`MODELS`, `MLA`) with pages of 16 tokens and otherwise `fields`
-    of `AttnSpec`, in `modes` or every mode of the library in which there is such a `policy`.
-    `facts` are fields of `Call` that differ from a usual call. Calls with the same change share a
-    row; `why` is that of `new`, or why `old` could not run the same pick. A call that neither can
-    run has no row. Raises ValueError for an unknown library, release, model, mode or policy, and
-    for `stated` facts or fields, by default all, of which no rule tests one.
+    Tried are `layer`, or the layers of one model or of all, on every GPU of `gpus`, with 16
+    requests of 8,192 tokens (decode, MLA) or four prompts of 2,048. Pages have 16 tokens, those of
+    MLA 64. Calls with the same change share a row.
+
+    Parameters
+    ----------
+    old, new : str
+        Two releases of one library, such as `flashinfer==0.6.3`.
+    model : str, optional
+        A model of `attnlib.core.layer.MODELS`, or `DeepSeek MLA`; by default all of them.
+    layer : AttnSpec, optional
+        The one layer that is tried, in place of models.
+    fields : dict, optional
+        Fields of `AttnSpec` in which the layers of models differ: head_dim, page_size (tokens),
+        dtype, kv_dtype.
+    modes : sequence of str, optional
+        Modes of the library; by default every one in which there is such a policy.
+    policy : str, default "auto"
+        As of `explain`.
+    facts : dict, optional
+        Fields of `Call` in which the calls differ from a plain call.
+    stated : collection of str, optional
+        Facts and fields of which a rule must test each; by default all that are given.
+    gpus : sequence of str, optional
+        Names of `attnlib.select.GPUS`; by default all.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row for each change: model, dtype, gpu, mode, before, after, why, source. `why` is that
+        of `new`, or why `old` could not run the same pick. A call that neither can run has no row.
+
+    Raises
+    ------
+    ValueError
+        For an unknown library, release, model, mode or policy, and for `stated` facts or fields of
+        which no rule tests one.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> table = attnlib.changes("flashinfer==0.6.3", "flashinfer==0.6.4", gpus=["sm90"])
+    >>> first = table.iloc[0]
+    >>> first["mode"], first.before, first.after, first.source
+    ('decode', 'fa3', 'fa2', 'FlashInfer #2530')
     """
     import pandas as pd
 
@@ -59,45 +108,87 @@ def changes(
     if find(new)[0] is not library:
         raise ValueError(f"new must be a release of {library.name} as old is, got {new!r}")
     require_word("model", model or MLA, (*MODELS, MLA))
-    fitting = [m for m in library.modes if not model or (m in LATENT_MODES) == (model == MLA)]
-    for mode in modes:
-        require_word(f"mode of {model or library.name}", mode, fitting)
-        library.require_policy(policy, [mode])
-    known = [mode for mode in fitting if not layer or mode not in LATENT_MODES]
-    library.require_policy(policy, modes or known)
-    tried = modes or [mode for mode in known if policy in library.policies_for(mode)]
-    dtypes = {name: pair for name, pair in DTYPES.items() if name != "FP8" or not library.calls}
-    if layer is not None or {"dtype", "kv_dtype"} & {*fields}:
-        spec = layer or AttnSpec(1, 1, 1, 1, fields.get("dtype", BF16), fields.get("kv_dtype", ""))
-        dtypes = {spec.dtypes: (spec.dtype, spec.kv_dtype)}
-    sizes = {name: value for name, value in fields.items() if name in ("head_dim", "page_size")}
-    dropped = {*facts, *fields} if stated is None else {*stated}
+    tried = _modes_tried(library, model, layer, modes, policy)
+    dtypes = _dtypes_tried(library, layer, fields)
+    sizes = {name: fields[name] for name in ("head_dim", "page_size") if name in fields}
+    untested = {*facts, *fields} if stated is None else set(stated)
     rows = []
     for mode, dtype, gpu in product(tried, dtypes, gpus):
-        # A usual call: a decode step of 16 requests, or four prompts.
-        lens = (8192,) * 16 if mode in DECODE_MODES else (2048,) * 4
-        topk = TOPK if mode == "sparse_mla" else 0
-        call = replace(Call(kv_lens=lens, causal=mode not in LATENT_MODES, topk=topk), **facts)
+        call = _usual_call(mode, facts)
         for name, usual in _layers(mode, model, dtypes[dtype], layer):
             spec = replace(usual, **sizes)
             how = {"mode": mode, "gpu": gpu, "policy": policy, "call": call}
-            before, after = (_choice(spec, library=side, **how) for side in (old, new))
+            before = _choice(spec, library=old, **how)
+            after = _choice(spec, library=new, **how)
             tested = before.tested | after.tested
-            dropped -= {name for name in dropped if decided(name, call) & tested}
-            picks = [f"{c.picked}{FAILS if c.problem and c.order else ''}" for c in (before, after)]
-            if picks[0] != picks[1] and not (before.problem and after.problem):
-                mended = before.problem if picks[0] == f"{picks[1]}{FAILS}" else ""
-                why = after.problem or mended or after.decided_by.why
-                source = after.decided_by.source
-                rows.append((name, dtype, gpu, mode, *picks, why, source))
-    if dropped:
-        words = ", ".join(sorted(dropped))
+            untested = {name for name in untested if not decided(name, call) & tested}
+            change = _change(before, after)
+            if change:
+                rows.append((name, dtype, gpu, mode, *change))
+    if untested:
+        words = ", ".join(sorted(untested))
         raise ValueError(f"no rule of {library.name} tests {words} in these calls")
-    table = pd.DataFrame(rows, columns=COLUMNS)
-    for column in COLUMNS[:4]:
+    return _merged(pd.DataFrame(rows, columns=COLUMNS))
+
+
+def _merged(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Calls with the same change in one row, their words joined by commas."""
+    for column in CALLS:
         same = [name for name in COLUMNS if name != column]
-        table = table.groupby(same, sort=False)[column].agg(", ".join).reset_index()
+        groups = table.groupby(same, sort=False)
+        table = groups[column].agg(", ".join).reset_index()
     return table[COLUMNS]
+
+
+def _modes_tried(
+    library: Library,
+    model: str,
+    layer: AttnSpec | None,
+    modes: Sequence[str],
+    policy: str,
+) -> Sequence[str]:
+    """The modes that are asked for, or those of the library that fit and have the policy."""
+    fitting = list(library.modes)
+    if model == MLA:
+        fitting = [mode for mode in fitting if mode in LATENT_MODES]
+    elif model:
+        fitting = [mode for mode in fitting if mode not in LATENT_MODES]
+    for mode in modes:
+        require_word(f"mode of {model or library.name}", mode, fitting)
+        library.require_policy(policy, [mode])
+    if modes:
+        return modes
+    if layer is not None:
+        fitting = [mode for mode in fitting if mode not in LATENT_MODES]
+    library.require_policy(policy, fitting)
+    return [mode for mode in fitting if policy in library.policies_for(mode)]
+
+
+def _dtypes_tried(
+    library: Library,
+    layer: AttnSpec | None,
+    fields: Mapping[str, Any],
+) -> dict[str, tuple[str, str]]:
+    """Name -> dtypes of query and cache: those of the layer, those given, or the usual ones."""
+    if layer is None and ("dtype" in fields or "kv_dtype" in fields):
+        dtype = fields.get("dtype", BF16)
+        layer = AttnSpec(1, 1, 1, 1, dtype, fields.get("kv_dtype", ""))
+    if layer is not None:
+        return {layer.dtypes: (layer.dtype, layer.kv_dtype)}
+    usual = dict(DTYPES)
+    if library.calls:
+        del usual["FP8"]
+    return usual
+
+
+def _usual_call(mode: str, facts: Mapping[str, Any]) -> Call:
+    """A decode step of 16 requests, or four prompts, but for `facts`."""
+    usual = Call(
+        kv_lens=DECODE_LENS if mode in DECODE_MODES else PREFILL_LENS,
+        causal=mode not in LATENT_MODES,
+        topk=TOPK if mode == "sparse_mla" else 0,
+    )
+    return replace(usual, **facts)
 
 
 def _choice(spec: AttnSpec, **how: Any) -> Choice:
@@ -105,13 +196,37 @@ def _choice(spec: AttnSpec, **how: Any) -> Choice:
     try:
         return explain(spec, **how)
     except RuntimeError as error:
-        named = Reason("policy", how["policy"], True, "asked for by name", "policy")
-        where = {name: how[name] for name in ("library", "mode", "gpu", "policy")}
-        return Choice(**where, order=(how["policy"],), reasons=(named,), problem=str(error))
+        policy = how["policy"]
+        return Choice(
+            library=how["library"],
+            mode=how["mode"],
+            gpu=how["gpu"],
+            policy=policy,
+            order=(policy,),
+            reasons=(by_name(policy),),
+            problem=str(error),
+        )
+
+
+def _change(before: Choice, after: Choice) -> Names:
+    """Picks before and after, why and by which source; empty where they are equal or none runs."""
+    old, new = _pick(before), _pick(after)
+    if old == new or (before.problem and after.problem):
+        return ()
+    mended = before.problem if old == f"{new}{FAILS}" else ""
+    why = after.problem or mended or after.decided_by.why
+    return old, new, why, after.decided_by.source
+
+
+def _pick(choice: Choice) -> str:
+    return f"{choice.picked}{FAILS if choice.problem and choice.order else ''}"
 
 
 def _layers(
-    mode: str, model: str, dtypes: tuple[str, str], layer: AttnSpec | None
+    mode: str,
+    model: str,
+    dtypes: tuple[str, str],
+    layer: AttnSpec | None,
 ) -> Iterator[tuple[str, AttnSpec]]:
     """`layer`, or the layers of a model, or of all models, that a mode is for."""
     if layer is not None:
@@ -122,22 +237,41 @@ def _layers(
                 yield name, AttnSpec(*sizes, PAGE, *dtypes)
     elif model in ("", MLA):
         for name, heads in LATENT_HEADS.items():
-            yield f"{MLA}, {name}", AttnSpec(*heads, MLA_HEAD_DIM, LATENT_PAGE, *dtypes)
+            yield f"{MLA}, {name}", AttnSpec(heads, 1, MLA_HEAD_DIM, LATENT_PAGE, *dtypes)
 
 
-def markdown(table: "pd.DataFrame", old: str, new: str, gpus: Sequence[str]) -> str:
+def padded(rows: Sequence[Sequence[str]]) -> list[Names]:
+    """The rows, each column padded to the width of its longest word."""
+    columns = []
+    for column in zip(*rows, strict=True):
+        width = max(map(len, column))
+        columns.append([word.ljust(width) for word in column])
+    return list(zip(*columns, strict=True))
+
+
+def markdown(
+    table: "pd.DataFrame",
+    old: str,
+    new: str,
+    gpus: Sequence[str],
+) -> str:
     """The changes as Markdown for a pull request, what is slower (known on sm90), what times it."""
-    library, first, last = *find(old), find(new)[1]
-    timed = "diagnose TRACE AFTER" if library.calls else f"compare --base {old} --new {new}"
-    same = "each of these calls gets the same backend and kernel, or still cannot run"
-    lines = [f"From {old} to {new} no pick changes: {same}. Reasons and orders are not compared."]
+    library, first = find(old)
+    last = find(new)[1]
     if len(table):
-        rows = [COLUMNS, ["-"] * len(COLUMNS), *table.to_numpy().tolist()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        padded = ([word.ljust(n) for word, n in zip(row, widths, strict=True)] for row in rows)
-        lines = [f"### From {old} to {new}", "", *(f"| {' | '.join(row)} |" for row in padded)]
+        lines = [f"### From {old} to {new}", ""]
+        rule = ["-"] * len(COLUMNS)
+        rows = [COLUMNS, rule, *table.to_numpy().tolist()]
+        for row in padded(rows):
+            lines.append(f"| {' | '.join(row)} |")
+    else:
+        same = "each of these calls gets the same backend and kernel, or still cannot run"
+        words = f"no pick changes: {same}. Reasons and orders are not compared."
+        lines = [f"From {old} to {new} {words}"]
     lines.append("")
     for since, words in library.slower.items():
         if "sm90" in gpus and first and last and first < Version(since) <= last:
             lines.append(f"- slower since {since}, without another pick: {words}")
-    return "\n".join([*lines, f"- the times of both: python -m attnlib {timed}"])
+    timed = "diagnose TRACE AFTER" if library.calls else f"compare --base {old} --new {new}"
+    lines.append(f"- the times of both: python -m attnlib {timed}")
+    return "\n".join(lines)

@@ -1,16 +1,17 @@
 """`explain`: the backend a library picks for one call, with a reason for every row considered."""
 
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
 from .facts import GPUS, Call, Facts, decided, facts_of
-from .libraries import AUTO, FLASHINFER, MAIN, Library, find
-from .rules import Reason, first_match
+from .libraries import AUTO, FLASHINFER, Called, Library, Names, find, holding
+from .rules import Reason, Reasons, first_match
 
 NO_CALL = Call()
+DECISIVE = ("rule", "policy")
+"""Kinds of reasons that choose a backend."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,12 @@ class Choice:
     mode: str
     gpu: str
     policy: str
-    order: tuple[str, ...] = ()
-    reasons: tuple[Reason, ...] = ()
+    order: Names = ()
+    reasons: Reasons = ()
     problem: str = ""
     inner: "Choice | None" = None
     tested: frozenset[str] = frozenset()
-    unused: tuple[str, ...] = ()
+    unused: Names = ()
     pages: int = 0
     refused_page: int = 0
 
@@ -46,8 +47,10 @@ class Choice:
     @property
     def picked(self) -> str:
         """`FLASHINFER, which runs trtllm-gen`: the backend, and whose kernel it calls."""
-        inner = f", which runs {self.kernel or 'none'}" if self.inner else ""
-        return f"{self.backend or 'none can run it'}{inner}"
+        backend = self.backend or "none can run it"
+        if self.inner is None:
+            return backend
+        return f"{backend}, which runs {self.kernel or 'none'}"
 
     @property
     def kernel(self) -> str:
@@ -58,16 +61,20 @@ class Choice:
     def ours(self) -> str:
         """Our backend name for `kernel`, or the empty string."""
         latent = self.mode in LATENT_MODES
-        if self.library.startswith("flashinfer"):
-            return f"flashinfer-mla-{self.kernel}" if latent else f"flashinfer-{self.kernel}"
+        if self.library.startswith(FLASHINFER):
+            return f"flashinfer-{'mla-' if latent else ''}{self.kernel}"
         plans = "mla" if latent else "decode"
-        named = (e for e in TABLE.values() if self.kernel in e.words and e.plans == plans)
-        return next((e.name for e in named if self.gpu == "sm90" or not e.hopper), "")
+        for entry in TABLE.values():
+            is_here = self.gpu == "sm90" or not entry.hopper
+            if is_here and entry.plans == plans and self.kernel in entry.words:
+                return entry.name
+        return ""
 
     @property
     def decided_by(self) -> Reason:
         """The row that decided: the last one that chose a backend (limits aside)."""
-        return [r for r in self.reasons if r.matched and r.kind not in ("limit", "settled")][-1]
+        chosen = [row for row in self.reasons if row.matched and row.kind in DECISIVE]
+        return chosen[-1]
 
 
 def explain(
@@ -79,89 +86,197 @@ def explain(
     policy: str = AUTO,
     call: Call = NO_CALL,
 ) -> Choice:
-    """Which backend `library` (`flashinfer==0.6.3`, `vllm==0.33.0`, ...) picks for a fresh wrapper.
+    """Which backend a library picks for a fresh call of a layer, and why, rule by rule.
 
-    An engine calls the FlashInfer that its release requires, or one that is installed beside it
-    (`sglang==0.5.23,flashinfer==0.7.2.post1`). `policy` is auto, an engine's rule, or a backend's
-    name. Raises ValueError for an unknown name, listing the valid ones, and where a rule asks for
-    lengths that `call` lacks; RuntimeError for a backend asked for by name that cannot run it.
+    An engine's answer holds that of the FlashInfer which its backend calls (`Choice.inner`). It
+    needs no GPU: releases whose source was read are answered from data/rules.
+
+    Parameters
+    ----------
+    spec : AttnSpec
+        The layer: heads, head_dim, tokens of a page, dtypes.
+    mode : str
+        How it is called, one of `attnlib.select.MODES`: decode, prefill_paged, target_verify,
+        draft_extend, dllm_extend, prefill_ragged, mla, sparse_mla.
+    gpu : str
+        Its compute capability, one of `attnlib.select.GPUS`: sm75 to sm121 (sm90: H100, H200).
+    library : str
+        A library and its release, `flashinfer==0.6.3`, `vllm==0.33.0`, or `mini-sglang`. An engine
+        calls the FlashInfer that its release requires, or one that is installed beside it:
+        `sglang==0.5.23,flashinfer==0.7.2.post1`.
+    policy : str, default "auto"
+        The library's own rule (auto), an engine's rule, or a backend asked for by name.
+    call : Call, optional
+        How the layer is called; by default a plain call without lengths.
+
+    Returns
+    -------
+    Choice
+        The backend, the candidates that can run the call, and a reason for every row considered.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, listing the valid ones, and where a rule asks for lengths that `call`
+        lacks.
+    RuntimeError
+        For a backend asked for by name that cannot run the call.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> layer = attnlib.AttnSpec(num_qo_heads=32, num_kv_heads=8, head_dim=128, page_size=16)
+    >>> choice = attnlib.explain(layer, mode="decode", gpu="sm90", library="flashinfer==0.6.3")
+    >>> choice.backend
+    'fa3'
+    >>> choice.decided_by.source
+    'FlashInfer #2148'
     """
     rules, release = find(library)
-    _, comma, beside = library.partition(",")
-    if comma and ("," in beside or not rules.calls or find(beside)[0].name != FLASHINFER):
-        raise ValueError(f"library must be ENGINE,{FLASHINFER}==RELEASE, got {library!r}")
+    beside = _installed_beside(rules, library)
     require_word(f"mode of {rules.name}", mode, rules.modes)
     require_word("gpu", gpu, GPUS)
     rules.require_policy(policy, [mode])
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
-    tested = rules.tests(mode, policy, release)
-    stated = [name for name, value in vars(call).items() if value != vars(NO_CALL)[name]]
-    unused = [name for name in stated if not decided(name, call) & tested]
-    name = rules.name if release is None else f"{rules.name}=={release}"
     facts, settled = _settled(rules, facts)
-    choice = Choice(name, mode, gpu, policy, tested=tested, unused=tuple(unused))
+    tested = rules.tests(mode, policy, release)
+    unused = [name for name in _stated(call) if not decided(name, call) & tested]
+    choice = Choice(
+        library=rules.name if release is None else f"{rules.name}=={release}",
+        mode=mode,
+        gpu=gpu,
+        policy=policy,
+        reasons=settled,
+        tested=tested,
+        unused=tuple(unused),
+    )
     if policy in rules.backends[mode] and policy not in rules.policies:
-        if limits := rules.limits_of(policy, facts):
-            words = "; ".join(f"{limit.why} ({limit.source})" for limit in limits)
-            raise RuntimeError(f"policy {policy} cannot run {mode} on {gpu}: {words}")
-        named = Reason("policy", policy, True, "asked for by name", "policy")
-        choice = replace(choice, order=(policy,), reasons=(named,))
+        choice = _asked_for(choice, rules, facts)
     else:
         choice = _walked(choice, rules, facts)
-    failing = rules.holding(rules.problems, choice.backend, facts)
-    problem = choice.problem or "; ".join(f"{row.why} ({row.source})" for row in failing)
-    choice = replace(choice, reasons=settled + choice.reasons, problem=problem)
-    taken = rules.holding(rules.pages, choice.backend, facts)
-    pages = taken[0].sets["page_size"] if taken else 0
-    if pages not in (0, facts["block_size"]):
-        choice = replace(choice, pages=pages, refused_page=facts["block_size"])
-        spec = replace(spec, page_size=pages)
-    called = rules.calls.get((choice.backend, str(release or MAIN)))
-    if called is None or called.policy not in find(called.library)[0].policies_for(mode):
-        return replace(choice, unused=(*choice.unused, beside)) if beside else choice
-    if gpu == "sm75":  # the engines run 16 bits as float16 there
-        spec = replace(spec, dtype=spec.dtype.replace("bfloat16", "float16"))
-        spec = replace(spec, kv_dtype=spec.kv_dtype.replace("bfloat16", "float16"))
-    called = called.beside(beside) if beside else called
-    how = {"library": called.library, "policy": called.policy}
-    inner = explain(spec, mode=mode, gpu=gpu, call=call, **how)
-    row = Reason("settled", called.library, True, called.why, called.source)
+    failing = holding(rules.problems, choice.backend, facts)
+    if not choice.problem:
+        problem = "; ".join(f"{row.why} ({row.source})" for row in failing)
+        choice = replace(choice, problem=problem)
+    choice = _with_pages(choice, rules, facts)
+    called = rules.called(choice.backend, release)
+    if called and called.policy in find(called.library)[0].policies_for(mode):
+        return _calling(choice, called.beside(beside), spec, call)
+    if beside:
+        choice = replace(choice, unused=(*choice.unused, beside))
+    return choice
+
+
+def _installed_beside(rules: Library, library: str) -> str:
+    """`flashinfer==0.7.2` of `sglang==0.5.23,flashinfer==0.7.2`, or the empty string."""
+    _, comma, beside = library.partition(",")
+    if comma:
+        is_one = rules.calls and "," not in beside
+        if not is_one or find(beside)[0].name != FLASHINFER:
+            raise ValueError(f"library must be ENGINE,{FLASHINFER}==RELEASE, got {library!r}")
+    return beside
+
+
+def _stated(call: Call) -> list[str]:
+    """The fields in which a call is not a plain one."""
+    plain = vars(NO_CALL)
+    return [name for name, value in vars(call).items() if value != plain[name]]
+
+
+def _settled(library: Library, facts: Facts) -> tuple[Facts, Reasons]:
+    """The facts that the library settles before it asks for a backend, and why."""
+    reasons = []
+    for row in library.resolves:
+        if row.failing(facts):
+            continue
+        facts = Facts({**facts, **row.sets})
+        said = [settles(fact, value) for fact, value in row.sets.items()]
+        reason = Reason("settled", ", ".join(said), row.why, row.source)
+        reasons.append(reason)
+    return facts, tuple(reasons)
+
+
+def settles(fact: str, value: bool) -> str:
+    """`kv auto: no`, the subject of a reason that settles a fact."""
+    return f"{fact.replace('_', ' ')}: {'yes' if value else 'no'}"
+
+
+def _asked_for(choice: Choice, library: Library, facts: Facts) -> Choice:
+    """The backend that is asked for by name; raises RuntimeError where it cannot run the call."""
+    name = choice.policy
+    limits = library.limits_of(name, facts)
+    if limits:
+        words = "; ".join(f"{limit.why} ({limit.source})" for limit in limits)
+        raise RuntimeError(f"policy {name} cannot run {choice.mode} on {choice.gpu}: {words}")
+    reasons = (*choice.reasons, by_name(name))
+    return replace(choice, order=(name,), reasons=reasons)
+
+
+def by_name(policy: str) -> Reason:
+    """The reason of a backend that is asked for by name."""
+    return Reason("policy", policy, "asked for by name", "policy")
+
+
+def _walked(choice: Choice, library: Library, facts: Facts) -> Choice:
+    """A row that names one backend chooses it; a row that names several takes the first able."""
+    mode = choice.mode
+    rule, reasons = first_match(library.policies[choice.policy][mode], facts)
+    facts = Facts({**facts, **rule.sets})
+    if rule.then == (AUTO,):
+        rule, more = first_match(library.policies[AUTO][mode], facts)
+        reasons += more
+    able = []
+    problems = []
+    for name in rule.then:
+        limits = library.limits_of(name, facts)
+        if not limits:
+            able.append(name)
+            continue
+        if not able:  # why it is not the one that is chosen
+            reasons += limits
+        if len(rule.then) > 1:
+            limits = limits[:1]
+        problems += [f"{name}: {limit.why}" for limit in limits]
+    choice = replace(choice, reasons=choice.reasons + reasons)
+    if able:
+        return replace(choice, order=tuple(able))
+    order = rule.then if len(rule.then) == 1 else ()  # one is taken at its word
+    return replace(choice, order=order, problem="; ".join(problems))
+
+
+def _with_pages(choice: Choice, library: Library, facts: Facts) -> Choice:
+    """The choice with the page size that the backend takes in place of the user's, or of none."""
+    asked = facts["block_size"]
+    taken = holding(library.pages, choice.backend, facts)
+    pages = taken[0].sets["page_size"] if taken else asked
+    if pages == asked:
+        return choice
+    return replace(choice, pages=pages, refused_page=asked)
+
+
+def _calling(choice: Choice, called: Called, spec: AttnSpec, call: Call) -> Choice:
+    """The choice, and in it that of the library which its backend calls."""
+    if choice.pages:
+        spec = replace(spec, page_size=choice.pages)
+    if choice.gpu == "sm75":  # the engines run 16 bits as float16 there
+        dtype = spec.dtype.replace("bfloat16", "float16")
+        kv_dtype = spec.kv_dtype.replace("bfloat16", "float16")
+        spec = replace(spec, dtype=dtype, kv_dtype=kv_dtype)
+    inner = explain(
+        spec,
+        mode=choice.mode,
+        gpu=choice.gpu,
+        library=called.library,
+        policy=called.policy,
+        call=call,
+    )
+    row = Reason("settled", called.library, called.why, called.source)
+    unused = [name for name in choice.unused if name in inner.unused]
     return replace(
         choice,
         inner=inner,
         reasons=(*choice.reasons, row, *inner.reasons),
         problem=choice.problem or called.refused or inner.problem,
-        tested=tested | inner.tested,
-        unused=tuple(name for name in unused if name in inner.unused),
+        tested=choice.tested | inner.tested,
+        unused=tuple(unused),
     )
-
-
-def _settled(library: Library, facts: Facts) -> tuple[Facts, tuple[Reason, ...]]:
-    """The facts that the library settles before it asks for a backend, and why."""
-    reasons: tuple[Reason, ...] = ()
-    for row in library.resolves:
-        if row.failing(facts) is None:
-            facts = Facts({**facts, **row.sets})
-            said = {True: "yes", False: "no"}
-            settled = [f"{fact.replace('_', ' ')}: {said[row.sets[fact]]}" for fact in row.sets]
-            reasons += (Reason("settled", ", ".join(settled), True, row.why, row.source),)
-    return facts, reasons
-
-
-def _walked(choice: Choice, library: Library, facts: Facts) -> Choice:
-    """A row that names one backend chooses it; a row that names several takes the first able."""
-    rule, reasons = first_match(library.policies[choice.policy][choice.mode], facts)
-    facts = Facts({**facts, **rule.sets})
-    if rule.then == (AUTO,):
-        rule, more = first_match(library.policies[AUTO][choice.mode], facts)
-        reasons += more
-    limits = {name: library.limits_of(name, facts) for name in rule.then}
-    able = tuple(name for name in rule.then if not limits[name])
-    for name in takewhile(limits.get, rule.then):
-        reasons += limits[name]
-    if able:
-        return replace(choice, order=able, reasons=reasons)
-    only = len(rule.then) == 1
-    rows = [(name, row) for name in rule.then for row in limits[name][: None if only else 1]]
-    problem = "; ".join(f"{name}: {row.why}" for name, row in rows)
-    return replace(choice, order=rule.then if only else (), reasons=reasons, problem=problem)

@@ -3,6 +3,7 @@
 data/rules/README.md explains the modes. GPUs are compute capabilities, with CUDA 12.8 or newer.
 """
 
+import operator
 from dataclasses import dataclass, field, fields
 from math import gcd
 from typing import Any
@@ -29,11 +30,12 @@ GPUS = {
 
 def gpu_named(text: str) -> str:
     """The key of `GPUS` of `sm90`, `rtx4090` or `NVIDIA H100 80GB HBM3`; ValueError lists all."""
-    words = f" {text.lower().replace('-', ' ')} "
+    words = text.lower().replace("-", " ").strip()
     for gpu, names in GPUS.items():
-        called = (gpu, *names.lower().split(", "))
-        if any(f" {name} " in words or words.strip() == name.replace(" ", "") for name in called):
-            return gpu
+        for name in (gpu, *names.lower().split(", ")):
+            is_among = f" {name} " in f" {words} "
+            if is_among or words == name.replace(" ", ""):  # rtx4090
+                return gpu
     known = "; ".join(f"{gpu}: {names}" for gpu, names in GPUS.items())
     raise ValueError(f"gpu must be one of {known}, got {text!r}")
 
@@ -75,6 +77,9 @@ def facts_of_model(name: str) -> dict[str, Any]:
     return {"model": OTHER} if whole in WHOLE_MODELS else {}
 
 
+Lengths = tuple[int, ...]
+
+
 def _flag(words: str, default: bool = False) -> Any:
     """A true-or-false field of a call; `words` is how a reason names it."""
     return field(default=default, metadata={"words": words})
@@ -82,32 +87,85 @@ def _flag(words: str, default: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class Call:
-    """How the layer is called: everything that any rule tests. The defaults are a plain call.
+    """How a layer is called: everything that a rule of selection tests, beside the layer itself.
 
-    | field | meaning |
-    |---|---|
-    | `kv_lens` | tokens of each request; most rules do not test them |
-    | `q_lens` | query tokens of each request; default: 1 in decode and MLA, `kv_lens` in prefill |
-    | `head_dim_vo` | V's head_dim where it is not K's (ragged prefill of MLA: 192, 128) |
-    | `topk` | chosen tokens of sparse MLA |
-    | `speculative` | speculative decoding is on, as always in target_verify and draft_extend |
-    | `eagle_topk` | branches of speculative decoding, which is then on; 0: left to the engine |
-    | `tensor_cores` | FlashInfer's use_tensor_cores; an engine's rule decides it itself |
-    | `fixed_split` | KV splits fixed or switched off (batch invariance) |
-    | `batch_invariant` | VLLM_BATCH_INVARIANT, SGLang's deterministic inference |
-    | `mm_prefix` | tokens of an image attend to each other (Gemma 3 and 4) |
-    | `block_tables` | the caller owns the block table (FlashInfer asks in a graph) |
-    | `packed` | query and cache as one tensor each (MLA; the flat `plan` of old takes them split) |
-    | `pinned_page` | the user fixed page_size; else the engine may choose another |
-    | `pinned_kv_dtype` | the user fixed the cache's dtype; else an engine may choose another |
-    | `piecewise_graph` | SGLang's piecewise CUDA graph for prefill |
-    | `cubins`, `cudnn` | NVIDIA's cubins can be downloaded; a cuDNN frontend with FROST is there |
-    | `auto_cudnn` | FLASHINFER_DECODE_AUTO_CUDNN is not 0 (1: `cudnn` may be an older frontend) |
-    | `model` | a name or an architecture of `MODELS`, for which an engine may have rules |
+    The defaults are a plain call. Which facts decide a call, `explain` says (`Choice.unused`).
+
+    Parameters
+    ----------
+    kv_lens : tuple of int, optional
+        Tokens of each request, each >= 1. Most rules do not test them.
+    q_lens : tuple of int, optional
+        Query tokens of each request, each >= 1; as many as `kv_lens`. By default 1 in decode and
+        MLA, `kv_lens` in prefill.
+    head_dim_vo : int, default 0
+        V's head_dim where it is not K's (ragged prefill of MLA: 192 and 128); 0: K's.
+    graph : bool, default False
+        The call is captured in a CUDA graph.
+    tensor_cores : bool, default True
+        FlashInfer's `use_tensor_cores`; an engine's rule decides it itself.
+    causal : bool, default True
+        The mask is causal.
+    custom_mask : bool, default False
+        A mask is given bit by bit.
+    window : bool, default False
+        A query sees a sliding window.
+    softcap : bool, default False
+        Logits have a soft cap.
+    sinks : bool, default False
+        The model has attention sinks.
+    positions : bool, default False
+        The kernel applies a position encoding.
+    fp16_qk : bool, default False
+        QK is reduced in FP16.
+    fixed_split : bool, default False
+        KV splits are fixed or switched off (batch invariance).
+    batch_invariant : bool, default False
+        vLLM's VLLM_BATCH_INVARIANT, SGLang's deterministic inference.
+    mm_prefix : bool, default False
+        Tokens of an image attend to each other (Gemma 3 and 4).
+    block_tables : bool, default False
+        The caller owns the block table (FlashInfer asks for it in a graph).
+    packed : bool, default True
+        Query and cache are one tensor each (MLA; the flat `plan` of old takes them split).
+    base2_lse : bool, default False
+        The log-sum-exp is returned to base 2.
+    topk : int, default 0
+        Chosen tokens of sparse MLA.
+    speculative : bool, default False
+        Speculative decoding is on, as it always is in target_verify and draft_extend.
+    eagle_topk : int, default 0
+        Branches of speculative decoding, which is then on; 0: left to the engine.
+    pinned_page : bool, default False
+        The user fixed `page_size`; otherwise the engine may choose another.
+    pinned_kv_dtype : bool, default False
+        The user fixed the cache's dtype; otherwise an engine may choose another.
+    piecewise_graph : bool, default False
+        SGLang's piecewise CUDA graph for prefill.
+    cubins : bool, default True
+        NVIDIA's cubins can be downloaded.
+    cudnn : bool, default True
+        A cuDNN frontend with FROST is installed.
+    auto_cudnn : bool, default True
+        FLASHINFER_DECODE_AUTO_CUDNN is not 0 (1: `cudnn` may be an older frontend).
+    model : str, default "other"
+        A model of data/models.yaml, for which an engine may have rules, or an architecture of one.
+
+    Raises
+    ------
+    ValueError
+        For an unknown model, lengths below 1 or of different counts, and a negative number.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> call = attnlib.Call(kv_lens=(8192,) * 16, graph=True)
+    >>> len(call.kv_lens), call.causal
+    (16, True)
     """
 
-    kv_lens: tuple[int, ...] = ()
-    q_lens: tuple[int, ...] = ()
+    kv_lens: Lengths = ()
+    q_lens: Lengths = ()
     head_dim_vo: int = 0
     graph: bool = _flag("a CUDA graph")
     tensor_cores: bool = _flag("tensor cores", default=True)
@@ -138,19 +196,20 @@ class Call:
     def __post_init__(self) -> None:
         require_word("model", self.model, tuple(FAMILIES))
         if self.q_lens and len(self.q_lens) != len(self.kv_lens):
-            raise ValueError(
-                f"q_lens must have one entry for each of kv_lens ({len(self.kv_lens)}), "
-                f"got {len(self.q_lens)}"
-            )
-        if any(n < 1 for n in (*self.q_lens, *self.kv_lens)):
+            words = f"q_lens must have one entry for each of kv_lens ({len(self.kv_lens)})"
+            raise ValueError(f"{words}, got {len(self.q_lens)}")
+        if min((*self.q_lens, *self.kv_lens), default=1) < 1:
             raise ValueError(f"kv_lens and q_lens must be >= 1, got {self.kv_lens}, {self.q_lens}")
         for name in ("head_dim_vo", "topk", "eagle_topk"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value < 0:
+                raise ValueError(f"{name} must be >= 0, got {value}")
 
 
-FLAGS: dict[str, str] = {
-    **{flag.name: flag.metadata["words"] for flag in fields(Call) if flag.metadata},
+_flag_fields = [each for each in fields(Call) if each.metadata]
+OF_CALL = {flag.name: flag.metadata["words"] for flag in _flag_fields}
+"""The flags that are fields of a call."""
+FLAGS: dict[str, str] = OF_CALL | {
     "kv_auto": "a cache dtype left to the engine",
     "fp8_query": "an FP8 query",
     "fp8_kv": "an FP8 cache",
@@ -163,7 +222,14 @@ FLAGS: dict[str, str] = {
 """Facts that are true or false, and how a reason names them."""
 
 
-def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Version | None) -> Facts:
+def facts_of(
+    spec: AttnSpec,
+    call: Call,
+    *,
+    mode: str,
+    gpu: str,
+    release: Version | None,
+) -> Facts:
     """Every fact of the call by name; without `kv_lens`, facts that need lengths are missing.
 
     Raises ValueError for a layer or a call that does not fit the mode.
@@ -173,76 +239,84 @@ def facts_of(spec: AttnSpec, call: Call, *, mode: str, gpu: str, release: Versio
     if mode == "sparse_mla" and call.topk < 1:
         raise ValueError(f"topk must be >= 1 in mode {mode}, got {call.topk}")
     head_dim_vo = call.head_dim_vo or spec.head_dim
-    of_call = (*FLAGS, "topk", "eagle_topk")
-    return Facts(
-        {
-            **{name: value for name, value in vars(call).items() if name in of_call},
-            **layer_facts(spec),
-            **_lengths(spec, call, mode),
-            "window": call.window or spec.window > 0,
-            "speculative": call.speculative or call.eagle_topk > 0 or mode in DRAFT_MODES,
-            "gpu": gpu,
-            "mode": mode,
-            "kv_auto": spec.kv_dtype == spec.dtype and not call.pinned_kv_dtype,
-            "model": FAMILIES[call.model],
-            "architecture": ARCHITECTURES[call.model],
-            **({} if release is None else {"release": release}),
-            "head_dims": f"{spec.head_dim}/{head_dim_vo}",
-            "one_head_dim": spec.head_dim == head_dim_vo,
-            "block_size": spec.page_size if call.pinned_page else 0,
-        }
+    facts = Facts(topk=call.topk, eagle_topk=call.eagle_topk)
+    for name in OF_CALL:
+        facts[name] = getattr(call, name)
+    facts |= layer_facts(spec)
+    facts |= _lengths(spec, call, mode)
+    if release is not None:
+        facts["release"] = release
+    facts.update(
+        window=call.window or spec.window > 0,
+        speculative=call.speculative or call.eagle_topk > 0 or mode in DRAFT_MODES,
+        gpu=gpu,
+        mode=mode,
+        kv_auto=spec.kv_dtype == spec.dtype and not call.pinned_kv_dtype,
+        model=FAMILIES[call.model],
+        architecture=ARCHITECTURES[call.model],
+        head_dims=f"{spec.head_dim}/{head_dim_vo}",
+        one_head_dim=spec.head_dim == head_dim_vo,
+        block_size=spec.page_size if call.pinned_page else 0,
     )
+    return facts
 
 
-def _cut_key(heads: int, q: tuple[int, ...], kv: tuple[int, ...]) -> int:
+def _cut_key(heads: int, q_lens: Lengths, kv_lens: Lengths) -> int:
     """Where a causal tile of fa2's MLA ends amid the heads of a query: the largest power of two up
     to 64 that divides the last key that this query sees; of all requests the largest, or 0."""
-    rows = 128 if sum(q) * heads // len(q) > 64 else 64
-    keys = [
-        tokens - length + end // heads
-        for length, tokens in zip(q, kv, strict=True)
-        for end in range(rows, length * heads, rows)
-        if end % heads
-    ]
-    return max((gcd(key, 64) for key in keys if key >= 0), default=0)
+    mean_rows = sum(q_lens) * heads // len(q_lens)
+    rows = 128 if mean_rows > 64 else 64
+    largest = 0
+    for q_len, kv_len in zip(q_lens, kv_lens, strict=True):
+        for end in range(rows, q_len * heads, rows):
+            key = kv_len - q_len + end // heads
+            if end % heads and key >= 0:
+                largest = max(largest, gcd(key, 64))
+    return largest
 
 
 def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
+    """The facts that lengths decide; without `kv_lens`, those that a decode step has all the same:
+    one query token for each request."""
     decode = mode in DECODE_MODES
-    kv = call.kv_lens or (1,)
-    q = call.q_lens or ((1,) * len(kv) if decode else kv)
-    heads, total_q, total_kv = spec.num_qo_heads, sum(q), sum(kv)
-    lengths = {
-        "batch_size": len(kv),
-        "total_q": total_q,
-        "max_q": max(q),
-        "min_q": min(q),
-        "one_q_len": len(set(q)) == 1,
-        "total_kv": total_kv,
-        "min_kv": min(kv),
-        "max_kv": max(kv),
-        "same_lens": [*q] == [*kv],
-        "work": heads * sum(a * b for a, b in zip(q, kv, strict=True)),
-        "output_work": heads * total_q,
-        "q_tile": max(q) * heads,
-        "q_tiles": sum(-(-n // 256) for n in q) * heads,
-        "kv_units": len(kv) * spec.num_kv_heads,
-        "q_rows": max(q) * spec.group_size,
-        "cut_key": _cut_key(heads, q, kv) if mode in LATENT_MODES else 0,
-        "near_prefill": (4 if heads <= 8 else 2) * total_q + 32 * len(kv) >= total_kv,
+    kv_lens = call.kv_lens or (1,)
+    usual = (1,) * len(kv_lens) if decode else kv_lens
+    q_lens = call.q_lens or usual
+    heads = spec.num_qo_heads
+    total_q = sum(q_lens)
+    total_kv = sum(kv_lens)
+    scaled_q = total_q * (4 if heads <= 8 else 2)
+    without_kv = {
+        "max_q": max(q_lens),
+        "min_q": min(q_lens),
+        "one_q_len": len(set(q_lens)) == 1,
+        "q_rows": max(q_lens) * spec.group_size,
+        "cut_key": _cut_key(heads, q_lens, kv_lens) if mode in LATENT_MODES else 0,
     }
-    if call.kv_lens:
-        return lengths
-    if not decode:
-        return {}
-    # Without lengths a decode step still has one query token for each request.
-    return {name: lengths[name] for name in ("max_q", "min_q", "one_q_len", "q_rows", "cut_key")}
+    if not call.kv_lens:
+        return without_kv if decode else {}
+    return without_kv | {
+        "batch_size": len(kv_lens),
+        "total_q": total_q,
+        "total_kv": total_kv,
+        "min_kv": min(kv_lens),
+        "max_kv": max(kv_lens),
+        "same_lens": list(q_lens) == list(kv_lens),
+        "work": heads * sum(map(operator.mul, q_lens, kv_lens)),
+        "output_work": heads * total_q,
+        "q_tile": max(q_lens) * heads,
+        "q_tiles": sum(-(-length // 256) for length in q_lens) * heads,
+        "kv_units": len(kv_lens) * spec.num_kv_heads,
+        "near_prefill": scaled_q + 32 * len(kv_lens) >= total_kv,
+    }
 
 
-_EVERY = facts_of(AttnSpec(1, 1, 1, 1), Call((1,)), mode="decode", gpu="", release=None)
+_LAYER = AttnSpec(num_qo_heads=1, num_kv_heads=1, head_dim=1, page_size=1)
+_STEP = Call(kv_lens=(1,))
+_EVERY = facts_of(_LAYER, _STEP, mode="decode", gpu="", release=None)
 NUMBERS = tuple(name for name, value in _EVERY.items() if type(value) is int)
 """Facts that are numbers. `release` and `head_dims` (K and V, such as 192/128) are neither."""
-_LENGTHS = {*_lengths(AttnSpec(1, 1, 1, 1), Call((1,)), "decode")}
+_LENGTHS = set(_lengths(_LAYER, _STEP, "decode"))
 _KV_DTYPE = {"pinned_kv_dtype", "kv_auto", "fp8_kv", "kv_dtype", "one_dtype", "dtypes"}
 _PAGE = {"pinned_page", "block_size", "page_size"}
 DECIDES = {
@@ -263,6 +337,5 @@ DECIDES = {
 def decided(name: str, call: Call) -> set[str]:
     """The facts that a field of a call, or of a layer, decides, by the names of `tests`."""
     if name == "model":
-        names = {"model": FAMILIES[call.model], "architecture": ARCHITECTURES[call.model]}
-        return {f"{fact} {value}" for fact, value in names.items()}
+        return {f"model {FAMILIES[call.model]}", f"architecture {ARCHITECTURES[call.model]}"}
     return DECIDES.get(name, {name})

@@ -1,8 +1,7 @@
 """The libraries whose choices can be explained, read from data/rules/*.yaml (see its README.md)."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -14,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from ..core.backends import limits
 from .facts import FLAGS, MODES, NUMBERS, Facts
 from .models import DATA, yaml_loader
-from .rules import Reason, Rule, conditions
+from .rules import Reason, Reasons, Rule, conditions, facts_tested
 
 FOLDER = DATA / "rules"
 AUTO = "auto"
@@ -22,9 +21,25 @@ FLASHINFER = "flashinfer"
 RESOLVES = "resolves"
 MAIN = "main"
 """The release of a library without releases."""
-KEYS = "library aliases releases calls backends by_rule_only pages shared resolves".split()
-KEYS += ["policies", "limits", "problems", "slower"]
-ROW = "when choose cannot rest sets why source rows".split()
+PARTS = (RESOLVES, "limits", "problems", "pages")
+"""Keys of a document that hold rows; those of `resolves` alone name no backend."""
+KEYS = (
+    "library",
+    "aliases",
+    "releases",
+    "calls",
+    "backends",
+    "by_rule_only",
+    "shared",
+    "policies",
+    "slower",
+    *PARTS,
+)
+ROW = ("when", "choose", "cannot", "rest", "sets", "why", "source", "rows")
+Written = Mapping[str, Any]
+"""A document or a row as it is written."""
+Names = tuple[str, ...]
+Rows = tuple[Rule, ...]
 
 
 @dataclass(frozen=True)
@@ -42,11 +57,21 @@ class Called:
     refused: str = ""
 
     def beside(self, installed: str) -> "Called":
-        """What is called where `installed` is in place of what is required."""
-        have, required = (Version(name.partition("==")[2]) for name in (installed, self.library))
-        why = f"installed; {self.why} is {self.library}"
-        refused = self.older if have < required else ""
-        return replace(self, library=installed, why=why, refused=refused)
+        """What is called where `installed`, if any, is in place of what is required."""
+        if not installed:
+            return self
+        is_older = _release(installed) < _release(self.library)
+        return replace(
+            self,
+            library=installed,
+            why=f"installed; {self.why} is {self.library}",
+            refused=self.older if is_older else "",
+        )
+
+
+def _release(library: str) -> Version:
+    """The release of `flashinfer==0.6.3`."""
+    return Version(library.partition("==")[2])
 
 
 @dataclass(eq=False)
@@ -61,16 +86,16 @@ class Library:
     """
 
     name: str
-    aliases: tuple[str, ...] = ()
-    releases: tuple[str, ...] = ()
-    policies: dict[str, dict[str, tuple[Rule, ...]]] = field(default_factory=dict)
-    backends: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    by_rule_only: tuple[str, ...] = ()
-    resolves: tuple[Rule, ...] = ()
-    limits: tuple[Rule, ...] = ()
-    problems: tuple[Rule, ...] = ()
+    aliases: Names = ()
+    releases: Names = ()
+    policies: dict[str, dict[str, Rows]] = field(default_factory=dict)
+    backends: dict[str, Names] = field(default_factory=dict)
+    by_rule_only: Names = ()
+    resolves: Rows = ()
+    limits: Rows = ()
+    problems: Rows = ()
     calls: dict[tuple[str, str], Called] = field(default_factory=dict)
-    pages: tuple[Rule, ...] = ()
+    pages: Rows = ()
     slower: dict[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -79,23 +104,35 @@ class Library:
         return sorted(map(Version, self.releases))
 
     @property
-    def modes(self) -> tuple[str, ...]:
+    def modes(self) -> Names:
         """The modes that the library's rules speak of."""
         return tuple(mode for mode in MODES if mode in self.policies[AUTO])
 
-    def policies_for(self, mode: str) -> tuple[str, ...]:
+    def policies_for(self, mode: str) -> Names:
         """Every policy there is in a mode, backends asked for by name included."""
-        named = tuple(name for name, tables in self.policies.items() if mode in tables)
+        named = [name for name, tables in self.policies.items() if mode in tables]
         return (*named, *self.backends[mode])
 
-    def require_policy(self, policy: str, modes: Sequence[str], argument: str = "policy") -> None:
+    def called(self, backend: str, release: Version | None) -> Called | None:
+        """What a backend of a release calls in turn."""
+        return self.calls.get((backend, str(release or MAIN)))
+
+    def require_policy(
+        self,
+        policy: str,
+        modes: Sequence[str],
+        argument: str = "policy",
+    ) -> None:
         """ValueError that names the known policies, unless one of the modes has this one."""
-        known = dict.fromkeys(name for mode in modes for name in self.policies_for(mode))
+        known: dict[str, None] = {}  # in their order, each once
+        for mode in modes:
+            known |= dict.fromkeys(self.policies_for(mode))
         if policy in known:
             return
         others = [mode for mode in self.modes if policy in self.policies_for(mode)]
         hint = f"; mode {' or '.join(others)} has it" if others else ""
-        hint += "; only a rule takes it" if policy in self.by_rule_only else ""
+        if policy in self.by_rule_only:
+            hint += "; only a rule takes it"
         where = f" in mode {modes[0]}" if len(modes) == 1 else ""
         raise ValueError(
             f"{argument} of {self.name}{where} must be one of {', '.join(known)}: "
@@ -103,100 +140,150 @@ class Library:
         )
 
     @cache  # noqa: B019 - libraries are read once and live for good
-    def tests(self, mode: str, policy: str, release: Version | None) -> frozenset[str]:
+    def tests(
+        self,
+        mode: str,
+        policy: str,
+        release: Version | None,
+    ) -> frozenset[str]:
         """The facts that a row of the release tests on the way to a choice."""
-        known = Facts(mode=mode) if release is None else Facts(mode=mode, release=release)
-        of_policy = self.policies.get(policy, {}).get(mode, ())
-        rows = [row for row in of_policy if row.speaks_of(known)]
+        known = Facts(mode=mode)
+        if release is not None:
+            known["release"] = release
+        tables = self.policies.get(policy, {})
+        rows = _possible(tables.get(mode, ()), known)
+        names = {policy}
+        tested: set[str] = set()
         to_auto = [row for row in rows if row.then == (AUTO,)]
-        auto = [row for row in self.policies[AUTO][mode] if to_auto and row.speaks_of(known)]
-        names = {policy}.union(*(row.then for row in (*rows, *auto)))
-        kept = [row for row in (*self.limits, *self.problems) if names & {*row.then}]
-        rows += [row for row in (*self.resolves, *kept) if row.speaks_of(known)]
-        shared = limits.tested(mode) if self.name == FLASHINFER else set()
-        settled = set.intersection(*({*row.sets} for row in to_auto)) if to_auto else set()
-        of_auto = set[str]().union(*(row.tests for row in auto)) - settled
-        return frozenset(shared.union(of_auto, *(row.tests for row in rows)))
+        if to_auto:
+            auto = _possible(self.policies[AUTO][mode], known)
+            # What every row on the way to `auto` sets, the call does not decide.
+            settled = set.intersection(*(set(row.sets) for row in to_auto))
+            tested = facts_tested(auto) - settled
+            names.update(*(row.then for row in auto))
+        names.update(*(row.then for row in rows))
+        rows += _possible(self.resolves, known)
+        for row in _possible(self.limits + self.problems, known):
+            if names.intersection(row.then):
+                rows.append(row)
+        if self.name == FLASHINFER:
+            tested |= limits.tested(mode)
+        return frozenset(tested | facts_tested(rows))
 
-    def limits_of(self, backend: str, facts: Facts) -> tuple[Reason, ...]:
+    def limits_of(self, backend: str, facts: Facts) -> Reasons:
         """Every row that keeps `backend` from running the call."""
-        shared = limits.limits_of(backend, facts) if self.name == FLASHINFER else ()
-        reasons = [(limit.why, f"FlashInfer {limit.source}") for limit in shared]
-        reasons += [(row.why, row.source) for row in self.holding(self.limits, backend, facts)]
-        return tuple(Reason("limit", backend, True, why, source) for why, source in reasons)
+        found = []
+        if self.name == FLASHINFER:
+            for limit in limits.limits_of(backend, facts):
+                source = f"FlashInfer {limit.source}"
+                found.append(Reason("limit", backend, limit.why, source))
+        for row in holding(self.limits, backend, facts):
+            found.append(Reason("limit", backend, row.why, row.source))
+        return tuple(found)
 
-    def holding(self, rows: Sequence[Rule], backend: str, facts: Facts) -> list[Rule]:
-        """Those of `pages`, `problems` or `limits` that speak of the backend and hold."""
-        return [row for row in rows if backend in row.then and row.failing(facts) is None]
+
+def holding(rows: Rows, backend: str, facts: Facts) -> list[Rule]:
+    """The rows that name the backend and hold."""
+    return [row for row in rows if backend in row.then and not row.failing(facts)]
+
+
+def _possible(rows: Iterable[Rule], known: Facts) -> list[Rule]:
+    """The rows that may match where these facts alone are known."""
+    return [row for row in rows if row.may_match(known)]
 
 
 def load(folder: Path = FOLDER) -> dict[str, Library]:
     """Every library by name, from all files of a folder; ValueError names an invalid row."""
-    documents = [
-        (path.name, document)
-        for path in sorted(folder.glob("*.yaml"))
-        for document in yaml.load_all(path.read_text(), Loader=yaml_loader())
-    ]
     libraries: dict[str, Library] = {}
-    for place, document in documents:
-        unknown = ", ".join(set(document) - set(KEYS))
-        if unknown or "library" not in document:
-            got = unknown or "no library"
-            raise ValueError(f"{place}: keys must be {', '.join(KEYS)}, got {got}")
-        library = libraries.setdefault(document["library"], Library(document["library"]))
-        _describe(library, document)
-    for place, document in documents:
-        _fill(libraries[document["library"]], document, place)
+    documents = []
+    for path in sorted(folder.glob("*.yaml")):
+        for document in yaml.load_all(path.read_text(), Loader=yaml_loader()):
+            unknown = ", ".join(set(document) - set(KEYS))
+            if unknown or "library" not in document:
+                got = unknown or "no library"
+                raise ValueError(f"{path.name}: keys must be {', '.join(KEYS)}, got {got}")
+            name = document["library"]
+            library = libraries.setdefault(name, Library(name))
+            _describe(library, document)
+            documents.append((library, document, path.name))
+    # Names of all files are known before a row is read: rows may use them.
+    for library, document, place in documents:
+        _fill(library, document, place)
     return libraries
 
 
-def _describe(library: Library, document: Mapping[str, Any]) -> None:
-    """Read names and releases first: rows of any file may use them."""
+def _describe(library: Library, document: Written) -> None:
+    """Add the names and releases of a document."""
     library.aliases += tuple(document.get("aliases", ()))
-    library.releases += tuple(document.get("releases", "").split())
-    library.by_rule_only += tuple(document.get("by_rule_only", "").split())
+    library.releases += _names(document, "releases")
+    library.by_rule_only += _names(document, "by_rule_only")
     library.slower |= document.get("slower", {})
-    for modes, names in document.get("backends", {}).items():
-        library.backends |= dict.fromkeys(modes.split(), tuple(names.split()))
-    called = document.get("calls", {"releases": {}})
-    library.releases += tuple(r for r in called["releases"] if r != MAIN)
-    for release, (target, usual) in called["releases"].items():
-        for backend, policy in {called["backend"]: usual, **called.get("also", {})}.items():
-            older = called.get("older", {}).get(backend, "")
-            about = (called["why"], called["source"], older)
-            library.calls[backend, release] = Called(target, policy, *about)
+    backends = document.get("backends", {})
+    for modes in backends:
+        library.backends |= dict.fromkeys(modes.split(), _names(backends, modes))
+    if "calls" in document:
+        _describe_calls(library, document["calls"])
 
 
-def _fill(library: Library, document: Mapping[str, Any], place: str) -> None:
-    known = {AUTO, *library.by_rule_only, *(n for ns in library.backends.values() for n in ns)}
+def _names(document: Written, key: str) -> Names:
+    """The names of a text, parted by blanks."""
+    return tuple(document.get(key, "").split())
+
+
+def _describe_calls(library: Library, written: Written) -> None:
+    """Add what the backends of a library call, for each of its releases."""
+    older = written.get("older", {})
+    for release, (target, usual) in written["releases"].items():
+        if release != MAIN:
+            library.releases += (release,)
+        policies = {written["backend"]: usual} | written.get("also", {})
+        for backend, policy in policies.items():
+            library.calls[backend, release] = Called(
+                library=target,
+                policy=policy,
+                why=written["why"],
+                source=written["source"],
+                older=older.get(backend, ""),
+            )
+
+
+def _fill(library: Library, document: Written, place: str) -> None:
+    """Add the rows of a document."""
+    known = {AUTO, *library.by_rule_only}.union(*library.backends.values())
     for policy, tables in document.get("policies", {}).items():
-        for modes, rows in tables.items():
-            where = f"{place}, {policy}, {modes}"
+        for words, rows in tables.items():
+            where = f"{place}, {policy}, {words}"
             table = tuple(_rows(rows, "choose", known, where))
-            if set(modes.split()) - set(MODES):
+            modes = words.split()
+            if not set(modes) <= set(MODES):
                 raise ValueError(f"{where}: modes must be of {', '.join(MODES)}")
             if table[-1].when:
                 raise ValueError(f"{where}: the last row must have no condition")
-            library.policies.setdefault(policy, {}).update(dict.fromkeys(modes.split(), table))
-    for part in (RESOLVES, "limits", "problems", "pages"):
+            by_mode = library.policies.setdefault(policy, {})
+            by_mode |= dict.fromkeys(modes, table)
+    for part in PARTS:
         verb = RESOLVES if part == RESOLVES else "cannot"
-        rows = tuple(_rows(document.get(part, []), verb, known, f"{place}, {part}"))
-        setattr(library, part, getattr(library, part) + rows)
+        rows = document.get(part, [])
+        added = tuple(_rows(rows, verb, known, f"{place}, {part}"))
+        setattr(library, part, getattr(library, part) + added)
 
 
 def _rows(
-    written: list[dict[str, Any]],
+    written: Iterable[Written],
     verb: str,
     known: set[str],
     place: str,
-    given: Mapping[str, Any] = {},  # noqa: B006 - never changed
+    given: Written = {},  # noqa: B006 - never changed
 ) -> Iterator[Rule]:
     """The rows of a table. Nested `rows` inherit the keys of the row that holds them."""
     for number, row in enumerate(written, 1):
         where = f"{place}, row {number}"
-        if unknown := set(row) - set(ROW):
-            raise ValueError(f"{where}: keys must be {', '.join(ROW)}, got {', '.join(unknown)}")
-        whole = {**given, **row, "when": [given.get("when", []), row.get("when", [])]}
+        unknown = ", ".join(set(row) - set(ROW))
+        if unknown:
+            raise ValueError(f"{where}: keys must be {', '.join(ROW)}, got {unknown}")
+        whole = {**given, **row}
+        if "when" in given:  # and the row's own
+            whole["when"] = [given["when"], row.get("when", [])]
         inner = whole.pop("rows", None)
         if inner is None:
             yield _rule(whole, verb, known, where)
@@ -204,28 +291,40 @@ def _rows(
             yield from _rows(inner, verb, known, where, whole)
 
 
-def _rule(row: Mapping[str, Any], verb: str, known: set[str], where: str) -> Rule:
-    names = _flat(row.get(verb, []))
-    names += [name for name in _flat(row.get("rest", [])) if name not in names]
+def _rule(
+    row: Written,
+    verb: str,
+    known: set[str],
+    where: str,
+) -> Rule:
+    named = [row.get(verb, []), row.get("rest", [])]
+    names = tuple(dict.fromkeys(_flat(named)))  # each once
     sets = row.get("sets", {})
     if not names and verb != RESOLVES:
         raise ValueError(f"{where}: {verb} must name a backend")
-    if unknown := set(names) - known:
-        raise ValueError(f"{where}: no such backend: {', '.join(unknown)}")
+    unknown = ", ".join(set(names) - known)
+    if unknown:
+        raise ValueError(f"{where}: no such backend: {unknown}")
     for key in ("why", "source"):
         if not row.get(key):
             raise ValueError(f"{where}: {key} must be given")
-    if set(sets) - {*FLAGS, *NUMBERS}:
+    if not set(sets) <= {*FLAGS, *NUMBERS}:
         raise ValueError(f"{where}: no such fact: {', '.join(sets)}")
     try:
-        when = conditions(row["when"])
+        when = conditions(row.get("when", []))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    return Rule(when, tuple(names), row["why"], row["source"], sets)
+    return Rule(when, names, row["why"], row["source"], sets)
 
 
 def _flat(names: Any) -> list[str]:
-    return [names] if isinstance(names, str) else [n for part in names for n in _flat(part)]
+    """The names of a text, or of lists in lists."""
+    if isinstance(names, str):
+        return [names]
+    found = []
+    for part in names:
+        found += _flat(part)
+    return found
 
 
 LIBRARIES = load()
@@ -238,24 +337,34 @@ def find(text: str) -> tuple[Library, Version | None]:
     that there are.
     """
     name, _, release = text.partition(",")[0].partition("==")
-    library = next(
-        (lib for lib in LIBRARIES.values() if name.lower() in (lib.name, *lib.aliases)), None
-    )
+    library = _library_named(name)
     if library is None:
-        names = ", ".join(LIBRARIES)
-        words = f"library must be such as {FLASHINFER}==0.6.3, one of {names}"
+        words = f"library must be such as {FLASHINFER}==0.6.3, one of {', '.join(LIBRARIES)}"
         raise ValueError(f"{words}, got {text!r}")
     if not library.releases and release:
         raise ValueError(f"{name} has no releases: give library={name!r}, got {text!r}")
     if not library.releases:
         return library, None
-    near = []
-    with suppress(InvalidVersion):
-        place = bisect_right(library.versions, Version(release))
-        near = library.versions[max(0, place - 1) : place + 1]
-        if near[0] == Version(release):
-            return library, near[0]
+    nearest = _nearest(library.versions, release)
+    if nearest and nearest[0] == Version(release):
+        return library, nearest[0]
     first, *_, last = library.releases
-    nearest = " and ".join(map(str, near)) or last
     words = f"release of {name} must be one of {first} to {last} that was read"
-    raise ValueError(f"{words}, got {release!r}; nearest to it: {nearest}")
+    near = " and ".join(map(str, nearest)) or last
+    raise ValueError(f"{words}, got {release!r}; nearest to it: {near}")
+
+
+def _library_named(name: str) -> Library | None:
+    for library in LIBRARIES.values():
+        if name.lower() in (library.name, *library.aliases):
+            return library
+    return None
+
+
+def _nearest(versions: Sequence[Version], release: str) -> Sequence[Version]:
+    """The last version that is not newer than a release, and the next; none for another text."""
+    try:
+        place = bisect_right(versions, Version(release))
+    except InvalidVersion:
+        return []
+    return versions[max(0, place - 1) : place + 1]

@@ -1,6 +1,5 @@
 """Models that engines have rules for, read from data/models.yaml."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,19 @@ def yaml_loader() -> Any:
 
 TABLE = yaml.load((DATA / "models.yaml").read_text(), yaml_loader())
 OTHER = "other"
-MODELS: Mapping[str, tuple[str, ...]] = {
-    name: tuple(row["architectures"].split()) for name, row in TABLE.items()
-}
+MODELS: dict[str, tuple[str, ...]] = {}
 """Model -> its architectures, by their names in config.json."""
-FAMILIES = {name: name for name in (OTHER, *MODELS)} | {
-    architecture: name for name, names in MODELS.items() for architecture in names
-}
-"""What `model` of a call may be -> a key of `MODELS`, or other."""
-ARCHITECTURES = {name: MODELS.get(name, (name,))[0] for name in FAMILIES}
-"""What `model` of a call may be -> an architecture; of a family, its first."""
-LAYERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    name: row["layers"] for name, row in TABLE.items() if "layers" in row
-}
-"""Model -> its kinds of layers, and what each is otherwise than the layer that is asked for."""
+LAYERS: dict[str, dict[str, dict[str, Any]]] = {}
+"""Model -> its kinds of layers, and how each differs from the layer that is asked for."""
+for _model, _row in TABLE.items():
+    MODELS[_model] = tuple(_row["architectures"].split())
+    if "layers" in _row:
+        LAYERS[_model] = _row["layers"]
+FAMILIES = {name: name for name in (OTHER, *MODELS)}
+"""What `model` of a call may be, a model or an architecture -> a key of `MODELS`, or other."""
+for _model, _names in MODELS.items():
+    FAMILIES |= dict.fromkeys(_names, _model)
+ARCHITECTURES = {name: name for name in FAMILIES}
+"""What `model` of a call may be -> an architecture; of a model, its first."""
+for _model, _names in MODELS.items():
+    ARCHITECTURES[_model] = _names[0]

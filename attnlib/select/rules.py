@@ -28,6 +28,8 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "does not divide": lambda have, whole: whole % have != 0,
 }
 RELEASES = {"since": ">=", "before": "<"}
+COMPARED = (*WORDS, *NUMBERS, "head_dims")
+"""Facts that are compared with values; those of `FLAGS` stand alone."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,17 @@ class Condition:
     op: str
     value: Any
 
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The value, or each of several."""
+        return self.value if isinstance(self.value, tuple) else (self.value,)
+
     @cached_property
     def tests(self) -> set[str]:
         """The facts that it tests; of a model's names, each by itself."""
-        if self.fact not in ("model", "architecture"):
-            return {self.fact}
-        names = self.value if isinstance(self.value, tuple) else (self.value,)
-        return {f"{self.fact} {name}" for name in names}
+        if self.fact in ("model", "architecture"):
+            return {f"{self.fact} {name}" for name in self.values}
+        return {self.fact}
 
     def holds(self, facts: Facts) -> bool:
         """Whether it holds; raises ValueError for a fact that the call does not give."""
@@ -53,16 +59,22 @@ class Condition:
     def __str__(self) -> str:
         if self.fact in FLAGS:
             return f"{'with' if self.value else 'without'} {FLAGS[self.fact]}"
-        values = self.value if isinstance(self.value, tuple) else (self.value,)
-        return f"{self.fact.replace('_', ' ')} {self.op} {', '.join(map(str, values))}"
+        values = ", ".join(map(str, self.values))
+        return f"{self.fact.replace('_', ' ')} {self.op} {values}"
 
     def miss(self, facts: Facts) -> str:
         """Why it does not hold, in words."""
         if self.fact not in FLAGS:
             return f"needs {self}; it is {facts[self.fact]}"
-        thing = FLAGS[self.fact]
-        one = "one" if thing.startswith(("a ", "an ")) else "them" if thing[-1] == "s" else "it"
-        return f"only {self}; this call {'is without' if self.value else f'has {one}'}"
+        if self.value:
+            return f"only {self}; this call is without"
+        return f"only {self}; this call has {_pronoun(FLAGS[self.fact])}"
+
+
+def _pronoun(thing: str) -> str:
+    if thing.startswith(("a ", "an ")):
+        return "one"
+    return "them" if thing.endswith("s") else "it"
 
 
 @dataclass(frozen=True)
@@ -70,12 +82,12 @@ class Group:
     """Conditions joined by `or` (any of them) or `and` (all); `of` may hold groups again."""
 
     joint: str
-    of: "tuple[Condition | Group, ...]"
+    of: "tuple[When, ...]"
 
     @cached_property
     def tests(self) -> set[str]:
         """The facts that they test."""
-        return {fact for condition in self.of for fact in condition.tests}
+        return facts_tested(self.of)
 
     def holds(self, facts: Facts) -> bool:
         """Whether any (or), or all (and), of the conditions hold."""
@@ -83,11 +95,15 @@ class Group:
         return any(parts) if self.joint == "or" else all(parts)
 
     def __str__(self) -> str:
-        return f"({f' {self.joint} '.join(map(str, self.of))})"
+        words = f" {self.joint} ".join(map(str, self.of))
+        return f"({words})"
 
     def miss(self, facts: Facts) -> str:
         """Why it does not hold, in words."""
         return f"needs {self}"
+
+
+When = Condition | Group
 
 
 @dataclass(frozen=True)
@@ -98,7 +114,7 @@ class Rule:
     the release, that has the rule. `sets` are facts that the choice changes for the next table.
     """
 
-    when: tuple[Condition | Group, ...]
+    when: tuple[When, ...]
     then: tuple[str, ...]
     why: str
     source: str
@@ -107,15 +123,27 @@ class Rule:
     @cached_property
     def tests(self) -> set[str]:
         """The facts that its conditions test."""
-        return {fact for when in self.when for fact in when.tests}
+        return facts_tested(self.when)
 
-    def speaks_of(self, facts: Facts) -> bool:
+    def may_match(self, known: Facts) -> bool:
         """Whether the row can match a call of which these facts alone are known."""
-        return all(when.holds(facts) for when in self.when if when.tests <= facts.keys())
+        decidable = [when for when in self.when if when.tests <= known.keys()]
+        return all(when.holds(known) for when in decidable)
 
-    def failing(self, facts: Facts) -> Condition | Group | None:
+    def failing(self, facts: Facts) -> When | None:
         """The first condition that does not hold, or None where the row matches."""
-        return next((condition for condition in self.when if not condition.holds(facts)), None)
+        for condition in self.when:
+            if not condition.holds(facts):
+                return condition
+        return None
+
+
+def facts_tested(parts: Iterable[When | Rule]) -> set[str]:
+    """The facts that any of several conditions or rows tests."""
+    facts: set[str] = set()
+    for part in parts:
+        facts |= part.tests
+    return facts
 
 
 @dataclass(frozen=True)
@@ -127,12 +155,15 @@ class Reason:
 
     kind: str
     subject: str
-    matched: bool
+    matched: bool = field(default=True, kw_only=True)
     why: str
     source: str
 
 
-def first_match(rules: Iterable[Rule], facts: Facts) -> tuple[Rule, tuple[Reason, ...]]:
+Reasons = tuple[Reason, ...]
+
+
+def first_match(rules: Iterable[Rule], facts: Facts) -> tuple[Rule, Reasons]:
     """The first row that matches, and a reason for every row considered on the way.
 
     Raises LookupError if no row matches; a table whose last row has no condition always matches.
@@ -140,14 +171,20 @@ def first_match(rules: Iterable[Rule], facts: Facts) -> tuple[Rule, tuple[Reason
     reasons = []
     for rule in rules:
         failing = rule.failing(facts)
-        why = rule.why if failing is None else failing.miss(facts)
-        reasons.append(Reason("rule", " > ".join(rule.then), failing is None, why, rule.source))
-        if failing is None:
+        reason = Reason(
+            kind="rule",
+            subject=" > ".join(rule.then),
+            matched=failing is None,
+            why=failing.miss(facts) if failing else rule.why,
+            source=rule.source,
+        )
+        reasons.append(reason)
+        if reason.matched:
             return rule, tuple(reasons)
     raise LookupError("no row of the table matches")
 
 
-def conditions(written: Any) -> tuple[Condition | Group, ...]:
+def conditions(written: Any) -> tuple[When, ...]:
     """The conditions of a row's `when`: all of a list, nested lists included.
 
     Raises ValueError for an unknown fact, comparison or value.
@@ -155,27 +192,36 @@ def conditions(written: Any) -> tuple[Condition | Group, ...]:
     if isinstance(written, str):
         return (_condition(written),)
     if isinstance(written, list):
-        return tuple(condition for part in written for condition in conditions(part))
+        whole: tuple[When, ...] = ()
+        for part in written:
+            whole += conditions(part)
+        return whole
     if isinstance(written, dict) and list(written) == ["any"]:
-        parts = (conditions(part) for part in written["any"])
-        return (Group("or", tuple(p[0] if len(p) == 1 else Group("and", p) for p in parts)),)
+        parts = [_all_of(conditions(part)) for part in written["any"]]
+        return (Group("or", tuple(parts)),)
     raise ValueError(f"a condition must be text, a list or {{any: [...]}}, got {written!r}")
 
 
+def _all_of(parts: tuple[When, ...]) -> When:
+    return parts[0] if len(parts) == 1 else Group("and", parts)
+
+
 def _condition(text: str) -> Condition:
+    flag = text.removeprefix("not ")
+    if flag in FLAGS:
+        return Condition(flag, "is", flag == text)
     fact, _, rest = text.partition(" ")
-    if text.removeprefix("not ") in FLAGS:
-        return Condition(text.removeprefix("not "), "is", not text.startswith("not "))
     if fact in RELEASES:
         return Condition("release", RELEASES[fact], _value("release", rest))
-    if fact not in (*WORDS, *NUMBERS, "head_dims"):
-        known = ", ".join((*FLAGS, *WORDS, *NUMBERS, "head_dims"))
+    if fact not in COMPARED:
+        known = ", ".join((*FLAGS, *COMPARED))
         raise ValueError(f"no such fact in {text!r}; there are {known}")
     named = [op for op in COMPARISONS if rest.startswith(f"{op} ")]
     if not named:
         raise ValueError(f"no such comparison in {text!r}; there are {', '.join(COMPARISONS)}")
-    op = max(named, key=len)
-    values = tuple(_value(fact, word) for word in rest.removeprefix(op).split())
+    op = max(named, key=len)  # `is not` begins with `is`
+    words = rest.removeprefix(op).split()
+    values = tuple(_value(fact, word) for word in words)
     if op in ("in", "not in"):
         return Condition(fact, op, values)
     if len(values) != 1:
@@ -188,8 +234,9 @@ def _value(fact: str, word: str) -> Any:
         return Version(word)
     if fact == "head_dims" and word.replace("/", "", 1).isdigit():
         return word
-    if fact in WORDS and word in WORDS[fact]:
+    if word in WORDS.get(fact, ()):
         return word
     if fact in NUMBERS and word.replace("_", "").isdigit():
         return int(word)
-    raise ValueError(f"{fact} must be {', '.join(WORDS.get(fact, ('a number',)))}, got {word!r}")
+    known = ", ".join(WORDS.get(fact, ["a number"]))
+    raise ValueError(f"{fact} must be {known}, got {word!r}")

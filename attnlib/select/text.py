@@ -8,8 +8,8 @@ from typing import Any
 from ..core.backends.limits import LATENT_MODES
 from ..core.layer import MODELS, parse_layer, parse_lengths
 from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec
-from .changes import FAILS, LATENT_PAGE, TOPK, changes, markdown
-from .explain import Choice, explain
+from .changes import FAILS, LATENT_PAGE, TOPK, changes, markdown, padded
+from .explain import Choice, explain, settles
 from .facts import GPUS, Call, decided, facts_of_model, gpu_named
 from .models import FAMILIES, LAYERS, OTHER
 from .models import MODELS as RULED
@@ -23,6 +23,21 @@ PINS = {"page_size": "pinned_page", "kv_dtype": "pinned_kv_dtype"}
 BESIDE = {"decode": "prefill_paged", "prefill_paged": "decode"}
 _FIELDS = {field.name: field.type for field in fields(Call)}
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
+_JSON = (
+    "library",
+    "mode",
+    "gpu",
+    "policy",
+    "backend",
+    "order",
+    "problem",
+    "kernel",
+    "unused",
+    "pages",
+    "refused_page",
+)
+Words = dict[str, Any]
+"""Options, facts or sizes by name."""
 
 
 def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
@@ -33,80 +48,125 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     given = dict(options)
     facts = parse_call(given.pop("call", []))
     layer = {name: given.pop(name) for name in LAYER if name in given}
-    stated = {*facts, *(name for name in FIELDS if name in layer)}
-    for option, fact in PINS.items():
-        if option in layer:
-            facts.setdefault(fact, True)
-    of_model = facts_of_model(layer.get("model", ""))
-    for name in {*of_model} & {*facts}:
-        if FAMILIES.get(facts[name], facts[name]) != of_model[name]:
-            raise ValueError(f"{name} must be left out, {layer['model']} says it")
-    facts = of_model | facts
-    if given.get("mode") in LATENT_MODES:
+    stated = [*facts, *(name for name in FIELDS if name in layer)]
+    facts = _with_model(facts, layer)
+    mode = given.get("mode")
+    if mode in LATENT_MODES:
         if "model" in layer and "diff" not in given:
             raise ValueError(f"heads must be given of MLA, as 16/1, got model {layer['model']!r}")
         layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
-    if given.get("mode") == "sparse_mla":
+    if mode == "sparse_mla":
         facts.setdefault("topk", TOPK)
     if "gpu" in given:
         given["gpu"] = [gpu_named(text) for text in given["gpu"].split(",")]
     if "diff" in given:
         return _answer_diff(given, layer, facts, stated, as_json)
-    needed = {name: name in given for name in ("library", "gpu", "mode")}
-    needed["heads"] = bool({"heads", "model"} & {*layer})
-    if missing := [f"--{name}" for name, there in needed.items() if not there]:
+    _require_one_call(given, layer)
+    given["gpu"] = given["gpu"][0]
+    spec = parse_layer(**layer)
+    call = Call(**facts)
+    choice = explain(spec, call=call, **given)
+    _require_not_settled(choice, facts)
+    choice = _with_unused(choice, call, stated)
+    layers = layers_of(spec, call, **given)
+    if not as_json:
+        return render(choice, layers)
+    data = to_dict(choice)
+    data["layers"] = layers
+    return json.dumps(data, indent=2)
+
+
+def _with_model(facts: Words, layer: Words) -> Words:
+    """The facts of a call with those that its layer states: pinned options, and its model."""
+    pins = {fact: True for option, fact in PINS.items() if option in layer}
+    of_model = facts_of_model(layer.get("model", ""))
+    for name, value in of_model.items():
+        given = facts.get(name, value)
+        if FAMILIES.get(given, given) != value:
+            raise ValueError(f"{name} must be left out, {layer['model']} says it")
+    return pins | of_model | facts
+
+
+def _require_one_call(given: Words, layer: Words) -> None:
+    """ValueError unless the options name a library, a GPU, a mode and a layer."""
+    missing = [f"--{name}" for name in ("library", "gpu", "mode") if name not in given]
+    if not ("heads" in layer or "model" in layer):
+        missing.append("--heads")
+    if missing:
         raise ValueError(f"{', '.join(missing)} must be given, or --diff OLD NEW")
     if len(given["gpu"]) > 1:
         raise ValueError(f"--gpu must be one, but with --diff, got {', '.join(given['gpu'])}")
-    given["gpu"] = given["gpu"][0]
-    spec, call = parse_layer(**layer), Call(**facts)
-    choice = explain(spec, call=call, **given)
+
+
+def _require_not_settled(choice: Choice, facts: Words) -> None:
+    """ValueError for a fact that the library itself settles otherwise."""
     settled = {row.subject: row for row in choice.reasons if row.kind == "settled"}
     for name, value in facts.items():
-        if row := settled.get(f"{name.replace('_', ' ')}: {'no' if value else 'yes'}"):
+        opposite = settles(name, not value)
+        if opposite in settled:
+            row = settled[opposite]
             raise ValueError(f"{name} must be left out: {row.why} ({row.source})")
-    unused = sorted(name for name in stated if not decided(name, call) & choice.tested)
-    unused = [name for name in unused if name != "page_size" or not choice.refused_page]
+
+
+def _with_unused(choice: Choice, call: Call, stated: Sequence[str]) -> Choice:
+    """The choice whose `unused` are the options, or the release beside it, that decide nothing."""
+    unused = []
+    for name in sorted(stated):
+        is_refused_page = name == "page_size" and choice.refused_page
+        if not decided(name, call) & choice.tested and not is_refused_page:
+            unused.append(name)
     beside = [name for name in choice.unused if name not in _FIELDS]
-    choice = replace(choice, unused=(*unused, *beside))
-    layers = layers_of(spec, call, **given)
-    if as_json:
-        return json.dumps(to_dict(choice) | {"layers": layers}, indent=2)
-    return render(choice, layers)
+    return replace(choice, unused=(*unused, *beside))
 
 
-def layers_of(spec: AttnSpec, call: Call, **how: Any) -> list[dict[str, str]]:
+def layers_of(
+    spec: AttnSpec,
+    call: Call,
+    *,
+    mode: str,
+    **how: Any,
+) -> list[dict[str, str]]:
     """The backend of each kind of layer of a model, and of prefill beside decode; else empty."""
     rows = []
-    if call.model != OTHER and (mode := BESIDE.get(how["mode"])):
-        backend = _backend(spec, call=call, **how | {"mode": mode})
-        rows = [{"layer": mode, "head_dim": str(spec.head_dim), "chosen": backend}]
-    for kind, differs in LAYERS.get(FAMILIES[call.model], {}).items():
-        head_dim = differs.get("head_dim", spec.head_dim)
-        facts = {name: value for name, value in differs.items() if name != "head_dim"}
-        backend = _backend(replace(spec, head_dim=head_dim), call=replace(call, **facts), **how)
-        rows.append({"layer": kind, "head_dim": str(head_dim), "chosen": backend})
+    if call.model != OTHER and mode in BESIDE:
+        beside = BESIDE[mode]
+        rows.append(_layer_row(beside, spec, call, mode=beside, **how))
+    kinds = LAYERS.get(FAMILIES[call.model], {})
+    for kind, differs in kinds.items():
+        facts = dict(differs)
+        head_dim = facts.pop("head_dim", spec.head_dim)
+        layer = replace(spec, head_dim=head_dim)
+        of_layer = replace(call, **facts)
+        rows.append(_layer_row(kind, layer, of_layer, mode=mode, **how))
     return rows
 
 
-def _backend(spec: AttnSpec, **how: Any) -> str:
-    """The backend, the kernel that it calls, and whether it cannot run; or why there is none."""
+def _layer_row(
+    name: str,
+    spec: AttnSpec,
+    call: Call,
+    **how: Any,
+) -> dict[str, str]:
+    """A kind of layer, its backend and kernel, and whether it cannot run; or why there is none."""
     try:
-        choice = explain(spec, **how)
+        choice = explain(spec, call=call, **how)
     except (ValueError, RuntimeError) as error:
-        return f"no answer: {error}"
-    return f"{choice.picked}{FAILS}" if choice.problem else choice.picked
+        chosen = f"no answer: {error}"
+    else:
+        chosen = f"{choice.picked}{FAILS if choice.problem else ''}"
+    return {"layer": name, "head_dim": str(spec.head_dim), "chosen": chosen}
 
 
 def _answer_diff(
-    given: dict[str, Any],
-    layer: dict[str, Any],
-    facts: dict[str, Any],
+    given: Words,
+    layer: Words,
+    facts: Words,
     stated: Collection[str],
     as_json: bool,
 ) -> str:
     old, new = given["diff"]
-    how: dict[str, Any] = {"gpus": given.get("gpu", tuple(GPUS))}
+    gpus = given.get("gpu", tuple(GPUS))
+    how: Words = {"facts": facts, "stated": stated, "gpus": gpus}
     if "mode" in given:
         how["modes"] = given["mode"].split(",")
     if "policy" in given:
@@ -120,41 +180,55 @@ def _answer_diff(
         if "tp" in layer:
             raise ValueError(f"--tp must go with a model that is split, got {layer['tp']}")
         how["fields"] = layer
-    table = changes(old, new, facts=facts, stated=stated, **how)
+    table = changes(old, new, **how)
     if as_json:
         return str(table.to_json(orient="records", indent=2))
-    return markdown(table, old, new, how["gpus"])
+    return markdown(table, old, new, gpus)
 
 
-def render(choice: Choice, layers: Sequence[Mapping[str, str]] = ()) -> str:
+def render(
+    choice: Choice,
+    layers: Sequence[dict[str, str]] = (),
+) -> str:
     """The choice in a few lines, then every row considered, without repeats, matches first."""
+    head = [headline(choice), *_notes(choice)]
+    for layer in layers:
+        head.append(f"{layer['layer']} (head_dim {layer['head_dim']}): {layer['chosen']}")
     rows = [COLUMNS]
     for reason in sorted(choice.reasons, key=lambda reason: not reason.matched):
         taken = "yes" if reason.matched and reason.kind != "limit" else "no"
-        rows.append((taken, _short(reason.subject), reason.why, reason.source))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = dict.fromkeys("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    head = [headline(choice)]
+        subject = _short(reason.subject)
+        rows.append((taken, subject, reason.why, reason.source))
+    lines = ["  ".join(words).rstrip() for words in padded(rows)]
+    return "\n".join([*head, "", *dict.fromkeys(lines)])
+
+
+def _notes(choice: Choice) -> list[str]:
+    """What there is to say of a choice beside its backend, a line each."""
+    notes = []
     if len(choice.order) > 1:
-        head.append(f"can run it, best first: {', '.join(choice.order)}")
+        notes.append(f"can run it, best first: {', '.join(choice.order)}")
     if choice.problem:
-        head.append(f"but it cannot run: {choice.problem}")
+        notes.append(f"but it cannot run: {choice.problem}")
     if choice.pages:
         refused = f"{choice.backend} takes no pages of {choice.refused_page}"
         why = refused if choice.refused_page else "no page size is given"
-        head.append(f"{why}: {choice.library} takes pages of {choice.pages}")
+        notes.append(f"{why}: {choice.library} takes pages of {choice.pages}")
     if choice.unused:
-        head.append(f"not used by its rules: {', '.join(choice.unused)}")
+        notes.append(f"not used by its rules: {', '.join(choice.unused)}")
     if any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons):
         names = [name for name in RULED if f"model {name}" in choice.tested]
-        head.append(f"rules for one model did not apply: --call model={'|'.join(names)}")
-    head += [f"{row['layer']} (head_dim {row['head_dim']}): {row['chosen']}" for row in layers]
-    return "\n".join([*head, "", *lines])
+        notes.append(f"rules for one model did not apply: --call model={'|'.join(names)}")
+    return notes
 
 
 def _short(order: str) -> str:
+    """An order of candidates: both, or two of more."""
     names = order.split(" > ")
-    return order if len(names) < 3 else f"{names[0]} > {names[1]} > {len(names) - 2} more"
+    if len(names) < 3:
+        return order
+    first, second, *others = names
+    return f"{first} > {second} > {len(others)} more"
 
 
 def headline(choice: Choice) -> str:
@@ -164,14 +238,14 @@ def headline(choice: Choice) -> str:
     return f"{where}: {choice.picked}{whose}"
 
 
-def to_dict(choice: Choice) -> dict[str, Any]:
+def to_dict(choice: Choice) -> Words:
     """The choice as JSON data: its fields, its kernel, its reasons as objects."""
-    names = "library mode gpu policy backend order problem kernel unused pages refused_page".split()
-    plain = {name: getattr(choice, name) for name in names}
-    return {**plain, "reasons": [vars(reason) for reason in choice.reasons]}
+    data: Words = {name: getattr(choice, name) for name in _JSON}
+    data["reasons"] = [vars(reason) for reason in choice.reasons]
+    return data
 
 
-def parse_call(settings: list[str]) -> dict[str, Any]:
+def parse_call(settings: Sequence[str]) -> Words:
     """Fields of `Call`: `graph`, `topk=2048`, `model=gemma4`, `kv_lens=8192x16` (`parse_lengths`).
 
     Raises ValueError naming the fields there are.
@@ -184,9 +258,9 @@ def parse_call(settings: list[str]) -> dict[str, Any]:
 
 def _setting(text: str) -> tuple[str, Any]:
     name, given, value = text.partition("=")
-    kind = _FIELDS.get(name)
-    if kind is None:
+    if name not in _FIELDS:
         raise ValueError(f"a call's field must be one of {', '.join(_FIELDS)}, got {name!r}")
+    kind = _FIELDS[name]
     if kind is bool and (value in ("yes", "no") or not given):
         return name, value != "no"
     if kind is str:

@@ -1,6 +1,9 @@
-"""The public names: listed once, all there, and the only ones that notebooks import."""
+"""The public names: listed once, all there, described, and the only ones that notebooks import."""
 
 import ast
+import doctest
+import inspect
+import re
 from pathlib import Path
 
 import nbformat
@@ -18,27 +21,48 @@ PUBLIC = {
     "attnlib.studies": {"STUDIES", *studies.STUDIES, *MODULES},
 }
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+DONE = {
+    "Call",
+    "changes",
+    "explain",
+    "save",
+}
+"""Names of `attnlib` whose docstrings have the sections of numpydoc."""
+
+
+def is_python(line):
+    """Whether a line of a cell is no magic and no command of the shell."""
+    return not line.lstrip().startswith(("%", "!"))
 
 
 def imported(code):
-    lines = [line for line in code.splitlines() if not line.lstrip().startswith(("%", "!"))]
+    """Module and name of each import of ours; the name of a module itself is `__version__`."""
+    lines = filter(is_python, code.splitlines())
     for node in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attnlib"):
-            yield from ((node.module or "", alias.name) for alias in node.names)
+            for alias in node.names:
+                yield node.module, alias.name
         if isinstance(node, ast.Import):
-            yield from ((a.name, "__version__") for a in node.names if a.name.startswith("attnlib"))
+            for alias in node.names:
+                if alias.name.startswith("attnlib"):
+                    yield alias.name, "__version__"
 
 
-@pytest.mark.parametrize("name", [*attnlib.HOME, *(f"core.{name}" for name in core.HOME)])
+@pytest.mark.parametrize("name", attnlib.HOME)
 def test_a_public_name_is_there(name):
-    module, _, last = name.rpartition(".")
-    assert getattr(core if module else attnlib, last) is not None
+    assert getattr(attnlib, name) is not None
+
+
+@pytest.mark.parametrize("name", core.HOME)
+def test_a_public_name_of_core_is_there(name):
+    assert getattr(core, name) is not None
 
 
 def test_a_name_that_is_not_public_lists_those_that_are():
     with pytest.raises(AttributeError, match=r"attnlib\.core has no 'nothing'; it has AttnSpec"):
         core.nothing  # noqa: B018 - the attribute is asked for
-    assert {*dir(core)} == {*core.HOME} and {*dir(attnlib)} == {*attnlib.HOME, "__version__"}
+    assert set(dir(core)) == set(core.HOME)
+    assert set(dir(attnlib)) == {*attnlib.HOME, "__version__"}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -47,4 +71,37 @@ def test_what_readers_see_imports_public_names_alone(path):
     code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
     found = set(imported(code))
     assert found
-    assert {pair for pair in found if pair[1] not in PUBLIC.get(pair[0], ())} == set()
+    for module, name in found:
+        assert name in PUBLIC.get(module, ()), f"{module}.{name}"
+
+
+def sections(value):
+    """The sections of a docstring of numpydoc: heading -> text."""
+    text = inspect.getdoc(value)
+    found = re.findall(
+        r"^(\w+)\n-{3,}\n(.*?)(?=^\w+\n-{3,}\n|\Z)",
+        text,
+        flags=re.MULTILINE | re.DOTALL,
+    )
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", sorted(DONE))
+def test_a_public_name_says_what_it_takes_returns_and_raises(name):
+    value = getattr(attnlib, name)
+    found = sections(value)
+    wanted = ["Parameters", "Returns", "Raises", "Examples"]
+    if inspect.isclass(value):
+        wanted.remove("Returns")
+    assert list(found) == wanted
+    described = re.findall(r"^(\S.*?) : \S", found["Parameters"], flags=re.MULTILINE)
+    assert ", ".join(described).split(", ") == list(inspect.signature(value).parameters)
+
+
+@pytest.mark.parametrize("name", sorted(DONE))
+def test_the_example_of_a_public_name_runs(name):
+    finder = doctest.DocTestFinder(recurse=False)
+    (example,) = finder.find(getattr(attnlib, name), name, globs={})
+    result = doctest.DocTestRunner().run(example)
+    assert result.attempted > 0
+    assert result.failed == 0

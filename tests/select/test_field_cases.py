@@ -9,10 +9,11 @@ import pytest
 
 from attnlib import cli
 
-ANSWERS, REFUSALS = (
-    Path(__file__).with_name(name).read_text().splitlines()
-    for name in ("answers.txt", "refusals.txt")
-)
+
+def lines_of(name):
+    """The lines of a file beside this one, without its comments."""
+    lines = Path(__file__).with_name(name).read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")]
 
 
 def explained(capsys, *arguments):
@@ -20,14 +21,16 @@ def explained(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("line", [line for line in ANSWERS if not line.startswith("#")])
+@pytest.mark.parametrize("line", lines_of("answers.txt"))
 def test_the_answer_is_the_engines(line, capsys):
     options, _, answer = line.partition(" -> ")
     words, _, problem = answer.partition("! ")
     assert cli.main(["explain", *shlex.split(options)]) == 0
     printed = capsys.readouterr().out
     (cannot,) = re.findall("but it cannot run: (.*)", printed) or [""]
-    assert words.strip() in printed and problem in cannot and bool(problem) == bool(cannot)
+    assert words.strip() in printed
+    assert problem in cannot
+    assert bool(problem) == bool(cannot)
 
 
 def test_every_option_counts_with_diff(capsys):
@@ -41,7 +44,7 @@ def test_every_option_counts_with_diff(capsys):
     assert {row["model"] for row in one} == {"24/8 heads, head_dim 128"}
 
 
-@pytest.mark.parametrize("line", [line for line in REFUSALS if not line.startswith("#")])
+@pytest.mark.parametrize("line", lines_of("refusals.txt"))
 def test_what_cannot_be_answered_is_one_line_that_says_why(line, fails):
     options, _, words = line.partition(" -> ")
     assert words in fails("explain", *shlex.split(options))

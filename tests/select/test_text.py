@@ -9,13 +9,22 @@ from attnlib.select import Call, explain
 from attnlib.select.text import parse_call, parse_layer, render
 
 BF16 = AttnSpec(32, 8, 128, 16)
-NO_CALLS = "speed topk=many topk=1,2 topk=4x3 graph=8 kv_lens=8192xx3 kv_lens=9x0".split()
+NO_CALLS = (
+    "speed",
+    "topk=many",
+    "topk=1,2",
+    "topk=4x3",
+    "graph=8",
+    "kv_lens=8192xx3",
+    "kv_lens=9x0",
+)
 
 
 def test_rows_that_hold_come_first_none_twice_and_rules_for_models_are_named():
     options = {"mode": "mla", "gpu": "sm90", "library": "sglang==0.5.23"}
     latent = AttnSpec(128, 1, 576, 64)
-    head, table = render(explain(latent, **options, call=Call(model="gpt-oss"))).split("\n\n")
+    choice = explain(latent, **options, call=Call(model="gpt-oss"))
+    head, table = render(choice).split("\n\n")
     assert "takes pages of 1" in head and "not used by its rules: model" in head
     _, *lines = table.splitlines()
     rows = [line.split()[:2] for line in lines]
@@ -48,28 +57,53 @@ def test_a_layer_is_read_from_text():
         parse_layer("32/²", head_dim=128, page_size=16)
 
 
-def test_what_changes_between_releases_is_what_both_are_explained_to_pick(capsys):
-    releases = ("flashinfer==0.6.3", "flashinfer==0.6.4")
-    table = attnlib.changes(*releases, model="Llama-3.1-8B")
+def test_what_changes_between_releases_is_what_both_are_explained_to_pick():
+    table = attnlib.changes("flashinfer==0.6.3", "flashinfer==0.6.4", model="Llama-3.1-8B")
     plain = table[table.dtype == "bf16"].squeeze()
-    assert [plain.gpu, plain["mode"], plain.before, plain.after] == ["sm90", "decode", "fa3", "fa2"]
+    assert (plain.gpu, plain["mode"]) == ("sm90", "decode")
+    assert (plain.before, plain.after) == ("fa3", "fa2")
     assert plain.source == "FlashInfer #2530"
     cannot = table[table.before == "fa3 (cannot run)"]
     assert "prefill_paged, target_verify" in cannot["mode"].iloc[-1]
     latent = attnlib.changes("flashinfer==0.6.13", "flashinfer==0.7.2", gpus=["sm100", "sm103"])
     assert {"DeepSeek MLA, 128 heads", "DeepSeek MLA, 16 heads"} <= set(latent.model)
-    assert cli.main(["explain", "--diff", *releases, "--gpu", "sm90"]) == 0
-    title, _, head, rule, *rows, _, timed = capsys.readouterr().out.splitlines()
-    assert timed.endswith(f"attnlib compare --base {releases[0]} --new {releases[1]}")
-    assert title == "### From flashinfer==0.6.3 to flashinfer==0.6.4" and head.startswith("| model")
-    assert set(rule) == set("|- ") and len({len(row) for row in (head, rule, *rows)}) == 1
-    options = ["explain", "--diff", "sglang==0.5.15", "sglang==0.5.23", "--gpu"]
-    assert cli.main([*options, "sm80"]) == 0
-    assert "slower since" not in capsys.readouterr().out
-    assert cli.main([*options, "sm90"]) == 0
-    said = capsys.readouterr().out
-    assert "no pick changes: each" in said and "- slower since 0.5.16" in said
-    assert "0.5.15, without" not in said and "diagnose TRACE AFTER" in said
-    engines = ("sglang==0.5.23,flashinfer==0.6.13", "sglang==0.5.23")
-    mended = attnlib.changes(*engines, gpus=["sm90"], modes=["decode"], policy="flashinfer").iloc[0]
-    assert mended.before == f"{mended.after} (cannot run)" and "older FlashInfer" in mended.why
+
+
+def test_an_older_release_that_is_installed_beside_an_engine_cannot_run():
+    table = attnlib.changes(
+        "sglang==0.5.23,flashinfer==0.6.13",
+        "sglang==0.5.23",
+        gpus=["sm90"],
+        modes=["decode"],
+        policy="flashinfer",
+    )
+    mended = table.iloc[0]
+    assert mended.before == f"{mended.after} (cannot run)"
+    assert "older FlashInfer" in mended.why
+
+
+def said_of_diff(capsys, old, new, gpu):
+    """What `explain --diff` prints."""
+    assert cli.main(["explain", "--diff", old, new, "--gpu", gpu]) == 0
+    return capsys.readouterr().out
+
+
+def test_changes_are_a_table_of_markdown_with_what_times_them(capsys):
+    said = said_of_diff(capsys, "flashinfer==0.6.3", "flashinfer==0.6.4", "sm90")
+    title, _, *table, _, timed = said.splitlines()
+    assert title == "### From flashinfer==0.6.3 to flashinfer==0.6.4"
+    assert timed.endswith("attnlib compare --base flashinfer==0.6.3 --new flashinfer==0.6.4")
+    head, rule, *_ = table
+    assert head.startswith("| model")
+    assert set(rule) == set("|- ")
+    assert len({len(row) for row in table}) == 1
+
+
+def test_what_is_slower_without_another_pick_is_said_of_hopper_alone(capsys):
+    releases = ("sglang==0.5.15", "sglang==0.5.23")
+    assert "slower since" not in said_of_diff(capsys, *releases, "sm80")
+    said = said_of_diff(capsys, *releases, "sm90")
+    assert "no pick changes: each" in said
+    assert "- slower since 0.5.16" in said
+    assert "0.5.15, without" not in said
+    assert "diagnose TRACE AFTER" in said
