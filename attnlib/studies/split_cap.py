@@ -8,8 +8,8 @@ page table as wide as the configured context:
 - `NAMED`: batches said by hand, some of requests that are all alike, over every layout;
 - `PAGES_64`, `PAGES_16`: some of the named batches with the pages that rivals take.
 
-The rule, by the model: a batch loses splits where its longest request has more tokens than about
-70 / (query heads per KV head x query tokens) times the mean. The L2 is warm. A machine of several
+The rule, by the model: a batch of requests of different lengths loses splits where the longest has
+more tokens than about 70 / (query heads per KV head x query tokens) times the mean. The L2 is warm. A machine of several
 GPUs has measured each case on one of them, so tables take the machines of one kind of GPU together
 and judge each on its own (`load_all`).
 """
@@ -263,7 +263,9 @@ STUDY = Study(
 
 
 LOSES_FROM = 70
-"""Query rows per KV head x longest / mean length from which a batch loses splits, by the model."""
+"""Query rows per KV head x longest / mean length from which a batch loses splits, by the model.
+
+Of requests of different lengths: those that are alike lose none, and few short ones may not."""
 TRAFFIC = {batch.lengths: batch for batch in batches()}
 
 
