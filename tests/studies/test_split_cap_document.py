@@ -11,9 +11,16 @@ from functools import cache
 import pandas as pd
 import pytest
 
-from attnlib.core.schedule.caps import MOST_QUERY_TOKENS, PARTIAL_BYTES, num_splits, split_bytes
-from attnlib.core.schedule.facts import SchedulerFacts
-from attnlib.kinds.traffic import IN_FLIGHT
+from attnlib.core.schedule.caps import (
+    FLOAT32_BYTES,
+    MOST_QUERY_TOKENS,
+    PARTIAL_BYTES,
+    num_splits,
+    split_bytes,
+)
+from attnlib.core.schedule.facts import MAX_SPLITS, SchedulerFacts
+from attnlib.core.spec import LATENT_DIM
+from attnlib.kinds.traffic import IN_FLIGHT, TRACES
 from attnlib.lab import repro
 from attnlib.measure.stats import FASTER, SLOWER
 from attnlib.run.store import PUBLISHED
@@ -31,23 +38,33 @@ from attnlib.studies.split_cap import (
     MLA_TP8,
     MLA_VERIFY,
     NOW,
+    SHORT_PREFILL,
     SMS,
     TRAFFIC_STEPS,
 )
 
 DOCUMENT = PUBLISHED / "upstream" / "split_cap.md"
-MOST_WORDS = 900
+MOST_WORDS = 1_150
 """Without tables and code."""
 NAMES = """
     sgl-flash-attn#46 sglang#29551 sglang#34888 sglang#37208 sglang#39968 sglang#27786
     flashinfer#4832 flashinfer#3379 tokenspeed#1693 flash-attention#2445 flash-attention#176
-    flash-attention#190 vllm#35899 vllm#51320 vllm#51995 46 07a9b0cc 2026-06-24 2026-11-28 2023
-    0.5.16 0.5.23 13.0 H100 H200 FlashAttention-3 fa3 L2 bfloat16 float64 int64_t num_splits=0
-    95 90th
+    flash-attention#190 vllm#35899 vllm#51320 vllm#51995 46 07a9b0cc f89bc23 10d7867 2026-06-24
+    2026-11-28 2023 0.5.16 0.5.18 0.5.23 13.0 H100 H200 FlashAttention-3 fa3 L2 bfloat16 float64
+    int64_t num_splits=0 TP8 DeepSeek-V3.2 95 90th
 """.split()
-"""What has a number in it and was not measured: threads, dates, releases of SGLang, names."""
-QUOTES = ("1 long sequence and the rest are short", "PR 46 reports 29 splits and 14.5 GiB")
-"""From a comment in get_num_splits, and of the description of sgl-flash-attn #46."""
+"""What has a number in it and was not measured: threads, commits, dates, releases, names."""
+QUOTES = (
+    "1 long sequence and the rest are short",
+    "PR 46 reports 29 splits and 14.5 GiB",
+    "params.total_q > 0 ?",
+    "leaves `params.total_q` 0;",
+    "std::max<int64_t>(split_bytes, 1)",
+    "With one split it returns at once",
+)
+"""Of get_num_splits and its callers, and of the description of sgl-flash-attn #46."""
+COSTLY = 200
+"""Query rows per KV head x longest / mean from which MLA traffic is slower as a rule."""
 WORST = 8
 """Rows of the table of named batches."""
 
@@ -100,6 +117,29 @@ def line(*cells):
     return f"| {' | '.join(map(str, cells))} |"
 
 
+def first_lines():
+    """The table of the summary: traffic, and named batches where no traffic was measured."""
+    verify = "(TP8, verification of drafts: target verify)"
+    grouped = pd.concat([by_traffic()["H100", layout] for layout in GROUPED[2:]])
+    one = f"{MLA_TP8.name}, {MLA_TP8.q_len} query token"
+    without = f"{one} (TP8 without drafts; no traffic measured)"
+    assert not any(layout == MLA_TP8 for _, layout in by_traffic())
+    yield first_line(f"{MLA.name} (DP attention)", by_traffic()["H100", MLA].slowdown)
+    yield first_line(f"{MLA_VERIFY.name} {verify}", by_traffic()["H100", MLA_VERIFY].slowdown)
+    for gpu, rows, name in (("H100", h100(), without), ("H200", h200(), one)):
+        table = split_cap.sides_of(rows[rows.page_size == 1], MLA_TP8, "default")
+        yield first_line(name, table[table.batch != ""].ratio, gpu, "named")
+    both = " and ".join(layout.name for layout in GROUPED[2:])
+    name = f"grouped queries (GQA), {GROUPED[2].q_len} query token, {both}"
+    yield first_line(name, grouped.slowdown)
+    yield "below 1 the bound loses"
+
+
+def first_line(name, slowdown, gpu="H100", kind="of traffic"):
+    times = (f"{each:.2f}" for each in (slowdown.min(), slowdown.median(), slowdown.max()))
+    return line(name, gpu, f"{len(slowdown)} {kind}", *times)
+
+
 def traffic_lines():
     for (gpu, layout), part in by_traffic().items():
         lost = part.case.map(split_cap.loses_splits).mean()
@@ -107,6 +147,18 @@ def traffic_lines():
         times = slowdown.median(), slowdown.quantile(0.9), slowdown.max()
         cells = (f"{time:.2f}" for time in times)
         yield line(gpu, layout.name, len(part), f"{lost:.0%}", *cells)
+
+
+def trace_lines():
+    traces = sorted(TRACES, key=lambda trace: trace_medians(MLA)[trace])
+    yield line("slowdown, median, H100", *traces)
+    for layout in (MLA, MLA_VERIFY):
+        yield line(layout.name, *(f"{trace_medians(layout)[trace]:.2f}" for trace in traces))
+
+
+def trace_medians(layout):
+    part = by_traffic()["H100", layout]
+    return part.groupby("trace").slowdown.median()
 
 
 def named_lines():
@@ -152,24 +204,46 @@ def environment_phrases():
     assert h100()["round"].nunique() == h200()["round"].nunique() == 3
 
 
-def script_lines():
-    """What the script printed on an H100: the first table, of both releases."""
+@cache
+def script_tables(release):
+    """The lines that the script printed on an H100 with a release, a list per batch."""
     runs = json.loads((PUBLISHED / "captures" / "repro_split_cap.json").read_text())["runs"]
-    for release, wanted in ((NOW, "0,|8 |bounded"), (BEFORE, "0,")):
-        head, table = runs[release].split("\n\n")[:2]
-        assert head.startswith("NVIDIA H100") and head.endswith(f"sglang-kernel {release}")
-        yield from (row for row in table.splitlines() if re.match(wanted, row))
-    yield runs[NOW].split("\n\n")[1].splitlines()[0]
+    head, *tables = runs[release].split("\n\n")
+    assert head.startswith("NVIDIA H100") and head.endswith(f"sglang-kernel {release}")
+    return [table.splitlines() for table in tables]
+
+
+def script_lines():
+    """What the document quotes: every batch's title, head, three rows and summary, in order."""
+    for title, head, *rest in script_tables(NOW):
+        yield "\n".join([title, head, *(row for row in rest if re.match("0|8 |bounded", row))])
+    yield next(row for row in script_tables(BEFORE)[0] if row.startswith("0,"))
+
+
+def script_times(table):
+    """What was measured for 0, 8 and the bound: us and MiB of each."""
+    rows = [next(row for row in table if row.startswith(word)) for word in ("0,", "8 ", "bounded")]
+    return [tuple(map(float, row.split()[-3:-1])) for row in rows]
+
+
+def script_phrases():
+    *latent, grouped = map(script_times, script_tables(NOW))
+    assert all(eight[0] <= bound[0] for _, eight, bound in latent)
+    assert all(eight[1] < 0.52 * bound[1] for _, eight, bound in latent)
+    own, _, bound = latent[1]
+    slower = 100 * (bound[0] / own[0] - 1)
+    yield f"In the second batch, of similar lengths, the bound is {slower:.0f} % slower"
+    yield "In the MLA batches 8 splits are at least as fast"
+    _, eight, bound = grouped
+    yield f"in the last they take {eight[0] / bound[0]:.1f} times as long"
 
 
 def summary_phrases():
     traffic = by_traffic()["H100", MLA].slowdown
-    times = f"{traffic.median():.2f} times as long in the median and {traffic.max():.2f} times"
-    call = f"an MLA call with {MLA.heads} heads over batches of published traces"
-    yield f"{call} takes {times} at worst on an H100"
+    times = f"{traffic.median():.2f} times as long in the median of {len(traffic)} batches"
+    call = f"an MLA call with {MLA.heads} heads takes {times}, {traffic.max():.2f} at worst (H100)"
+    yield f"Against a cap bounded by bytes (below), {call}"
     yield f"with {min(IN_FLIGHT)} to {max(IN_FLIGHT)} requests in flight"
-    table = split_cap.sides_of(h200(), MLA, "default")
-    yield f"The first row takes {table.slowdown.max():.2f} on an H200"
     releases = split_cap.release_table(h100(), MLA)
     before, changed = releases[BEFORE], releases[CHANGED]
     yield f"{BEFORE} takes {before.min():.2f} to {before.max():.2f} times the time of `bounded`"
@@ -177,26 +251,47 @@ def summary_phrases():
     yield f"the {len(releases)} named batches of MLA with {MLA.heads} heads"
 
 
+def without_drafts_phrases():
+    """The named batch of MLA with 16 heads and one query token in which the bound loses most."""
+    rows = named()[named().layout == MLA_TP8.name]
+    row = rows[rows.batch == "8 x 32k + 56 x 2k"].iloc[0]
+    assert row.verdict == FASTER and row.slowdown == rows.slowdown.min()
+    yield f"With {MLA_TP8.heads} heads and {MLA_TP8.q_len} token the bound can lose"
+    times = f"{row['default, us']} us by the default, {row['bounded, us']} by the bound"
+    yield f"{row.batch} takes {times}"
+
+
 def rule_phrases():
-    yield f"about {LOSES_FROM} / (query heads per KV head x query tokens)"
-    llama = GROUPED[0]
-    yield f"{LOSES_FROM / llama.group:.1f} for 32/8 (Llama-3.1-8B)"
-    yield f"{LOSES_FROM / GROUPED[2].group:.1f} for 8/1 (Llama-3.1-70B, TP8)"
-    yield f"{LOSES_FROM / GROUPED[3].group:.1f} for 16/1"
-    yield f"{LOSES_FROM / MLA_VERIFY.group:.1f} for MLA with 16 heads and 4 query tokens"
-    yield f"{LOSES_FROM / MLA.group:.2f} for MLA with {MLA.heads} heads"
-    tables = pd.concat([part for (gpu, _), part in by_traffic().items() if gpu == "H100"])
-    loses = tables.case.map(split_cap.loses_splits)
-    agrees = (loses == (tables.rows > LOSES_FROM)).sum()
-    yield f"{agrees} of {len(tables)} traffic calls"
+    yield f"about {LOSES_FROM} / query rows per KV head"
+    layouts = (GROUPED[0], GROUPED[2], GROUPED[3], MLA_VERIFY)
+    limits = (f"{LOSES_FROM / each.group:.1f}" for each in layouts)
+    yield line("longest / mean", *limits, f"{LOSES_FROM / MLA.group:.2f}")
+    names = (each.name for each in (*layouts[1:], MLA))
+    yield line("layout", f"{GROUPED[0].name} (Llama-3.1-8B)", *names)
+    parts = {layout: part for (gpu, layout), part in by_traffic().items() if gpu == "H100"}
+    grouped = pd.concat([part for layout, part in parts.items() if layout.kv_heads])
+    loses = grouped.case.map(split_cap.loses_splits)
+    agrees = (loses == (grouped.rows > LOSES_FROM)).sum()
+    yield f"{agrees} of {len(grouped)} GQA traffic calls ({loses.sum()} lose splits)"
+    latent = pd.concat([part for layout, part in parts.items() if not layout.kv_heads])
+    few, many = (
+        latent[(latent.rows >= COSTLY) == above].slowdown.median() for above in (False, True)
+    )
+    yield f"below {COSTLY} has a median slowdown of {few:.2f}, from there on {many:.2f}"
 
 
 def bound_phrases():
-    yield f"params.seqlen_q <= {MOST_QUERY_TOKENS}"
+    yield f"params.seqlen_q > {MOST_QUERY_TOKENS}"
     mib = PARTIAL_BYTES >> 20
     assert mib << 20 == PARTIAL_BYTES
-    yield f"({mib} << 20) / split_bytes"
-    yield f"{mib} MiB"
+    yield f"(int64_t({mib}) << 20) / "
+    yield f"size_one_kv_head, params.is_causal || params.is_local, {MAX_SPLITS})"
+    yield f"take at most {mib} MiB, or what they take today"
+    yield f"- {mib} MiB not swept"
+    yield f"Why {MOST_QUERY_TOKENS} query tokens?"
+    measured = {layout.q_len for layout in LAYOUTS}
+    assert SHORT_PREFILL.q_len > MOST_QUERY_TOKENS >= max(measured)
+    yield f"{' and '.join(map(str, sorted(measured)))} were measured"
     prefill = SchedulerFacts(
         batch_size=4096,
         num_qo_heads=64,
@@ -214,14 +309,14 @@ def bound_phrases():
     upstream, bounded = (num_splits(prefill, cap) for cap in ("upstream", "bounded"))
     gib = upstream * split_bytes(prefill) / 2**30
     yield f"{prefill.batch_size:,} segments of {prefill.max_seqlen_q} token, 64 heads"
-    yield f"over {prefill.max_seqlen_k:,} tokens of KV by the model"
+    yield f"By the model, over {prefill.max_seqlen_k:,} tokens of KV"
     yield f"{upstream} splits and {gib:.1f} GiB by the old cap, {bounded} split by the bound"
     assert prefill.split_cap == bounded
 
 
 def memory_phrases():
     table = split_cap.memory_table(h100()).set_index(["layout", "batch"])
-    short = split_cap.SHORT_PREFILL
+    short = SHORT_PREFILL
     _, row = next(table.iterrows())
     assert table.index[0][1] == "prefill of short segments"
     text = f"prefill of {short.batch_size} segments of {short.q_len} tokens"
@@ -233,7 +328,14 @@ def memory_phrases():
     assert most.bounded == decode.bounded.max() and decode.index[0] == (MLA.name, "128 x 2k")
     text = f"{most.upstream:,}, {most.default} and {most.bounded} MiB for 128 x 2k of MLA"
     yield f"{text} with {MLA.heads} heads"
-    yield f"at most {decode.bounded.max()} MiB a call"
+    assert f"{most_mib(h100()):.0f}" == str(most.bounded)
+    yield f"That is the most on an H100 (H200: {most_mib(h200()):.0f})"
+
+
+def most_mib(rows):
+    """MiB that a decode or verification by the bound allocates at most, traffic included."""
+    bounded = (rows.release == NOW) & rows.backend.str.endswith("@bounded")
+    return rows.peak_bytes[bounded & (rows.case != SHORT_PREFILL)].max() / 2**20
 
 
 def alike_phrases():
@@ -253,50 +355,71 @@ def objection_phrases():
     yield f"{counts}, down to {faster.slowdown.min():.2f}"
     longest = max(split_cap.lengths_of(case)[1].max() for case in faster.case)
     yield f"longest request at most {longest:,} tokens"
-    row = named()[(named().layout == MLA_TP8.name) & (named().batch == "8 x 32k + 56 x 2k")].iloc[0]
-    assert row.verdict == FASTER
-    times = f"{row['default, us']} us by the default, {row['bounded, us']} by the bound"
-    yield f"{MLA_TP8.name}, {row.batch}: {times}"
-    medians = [by_traffic()["H100", layout].slowdown.median() for layout in GROUPED[2:]]
-    both = " and ".join(layout.name for layout in GROUPED[2:])
-    yield f"The median over traffic is {medians[0]:.2f} ({both})"
-    assert f"{medians[0]:.2f}" == f"{medians[1]:.2f}"
-    grouped = named()[named().layout.isin([layout.name for layout in GROUPED])].iloc[0]
-    yield f"costs up to {grouped.slowdown:.2f} ({grouped.layout}, {grouped.batch})"
     table = split_cap.rival_table(h100(), MLA_LAYOUTS)
     table = table[table.page == 64]
     ratio = table["flashmla-dense"] / table.bounded
-    yield f"FlashMLA, with pages of 64, takes {ratio.min():.2f} to {ratio.max():.2f} times"
-    yield f"faster in {(ratio < 1).sum()} of {len(ratio)} calls"
+    yield f"FlashMLA's kernel, with pages of 64, takes {ratio.min():.2f} to {ratio.max():.2f} times"
+    yield f"a lower median in {(ratio < 1).sum()} of {len(ratio)} calls"
 
 
-def engine_phrases():
+@cache
+def engine_runs():
+    """Model -> arm -> the run inside SGLang."""
     text = (PUBLISHED / "captures" / "split_cap_engine.jsonl").read_text()
     arms = {}
     for run in map(json.loads, text.splitlines()):
         arms.setdefault(run["model"], {})[run["arm"]] = run
-    for both in arms.values():
+    return arms
+
+
+def engine_lines():
+    """Memory of the GPU by both caps, before a prefill and what it adds, MiB."""
+    names = {"gqa": "GQA", "mla": "MLA", "gqa-verify": "GQA, drafts", "mla-verify": "MLA, drafts"}
+    for model, name in names.items():
+        default, bounded = (engine_runs()[model][arm]["prefill"] for arm in ("default", "bounded"))
+        before = default["before_mib"], bounded["before_mib"]
+        rise = default["rise_mib"], bounded["rise_mib"]
+        cells = (f"{mib:,}" for mib in (*before, before[1] - before[0], *rise))
+        yield line(name, *cells)
+
+
+def engine_phrases():
+    for both in engine_runs().values():
+        assert {run["machine"]["sglang"] for run in both.values()} == {"0.5.23"}
+        assert all("H100" in run["machine"]["gpu"] for run in both.values())
         assert both["default"]["first"]["sha256"] == both["bounded"]["first"]["sha256"]
         assert both["default"]["prefill"]["rise_mib"] == both["bounded"]["prefill"]["rise_mib"]
-    words = {4: "four"}
-    yield f"all {words[len(arms)]} pairs of runs have the same tokens"
-    prefill = arms["mla"]["bounded"]["prefill"]
-    yield f"a prefill of {prefill['answered']} x 2,048 tokens adds the same memory"
-    yield f"({prefill['rise_mib']:,} MiB with MLA)"
+    assert len(engine_runs()) == 4
+    yield "The four models above have the same tokens by both caps"
+    default, bounded = (engine_runs()["mla"][arm] for arm in ("default", "bounded"))
+    yield f"a prefill of {bounded['prefill']['answered']} x 2,048 tokens adds the same memory"
+    (said,) = bounded["said"]
+    splits, requests, _ = map(int, re.findall(r"\d+", said))
+    yield f"graphs of up to {requests} requests"
+    yield f"No graphs beyond {requests} requests"
+    each = requests * MLA.heads * LATENT_DIM * FLOAT32_BYTES >> 20
+    more = bounded["prefill"]["before_mib"] - default["prefill"]["before_mib"]
+    assert splits * each == more
+    yield f"The {more} MiB are {splits} splits of {each} MiB"
 
 
 PARTS = (
+    first_lines,
     traffic_lines,
+    trace_lines,
     named_lines,
     alike_lines,
     environment_phrases,
     script_lines,
+    script_phrases,
     summary_phrases,
+    without_drafts_phrases,
     rule_phrases,
     bound_phrases,
     memory_phrases,
     alike_phrases,
     objection_phrases,
+    engine_lines,
     engine_phrases,
 )
 
