@@ -9,9 +9,9 @@ page table as wide as the configured context:
 - `PAGES_64`, `PAGES_16`: some of the named batches with the pages that rivals take.
 
 The rule, by the model: a batch of requests of different lengths loses splits where the longest has
-more tokens than about 70 / (query heads per KV head x query tokens) times the mean. The L2 is warm. A machine of several
-GPUs has measured each case on one of them, so tables take the machines of one kind of GPU together
-and judge each on its own (`load_all`).
+more tokens than about 70 / (query heads per KV head x query tokens) times the mean. The L2 is warm.
+A machine of several GPUs has measured each case on one of them, so tables take the machines of one
+kind of GPU together and judge each on its own (`load_all`).
 """
 
 from __future__ import annotations
