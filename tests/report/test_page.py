@@ -26,8 +26,7 @@ def evil():
         id=EVIL,
         quote=EVIL,
         source=EVIL,
-        figure=2.0,
-        unit=EVIL,
+        figure={"value": 2.0, "unit": EVIL},
     )
     return claims.Judged(claim, "open", EVIL, EVIL)
 
