@@ -1,9 +1,8 @@
 """Metadata in the worker: every word is checked before a time is taken."""
 
 import json
-import sys
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from support.records import measure
 
 from attnlib.kinds.base import Bench
 from attnlib.kinds.item import Item
-from attnlib.kinds.metadata import eager, sglang, vllm
+from attnlib.kinds.metadata import eager, sglang
 from attnlib.kinds.metadata.case import MetadataCase
 from attnlib.kinds.metadata.measure import BUILDERS, POISON, MetadataSubject
 from attnlib.run.record import Record
@@ -93,23 +92,6 @@ def test_sglang_copies_the_longest_requests_pages_or_from_0_5_15_on_the_whole_wi
     record = measure(Item("sglang-metadata", "host", replace(case, seq_len_delta=1)))
     assert (record.status, record.reason) == ("ok", "")
     assert set(told) == {(pages, (5, 75), 300)}
-
-
-def test_vllm_copies_the_pages_of_a_block_table_behind_sums_of_the_host(monkeypatch):
-    def copy(indices, table, stride, sums, BLOCK_SIZE):
-        assert (stride, BLOCK_SIZE) == (18, 1024)
-        for row, (start, end) in enumerate(pairwise(sums.tolist())):
-            indices[start:end] = table[row, : end - start]
-
-    record = measure(Item("vllm-metadata", "host", PAGES))
-    assert record.status == "refused" and "vllm must be 0.33.0 or later, got none" in record.reason
-    monkeypatch.setattr(vllm, "installed_version", lambda _: "0.33.0")
-    module = SimpleNamespace(_copy_page_indices_kernel={(5,): copy})  # a program per request
-    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.flashinfer", module)
-    record = measure(Item("vllm-metadata", "host", PAGES))
-    assert (record.status, record.reason, record.oracle_error) == ("ok", "", 0.0)
-    record = measure(Item("vllm-metadata", "host", replace(PAGES, seq_len_delta=1)))
-    assert (record.status, "seq_len_delta must be 0" in record.reason) == ("error", True)
 
 
 def test_outputs_are_poisoned_before_each_call(monkeypatch):
