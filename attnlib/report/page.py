@@ -52,12 +52,13 @@ def facts_of(study: str, machine: str) -> dict[str, str]:
     if is_live and machine not in store.machines(study):
         return {}
     source = store.provenance(study, machine)
+    versions = source["versions"].items()
     facts = {
         "records": f"{source['records']} in {source['file']}",
         "sha256": source["sha256"],
         "measured": source["measured"],
         "machine": source["machine"]["gpu"],
-        "versions": _joined({name: ", ".join(seen) for name, seen in source["versions"].items()}),
+        "versions": "; ".join(f"{name} {', '.join(seen)}" for name, seen in versions),
     }
     if study.startswith(PREFIX):
         facts["commands"] = "; ".join(source["commands"])
@@ -68,7 +69,9 @@ def facts_of(study: str, machine: str) -> dict[str, str]:
 
 
 def render_page(
-    pages: Sequence[Fragment], judged: Sequence[Judged], studies: Sequence[tuple[str, str]]
+    pages: Sequence[Fragment],
+    judged: Sequence[Judged],
+    studies: Sequence[tuple[str, str]],
 ) -> str:
     """The whole HTML document; `studies` are name and machine of the records behind it."""
     from pygments.formatters import HtmlFormatter

@@ -37,6 +37,7 @@ VERDICTS = (CONFIRMED, REFUTED, PARTLY, OPEN, NOT_HERE)
 CLAIMS = Path(__file__).resolve().parents[1] / "data" / "claims.yaml"
 TOLD = ("id", "source", "quote", "shape", "measured_on", "claimed", "note")
 """Fields of a claim that its JSON form has."""
+COLUMNS = ("id", "claimed", "measured", "verdict")
 EXPECTED = (FASTER, SLOWER, SAME, NOT_SLOWER, "about")
 TIMERS = ("graph", "profiler")
 """Timers whose records are judged."""
@@ -171,7 +172,8 @@ class Ran:
     def judge(self, claim: Claim) -> Judged:
         """The vote of every record of the backend and the releases."""
         rows = _rows(self.study, self.cases)
-        rows = rows[(rows.backend == self.backend) & rows.release.isin(list(self.releases))]
+        rows = rows[rows.backend == self.backend]
+        rows = rows[rows.release.isin(list(self.releases))]
         if set(rows.release) != set(self.releases):
             raise MissingRecordsError(f"of releases {', '.join(self.releases)} some are missing")
         held = 0
@@ -231,7 +233,12 @@ class Fixed:
         return Judged(claim, self.verdict, claim.note)
 
 
-CHECKS: dict[str, Any] = {"pairs": Pairs, "ran": Ran, "rule": Rule, "verdict": Fixed}
+CHECKS: dict[str, Any] = {
+    "pairs": Pairs,
+    "ran": Ran,
+    "rule": Rule,
+    "verdict": Fixed,
+}
 """Key of a claim's check in the file -> the class that judges it."""
 
 
@@ -319,13 +326,15 @@ def as_frame(judged: Iterable[Judged]) -> pd.DataFrame:
     """A row per claim: id, claimed, measured, verdict."""
     rows = []
     for each in judged:
-        rows.append((each.claim.id, each.claim.claimed, each.measured, each.verdict))
-    return pd.DataFrame(rows, columns=["id", "claimed", "measured", "verdict"])
+        told = each.to_dict()
+        rows.append({name: told[name] for name in COLUMNS})
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def details(judged: Judged) -> str:
     """All fields of one claim, a line each, and the first records."""
-    fields = judged.to_dict() | {"records": ", ".join(judged.records[:4]) or "none"}
+    fields = judged.to_dict()
+    fields["records"] = ", ".join(judged.records[:4]) or "none"
     if judged.claim.note == judged.reason:
         del fields["note"]
     lines = [fields.pop("id")]

@@ -92,4 +92,5 @@ def width_ratios(frame: pd.DataFrame) -> pd.DataFrame:
 def width_chart(frame: pd.DataFrame) -> charts.Figure:
     """Time of 128 requests over the context, a panel per page size."""
     rows = metadata_rows(frame)
-    return charts.medians(rows[rows.batch_size == 128], "context", panel="page_size", names=NAMES)
+    rows = rows[rows.batch_size == 128]
+    return charts.medians(rows, "context", panel="page_size", names=NAMES)

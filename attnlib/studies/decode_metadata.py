@@ -91,15 +91,19 @@ DESIGNS_SHOWN = (OP_BY_OP, MERGED, TODAY, ALONE, FUSED)
 
 
 def metadata_rows(
-    frame: pd.DataFrame, *, timer: str = "graph", windowed: bool = False, builder: str = "decode"
+    frame: pd.DataFrame,
+    *,
+    timer: str = "graph",
+    windowed: bool = False,
+    builder: str = "decode",
 ) -> pd.DataFrame:
     """Good rows of a builder and a timer, with a window's page table or without.
 
     `backend` is the design, so two releases of SGLang are two designs. Records of a design that is
     measured no more are left out.
     """
-    is_asked = (frame.builder == builder) & (frame.swa == windowed) & frame.backend.isin(DESIGNS)
-    rows = good_rows(frame[is_asked], timer)
+    rows = frame[(frame.builder == builder) & (frame.swa == windowed)]
+    rows = good_rows(rows[rows.backend.isin(DESIGNS)], timer)
     releases = rows.release.map(lambda release: f" {release}" if release else "")
     return rows.assign(backend=rows.backend.map(DESIGNS) + releases)
 

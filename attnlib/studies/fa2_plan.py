@@ -105,7 +105,9 @@ for _turn, _kind in enumerate(OTHER_KINDS):
 
 REALISTIC = tuple(SERVED.values())
 OTHERS = tuple(SELDOM.values())
-KIND_OF = {case: kind for (kind, _), case in (SERVED | SELDOM).items()}
+KIND_OF: dict[DecodeCase, str] = {}
+for (_kind, _), _case in (SERVED | SELDOM).items():
+    KIND_OF[_case] = _kind
 AGAIN = tuple(SERVED[kind, turn] for turn, kind in enumerate(KINDS))
 """Measured twice: every kind once, the layouts in turn."""
 ONE_LONG = SERVED["one long", 3]
@@ -119,7 +121,11 @@ CACHED = {
     "four": (4, 16384, "fixed"),
 }
 """Name -> (requests, tokens of the longest, lengths) of what is cached before the drafts."""
-VERIFIED = (LLAMA, AttnSpec(28, 4, 128, 1), AttnSpec(64, 8, 128, 16))
+VERIFIED = {
+    "32/8": LLAMA,
+    "28/4": AttnSpec(28, 4, 128, page_size=1),
+    "64/8": AttnSpec(64, 8, 128, page_size=16),
+}
 
 
 def _verify(spec: AttnSpec, q_len: int, cached: str, seed: int) -> ExtendCase:
@@ -130,14 +136,11 @@ def _verify(spec: AttnSpec, q_len: int, cached: str, seed: int) -> ExtendCase:
 
 def _verify_of(heads: str, q_len: int, cached: str) -> ExtendCase:
     """The verification of one of `VERIFIED`, named by its heads."""
-    seed, spec = next((n, spec) for n, spec in enumerate(VERIFIED) if spec.heads == heads)
-    return _verify(spec, q_len, cached, seed)
+    seed = list(VERIFIED).index(heads)
+    return _verify(VERIFIED[heads], q_len, cached, seed)
 
 
-VERIFIES = tuple(
-    _verify_of(spec.heads, q_len, cached)
-    for spec, q_len, cached in product(VERIFIED, Q_LENS, CACHED)
-)
+VERIFIES = tuple(_verify_of(*named) for named in product(VERIFIED, Q_LENS, CACHED))
 VERIFIES_AGAIN = (
     _verify_of("32/8", 2, "chat"),
     _verify_of("32/8", 4, "one long"),
@@ -154,7 +157,8 @@ def _other_verifies() -> tuple[ExtendCase, ...]:
     """Of the other layouts, page sizes and lengths, each in turn."""
     cases = []
     for step in range(16):
-        spec = AttnSpec(*HEADS[3 + step % 7], head_dim=128, page_size=PAGE_SIZES[step % 3])
+        page_size = PAGE_SIZES[step % 3]
+        spec = AttnSpec(*HEADS[3 + step % 7], head_dim=128, page_size=page_size)
         q_len = Q_LENS[(step + step // 4) % 4]
         cached = list(CACHED)[step % 4]
         cases.append(_verify(spec, q_len, cached, seed=step))
@@ -169,7 +173,9 @@ def _plan(page_size: int, batch: int) -> PlanCase:
     return PlanCase(DecodeCase(spec, batch, 8192, "ragged"))
 
 
-PLANS = tuple(_plan(*sizes) for sizes in product((16, 1), (1, 8, 32, 128, 256, 1024)))
+PLAN_PAGES = (16, 1)
+PLAN_BATCHES = (1, 8, 32, 128, 256, 1024)
+PLANS = tuple(_plan(*sizes) for sizes in product(PLAN_PAGES, PLAN_BATCHES))
 FA2, PLANNED = "flashinfer-fa2", "flashinfer-fa2-planned"
 BOTH = (FA2, PLANNED)
 FLASH_ATTENTION = "flash-attn-3-precomputed"
@@ -205,7 +211,12 @@ def chunks_of(case: DecodeCase, num_sms: int) -> dict[str, int]:
     return {"FlashInfer's plan": int(choice.chunks[-1]), "our plan": choice.chunk}
 
 
-def schedule(lens: np.ndarray, chunk: int, kv_heads: int, slots: int) -> pd.DataFrame:
+def schedule(
+    lens: np.ndarray,
+    chunk: int,
+    kv_heads: int,
+    slots: int,
+) -> pd.DataFrame:
     """Blocks of a plan, each in the first slot that is free, in the grid's order.
 
     A block takes as long as it has tokens: `start` and `end` count those. Nothing is measured.
@@ -236,14 +247,17 @@ def slots_chart(case: DecodeCase, num_sms: int) -> charts.Figure:
         works[title] = schedule(lens, chunk, case.spec.num_kv_heads, slots)
     note = f"schedule, not a measurement: {case.label}, {num_sms} SMs of {FA2_CTAS} slots"
     words = ("tokens that a slot has read", "slot: half an SM")
-    figure, axes = charts.panels([*works], (9.6, 5.0), note, words, share_y=True)
+    size = (9.6, 5.0)
+    figure, axes = charts.panels(list(works), size, note, words, share_y=True)
     for axis, work in zip(axes, works.values(), strict=True):
         is_longest = work.request == longest
         is_sparse = len(work) < 2 * slots
         colors = np.where(work.request % 2, style.SKY, style.PALE_BLUE)
         colors = np.where(is_longest, style.VERMILION, colors)
         height = np.where(is_longest & is_sparse, 3.0, 1.0)
-        axis.barh(work.slot, work.end - work.start, height, work.start, color=colors)
-        axis.set(xlim=(0, work.end.max() * 1.02), ylim=(slots + 1, -2))
+        width = work.end - work.start
+        axis.barh(work.slot, width, height, left=work.start, color=colors)
+        axis.set_xlim(0, work.end.max() * 1.02)
+        axis.set_ylim(slots + 1, -2)
         axis.grid(visible=False)
     return figure

@@ -35,7 +35,13 @@ FIXED = "0.6.4"
 NEWEST = "0.7.2.post1"
 AROUND = (BEFORE, REGRESSED, FIXED, NEWEST)
 AFFECTED = ("0.6.0", "0.6.1", "0.6.2", "0.6.3")
-HEADS = ((32, 8), (16, 2), (8, 1), (32, 32))
+HEADS = (
+    (32, 8),
+    (16, 2),
+    (8, 1),
+    (32, 32),
+)
+EAGER = ("eager",)
 PAIR = (FA2, FA3)
 PINNED = (*PAIR, CUDA_CORES)
 ALL_MODES = (*PINNED, AUTO, GRAPH_AUTO)
@@ -46,9 +52,15 @@ H100_MACHINE = "nvidia-h100-80gb-hbm3-ea9d21dc"
 """The GPU with the headline shapes on an H100."""
 
 
-def decode_case(heads: tuple[int, int], page_size: int, batch_size: int, kv_len: int) -> DecodeCase:
+def decode_case(
+    heads: tuple[int, int],
+    page_size: int,
+    batch_size: int,
+    kv_len: int,
+) -> DecodeCase:
     """A bf16 case with head_dim 128."""
-    return DecodeCase(AttnSpec(*heads, head_dim=128, page_size=page_size), batch_size, kv_len)
+    spec = AttnSpec(*heads, head_dim=128, page_size=page_size)
+    return DecodeCase(spec, batch_size, kv_len)
 
 
 HEADLINE = (
@@ -99,7 +111,7 @@ STUDY = Study(
         Grid(HEADLINE, FIX_PROOF, (FIXED,), rounds=3, headline=True),
         Grid(HEADLINE, ALL_MODES, (REGRESSED,), rounds=4),
         Grid(HEADLINE, (*FIX_PROOF, FA3), (BEFORE, FIXED, NEWEST), rounds=4),
-        Grid(HEADLINE, PAIR, (REGRESSED,), ("eager",), rounds=4, again=PAIR),
+        Grid(HEADLINE, PAIR, (REGRESSED,), EAGER, rounds=4, again=PAIR),
         Grid(WIDE, PAIR, (REGRESSED,), rounds=4),
         Grid(AGAIN, (), (REGRESSED,), rounds=4, again=PAIR),
     ),
@@ -112,7 +124,8 @@ def headline(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     """Time of every mode, and fa3 / fa2 with its interval and verdict, a row per case."""
     rows = decode_rows(frame, release=release)
     modes = [FA2, FA3, AUTO, CUDA_CORES]
-    table = over(rows, FA3, FA2).merge(times(rows)[["case", *modes]], on="case")
+    us = times(rows)[["case", *modes]]
+    table = over(rows, FA3, FA2).merge(us, on="case")
     shown = table[[*SHAPE, *modes]].rename(columns=LABELS).round(1)
     shown["fa3 / fa2"] = table.ratio.round(2)
     shown["95 % CI"] = intervals(table)
@@ -174,7 +187,8 @@ def by_release(frame: pd.DataFrame) -> pd.DataFrame:
         rows = decode_rows(frame, release=release)
         for backend in (AUTO, GRAPH_AUTO):
             ran = rows[rows.backend == backend].drop_duplicates("case")
-            table = over(rows, backend, FA2).merge(ran[["case", "kernel_family"]], on="case")
+            families = ran[["case", "kernel_family"]]
+            table = over(rows, backend, FA2).merge(families, on="case")
             tables.append(table.assign(release=release, backend=backend))
     return pd.concat(tables, ignore_index=True)
 

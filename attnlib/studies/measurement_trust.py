@@ -1,8 +1,8 @@
 """Timers against each other, A/A noise, cold caches, on cases that fit a cache or do not."""
 
-from ..run.frame import CUDA_CORES, FA2, FA3
+from ..run.frame import CUDA_CORES, FA2
 from ..run.study import Grid, Study
-from .fa3_decode_regression import FIXED, PINNED, decode_case
+from .fa3_decode_regression import FIXED, PAIR, PINNED, decode_case
 
 TRUST = (
     decode_case((8, 1), page_size=16, batch_size=1, kv_len=1024),
@@ -20,8 +20,8 @@ STUDY = Study(
     question="How far can a number of this workbench be trusted?",
     grids=(
         Grid(TRUST, PINNED, RELEASE, rounds=10),
-        Grid(TRUST, PINNED, RELEASE, timers=TIMERS, rounds=4, again=(FA2, FA3)),
-        Grid(TRUST, (FA2,), RELEASE, timers=TIMERS, rounds=4, headline=True),
+        Grid(TRUST, PINNED, RELEASE, TIMERS, rounds=4, again=PAIR),
+        Grid(TRUST, (FA2,), RELEASE, TIMERS, rounds=4, headline=True),
         Grid(TRUST, (FA2, CUDA_CORES), RELEASE, rounds=4, headline=True),
     ),
     reference_machine="nvidia-h200-b6c8df1f",

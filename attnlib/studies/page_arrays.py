@@ -15,7 +15,12 @@ def _case(batch: int, longest: int) -> MetadataCase:
 
 
 CASES = tuple(_case(batch, longest) for batch, longest in product(BATCHES, LONGEST))
-LIVE = (_case(1, 8192), _case(32, 32768), _case(512, 8192), _case(4096, 32768))
+LIVE = (
+    _case(1, 8192),
+    _case(32, 32768),
+    _case(512, 8192),
+    _case(4096, 32768),
+)
 OURS = ("metadata-fused", "metadata-fused-alone")
 SGLANG = ("sglang-metadata",)
 

@@ -35,16 +35,23 @@ SIZES = (
     (1, 1, 128, 16),
 )
 """Query heads, KV heads, head_dim and page size of the layers, drawn by `SEED`."""
-LIVE_SIZES = ((96, 16, 128, 1), (96, 16, 128, 16), (48, 4, 128, 16), (112, 16, 128, 1))
+LIVE_SIZES = (
+    (96, 16, 128, 1),
+    (96, 16, 128, 16),
+    (48, 4, 128, 16),
+    (112, 16, 128, 1),
+)
 SEED = "plan and rivals"
 CASES = drawn_cases(tuple(AttnSpec(*sizes) for sizes in SIZES), 10, SEED)
 FIRST = first_of_each_layer(CASES)
+AGAIN = tuple(FIRST.values())
 LIVE = tuple(FIRST[AttnSpec(*sizes)] for sizes in LIVE_SIZES)
 BATCH_ATTENTION = "flashinfer-batch-attention"
 PAGES_OF_16 = ("flashinfer-xqa", "vllm-flash-attn-3", "vllm-triton")
 """Rivals that refuse the layers with pages of one token. The H100's records have none of them."""
 FLASHINFER_ON_H200 = "0.7.2.post1"
 FLASHINFER_ON_H100 = "0.6.13"
+TIMERS = (COLD,)
 RIVALS = (FA2, BATCH_ATTENTION, FLASH_ATTENTION, *PAGES_OF_16)
 BACKENDS = (*RIVALS, PLANNED)
 
@@ -52,9 +59,9 @@ STUDY = Study(
     name="plan_rivals",
     question="Does fa2 by our plan lead its rivals, for batches that were drawn at random?",
     grids=(
-        Grid(CASES, BACKENDS, timers=(COLD,), rounds=2),
-        Grid(tuple(FIRST.values()), (), timers=(COLD,), rounds=2, again=(PLANNED,)),
-        Grid(LIVE, BACKENDS, timers=(COLD,), headline=True),
+        Grid(CASES, BACKENDS, timers=TIMERS, rounds=2),
+        Grid(AGAIN, (), timers=TIMERS, rounds=2, again=(PLANNED,)),
+        Grid(LIVE, BACKENDS, timers=TIMERS, headline=True),
     ),
     reference_machine="nvidia-h200-a1283d40",
     ceilings=("copy",),

@@ -28,14 +28,19 @@ def _qwen_step(layers: int, batch: int, kv_len: int, page: int) -> StepCase:
 BATCHES = (1, 4, 16, 64, 128)
 LENGTHS = (512, 2048, 8192, 32768)
 PAGES = (1, 64)
-STEPS_64 = tuple(
-    _qwen_step(64, batch, kv_len, page) for batch, kv_len, page in product(BATCHES, LENGTHS, PAGES)
+STEPS_64 = []
+for _batch, _kv_len, _page in product(BATCHES, LENGTHS, PAGES):
+    STEPS_64.append(_qwen_step(64, _batch, _kv_len, _page))
+STEPS_32_80 = []
+_SIZES = product((32, 80), (1, 16, 128), (2048, 8192))
+for _layers, _batch, _kv_len in _SIZES:
+    STEPS_32_80.append(_qwen_step(_layers, _batch, _kv_len, page=64))
+STEPS_EAGER = (
+    _qwen_step(64, batch=1, kv_len=2048, page=64),
+    _qwen_step(64, batch=16, kv_len=2048, page=64),
+    _qwen_step(64, batch=64, kv_len=2048, page=64),
+    _qwen_step(64, batch=128, kv_len=2048, page=64),
 )
-STEPS_32_80 = tuple(
-    _qwen_step(layers, batch, kv_len, page=64)
-    for layers, batch, kv_len in product((32, 80), (1, 16, 128), (2048, 8192))
-)
-STEPS_EAGER = tuple(_qwen_step(64, batch, kv_len=2048, page=64) for batch in (1, 16, 64, 128))
 STEPS_AGAIN = (
     _qwen_step(64, batch=1, kv_len=512, page=1),
     _qwen_step(64, batch=1, kv_len=8192, page=64),
@@ -53,15 +58,16 @@ STEPS_LIVE = (
     _qwen_step(64, batch=128, kv_len=8192, page=1),
 )
 WAYS = (EACH, ONCE)
+EAGER = ("eager",)
 
 STUDY = Study(
     name="scheduler_metadata",
     question="What does it save to compute FlashAttention-3's schedule once per step?",
     grids=(
-        Grid(STEPS_EAGER, WAYS, timers=("eager",), rounds=4, isolated=True),
-        Grid(STEPS_EAGER, (), timers=("eager",), rounds=2, isolated=True, again=WAYS),
-        Grid(STEPS_64, WAYS, rounds=4),
-        Grid(STEPS_32_80, WAYS, rounds=4),
+        Grid(STEPS_EAGER, WAYS, timers=EAGER, rounds=4, isolated=True),
+        Grid(STEPS_EAGER, (), timers=EAGER, rounds=2, isolated=True, again=WAYS),
+        Grid(tuple(STEPS_64), WAYS, rounds=4),
+        Grid(tuple(STEPS_32_80), WAYS, rounds=4),
         Grid(STEPS_AGAIN, (), rounds=4, again=(ONCE,)),
         Grid(STEPS_LIVE, WAYS, rounds=3, headline=True),
     ),
@@ -98,7 +104,8 @@ def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
     rows = decode_rows(frame[frame.layers == layers])
     rows = rows[rows.backend.isin(WAYS)]
     parts = list(PARTS.values())
-    traced = pd.DataFrame(rows.kernels.map(_us_by_part).tolist(), index=rows.index, columns=parts)
+    us = rows.kernels.map(_us_by_part).tolist()
+    traced = pd.DataFrame(us, index=rows.index, columns=parts)
     rows = rows.join(traced.fillna(0.0))
     rows["way"] = rows.backend.str.removeprefix("flash-attn-3-step-")
     rows = rows.rename(columns={"run_us": "step"})
@@ -124,13 +131,22 @@ def savings_chart(frame: pd.DataFrame, page_size: int, layers: int = 64) -> char
     drawn = drawn[drawn.backend.isin(WAYS)]
     title = f"One schedule per step: {layers} layers, page size {page_size}"
     words = ("kv_len, tokens", "saved, us a step")
-    figure, (axis,) = charts.panels([title], (3.8, 3.1), drawn, words)
+    size = (3.8, 3.1)
+    figure, (axis,) = charts.panels([title], size, drawn, words)
     lengths = sorted(rows.kv_len.unique())
     charts.categories(axis, "x", (f"{length:,}" for length in lengths))
     looks = style.looks(sorted(rows.batch_size.unique()))
     aside = charts.spread(rows.batch_size, 0.12 * (len(looks) - 1))
     rows["place"] = rows.kv_len.map(lengths.index) + aside
-    charts.dots(axis, rows, "place", "saved", by="batch_size", looks=looks, interval="y")
+    charts.dots(
+        axis,
+        rows,
+        "place",
+        "saved",
+        by="batch_size",
+        looks=looks,
+        interval="y",
+    )
     axis.axhline(0, **style.RULE)
     axis.set_ylim(rows.saved.min() - 150, rows.saved.max() + 150)
     axis.legend(title="batch size", ncols=3, loc="lower left", frameon=True)

@@ -8,7 +8,6 @@ ran in a row, one to three minutes before those of the other kernels, on the sam
 
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pandas as pd
 
@@ -59,18 +58,17 @@ def _cases(kv_format: str, backend: str) -> tuple[MlaCase, ...]:
     return tuple(cases)
 
 
-def _grid(kv_format: str, backend: str, cases: tuple[MlaCase, ...], **options: Any) -> Grid:
-    release = "0.7.2" if backend.startswith("flashinfer") else ""
-    return Grid(cases, (backend,), (release,), ("graph-cold",), **options)
-
-
+COLD = ("graph-cold",)
 ALL_SHAPES = []
 LIVE = []
-for kv_format, backend in KERNELS:
-    ALL_SHAPES.append(_grid(kv_format, backend, _cases(kv_format, backend), rounds=4))
-    if backend != "flashmla-dense":
-        live = _sparse(64, 2048, 64, kv_format)
-        LIVE.append(_grid(kv_format, backend, (live,), rounds=4, headline=True))
+for _format, _backend in KERNELS:
+    _release = "0.7.2" if _backend.startswith("flashinfer") else ""
+    _shapes = _cases(_format, _backend)
+    _all = Grid(_shapes, (_backend,), (_release,), COLD, rounds=4)
+    ALL_SHAPES.append(_all)
+    if _backend != "flashmla-dense":
+        _live = _sparse(heads=64, top_k=2048, batch=64, kv_format=_format)
+        LIVE.append(replace(_all, cases=(_live,), headline=True))
 
 FA3 = "flash-attn-3-mla"
 AGAIN = (
@@ -86,7 +84,7 @@ STUDY = Study(
     question="Which kernel decodes sparse MLA fastest on Hopper, over which cache format?",
     grids=(
         *ALL_SHAPES,
-        Grid(AGAIN, (), ("",), ("graph-cold",), rounds=4, again=(FA3,)),
+        Grid(AGAIN, (), timers=COLD, rounds=4, again=(FA3,)),
         Grid(EITHER_SIDE, OVERFLOWING, ("0.6.4", "0.6.13"), rounds=3),
         *LIVE,
     ),
@@ -102,10 +100,10 @@ def kernel_rows(frame: pd.DataFrame) -> pd.DataFrame:
     rows = good_rows(frame[frame.top_k.notna()], "graph-cold")
     names = []
     plain_cases = []
-    for kv_format, backend, case in zip(rows.kv_format, rows.backend, rows.case, strict=True):
-        names.append(KERNELS[kv_format, backend])
-        plain_spec = replace(case.spec, kv_format="bfloat16")
-        plain_cases.append(replace(case, spec=plain_spec))
+    for row in rows.itertuples():
+        names.append(KERNELS[row.kv_format, row.backend])
+        plain_spec = replace(row.case.spec, kv_format="bfloat16")
+        plain_cases.append(replace(row.case, spec=plain_spec))
     rows = rows.drop(columns=["heads", "kv_format"])
     rows = rows.assign(backend=names, case=plain_cases)
     return rows.rename(columns={"num_qo_heads": "heads"})

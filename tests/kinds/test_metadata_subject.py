@@ -34,12 +34,19 @@ WIDE = replace(WINDOWED, context=300, lengths="41+9+60+1+70")
 def test_a_right_builder_gets_times_and_an_exact_check(backend, case):
     record = measure(Item(backend, "host", case))
     assert (record.status, record.reason) == ("ok", "")
-    assert (record.oracle_error, record.oracle_budget, record.oracle_rows) == (0.0, 0.0, 5)
+    assert (record.oracle_error, record.oracle_budget) == (0.0, 0.0)
+    assert record.oracle_rows == 5
     assert record.work_per_call == case.fetched_bytes
     assert Record.from_form(json.loads(record.to_json())) == record
 
 
-@pytest.mark.parametrize(("backend", "case"), [("metadata-eager", PAGES), ("metadata-fast", CASE)])
+@pytest.mark.parametrize(
+    ("backend", "case"),
+    [
+        ("metadata-eager", PAGES),
+        ("metadata-fast", CASE),
+    ],
+)
 def test_what_does_not_build_the_case_lists_the_backends_that_do(backend, case):
     record = measure(Item(backend, "host", case))
     assert record.status == "error"
@@ -70,7 +77,12 @@ def test_without_sglang_its_kernel_is_refused_with_what_to_install(monkeypatch):
 
 @pytest.mark.parametrize(
     ("release", "longest", "pages"),
-    [("0.5.14", 64, 16), ("0.5.14", 65, 17), ("0.5.15", 64, 75), ("0.5.23", 64, 75)],
+    [
+        ("0.5.14", 64, 16),
+        ("0.5.14", 65, 17),
+        ("0.5.15", 64, 75),
+        ("0.5.23", 64, 75),
+    ],
 )
 def test_sglang_copies_the_longest_requests_pages_or_from_0_5_15_on_the_whole_width(
     release, longest, pages, monkeypatch
@@ -80,7 +92,8 @@ def test_sglang_copies_the_longest_requests_pages_or_from_0_5_15_on_the_whole_wi
 
     def original(lens, ends, table, tokens, rows, columns, seq_lens, delta, page_size):
         lens.copy_(seq_lens + delta)
-        ends[0], ends[1:] = 0, lens.cumsum(0)
+        ends[0] = 0
+        ends[1:] = lens.cumsum(0)
         table[:, :columns] = tokens[rows, : columns * page_size : page_size] // page_size
         told.append((columns, tuple(table.shape), tokens.shape[1]))
 

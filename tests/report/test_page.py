@@ -63,7 +63,8 @@ def test_every_string_of_a_record_is_escaped(make_record):
         versions={"<u>v</u>": "<s>1</s>"},
     )
     store.append(record)
-    text = render_page([], [], [("bisect_demo", record.machine_slug)])
+    studies = [("bisect_demo", record.machine_slug)]
+    text = render_page([], [], studies)
     for tag in ("<b>x", "<i>GPU", "<u>v", "<s>1"):
         assert tag not in text
         assert html.escape(tag) in text

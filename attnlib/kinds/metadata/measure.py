@@ -62,7 +62,8 @@ class BuilderCall:
         """How many words differ from the oracle's."""
         wrong = 0
         for name, rows in self.wanted.items():
-            written = self.outputs[name].cpu().numpy().reshape(len(rows), -1)
+            written = self.outputs[name].cpu().numpy()
+            written = written.reshape(len(rows), -1)
             for row, words in zip(written, rows, strict=True):
                 wrong += int(np.count_nonzero(row[: len(words)] != words))
         return OracleCheck(float(wrong), 0.0, self.case.batch_size, "wrong words")
@@ -85,7 +86,8 @@ class MetadataSubject(Subject):
         for output in call.outputs.values():
             output.fill_(POISON)
         numbers = _as_sglang_calls(call) if is_sglangs else call.numbers
-        run = partial(BUILDERS[backend][builder], **call.inputs, **call.outputs, **numbers)
+        build = BUILDERS[backend][builder]
+        run = partial(build, **call.inputs, **call.outputs, **numbers)
         with without_overlap() if backend == "metadata-fused-alone" else nullcontext():
             return timed_call(
                 run,
@@ -114,8 +116,14 @@ def _as_sglang_calls(call: BuilderCall) -> dict[str, int]:
 def build_call(case: MetadataCase, device: str) -> BuilderCall:
     """The call of a case's builder; a page table is compared row by row, where it is live."""
     inputs = _request_pool(case, device)
-    numbers = {name: getattr(case, name) for name in ("page_size", "max_pages", "seq_len_delta")}
-    arrays = {name: tensor.cpu().numpy() for name, tensor in inputs.items()}
+    numbers = {
+        "page_size": case.page_size,
+        "max_pages": case.max_pages,
+        "seq_len_delta": case.seq_len_delta,
+    }
+    arrays = {}
+    for name, tensor in inputs.items():
+        arrays[name] = tensor.cpu().numpy()
     results = ORACLES[case.builder](**arrays, **numbers)
     wanted: dict[str, list[np.ndarray]] = {}
     outputs: dict[str, torch.Tensor] = {}
