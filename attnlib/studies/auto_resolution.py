@@ -35,7 +35,12 @@ STUDY = Study(
     grids=(
         Grid(RESOLUTION_CASES, (AUTO,), AROUND),
         Grid(BF16, (AUTO,), AFFECTED),
-        Grid(BF16, (AUTO,), (BEFORE, REGRESSED, FIXED), headline=True),
+        Grid(
+            cases=BF16,
+            backends=(AUTO,),
+            releases=(BEFORE, REGRESSED, FIXED),
+            headline=True,
+        ),
     ),
     reference_machine="nvidia-h200-bbfefd08",
     ceilings=(),

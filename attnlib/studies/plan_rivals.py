@@ -59,9 +59,25 @@ STUDY = Study(
     name="plan_rivals",
     question="Does fa2 by our plan lead its rivals, for batches that were drawn at random?",
     grids=(
-        Grid(CASES, BACKENDS, timers=TIMERS, rounds=2),
-        Grid(AGAIN, (), timers=TIMERS, rounds=2, again=(PLANNED,)),
-        Grid(LIVE, BACKENDS, timers=TIMERS, headline=True),
+        Grid(
+            cases=CASES,
+            backends=BACKENDS,
+            timers=TIMERS,
+            rounds=2,
+        ),
+        Grid(
+            cases=AGAIN,
+            backends=(),
+            timers=TIMERS,
+            rounds=2,
+            again=(PLANNED,),
+        ),
+        Grid(
+            cases=LIVE,
+            backends=BACKENDS,
+            timers=TIMERS,
+            headline=True,
+        ),
     ),
     reference_machine="nvidia-h200-a1283d40",
     ceilings=("copy",),

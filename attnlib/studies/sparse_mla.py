@@ -64,7 +64,13 @@ LIVE = []
 for _format, _backend in KERNELS:
     _release = "0.7.2" if _backend.startswith("flashinfer") else ""
     _shapes = _cases(_format, _backend)
-    _all = Grid(_shapes, (_backend,), (_release,), COLD, rounds=4)
+    _all = Grid(
+        cases=_shapes,
+        backends=(_backend,),
+        releases=(_release,),
+        timers=COLD,
+        rounds=4,
+    )
     ALL_SHAPES.append(_all)
     if _backend != "flashmla-dense":
         _live = _sparse(heads=64, top_k=2048, batch=64, kv_format=_format)
@@ -84,8 +90,19 @@ STUDY = Study(
     question="Which kernel decodes sparse MLA fastest on Hopper, over which cache format?",
     grids=(
         *ALL_SHAPES,
-        Grid(AGAIN, (), timers=COLD, rounds=4, again=(FA3,)),
-        Grid(EITHER_SIDE, OVERFLOWING, ("0.6.4", "0.6.13"), rounds=3),
+        Grid(
+            cases=AGAIN,
+            backends=(),
+            timers=COLD,
+            rounds=4,
+            again=(FA3,),
+        ),
+        Grid(
+            cases=EITHER_SIDE,
+            backends=OVERFLOWING,
+            releases=("0.6.4", "0.6.13"),
+            rounds=3,
+        ),
         *LIVE,
     ),
     reference_machine="nvidia-h200-89dc5463",
