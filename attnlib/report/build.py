@@ -7,7 +7,7 @@ same pinned packages are byte-identical: nothing in the file depends on time or 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ from ..draw import style
 from ..measure.files import require_writable, write_whole
 from ..run.study import load_or_measure, mode
 from ..studies import STUDIES, claims, gains
-from .fragment import notebook_fragment
-from .page import Page, published, render_page, studies_in
+from .fragment import Fragment, notebook_fragment
+from .page import published, render_page
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -47,36 +47,26 @@ def build_report(
     paths = notebooks_of(notebooks)
     require_writable(out)
     names = [path.stem for path in paths]
+    pages = []
     with ThreadPoolExecutor(SIDE_BY_SIDE if mode() == "replay" else 1) as pool:
-        # The largest first: they take longest, and none runs alone at the end.
-        by_size = sorted(paths, key=lambda path: path.stat().st_size, reverse=True)
-        running = {pool.submit(execute, path): path for path in by_size}
-        pages = {}
-        try:
-            for job in as_completed(running):
-                path = running[job]
-                pages[path] = render_notebook(path, job.result(), names)
-                if on_notebook:
-                    on_notebook(pages[path].anchor)
-        finally:
-            pool.shutdown(cancel_futures=True)
-    in_order = [pages[path] for path in paths]
-    write_whole(out, render_page(in_order, claims.verdicts(), published()).encode())
+        for path, notebook in zip(paths, pool.map(execute, paths), strict=True):
+            pages.append(render_notebook(path, notebook, names))
+            if on_notebook:
+                on_notebook(path.stem)
+    write_whole(out, render_page(pages, claims.verdicts(), published()).encode())
     return out.resolve()
 
 
-def render_notebook(path: Path, notebook: NotebookNode, names: Sequence[str]) -> Page:
+def render_notebook(path: Path, notebook: NotebookNode, names: Sequence[str]) -> Fragment:
     """Convert an executed notebook to a part of the page; `names` are all its notebooks."""
     from nbformat.v4 import new_output
 
     note: Any = new_output("stream", name="stdout", text=LEFT_OUT)
-    is_replay = mode() == "replay"
-    for cell in notebook.cells:
-        if is_replay and MACHINE_TAG in cell.metadata.get("tags", ()):
-            cell.outputs = [note]  # or two machines build two reports
-    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
-    fragment = notebook_fragment(notebook, path.stem, shown=names)
-    return Page(path.stem, fragment, tuple(studies_in(code)))
+    if mode() == "replay":
+        for cell in notebook.cells:
+            if MACHINE_TAG in cell.metadata.get("tags", ()):
+                cell.outputs = [note]  # or two machines build two reports
+    return notebook_fragment(notebook, path.stem, shown=names)
 
 
 def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
@@ -156,11 +146,20 @@ def execute(path: Path) -> NotebookNode:
         client.execute()
     except CellExecutionError as error:
         raise RuntimeError(f"{path.name} failed: {error.ename}: {error.evalue}") from error
-    for cell in (each for each in notebook.cells if each.cell_type == "code"):
-        # A progress bar without its kernel is a line of no use, another widget an error message.
-        cell.outputs = [o for o in cell.outputs if {*o.get("data", {})} != {WIDGET, "text/plain"}]
-        for output in cell.outputs:
-            output.get("data", {}).pop(WIDGET, None)
-            if output.output_type == "error":  # of a cell that shows a refusal: no folders
-                output.traceback = [f"{output.ename}: {output.evalue}"]
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [_without_widget(output) for output in cell.outputs if _is_shown(output)]
     return notebook
+
+
+def _is_shown(output: NotebookNode) -> bool:
+    """Whether there is more than a widget: a progress bar without its kernel is of no use."""
+    return set(output.get("data", {})) != {WIDGET, "text/plain"}
+
+
+def _without_widget(output: NotebookNode) -> NotebookNode:
+    """The output without its widget, and without folders in the traceback of an error."""
+    output.get("data", {}).pop(WIDGET, None)
+    if output.output_type == "error":  # of a cell that shows a refusal
+        output.traceback = [f"{output.ename}: {output.evalue}"]
+    return output

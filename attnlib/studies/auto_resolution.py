@@ -4,14 +4,30 @@ from ..core.spec import AttnSpec
 from ..kinds.decode.case import DecodeCase
 from ..run.frame import AUTO
 from ..run.study import Grid, Study
-from .fa3_decode_regression import AFFECTED, AROUND
+from .fa3_decode_regression import AFFECTED, AROUND, BEFORE, FIXED, REGRESSED
 
 FP8 = "float8_e4m3fn"
-DTYPES = (("bfloat16", "bfloat16"), ("float16", "float16"), ("bfloat16", FP8), (FP8, FP8))
-RESOLUTION_CASES = tuple(
-    DecodeCase(AttnSpec(32, 8, 128, 16, *dtypes), 16, 8192) for dtypes in DTYPES
+
+
+def _case(dtype: str, kv_dtype: str) -> DecodeCase:
+    spec = AttnSpec(
+        num_qo_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        page_size=16,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+    )
+    return DecodeCase(spec, batch_size=16, kv_len=8192)
+
+
+BF16 = (_case("bfloat16", "bfloat16"),)
+RESOLUTION_CASES = (
+    *BF16,
+    _case("float16", "float16"),
+    _case("bfloat16", FP8),
+    _case(FP8, FP8),
 )
-BF16 = RESOLUTION_CASES[:1]
 
 STUDY = Study(
     name="auto_resolution",
@@ -19,7 +35,12 @@ STUDY = Study(
     grids=(
         Grid(RESOLUTION_CASES, (AUTO,), AROUND),
         Grid(BF16, (AUTO,), AFFECTED),
-        Grid(BF16, (AUTO,), AROUND[:3], headline=True),
+        Grid(
+            cases=BF16,
+            backends=(AUTO,),
+            releases=(BEFORE, REGRESSED, FIXED),
+            headline=True,
+        ),
     ),
     reference_machine="nvidia-h200-bbfefd08",
     ceilings=(),

@@ -19,27 +19,55 @@ from ..run.frame import intervals, over
 from ..run.study import Grid, Study
 from .decode_metadata import ALONE, FUSED, MERGED, SGLANG, TODAY, metadata_rows
 
-PAGES, CONTEXTS, BATCHES = (1, 16, 64), (8192, 32_768, 131_072), (16, 128)
-CASES = tuple(
-    MetadataCase("decode", batch, page, 2500, context=context)
-    for page, context, batch in product(PAGES, CONTEXTS, BATCHES)
+PAGES = (1, 16, 64)
+CONTEXTS = (8192, 32_768, 131_072)
+BATCHES = (16, 128)
+
+
+def _case(page: int, context: int, batch: int) -> MetadataCase:
+    return MetadataCase("decode", batch, page, max_ctx=2500, context=context)
+
+
+CASES = tuple(_case(*sizes) for sizes in product(PAGES, CONTEXTS, BATCHES))
+WIDEST = _case(page=1, context=131_072, batch=128)
+AGAIN = (
+    _case(page=1, context=8192, batch=16),
+    WIDEST,
+    _case(page=16, context=131_072, batch=16),
+    _case(page=64, context=32_768, batch=128),
 )
-WIDEST = MetadataCase("decode", 128, 1, 2500, context=131_072)
 OURS = ("metadata-fused", "metadata-fused-alone")
 RELEASES = ("0.5.14", "0.5.16", "0.5.17", "0.5.23")
 UNGUARDED, GUARDED = "SGLang 0.5.16", "SGLang 0.5.17"
 SGLANGS = (MERGED, UNGUARDED, GUARDED, TODAY)
 NAMES = (*SGLANGS, ALONE, FUSED)
-CHANGES = ((UNGUARDED, MERGED), (GUARDED, UNGUARDED), (TODAY, MERGED))
-PAIRS = (*CHANGES, *((ALONE, name) for name in SGLANGS))
+PAIRS = (
+    (UNGUARDED, MERGED),
+    (GUARDED, UNGUARDED),
+    (TODAY, MERGED),
+    (ALONE, MERGED),
+    (ALONE, UNGUARDED),
+    (ALONE, GUARDED),
+    (ALONE, TODAY),
+)
 
 STUDY = Study(
     name="context_width",
     question="What does the configured context cost the metadata of short requests?",
     grids=(
-        Grid(CASES, SGLANG, RELEASES, rounds=2),
+        Grid(
+            cases=CASES,
+            backends=SGLANG,
+            releases=RELEASES,
+            rounds=2,
+        ),
         Grid(CASES, OURS, rounds=2),
-        Grid(CASES[::5], (), rounds=2, again=OURS[:1]),
+        Grid(
+            cases=AGAIN,
+            backends=(),
+            rounds=2,
+            again=("metadata-fused",),
+        ),
         Grid((WIDEST,), OURS, headline=True),
     ),
     reference_machine="nvidia-h200-7fb603f2",
@@ -54,16 +82,25 @@ def width_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     for name, base in PAIRS:
         table = over(metadata_rows(frame), name, base)
         widest = table[table.case == WIDEST]
-        middle = {"geometric mean": np.exp(np.log(table.ratio).mean())}
-        middle |= {"median": table.ratio.median(), "worst": table.ratio.max()}
-        counts = {word: int((table.verdict == word).sum()) for word in ("faster", "slower")}
-        line = {"time of": name, "over": base, "cases": len(table), **middle, **counts}
-        line |= {"widest": widest.ratio.iloc[0], "95 % CI": intervals(widest, 3)[0]}
-        lines.append(line | {"verdict": widest.verdict.iloc[0]})
+        line = {
+            "time of": name,
+            "over": base,
+            "cases": len(table),
+            "geometric mean": np.exp(np.log(table.ratio).mean()),
+            "median": table.ratio.median(),
+            "worst": table.ratio.max(),
+            "faster": sum(table.verdict == "faster"),
+            "slower": sum(table.verdict == "slower"),
+            "widest": widest.ratio.iloc[0],
+            "95 % CI": intervals(widest, 3)[0],
+            "verdict": widest.verdict.iloc[0],
+        }
+        lines.append(line)
     return pd.DataFrame(lines).round(3)
 
 
 def width_chart(frame: pd.DataFrame) -> charts.Figure:
     """Time of 128 requests over the context, a panel per page size."""
     rows = metadata_rows(frame)
-    return charts.medians(rows[rows.batch_size == 128], "context", panel="page_size", names=NAMES)
+    rows = rows[rows.batch_size == 128]
+    return charts.medians(rows, "context", panel="page_size", names=NAMES)

@@ -29,11 +29,21 @@ from ..run.frame import (
 )
 from ..run.study import Grid, Study
 
-BEFORE, REGRESSED, FIXED, NEWEST = "0.5.3", "0.6.3", "0.6.4", "0.7.2.post1"
+BEFORE = "0.5.3"
+REGRESSED = "0.6.3"
+FIXED = "0.6.4"
+NEWEST = "0.7.2.post1"
 AROUND = (BEFORE, REGRESSED, FIXED, NEWEST)
 AFFECTED = ("0.6.0", "0.6.1", "0.6.2", "0.6.3")
-HEADS = ((32, 8), (16, 2), (8, 1), (32, 32))
-PINNED = (FA2, FA3, CUDA_CORES)
+HEADS = (
+    (32, 8),
+    (16, 2),
+    (8, 1),
+    (32, 32),
+)
+EAGER = ("eager",)
+PAIR = (FA2, FA3)
+PINNED = (*PAIR, CUDA_CORES)
 ALL_MODES = (*PINNED, AUTO, GRAPH_AUTO)
 FIX_PROOF = (FA2, AUTO, GRAPH_AUTO)
 KV_LIMIT_BYTES = 16 * 2**30
@@ -42,9 +52,15 @@ H100_MACHINE = "nvidia-h100-80gb-hbm3-ea9d21dc"
 """The GPU with the headline shapes on an H100."""
 
 
-def decode_case(heads: tuple[int, int], page_size: int, batch_size: int, kv_len: int) -> DecodeCase:
+def decode_case(
+    heads: tuple[int, int],
+    page_size: int,
+    batch_size: int,
+    kv_len: int,
+) -> DecodeCase:
     """A bf16 case with head_dim 128."""
-    return DecodeCase(AttnSpec(*heads, head_dim=128, page_size=page_size), batch_size, kv_len)
+    spec = AttnSpec(*heads, head_dim=128, page_size=page_size)
+    return DecodeCase(spec, batch_size, kv_len)
 
 
 HEADLINE = (
@@ -59,23 +75,85 @@ HEADLINE = (
 LONG = tuple(case for case in HEADLINE if case.kv_len >= 8192)
 """The shapes for a claim about "long" sequences whose source gives no length."""
 
-_LENGTHS = (1024, 4096, 16384, 65536, 131072)
-_GRID = [decode_case(*sizes) for sizes in product(HEADS, (1, 16), (1, 4, 16, 64, 128), _LENGTHS)]
+PAGE_SIZES = (1, 16)
+BATCHES = (1, 4, 16, 64, 128)
+LENGTHS = (1024, 4096, 16384, 65536, 131072)
+_GRID = [decode_case(*sizes) for sizes in product(HEADS, PAGE_SIZES, BATCHES, LENGTHS)]
 WIDE = tuple(case for case in _GRID if case.cost.kv_bytes <= KV_LIMIT_BYTES)
-AGAIN = tuple(case for case in _GRID if case.cost.kv_bytes <= 33 * 2**30)[::10]
-"""A/A cases; the limit is what an 80 GB GPU holds beside the oracle."""
+AGAIN = (
+    decode_case((32, 8), 1, 1, 1024),
+    decode_case((32, 8), 1, 16, 1024),
+    decode_case((32, 8), 1, 128, 1024),
+    decode_case((32, 8), 16, 4, 4096),
+    decode_case((32, 8), 16, 64, 4096),
+    decode_case((16, 2), 1, 1, 16384),
+    decode_case((16, 2), 1, 16, 16384),
+    decode_case((16, 2), 1, 128, 16384),
+    decode_case((16, 2), 16, 4, 16384),
+    decode_case((16, 2), 16, 64, 16384),
+    decode_case((8, 1), 1, 1, 16384),
+    decode_case((8, 1), 1, 16, 16384),
+    decode_case((8, 1), 1, 128, 16384),
+    decode_case((8, 1), 16, 4, 16384),
+    decode_case((8, 1), 16, 64, 16384),
+    decode_case((32, 32), 1, 1, 16384),
+    decode_case((32, 32), 1, 16, 16384),
+    decode_case((32, 32), 16, 1, 4096),
+    decode_case((32, 32), 16, 16, 4096),
+)
+"""A/A cases."""
 
 STUDY = Study(
     name="fa3_decode_regression",
     question="How much slower is FlashInfer's fa3 decode than fa2, and since when?",
     grids=(
-        Grid(HEADLINE, ALL_MODES, (REGRESSED,), rounds=3, headline=True),
-        Grid(HEADLINE, FIX_PROOF, (FIXED,), rounds=3, headline=True),
-        Grid(HEADLINE, ALL_MODES, (REGRESSED,), rounds=4),
-        Grid(HEADLINE, (*FIX_PROOF, FA3), (BEFORE, FIXED, NEWEST), rounds=4),
-        Grid(HEADLINE, PINNED[:2], (REGRESSED,), ("eager",), rounds=4, again=PINNED[:2]),
-        Grid(WIDE, PINNED[:2], (REGRESSED,), rounds=4),
-        Grid(AGAIN, (), (REGRESSED,), rounds=4, again=PINNED[:2]),
+        Grid(
+            cases=HEADLINE,
+            backends=ALL_MODES,
+            releases=(REGRESSED,),
+            rounds=3,
+            headline=True,
+        ),
+        Grid(
+            cases=HEADLINE,
+            backends=FIX_PROOF,
+            releases=(FIXED,),
+            rounds=3,
+            headline=True,
+        ),
+        Grid(
+            cases=HEADLINE,
+            backends=ALL_MODES,
+            releases=(REGRESSED,),
+            rounds=4,
+        ),
+        Grid(
+            cases=HEADLINE,
+            backends=(*FIX_PROOF, FA3),
+            releases=(BEFORE, FIXED, NEWEST),
+            rounds=4,
+        ),
+        Grid(
+            cases=HEADLINE,
+            backends=PAIR,
+            releases=(REGRESSED,),
+            timers=EAGER,
+            rounds=4,
+            again=PAIR,
+        ),
+        Grid(
+            cases=WIDE,
+            backends=PAIR,
+            releases=(REGRESSED,),
+            rounds=4,
+        ),
+        Grid(
+            cases=AGAIN,
+            backends=(),
+            releases=(REGRESSED,),
+            rounds=4,
+            again=PAIR,
+        ),
     ),
     reference_machine="nvidia-h200-30af7b45",
     bisect_machine="nvidia-h200-ea91ec76",
@@ -86,18 +164,20 @@ def headline(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     """Time of every mode, and fa3 / fa2 with its interval and verdict, a row per case."""
     rows = decode_rows(frame, release=release)
     modes = [FA2, FA3, AUTO, CUDA_CORES]
-    table = over(rows, FA3, FA2).merge(times(rows)[["case", *modes]], on="case")
+    us = times(rows)[["case", *modes]]
+    table = over(rows, FA3, FA2).merge(us, on="case")
     shown = table[[*SHAPE, *modes]].rename(columns=LABELS).round(1)
-    return shown.assign(
-        **{"fa3 / fa2": table.ratio.round(2), "95 % CI": intervals(table)},
-        verdict=table.verdict,
-        rounds=table.rounds,
-    )
+    shown["fa3 / fa2"] = table.ratio.round(2)
+    shown["95 % CI"] = intervals(table)
+    shown["verdict"] = table.verdict
+    shown["rounds"] = table.rounds
+    return shown
 
 
 def slowdown_grid(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     """fa3 / fa2 of every case of a release, with its verdict."""
-    return over(decode_rows(frame, release=release), FA3, FA2)[[*SHAPE, "ratio", "verdict"]]
+    table = over(decode_rows(frame, release=release), FA3, FA2)
+    return table[[*SHAPE, "ratio", "verdict"]]
 
 
 def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> charts.Figure:
@@ -105,9 +185,11 @@ def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> ch
     import seaborn as sns
     from matplotlib.colors import LogNorm
 
-    grid, records = slowdown_grid(frame, release), decode_rows(frame, release=release)
-    records = records[records.backend.isin((FA2, FA3)) & (records.page_size == page_size)]
-    smallest_first = list(grid.groupby("heads").ratio.median().sort_values().index)
+    grid = slowdown_grid(frame, release)
+    records = decode_rows(frame, release=release)
+    records = records[records.backend.isin(PAIR) & (records.page_size == page_size)]
+    by_heads = grid.groupby("heads").ratio.median()
+    smallest_first = list(by_heads.sort_values().index)
     grid = grid[grid.page_size == page_size]
     line = " " if len(smallest_first) > 1 else "\n"
     figure, axes = charts.panels(
@@ -120,8 +202,17 @@ def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> ch
     for axis, heads in zip(axes, smallest_first, strict=True):
         wide = grid[grid.heads == heads].pivot_table("ratio", "kv_len", "batch_size")
         wide = wide.sort_index(ascending=False).rename(lambda tokens: f"{tokens // 1024}k")
-        look = {"annot": True, "fmt": ".1f", "annot_kws": {"fontsize": 8}, "linewidths": 0.5}
-        sns.heatmap(wide, ax=axis, norm=scale, cmap="cividis", cbar=False, **look)
+        sns.heatmap(
+            wide,
+            ax=axis,
+            norm=scale,
+            cmap="cividis",
+            cbar=False,
+            annot=True,
+            fmt=".1f",
+            annot_kws={"fontsize": 8},
+            linewidths=0.5,
+        )
         axis.tick_params(axis="y", rotation=0)
         axis.grid(visible=False)
         axis.set(xlabel="batch, requests", ylabel="")
@@ -135,8 +226,9 @@ def by_release(frame: pd.DataFrame) -> pd.DataFrame:
     for release in release_order(frame):
         rows = decode_rows(frame, release=release)
         for backend in (AUTO, GRAPH_AUTO):
-            ran = rows[rows.backend == backend].drop_duplicates("case")[["case", "kernel_family"]]
-            table = over(rows, backend, FA2).merge(ran, on="case")
+            ran = rows[rows.backend == backend].drop_duplicates("case")
+            families = ran[["case", "kernel_family"]]
+            table = over(rows, backend, FA2).merge(families, on="case")
             tables.append(table.assign(release=release, backend=backend))
     return pd.concat(tables, ignore_index=True)
 
@@ -144,5 +236,6 @@ def by_release(frame: pd.DataFrame) -> pd.DataFrame:
 def bisection(result: Bisection) -> pd.DataFrame:
     """The steps of a bisect in the order taken: release / reference, and what both ran."""
     steps = pd.DataFrame([step.to_dict() for step in result.steps])
+    steps["95 % CI"] = intervals(steps)
     columns = ["release", "ran", "reference_ran", "ratio", "95 % CI", "verdict", "rounds"]
-    return steps.assign(**{"95 % CI": intervals(steps)}).round({"ratio": 2})[columns]
+    return steps[columns].round({"ratio": 2})

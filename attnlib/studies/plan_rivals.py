@@ -10,22 +10,48 @@ request of the batch. Tables are those of `random_batches`.
 
 from ..core.spec import AttnSpec
 from ..run.study import Grid, Study
-from .random_batches import COLD, FA2, FLASH_ATTENTION, PLANNED, drawn_cases
+from .random_batches import COLD, FA2, FLASH_ATTENTION, PLANNED, drawn_cases, first_of_each_layer
 
 SIZES = (
-    *((96, 16, 128, 1), (16, 1, 128, 16), (8, 2, 128, 16), (2, 2, 128, 1)),
-    *((12, 1, 128, 16), (96, 16, 128, 16), (64, 32, 128, 16), (64, 32, 128, 64)),
-    *((24, 2, 128, 1), (32, 4, 128, 16), (48, 4, 128, 16), (3, 1, 128, 64)),
-    *((2, 1, 128, 16), (3, 1, 128, 1), (24, 2, 128, 16), (112, 16, 128, 1)),
-    *((56, 8, 128, 64), (4, 1, 128, 16), (8, 8, 128, 64), (1, 1, 128, 16)),
+    (96, 16, 128, 1),
+    (16, 1, 128, 16),
+    (8, 2, 128, 16),
+    (2, 2, 128, 1),
+    (12, 1, 128, 16),
+    (96, 16, 128, 16),
+    (64, 32, 128, 16),
+    (64, 32, 128, 64),
+    (24, 2, 128, 1),
+    (32, 4, 128, 16),
+    (48, 4, 128, 16),
+    (3, 1, 128, 64),
+    (2, 1, 128, 16),
+    (3, 1, 128, 1),
+    (24, 2, 128, 16),
+    (112, 16, 128, 1),
+    (56, 8, 128, 64),
+    (4, 1, 128, 16),
+    (8, 8, 128, 64),
+    (1, 1, 128, 16),
 )
 """Query heads, KV heads, head_dim and page size of the layers, drawn by `SEED`."""
+LIVE_SIZES = (
+    (96, 16, 128, 1),
+    (96, 16, 128, 16),
+    (48, 4, 128, 16),
+    (112, 16, 128, 1),
+)
 SEED = "plan and rivals"
 CASES = drawn_cases(tuple(AttnSpec(*sizes) for sizes in SIZES), 10, SEED)
+FIRST = first_of_each_layer(CASES)
+AGAIN = tuple(FIRST.values())
+LIVE = tuple(FIRST[AttnSpec(*sizes)] for sizes in LIVE_SIZES)
 BATCH_ATTENTION = "flashinfer-batch-attention"
 PAGES_OF_16 = ("flashinfer-xqa", "vllm-flash-attn-3", "vllm-triton")
 """Rivals that refuse the layers with pages of one token. The H100's records have none of them."""
-FLASHINFER_ON_H200, FLASHINFER_ON_H100 = "0.7.2.post1", "0.6.13"
+FLASHINFER_ON_H200 = "0.7.2.post1"
+FLASHINFER_ON_H100 = "0.6.13"
+TIMERS = (COLD,)
 RIVALS = (FA2, BATCH_ATTENTION, FLASH_ATTENTION, *PAGES_OF_16)
 BACKENDS = (*RIVALS, PLANNED)
 
@@ -33,9 +59,25 @@ STUDY = Study(
     name="plan_rivals",
     question="Does fa2 by our plan lead its rivals, for batches that were drawn at random?",
     grids=(
-        Grid(CASES, BACKENDS, timers=(COLD,), rounds=2),
-        Grid(CASES[::10], (), timers=(COLD,), rounds=2, again=(PLANNED,)),
-        Grid(CASES[::50], BACKENDS, timers=(COLD,), headline=True),
+        Grid(
+            cases=CASES,
+            backends=BACKENDS,
+            timers=TIMERS,
+            rounds=2,
+        ),
+        Grid(
+            cases=AGAIN,
+            backends=(),
+            timers=TIMERS,
+            rounds=2,
+            again=(PLANNED,),
+        ),
+        Grid(
+            cases=LIVE,
+            backends=BACKENDS,
+            timers=TIMERS,
+            headline=True,
+        ),
     ),
     reference_machine="nvidia-h200-a1283d40",
     ceilings=("copy",),

@@ -13,6 +13,7 @@ from ..core.spec import AttnSpec
 from ..draw import charts, style
 from ..kinds.decode.case import DecodeCase
 from ..kinds.step.case import EACH, ONCE, StepCase
+from ..measure.spans import Kernel
 from ..run import frame as frames
 from ..run.frame import decode_rows
 from ..run.study import Grid, Study
@@ -20,30 +21,78 @@ from ..run.study import Grid, Study
 
 def _qwen_step(layers: int, batch: int, kv_len: int, page: int) -> StepCase:
     """Layers of Qwen3-32B on one GPU of four, as in SGLang's pull request."""
-    return StepCase(DecodeCase(AttnSpec(16, 2, 128, page), batch, kv_len, "ragged"), layers)
+    spec = AttnSpec(num_qo_heads=16, num_kv_heads=2, head_dim=128, page_size=page)
+    return StepCase(DecodeCase(spec, batch, kv_len, "ragged"), layers)
 
 
-STEPS_64 = tuple(
-    _qwen_step(64, batch, kv_len, page)
-    for batch, kv_len, page in product((1, 4, 16, 64, 128), (512, 2048, 8192, 32768), (1, 64))
+BATCHES = (1, 4, 16, 64, 128)
+LENGTHS = (512, 2048, 8192, 32768)
+PAGES = (1, 64)
+STEPS_64 = []
+for _batch, _kv_len, _page in product(BATCHES, LENGTHS, PAGES):
+    STEPS_64.append(_qwen_step(64, _batch, _kv_len, _page))
+STEPS_32_80 = []
+_SIZES = product((32, 80), (1, 16, 128), (2048, 8192))
+for _layers, _batch, _kv_len in _SIZES:
+    STEPS_32_80.append(_qwen_step(_layers, _batch, _kv_len, page=64))
+STEPS_EAGER = (
+    _qwen_step(64, batch=1, kv_len=2048, page=64),
+    _qwen_step(64, batch=16, kv_len=2048, page=64),
+    _qwen_step(64, batch=64, kv_len=2048, page=64),
+    _qwen_step(64, batch=128, kv_len=2048, page=64),
 )
-STEPS_32_80 = tuple(
-    _qwen_step(layers, batch, kv_len, 64)
-    for layers, batch, kv_len in product((32, 80), (1, 16, 128), (2048, 8192))
+STEPS_AGAIN = (
+    _qwen_step(64, batch=1, kv_len=512, page=1),
+    _qwen_step(64, batch=1, kv_len=8192, page=64),
+    _qwen_step(64, batch=4, kv_len=2048, page=1),
+    _qwen_step(64, batch=4, kv_len=32768, page=64),
+    _qwen_step(64, batch=16, kv_len=8192, page=1),
+    _qwen_step(64, batch=64, kv_len=512, page=64),
+    _qwen_step(64, batch=64, kv_len=32768, page=1),
+    _qwen_step(64, batch=128, kv_len=2048, page=64),
 )
-STEPS_EAGER = tuple(_qwen_step(64, batch, 2048, 64) for batch in (1, 16, 64, 128))
+STEPS_LIVE = (
+    _qwen_step(64, batch=1, kv_len=512, page=1),
+    _qwen_step(64, batch=4, kv_len=8192, page=1),
+    _qwen_step(64, batch=64, kv_len=512, page=1),
+    _qwen_step(64, batch=128, kv_len=8192, page=1),
+)
 WAYS = (EACH, ONCE)
+EAGER = ("eager",)
 
 STUDY = Study(
     name="scheduler_metadata",
     question="What does it save to compute FlashAttention-3's schedule once per step?",
     grids=(
-        Grid(STEPS_EAGER, WAYS, timers=("eager",), rounds=4, isolated=True),
-        Grid(STEPS_EAGER, (), timers=("eager",), rounds=2, isolated=True, again=WAYS),
-        Grid(STEPS_64, WAYS, rounds=4),
-        Grid(STEPS_32_80, WAYS, rounds=4),
-        Grid(STEPS_64[::5], (), rounds=4, again=(ONCE,)),
-        Grid(STEPS_64[::12], WAYS, rounds=3, headline=True),
+        Grid(
+            cases=STEPS_EAGER,
+            backends=WAYS,
+            timers=EAGER,
+            rounds=4,
+            isolated=True,
+        ),
+        Grid(
+            cases=STEPS_EAGER,
+            backends=(),
+            timers=EAGER,
+            rounds=2,
+            isolated=True,
+            again=WAYS,
+        ),
+        Grid(tuple(STEPS_64), WAYS, rounds=4),
+        Grid(tuple(STEPS_32_80), WAYS, rounds=4),
+        Grid(
+            cases=STEPS_AGAIN,
+            backends=(),
+            rounds=4,
+            again=(ONCE,),
+        ),
+        Grid(
+            cases=STEPS_LIVE,
+            backends=WAYS,
+            rounds=3,
+            headline=True,
+        ),
     ),
     reference_machine="nvidia-h200-c9736401",
     ceilings=("copy",),
@@ -77,13 +126,21 @@ def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
     """
     rows = decode_rows(frame[frame.layers == layers])
     rows = rows[rows.backend.isin(WAYS)]
-    traced = [{PARTS[kernel.name]: kernel.gpu_us for kernel in kernels} for kernels in rows.kernels]
-    parts = pd.DataFrame(traced, index=rows.index, columns=[*PARTS.values()]).fillna(0.0)
-    rows = rows.assign(way=rows.backend.str.removeprefix("flash-attn-3-step-")).join(parts)
-    table = rows.groupby([*STEP[1:], "way"])[[*parts, "run_us"]].median()
-    table = table.rename(columns={"run_us": "step"})
-    table.insert(len(PARTS), "sum", table[[*parts]].sum(axis=1))
-    return table.assign(overlap=table["sum"] - table["step"]).reset_index()
+    parts = list(PARTS.values())
+    us = rows.kernels.map(_us_by_part).tolist()
+    traced = pd.DataFrame(us, index=rows.index, columns=parts)
+    rows = rows.join(traced.fillna(0.0))
+    rows["way"] = rows.backend.str.removeprefix("flash-attn-3-step-")
+    rows = rows.rename(columns={"run_us": "step"})
+    by_step = rows.groupby(["page_size", "kv_len", "batch_size", "way"])
+    table = by_step[[*parts, "step"]].median()
+    table.insert(len(parts), "sum", table[parts].sum(axis=1))
+    table["overlap"] = table["sum"] - table["step"]
+    return table.reset_index()
+
+
+def _us_by_part(kernels: tuple[Kernel, ...]) -> dict[str, float]:
+    return {PARTS[kernel.name]: kernel.gpu_us for kernel in kernels}
 
 
 def savings_chart(frame: pd.DataFrame, page_size: int, layers: int = 64) -> charts.Figure:
@@ -92,17 +149,27 @@ def savings_chart(frame: pd.DataFrame, page_size: int, layers: int = 64) -> char
     Bars are 95 % intervals over rounds; those of very long steps leave the picture.
     """
     shape = "layers == @layers and page_size == @page_size"
-    rows, drawn = savings(frame).query(shape), decode_rows(frame).query(shape)
+    rows = savings(frame).query(shape)
+    drawn = decode_rows(frame).query(shape)
     drawn = drawn[drawn.backend.isin(WAYS)]
     title = f"One schedule per step: {layers} layers, page size {page_size}"
     words = ("kv_len, tokens", "saved, us a step")
-    figure, (axis,) = charts.panels([title], (3.8, 3.1), drawn, words)
+    size = (3.8, 3.1)
+    figure, (axis,) = charts.panels([title], size, drawn, words)
     lengths = sorted(rows.kv_len.unique())
     charts.categories(axis, "x", (f"{length:,}" for length in lengths))
     looks = style.looks(sorted(rows.batch_size.unique()))
     aside = charts.spread(rows.batch_size, 0.12 * (len(looks) - 1))
-    rows = rows.assign(place=rows.kv_len.map(lengths.index) + aside)
-    charts.dots(axis, rows, "place", "saved", by="batch_size", looks=looks, interval="y")
+    rows["place"] = rows.kv_len.map(lengths.index) + aside
+    charts.dots(
+        axis,
+        rows,
+        "place",
+        "saved",
+        by="batch_size",
+        looks=looks,
+        interval="y",
+    )
     axis.axhline(0, **style.RULE)
     axis.set_ylim(rows.saved.min() - 150, rows.saved.max() + 150)
     axis.legend(title="batch size", ncols=3, loc="lower left", frameon=True)

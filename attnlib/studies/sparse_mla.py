@@ -26,41 +26,84 @@ KERNELS = {
 }
 """(cache format, backend) -> name. SGLang 0.5.23 and vLLM 0.33.0 run FlashAttention-3 over bfloat16
 and FlashMLA over FP8."""
-SHAPES = (
-    *((*shape, 32768) for shape in product((128, 64, 32, 16), (512, 1024, 2048), (8, 64))),
-    *((heads, 0, batch, 8192) for heads, batch in product((128, 16), (1, 64))),
-)
-"""(heads, top_k, batch, kv_len); top_k 0 is dense."""
+HEADS = (128, 64, 32, 16)
+TOP_K = (512, 1024, 2048)
+SPARSE_BATCHES = (8, 64)
+SPARSE_LEN, DENSE_LEN = 32768, 8192
 OVERFLOW_MACHINE = "nvidia-h200-2ef2f3bb"
-EITHER_SIDE = tuple(MlaCase(MlaSpec(16, top_k=2048), batch, 131072) for batch in (56, 57))
+EITHER_SIDE = (
+    MlaCase(MlaSpec(16, top_k=2048), batch_size=56, kv_len=131072),
+    MlaCase(MlaSpec(16, top_k=2048), batch_size=57, kv_len=131072),
+)
 """7,340,032 and 7,471,104 tokens: on either side of the first token that wraps, 7,456,541."""
 
 
-def _grid(kv_format: str, backend: str) -> Grid:
-    """A kernel at every shape that it supports."""
-    kind = "sparse" if "sparse" in backend else "dense" if "dense" in backend else ""
-    cases = tuple(
-        MlaCase(MlaSpec(heads, top_k, kv_format=kv_format), batch, kv_len)
-        for heads, top_k, batch, kv_len in SHAPES
-        if not kind or (kind == "sparse") == (top_k > 0)
+def _sparse(heads: int, top_k: int, batch: int, kv_format: str) -> MlaCase:
+    return MlaCase(MlaSpec(heads, top_k, kv_format=kv_format), batch, SPARSE_LEN)
+
+
+def _dense(heads: int, batch: int, kv_format: str) -> MlaCase:
+    return MlaCase(MlaSpec(heads, top_k=0, kv_format=kv_format), batch, DENSE_LEN)
+
+
+def _cases(kv_format: str, backend: str) -> tuple[MlaCase, ...]:
+    """The shapes that a kernel supports: its name says if it is for sparse or dense ones alone."""
+    cases = []
+    if "dense" not in backend:
+        for heads, top_k, batch in product(HEADS, TOP_K, SPARSE_BATCHES):
+            cases.append(_sparse(heads, top_k, batch, kv_format))
+    if "sparse" not in backend:
+        for heads, batch in product((128, 16), (1, 64)):
+            cases.append(_dense(heads, batch, kv_format))
+    return tuple(cases)
+
+
+COLD = ("graph-cold",)
+ALL_SHAPES = []
+LIVE = []
+for _format, _backend in KERNELS:
+    _release = "0.7.2" if _backend.startswith("flashinfer") else ""
+    _shapes = _cases(_format, _backend)
+    _all = Grid(
+        cases=_shapes,
+        backends=(_backend,),
+        releases=(_release,),
+        timers=COLD,
+        rounds=4,
     )
-    release = "0.7.2" if backend.startswith("flashinfer") else ""
-    return Grid(cases, (backend,), (release,), ("graph-cold",), rounds=4)
+    ALL_SHAPES.append(_all)
+    if _backend != "flashmla-dense":
+        _live = _sparse(heads=64, top_k=2048, batch=64, kv_format=_format)
+        LIVE.append(replace(_all, cases=(_live,), headline=True))
 
-
-GRIDS = {key: _grid(*key) for key in KERNELS}
-_FA3 = GRIDS["bfloat16", "flash-attn-3-mla"]
+FA3 = "flash-attn-3-mla"
+AGAIN = (
+    *(_sparse(heads, 512, 8, "bfloat16") for heads in HEADS),
+    *(_sparse(heads, 1024, 64, "bfloat16") for heads in HEADS),
+    _dense(128, 1, "bfloat16"),
+    _dense(16, 64, "bfloat16"),
+)
+OVERFLOWING = ("flashinfer-mla-fa2", "flashinfer-mla-fa3")
 
 STUDY = Study(
     name="sparse_mla",
     question="Which kernel decodes sparse MLA fastest on Hopper, over which cache format?",
     grids=(
-        *GRIDS.values(),
-        replace(_FA3, cases=_FA3.cases[::3], backends=(), again=_FA3.backends),
+        *ALL_SHAPES,
         Grid(
-            EITHER_SIDE, ("flashinfer-mla-fa2", "flashinfer-mla-fa3"), ("0.6.4", "0.6.13"), rounds=3
+            cases=AGAIN,
+            backends=(),
+            timers=COLD,
+            rounds=4,
+            again=(FA3,),
         ),
-        *(replace(grid, cases=grid.cases[11:12], headline=True) for grid in GRIDS.values()),
+        Grid(
+            cases=EITHER_SIDE,
+            backends=OVERFLOWING,
+            releases=("0.6.4", "0.6.13"),
+            rounds=3,
+        ),
+        *LIVE,
     ),
     reference_machine="nvidia-h200-89dc5463",
 )
@@ -72,7 +115,12 @@ def kernel_rows(frame: pd.DataFrame) -> pd.DataFrame:
     So all kernels of a shape pair up, whatever their cache format.
     """
     rows = good_rows(frame[frame.top_k.notna()], "graph-cold")
-    names = [KERNELS[key] for key in zip(rows.kv_format, rows.backend, strict=True)]
-    plain = [replace(case, spec=replace(case.spec, kv_format="bfloat16")) for case in rows.case]
-    rows = rows.assign(backend=names, case=plain).drop(columns=["heads", "kv_format"])
+    names = []
+    plain_cases = []
+    for row in rows.itertuples():
+        names.append(KERNELS[row.kv_format, row.backend])
+        plain_spec = replace(row.case.spec, kv_format="bfloat16")
+        plain_cases.append(replace(row.case, spec=plain_spec))
+    rows = rows.drop(columns=["heads", "kv_format"])
+    rows = rows.assign(backend=names, case=plain_cases)
     return rows.rename(columns={"num_qo_heads": "heads"})

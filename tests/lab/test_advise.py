@@ -89,13 +89,13 @@ def test_what_the_records_do_not_have_is_said():
 
 
 def test_records_of_this_very_call_are_shown_of_every_study_and_far_batches_are_said():
-    call = AttnSpec(8, 1, 128, 16), [8192] * 8
+    call = AttnSpec(16, 1, 128, 16), [33039] * 8
     advice = attnlib.advise(*call, gpu="H200")
-    assert {*advice.same.gpu} == {"NVIDIA H200"} and "xqa_rivals" in {*advice.same.study}
+    assert {*advice.same.gpu} == {"NVIDIA H200"} and "plan_rivals" in {*advice.same.study}
     assert {"flashinfer-xqa", "flashinfer-fa2"} <= {*advice.same.backend}
     assert {"NVIDIA H100 80GB HBM3", "NVIDIA H200"} <= {*attnlib.advise(*call).same.gpu}
     (again,) = advice.same[advice.same.backend == "flashinfer-xqa"].to_dict("records")
-    shown = attnlib.view(heads="8/1", records="xqa_rivals", machine="h200", batch=8, kv_len=8192)
+    shown = attnlib.view(heads="16/1", records="plan_rivals", machine="h200", batch=8, kv_len=33039)
     assert again["us"] == shown.times.set_index("backend").us["flashinfer-xqa"]
     assert attnlib.advise(call[0], [7, 9]).same.empty
     assert "Nothing near is on record: the nearest" in repr(attnlib.advise(call[0], [1]))

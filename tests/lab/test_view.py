@@ -162,7 +162,7 @@ def test_every_model_and_source_on_record_and_every_backend_of_it_can_be_shown(
         ({"machine": "b200"}, "machine must be one of .*nvidia-h100-80gb-hbm3.*got 'b200'"),
         ({"machine": "h100", "records": "live"}, "machine must be left out with records='live'"),
         (
-            {"records": "xqa_rivals", "batch": 64},
+            {"records": "random_batches", "batch": 64},
             "batch must be one of .* choices before it, got 64",
         ),
         ({"release": "0.6.2"}, "release must be one of .*'0.6.3', .*got '0.6.2'"),

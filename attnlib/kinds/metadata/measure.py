@@ -19,26 +19,24 @@ from ..call import timed_call
 from ..check import OracleCheck
 from ..item import Item
 from ..lengths import sample_seq_lens
-from . import eager, oracle, sglang, vllm
+from . import eager, oracle, sglang
 from .case import MetadataCase
 
 POISON = -77
 SLOTS = 2**20
 """KV slots that a request pool's tokens point into."""
+SGLANG = "sglang-metadata"
 FUSED = {"decode": build_decode_metadata, "kv_indices": build_kv_indices}
 BUILDERS: dict[str, dict[str, Callable[..., None]]] = {
     "metadata-eager": {"decode": eager.build_decode_metadata},
     "metadata-fused": FUSED,
     "metadata-fused-alone": FUSED,
-    "sglang-metadata": {
+    SGLANG: {
         "decode": sglang.build_decode_metadata,
         "kv_indices": sglang.build_kv_indices,
     },
-    "vllm-metadata": {"kv_indices": vllm.build_kv_indices},
 }
 """Backend -> builder of the case -> function; `alone` starts after the previous kernel ended."""
-ENGINES = {"sglang-metadata": sglang, "vllm-metadata": vllm}
-"""Backend -> module of the engine whose kernel it is."""
 OUTPUTS = {
     "decode": ("cache_seqlens", "cu_seqlens_k", "page_table", "swa_page_table"),
     "kv_indices": ("kv_indptr", "kv_indices", "kv_last_page_len"),
@@ -64,7 +62,8 @@ class BuilderCall:
         """How many words differ from the oracle's."""
         wrong = 0
         for name, rows in self.wanted.items():
-            written = self.outputs[name].cpu().numpy().reshape(len(rows), -1)
+            written = self.outputs[name].cpu().numpy()
+            written = written.reshape(len(rows), -1)
             for row, words in zip(written, rows, strict=True):
                 wrong += int(np.count_nonzero(row[: len(words)] != words))
         return OracleCheck(float(wrong), 0.0, self.case.batch_size, "wrong words")
@@ -78,26 +77,17 @@ class MetadataSubject(Subject):
         builder, backend = item.case.builder, item.backend
         able = [name for name, builders in BUILDERS.items() if builder in builders]
         require_word(f"backend of {builder} metadata", backend, able)
-        engine = ENGINES.get(backend)
-        if engine and (reason := engine.unavailable()):
+        is_sglangs = backend == SGLANG
+        if is_sglangs and (reason := sglang.unavailable()):
             return {"status": "refused", "reason": reason}
         self.bench.require_release(sglang.DISTRIBUTION, item.release)
         timer = run_timer(item.timer)
         call = self.prepared(item.case)
         for output in call.outputs.values():
             output.fill_(POISON)
-        build, numbers = BUILDERS[backend][builder], call.numbers
-        if backend == "sglang-metadata" and builder == "decode":
-            longest = max(map(len, call.wanted["page_table"]))
-            numbers = numbers | {"max_pages": sglang.pages_passed(longest, item.case.max_pages)}
-        elif backend == "sglang-metadata":
-            # Words that SGLang writes once, when its server starts.
-            call.outputs["kv_indptr"][:1] = 0
-            call.outputs["kv_last_page_len"].fill_(1)
-        inputs = call.inputs
-        if backend == "vllm-metadata":
-            inputs = vllm.of_the_host(call.inputs, call.outputs, item.case.page_size)
-        run = partial(build, **inputs, **call.outputs, **numbers)
+        numbers = _as_sglang_calls(call) if is_sglangs else call.numbers
+        build = BUILDERS[backend][builder]
+        run = partial(build, **call.inputs, **call.outputs, **numbers)
         with without_overlap() if backend == "metadata-fused-alone" else nullcontext():
             return timed_call(
                 run,
@@ -112,11 +102,28 @@ class MetadataSubject(Subject):
         return build_call(case, self.bench.device)
 
 
+def _as_sglang_calls(call: BuilderCall) -> dict[str, int]:
+    """The numbers that SGLang's kernel is called with; what its server wrote before is written."""
+    if call.case.builder == "decode":
+        longest = max(map(len, call.wanted["page_table"]))
+        return call.numbers | {"max_pages": sglang.pages_passed(longest, call.case.max_pages)}
+    # Words that SGLang writes once, when its server starts.
+    call.outputs["kv_indptr"][:1] = 0
+    call.outputs["kv_last_page_len"].fill_(1)
+    return call.numbers
+
+
 def build_call(case: MetadataCase, device: str) -> BuilderCall:
     """The call of a case's builder; a page table is compared row by row, where it is live."""
     inputs = _request_pool(case, device)
-    numbers = {name: getattr(case, name) for name in ("page_size", "max_pages", "seq_len_delta")}
-    arrays = {name: tensor.cpu().numpy() for name, tensor in inputs.items()}
+    numbers = {
+        "page_size": case.page_size,
+        "max_pages": case.max_pages,
+        "seq_len_delta": case.seq_len_delta,
+    }
+    arrays = {}
+    for name, tensor in inputs.items():
+        arrays[name] = tensor.cpu().numpy()
     results = ORACLES[case.builder](**arrays, **numbers)
     wanted: dict[str, list[np.ndarray]] = {}
     outputs: dict[str, torch.Tensor] = {}
@@ -141,12 +148,20 @@ def _request_pool(case: MetadataCase, device: str) -> dict[str, torch.Tensor]:
     int64, their places in the window's pool.
     """
     rows = max(case.batch_size, case.pool_size)
-    chosen = np.random.default_rng(case.seed + 1).permutation(rows)[: case.batch_size]
-    seeded = {"generator": torch.Generator(device=device).manual_seed(case.seed), "device": device}
+    shuffled = np.random.default_rng(case.seed + 1).permutation(rows)
+    generator = torch.Generator(device=device).manual_seed(case.seed)
     lens = torch.from_numpy(sample_seq_lens(case).astype(np.int64) - case.seq_len_delta)
     pool = {
         "seq_lens": lens.clamp_(min=1).to(device),
-        "req_pool_indices": torch.from_numpy(chosen).to(device),
-        "req_to_token": torch.randint(SLOTS, (rows, case.width), dtype=torch.int32, **seeded),
+        "req_pool_indices": torch.from_numpy(shuffled[: case.batch_size]).to(device),
+        "req_to_token": torch.randint(
+            SLOTS,
+            size=(rows, case.width),
+            dtype=torch.int32,
+            generator=generator,
+            device=device,
+        ),
     }
-    return pool | ({"swa_slot_map": torch.randperm(SLOTS, **seeded)} if case.swa else {})
+    if case.swa:
+        pool["swa_slot_map"] = torch.randperm(SLOTS, generator=generator, device=device)
+    return pool
