@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from .spec import AttnSpec, dtype_name, require_between
 
@@ -11,8 +12,8 @@ from .spec import AttnSpec, dtype_name, require_between
 class PagedKV:
     """The paged cache: `k_cache` and `v_cache` [num_pages, page_size, num_kv_heads, head_dim]."""
 
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
+    k_cache: Tensor
+    v_cache: Tensor
 
     def __post_init__(self) -> None:
         if self.k_cache.ndim != 4 or self.k_cache.shape != self.v_cache.shape:
@@ -50,12 +51,12 @@ class DecodeBatch:
     """
 
     spec: AttnSpec
-    seq_lens_cpu: torch.Tensor
-    page_table: torch.Tensor
-    seq_lens: torch.Tensor
-    kv_indptr: torch.Tensor
-    kv_indices: torch.Tensor
-    kv_last_page_len: torch.Tensor
+    seq_lens_cpu: Tensor
+    page_table: Tensor
+    seq_lens: Tensor
+    kv_indptr: Tensor
+    kv_indices: Tensor
+    kv_last_page_len: Tensor
 
     @property
     def batch_size(self) -> int:
@@ -63,16 +64,15 @@ class DecodeBatch:
         return self.seq_lens_cpu.shape[0]
 
     @classmethod
-    def build(
-        cls, spec: AttnSpec, seq_lens: torch.Tensor, page_table: torch.Tensor
-    ) -> "DecodeBatch":
+    def build(cls, spec: AttnSpec, seq_lens: Tensor, page_table: Tensor) -> "DecodeBatch":
         """Check `seq_lens` [bs] int32 and `page_table` [bs, max_pages] int32, derive the rest.
 
         The result is on `page_table.device`, lengths are copied. Raises ValueError for an empty
         batch, a wrong shape or dtype, a length below 1 or beyond the page table, a negative page.
         """
         require_tensor("page_table", page_table, (None, None), "int32")
-        (bs, columns), device = page_table.shape, page_table.device
+        bs, columns = page_table.shape
+        device = page_table.device
         require_tensor("seq_lens", seq_lens, (max(1, bs),), "int32")
         lens = seq_lens.detach().to("cpu", copy=True)
         why = " (page_table columns x page_size)"
@@ -116,9 +116,10 @@ def require_tensor(
 ) -> None:
     """ValueError unless `tensor` has this shape (None: any size) and dtype; TypeError if it is no
     tensor."""
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    sizes, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
+    sizes = tuple(tensor.shape)
+    dtype = dtype_name(tensor.dtype)
     fits = len(sizes) == len(shape) and all(
         want in (None, have) for want, have in zip(shape, sizes, strict=True)
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from .batch import DecodeBatch, require_tensor
@@ -31,10 +32,10 @@ class ExtendBatch:
     """
 
     paged: DecodeBatch
-    q_lens_cpu: torch.Tensor
-    qo_indptr: torch.Tensor
+    q_lens_cpu: Tensor
+    qo_indptr: Tensor
     mask: str
-    custom_mask: torch.Tensor | None
+    custom_mask: Tensor | None
     ragged: bool
 
     @property
@@ -56,10 +57,10 @@ class ExtendBatch:
     def build(
         cls,
         paged: DecodeBatch,
-        q_lens: torch.Tensor,
+        q_lens: Tensor,
         *,
         mask: str = "causal",
-        drafts: torch.Tensor | None = None,
+        drafts: Tensor | None = None,
         ragged: bool = False,
     ) -> "ExtendBatch":
         """Check `q_lens` [bs] int32 against `paged`, and derive the rest.
@@ -121,13 +122,13 @@ class ExtendBatch:
             )
 
 
-def _custom_mask(paged: DecodeBatch, drafts: torch.Tensor) -> torch.Tensor:
+def _custom_mask(paged: DecodeBatch, drafts: Tensor) -> Tensor:
     before = (paged.seq_lens_cpu - drafts.shape[1]).tolist()
     rows = [pad(sees, (n, 0), value=True) for sees, n in zip(drafts, before, strict=True)]
     return torch.cat([sees.flatten() for sees in rows]).to(paged.page_table.device)
 
 
-def _require_in_order(lens: torch.Tensor, paged: DecodeBatch) -> None:
+def _require_in_order(lens: Tensor, paged: DecodeBatch) -> None:
     in_order = torch.arange(len(paged.kv_indices), device=paged.kv_indices.device)
     if paged.spec.page_size != 1 or not torch.equal(paged.kv_indices.long(), in_order):
         raise ValueError(
@@ -141,7 +142,7 @@ def _require_in_order(lens: torch.Tensor, paged: DecodeBatch) -> None:
         )
 
 
-def _require_drafts(mask: str, drafts: torch.Tensor | None, lens: torch.Tensor) -> None:
+def _require_drafts(mask: str, drafts: Tensor | None, lens: Tensor) -> None:
     when = f"for the masks {', '.join(CUSTOM_MASKS)}"
     require_given("drafts", drafts, mask in CUSTOM_MASKS, when, f"mask {mask!r}")
     if drafts is None:

@@ -47,7 +47,8 @@ def _sizes_of_model(model: str, tp: int = 1) -> tuple[int, int, int]:
     if split := SPLIT.fullmatch(model):
         if tp != 1:
             raise ValueError(f"tp must not be given with {model!r}, which says it, got {tp}")
-        model, tp = split[1], int(split[2])
+        model = split[1]
+        tp = int(split[2])
     require_word("model", model, WHOLE_MODELS)
     require_int("tp", tp)
     query, kv, head_dim = WHOLE_MODELS[model]
@@ -80,7 +81,9 @@ def parse_layer(
         if head_dim:
             words = f"head_dim must not be given with {model!r}, which says it"
             raise ValueError(f"{words}, got {head_dim}")
-        heads, model, head_dim = named[1], "", int(named[2])
+        heads = named[1]
+        model = ""
+        head_dim = int(named[2])
     if bool(heads) == bool(model):
         got = f"{heads} and {model}" if heads else "neither"
         raise ValueError(f"heads or model must be given, one of them, got {got}")
@@ -115,7 +118,8 @@ def parse_lengths(name: str, text: str, batch: int | None = None) -> tuple[int, 
     for part in parts:
         if part is None:
             raise ValueError(f"{name} must be such as 8192x16, 100,200 or 1..9x4, got {text!r}")
-        low, high = int(part[1]), int(part[2] or part[1])
+        low = int(part[1])
+        high = int(part[2] or part[1])
         if batch and (part[3] or len(parts) > 1):
             raise ValueError(f"batch must be left out where {name} says it, got {batch}")
         count = batch or int(part[3] or 1)
@@ -133,7 +137,9 @@ def parse_lengths(name: str, text: str, batch: int | None = None) -> tuple[int, 
 
 def words_of_lengths(lengths: tuple[int, ...]) -> str:
     """Lengths as `parse_lengths` reads them, in few words."""
-    low, high, count = min(lengths), max(lengths), len(lengths)
+    low = min(lengths)
+    high = max(lengths)
+    count = len(lengths)
     if count > 1 and high > low and parse_lengths("lens", f"{low}..{high}x{count}") == lengths:
         return f"{low}..{high}x{count}"
     runs = [(length, len([*run])) for length, run in groupby(lengths)]

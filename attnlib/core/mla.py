@@ -18,6 +18,7 @@ Kernels take slots, places in the cache (page * page_size + offset), and read an
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from .batch import DecodeBatch, require_tensor
 from .spec import MLA_HEAD_DIM, AttnSpec, MlaSpec, require_given, require_one_query
@@ -37,7 +38,7 @@ class MlaBatch:
     spec: MlaSpec
     paged: DecodeBatch
     highest_page: int
-    chosen: torch.Tensor | None = None
+    chosen: Tensor | None = None
     q_len: int = 1
 
     @property
@@ -49,9 +50,9 @@ class MlaBatch:
     def build(
         cls,
         spec: MlaSpec,
-        seq_lens: torch.Tensor,
-        page_table: torch.Tensor,
-        chosen: torch.Tensor | None = None,
+        seq_lens: Tensor,
+        page_table: Tensor,
+        chosen: Tensor | None = None,
         *,
         q_len: int = 1,
     ) -> "MlaBatch":
@@ -81,17 +82,19 @@ class MlaBatch:
     def require_alike(self, given: "MlaBatch") -> None:
         """ValueError unless `given` has this batch's layer and its page table's shape."""
         self.paged.require_alike(given.paged)
-        mine, others = (self.spec, self.q_len), (given.spec, given.q_len)
+        mine = (self.spec, self.q_len)
+        others = (given.spec, given.q_len)
         if mine != others:
             raise ValueError(f"out must be a plan over {others} (layer, q_len), got {mine}")
 
-    def slots(self) -> torch.Tensor:
+    def slots(self) -> Tensor:
         """Cache slot of every chosen token, [bs, top_k] int32; -1 stays -1. Synchronises.
 
         Raises ValueError that names request, value and limit for a place outside the request, and
         for a request without any token.
         """
-        chosen, page_size = self.chosen, self.spec.page_size
+        chosen = self.chosen
+        page_size = self.spec.page_size
         if chosen is None:
             raise ValueError("chosen must be given for slots, got None (top_k 0)")
         lens = self.paged.seq_lens
@@ -115,7 +118,7 @@ class MlaBatch:
         return torch.where(chosen == NO_TOKEN, NO_TOKEN, slots).int()
 
 
-def attended_pages(batch: MlaBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+def attended_pages(batch: MlaBatch) -> tuple[Tensor, Tensor, Tensor, int]:
     """The pages that requests attend to, ragged; chosen tokens are pages of one token.
 
     Returns prefix sums in pages [bs + 1], pages [n], tokens per request [bs], all int32, and the
@@ -132,7 +135,7 @@ def attended_pages(batch: MlaBatch) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return kv_indptr, slots[live], counts, 1
 
 
-def require_pages(cache: torch.Tensor, highest: int) -> None:
+def require_pages(cache: Tensor, highest: int) -> None:
     """ValueError unless page `highest` lies in `cache` [num_pages, ...]; reads no tensor."""
     if highest >= cache.shape[0]:
         raise ValueError(

@@ -17,7 +17,8 @@ CUSTOM_MASKS = ("tree", "chain")
 """Masks that are passed to a library bit by bit."""
 MASKS = ("causal", "full", *CUSTOM_MASKS)
 
-LATENT_DIM, ROPE_DIM = 512, 64
+LATENT_DIM = 512
+ROPE_DIM = 64
 MLA_HEAD_DIM = LATENT_DIM + ROPE_DIM
 MLA_TOKEN_BYTES = {"bfloat16": 2 * MLA_HEAD_DIM, "fp8-656": 656, "fp8-576": MLA_HEAD_DIM}
 """Format of a cached token -> its bytes; `attnlib.kinds.mla.format` describes those of FP8."""
@@ -154,7 +155,8 @@ def require_int(name: str, value: Any, *, least: int = 1, most: int = INT32_MAX)
 
 def require_between(name: str, values: Any, least: int, most: int, why: str = "") -> None:
     """ValueError unless all of `values`, an array or a tensor, lie in least..most."""
-    low, high = int(values.min()), int(values.max())
+    low = int(values.min())
+    high = int(values.max())
     if low < least or high > most:
         raise ValueError(f"{name} must lie in {least}..{most}{why}, got {low}..{high}")
 

@@ -4,7 +4,7 @@ import logging
 from functools import partial
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from ..core.fa2.coverage import require_plan
 from ..core.fa2.planner import Fa2Planner
@@ -23,7 +23,7 @@ def take_over(wrapper: Any, *, head_dim: int, max_seq_len: int, page_size: int) 
     return planner
 
 
-def guard_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
+def guard_plan(wrapper: Any, seq_lens: Tensor) -> None:
     """Hold plans of this wrapper to `seq_lens` [bs], the engine's buffer on the GPU: the one made
     now, and what lies there before a replay of the graph that is captured next. Of both one in
     `GUARD_EVERY`.
@@ -34,7 +34,7 @@ def guard_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
     STATE.guard.next_graph[id(wrapper)] = partial(_hold, wrapper, seq_lens, "replays")
 
 
-def _hold(wrapper: Any, seq_lens: torch.Tensor, of_what: str) -> None:
+def _hold(wrapper: Any, seq_lens: Tensor, of_what: str) -> None:
     name = f"guard, {of_what} of wrapper {id(wrapper)}"
     STATE.calls[name] += 1
     if (STATE.calls[name] - 1) % GUARD_EVERY:

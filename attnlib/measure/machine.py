@@ -86,7 +86,8 @@ def describe_versions(distributions: Iterable[str]) -> dict[str, str]:
     spec = importlib.util.find_spec("torch")
     if "torch" in versions and spec and spec.origin:
         torch = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-        versions["torch"], versions["cuda"] = torch["__version__"], torch["cuda"] or "none"
+        versions["torch"] = torch["__version__"]
+        versions["cuda"] = torch["cuda"] or "none"
     return versions
 
 

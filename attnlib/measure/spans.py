@@ -106,7 +106,8 @@ def read_spans(trace: Mapping[str, Any]) -> tuple[Span, ...]:
 def work_span(event: Event, start_us: float) -> Span:
     """The span of an event of GPU work, of no call yet."""
     name = sys.intern(event["name"].encode(errors="replace").decode())
-    args, length_us = event.get("args") or {}, float(event["dur"])
+    args = event.get("args") or {}
+    length_us = float(event["dur"])
     launch = args.get("correlation")
     return Span(
         kind=GPU_WORK[event["cat"]],
@@ -148,10 +149,12 @@ def short_name(name: str) -> str:
 def _unmangled(name: str) -> str:
     """The function of an Itanium-mangled name: its last word before arguments of any kind."""
     before, wrapped, inside = name.partition("13device_kernelI")
-    rest, last = (inside if wrapped else before[2:]), name
+    rest = inside if wrapped else before[2:]
+    last = name
     while word := WORD.match(rest):
         size = word.end() + int(word[1])
-        last, rest = rest[word.end() : size], rest[size:]
+        last = rest[word.end() : size]
+        rest = rest[size:]
         rest = rest.removeprefix("I") if last.startswith("enable_") else rest
     return last
 
@@ -173,7 +176,8 @@ def operators(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 def busy_us(spans: Iterable[Span]) -> float:
     """Microseconds in which at least one of `spans` ran."""
-    busy, until = 0.0, float("-inf")
+    busy = 0.0
+    until = float("-inf")
     for span in sorted(spans, key=lambda span: span.start_us):
         busy += max(0.0, span.end_us - max(span.start_us, until))
         until = max(until, span.end_us)
@@ -242,7 +246,8 @@ def _gpu_work(events: list[Event], calls: _Calls) -> list[Span]:
 def _operators(events: list[Event], calls: _Calls) -> list[Span]:
     threads: dict[int, list[Span]] = defaultdict(list)
     for event in [event for event in events if event.get("cat") == "cpu_op"]:
-        start, length = event["ts"] - calls.origin, event.get("dur", 0.0)
+        start = event["ts"] - calls.origin
+        length = event.get("dur", 0.0)
         if (number := calls.at(start)) != NO_CALL:
             span = Span("operator", event["name"], start, length, length, number)
             threads[event["tid"]].append(span)

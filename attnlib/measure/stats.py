@@ -22,11 +22,16 @@ from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 SHORT_US = 30.0
-SHORT_MARGIN, LONG_MARGIN = 0.04, 0.02
+SHORT_MARGIN = 0.04
+LONG_MARGIN = 0.02
 """The effect that is worth a verdict. In calls below `SHORT_US` two processes with the same code
 differ by up to 3 % (95th percentile of A/A records), in longer calls by 1 to 2 %."""
 
-FASTER, SLOWER, SAME, AMBIGUOUS, NOT_SLOWER = "faster", "slower", "same", "ambiguous", "not slower"
+FASTER = "faster"
+SLOWER = "slower"
+SAME = "same"
+AMBIGUOUS = "ambiguous"
+NOT_SLOWER = "not slower"
 
 ALL_ALIKE = 1e9
 """Degrees of freedom of a prior that stands for the variance of every row."""
@@ -96,10 +101,12 @@ def judge_ratios(pairs: Sequence[Pair], *, not_slower: float = 0.0, looks: int =
     """
     sides = [_paired(pair) for pair in pairs]
     margins = np.array([not_slower or margin_of(min(map(median, pair))) for pair in sides])
-    means, edges = _moderated([np.log(a / b) for a, b in sides]), np.log1p(margins)
+    means = _moderated([np.log(a / b) for a, b in sides])
+    edges = np.log1p(margins)
 
     def word(row: int, low: float, high: float) -> str:
-        mean, edge = means.mean[row], edges[row]
+        mean = means.mean[row]
+        edge = edges[row]
         if high < 0 and mean < -edge:
             return FASTER
         if low > 0 and mean > edge:

@@ -25,7 +25,11 @@ from typing import Any
 from .spans import SIZE, Span, busy_us, find_gaps
 from .trace_file import Trace
 
-DECODE, VERIFY, PREFILL, MIXED, UNKNOWN = "decode", "verify", "prefill", "mixed", "unknown"
+DECODE = "decode"
+VERIFY = "verify"
+PREFILL = "prefill"
+MIXED = "mixed"
+UNKNOWN = "unknown"
 EITHER = "decode or verify"
 """What no mark tells apart: a query per request, or a few."""
 SGLANG = re.compile(rf"step\[\s*(\w+)(?:.*?bs={SIZE})?")
@@ -106,17 +110,22 @@ def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
     keys = [
         _key(trace, span, 0 if usual else copied) for span, copied in zip(work, copies, strict=True)
     ]
-    marked, runs = any(key[0] == "mark" for key in keys), dict[Any, list[int]]()
+    marked = any(key[0] == "mark" for key in keys)
+    runs = dict[Any, list[int]]()
     for number, (key, several) in enumerate(groupby(places, keys.__getitem__)):
         # Steps on two streams overlap; without mark and graph a step ends where another begins.
         runs.setdefault((*key, number) if key[0] == "eager" else key, []).extend(several)
-    steps, begin, attended = [], 0, {*places}
+    steps = []
+    begin = 0
+    attended = {*places}
     ends = [*accumulate((span.end_us for span in work), max)]
     nexts = [*(run[0] for run in runs.values()), len(work)][1:]
     for run, after in zip(runs.values(), nexts, strict=True):
-        key, first = keys[run[0]], run[0]
+        key = keys[run[0]]
+        first = run[0]
         end = 1 + max(at for at in range(run[-1], max(after, run[-1] + 1)) if keys[at] == key)
-        kind, batch = UNKNOWN if marked else "", 0
+        kind = UNKNOWN if marked else ""
+        batch = 0
         if key[0] == "mark":
             kind, batch = _kind_and_size(trace.marks[key[1]].name)
         kind = kind or (EITHER if work[first].in_graph else kind_of(work[first]))
@@ -154,7 +163,8 @@ def _kind_and_size(mark: str) -> tuple[str, int]:
         word = "EXTEND" if match[1] == "DRAFT" and " toks=" in mark else match[1]
         return SGLANG_KINDS.get(word, word.lower()), int(match[2] or 0)
     if match := VLLM.match(mark):
-        context, generation = int(match[1]), int(match[2])
+        context = int(match[1])
+        generation = int(match[2])
         several = int(match[3] or 0) > generation
         one_kind = PREFILL if context else VERIFY if several else DECODE
         kind = MIXED if context and generation else one_kind

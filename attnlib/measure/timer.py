@@ -32,7 +32,8 @@ Call = Callable[[], object]
 SAMPLE_US = 2000.0
 MAX_CALLS_PER_SAMPLE = 512
 BUDGET_US = 200_000.0
-MIN_SAMPLES, MAX_SAMPLES = 7, 30
+MIN_SAMPLES = 7
+MAX_SAMPLES = 30
 CALIBRATIONS = 3
 MOST_HICCUPS = 3
 """Samples taken again in which a kernel lasts longer alone than with a call behind it."""
@@ -46,10 +47,12 @@ PROFILED_CALLS = 20
 COLD_L2_MULTIPLE = 2
 SETTLED = 0.01
 """Two windows in a row whose medians differ by less."""
-LIGHT_US, WINDOW_US = 30.0, 100_000.0
+LIGHT_US = 30.0
+WINDOW_US = 100_000.0
 """A call that takes longer has windows of so much work: under load a GPU lowers its clock in steps,
 25 to 90 ms after the start, and two shorter windows agree before the first of them."""
-HEAVY_US, HEAVY_SETTLE_US = 1000.0, 1_000_000.0
+HEAVY_US = 1000.0
+HEAVY_SETTLE_US = 1_000_000.0
 """A call that takes longer draws so much power that clocks follow it for about a second."""
 MOST_SETTLE_US = 5_000_000.0
 
@@ -79,7 +82,8 @@ def time_graph_cold(rotation: Sequence[Call]) -> Timing:
 
     Every copy is used equally often in a replay; ValueError if one replay cannot hold them all.
     """
-    most, count = MAX_CALLS_PER_SAMPLE, len(rotation)
+    most = MAX_CALLS_PER_SAMPLE
+    count = len(rotation)
     if not 1 < count <= most:
         raise ValueError(f"rotation must hold 2..{most} calls for a cold L2, got {count}")
     return _time_replay(rotation)
@@ -95,7 +99,8 @@ def time_graph_behind(call: Call) -> Timing:
     for work in (call, neighbour):
         warm_up(work)
     calls = _calls_per_sample(_eager_us(call, 1))
-    both, alone = capture([neighbour, call], calls).replay, capture([neighbour], calls).replay
+    both = capture([neighbour, call], calls).replay
+    alone = capture([neighbour], calls).replay
     for replay in (both, alone):
         warm_up(replay)
     return _settled_samples(both, calls, _queue_us(both), less=alone)
@@ -213,12 +218,14 @@ def settle(sample: Callable[[], float], calls: int) -> float:
     light; heavy calls run `HEAVY_SETTLE_US` at least. After `MOST_SETTLE_US` it ends all the same,
     and a drift shows in the samples.
     """
-    spent, before = 0.0, float("inf")
+    spent = 0.0
+    before = float("inf")
     while spent < MOST_SETTLE_US:
         window = [sample() for _ in range(MIN_SAMPLES)]
         while window[0] / calls > LIGHT_US and sum(window) < WINDOW_US:
             window.append(sample())
-        spent, now = spent + sum(window), median(window)
+        spent = spent + sum(window)
+        now = median(window)
         least = HEAVY_SETTLE_US if now / calls > HEAVY_US else 0.0
         if spent >= least and abs(now / before - 1) < SETTLED:
             break

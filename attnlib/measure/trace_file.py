@@ -21,7 +21,8 @@ from typing import Any, TextIO
 
 from .spans import GPU_WORK, LAUNCHES, Span, work_span
 
-CHUNK, MOST_CHARACTERS = 1 << 20, 1 << 24
+CHUNK = 1 << 20
+MOST_CHARACTERS = 1 << 24
 """Characters read at a time; and most that a single event, or what precedes them all, may take."""
 MARKS = ("step[", "execute_")
 EVENTS, DEVICES = (
@@ -37,7 +38,8 @@ BROKEN = *TORN, RecursionError, KeyError, TypeError, AttributeError
 MOST = 2**53
 """Above every time of a trace."""
 COUNTS = "device", "correlation", "graph id", "bytes"
-CUPTI, CAPTURE = "CUPTI_ACTIVITY_KIND_", "--trace cuda,nvtx --cuda-graph-trace=node"
+CUPTI = "CUPTI_ACTIVITY_KIND_"
+CAPTURE = "--trace cuda,nvtx --cuda-graph-trace=node"
 Gpus = dict[Any, tuple[str | None, int | None]]
 """Number of a GPU -> its name and count of SMs."""
 TABLES = {
@@ -140,7 +142,8 @@ def _events(path: Path, text: TextIO, buffer: str, gpus: Gpus) -> Iterator[dict[
             if not more or len(buffer) > MOST_CHARACTERS:
                 words = f"{path} ends within its events, after {count:,}: is it whole?"
                 raise ValueError(words) from error
-            buffer, place = buffer[place:] + more, 0
+            buffer = buffer[place:] + more
+            place = 0
         else:
             count += 1
             yield event if isinstance(event, dict) else {}
@@ -210,7 +213,9 @@ def _kept(path: Path, source: str, gpus: Gpus, events: Iterable[Mapping[str, Any
     for event in events:
         if event.get("ph") != "X":
             continue
-        category, name, args = event.get("cat"), event.get("name"), event.get("args") or {}
+        category = event.get("cat")
+        name = event.get("name")
+        args = event.get("args") or {}
         if not isinstance(name, str) or not isinstance(args, dict):
             raise TypeError(
                 f"an event must have a name and args, got {name!r:.60} and {args!r:.60}"
@@ -218,9 +223,11 @@ def _kept(path: Path, source: str, gpus: Gpus, events: Iterable[Mapping[str, Any
         begin = _number(event, "ts") if begin is None else begin
         if category not in (*GPU_WORK, *LAUNCHES, "user_annotation"):
             continue
-        start, length = round(_number(event, "ts") - begin, 3), _number(event, "dur")
+        start = round(_number(event, "ts") - begin, 3)
+        length = _number(event, "dur")
         _require_counts(name, args)
-        launch, pid = args.get("correlation"), event.get("pid")
+        launch = args.get("correlation")
+        pid = event.get("pid")
         # Where a file has several, which ran or launched it (SGLang's `[TP0] 7`).
         process = pid.partition("]")[0] if isinstance(pid, str) and pid.startswith("[") else ""
         if category in GPU_WORK:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from ..gpu import HOPPER
 from ..schedule import library
@@ -72,7 +73,7 @@ class Backend(ABC, Generic[Batch, Cache]):
         return f"{family} ({library.supplier()})" if self.source == FLASH_ATTN_3 else family
 
     @abstractmethod
-    def run(self, q: torch.Tensor, cache: Cache, plan: Plan[Batch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: Cache, plan: Plan[Batch]) -> Tensor:
         """Attention of `q` over `cache`, in the spec's output dtype. ValueError for other pages."""
 
     @classmethod
@@ -80,7 +81,8 @@ class Backend(ABC, Generic[Batch, Cache]):
         """Why the mode cannot run here (and what to install), or the empty string."""
         from packaging.version import Version  # as FlashInfer requires it, this package does not
 
-        name, since = entry.distribution, entry.since or entry.library.since
+        name = entry.distribution
+        since = entry.since or entry.library.since
         if cls.source:
             lacks = library.missing(cls.source)
         elif not (version := installed_version(name)):

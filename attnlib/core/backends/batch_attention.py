@@ -10,6 +10,7 @@ import importlib
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
@@ -30,12 +31,15 @@ class BatchAttention(Backend[DecodeBatch | ExtendBatch, PagedKV]):
     A plan's state is the library's object and the pages, with room for longer requests.
     """
 
-    def prepare(self, batch: DecodeBatch | ExtendBatch, held: Any) -> tuple[Any, torch.Tensor]:
+    def prepare(self, batch: DecodeBatch | ExtendBatch, held: Any) -> tuple[Any, Tensor]:
         """The library's plan, into the workspace and page array that are held. Synchronises."""
         if isinstance(batch, ExtendBatch):
-            paged, rows, causal = batch.paged, batch.qo_indptr, batch.mask == "causal"
+            paged = batch.paged
+            rows = batch.qo_indptr
+            causal = batch.mask == "causal"
         else:
-            paged, causal = batch, False
+            paged = batch
+            causal = False
             rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         if held is None:
             wrapper = importlib.import_module("flashinfer").BatchAttention("NHD", str(self.device))
@@ -57,7 +61,7 @@ class BatchAttention(Backend[DecodeBatch | ExtendBatch, PagedKV]):
         )
         return wrapper, kv_indices
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[Any]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[Any]) -> Tensor:
         """The library's run, without its log-sum-exp."""
         cache.require_pages_of(plan.batch.spec)
         return plan.state[0].run(q, (cache.k_cache, cache.v_cache))[0]

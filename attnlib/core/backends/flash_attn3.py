@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
@@ -52,7 +53,7 @@ class FlashAttn3(_FlashAttention[DecodeBatch]):
             metadata.renew(copy.seq_lens)
         return held
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """`attend` with the plan's buffers."""
         held, metadata = plan.state
         return attend(q, cache, held, metadata=metadata)
@@ -74,10 +75,11 @@ class FlashAttn3Extend(_FlashAttention[ExtendBatch]):
         held.overwrite(batch)
         return held
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> Tensor:
         """The library's call: over pages, or over contiguous K and V."""
         cache.require_pages_of(plan.batch.spec)
-        held, scale = plan.state, plan.batch.spec.softmax_scale
+        held = plan.state
+        scale = plan.batch.spec.softmax_scale
         options = {"causal": held.mask == "causal", "softmax_scale": scale}
         if held.ragged:
             return library.load().flash_attn_varlen_func(
@@ -116,13 +118,13 @@ def require_layer(spec: AttnSpec, mask: str) -> str:
 
 
 def attend(
-    q: torch.Tensor,
+    q: Tensor,
     kv: PagedKV,
     batch: DecodeBatch,
     *,
     metadata: SchedulerMetadata | None = None,
     **options: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """Attention of `q` [bs * q_len, num_qo_heads, head_dim] over `batch`'s pages, like `q`.
 
     `options` are those of `facts_of`. With `metadata` the call is refused (ValueError, nothing
@@ -141,13 +143,13 @@ def attend(
 
 
 def launch(
-    q: torch.Tensor,
+    q: Tensor,
     kv: PagedKV,
     batch: DecodeBatch,
     facts: SchedulerFacts,
     *,
-    words: torch.Tensor | None = None,
-) -> torch.Tensor:
+    words: Tensor | None = None,
+) -> Tensor:
     """The library's call without a check that `words` fit. `attend` is the safe one."""
     out = library.load().flash_attn_with_kvcache(
         q.view(facts.batch_size, facts.max_seqlen_q, facts.num_qo_heads, facts.head_dim),
@@ -192,7 +194,7 @@ def facts_of(
     )
 
 
-def _require_tensors(q: torch.Tensor, kv: PagedKV, batch: DecodeBatch, q_len: int) -> None:
+def _require_tensors(q: Tensor, kv: PagedKV, batch: DecodeBatch, q_len: int) -> None:
     spec = batch.spec
     kv.require_pages_of(spec)
     shape = (batch.batch_size * q_len, spec.num_qo_heads, spec.head_dim)

@@ -14,6 +14,7 @@ import importlib
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
@@ -46,7 +47,7 @@ class Decode(Backend[DecodeBatch, PagedKV]):
         """What the wrapper says, which is of tensor cores alone."""
         return reported_backend(state[0]) if self._tensor_cores else self.entry.asks
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """FlashInfer's own run."""
         cache.require_pages_of(plan.batch.spec)
         wrapper, scales = plan.state[:2]
@@ -56,7 +57,7 @@ class Decode(Backend[DecodeBatch, PagedKV]):
     def _tensor_cores(self) -> bool:
         return self.entry.asks != "cuda-cores"
 
-    def _scales(self, spec: AttnSpec) -> tuple[torch.Tensor, ...]:
+    def _scales(self, spec: AttnSpec) -> tuple[Tensor, ...]:
         """Scales of an FP8 query, K and V, one per head; made once, not in every run."""
         if not spec.dtype.startswith("float8"):
             return ()
@@ -102,7 +103,8 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
     def prepare(self, batch: ExtendBatch, held: Any) -> tuple[Any, ...]:
         """FlashInfer's own plan; a wrapper that is held replans in its fixed buffers."""
         wrapper, *_ = state = held or (self._wrapper(batch),)
-        spec, paged = batch.spec, batch.paged
+        spec = batch.spec
+        paged = batch.paged
         if batch.ragged:
             sizes = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
             lengths: tuple[Any, ...] = (paged.kv_indptr, *sizes)
@@ -121,10 +123,11 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
         """What the wrapper says."""
         return reported_backend(state[0])
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> Tensor:
         """FlashInfer's own run: [rows, num_qo_heads, head_dim]."""
         cache.require_pages_of(plan.batch.spec)
-        k, v = cache.k_cache, cache.v_cache
+        k = cache.k_cache
+        v = cache.v_cache
         if plan.batch.ragged:
             return plan.state[0].run(q, k[:, 0], v[:, 0])
         return plan.state[0].run(q, (k, v))
@@ -144,7 +147,8 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
         """FP8 queries, whose scales are not passed, and the limits of the kernels."""
         if "float8" in spec.dtype:
             return f"dtype must be bfloat16 or float16, got {spec.dtype}"
-        release, custom = installed_version(entry.distribution), mask in CUSTOM_MASKS and mask
+        release = installed_version(entry.distribution)
+        custom = mask in CUSTOM_MASKS and mask
         return why_not(entry.asks, spec, mode="prefill_paged", release=release, custom_mask=custom)
 
 
@@ -155,7 +159,8 @@ class UniformPrefill(Prefill):
     """
 
     def _options(self, batch: ExtendBatch) -> dict[str, Any]:
-        least, most = int(batch.q_lens_cpu.min()), batch.max_q_len
+        least = int(batch.q_lens_cpu.min())
+        most = batch.max_q_len
         if least != most:
             raise ValueError(f"q_lens must be equal for {self.entry.name}, got {least} to {most}")
         return {**super()._options(batch), "uniform_q_len": most}
@@ -171,7 +176,9 @@ class BatchPod(Prefill):
     def prepare(self, batch: ExtendBatch, held: Any) -> Any:
         """FlashInfer's two plans. ValueError for a graph, which would keep its first plan's launch,
         and unless requests with one query, and others after them, are in the batch."""
-        spec, paged, lens = batch.spec, batch.paged, batch.q_lens_cpu
+        spec = batch.spec
+        paged = batch.paged
+        lens = batch.q_lens_cpu
         decodes = int((lens == 1).sum())
         if self.cuda_graph or decodes in (0, len(lens)) or bool((lens[:decodes] > 1).any()):
             raise ValueError(
@@ -180,7 +187,9 @@ class BatchPod(Prefill):
             )
         state = held or {"wrapper": _make("BatchPODWithPagedKVCacheWrapper", self.device)}
         state["decodes"] = decodes
-        rows, pages, last = batch.qo_indptr, paged.kv_indptr, paged.kv_last_page_len
+        rows = batch.qo_indptr
+        pages = paged.kv_indptr
+        last = paged.kv_last_page_len
         state["wrapper"].plan(
             *(rows[decodes:] - decodes, pages[decodes:], paged.kv_indices, last[decodes:]),
             *(rows[: decodes + 1], pages[: decodes + 1], paged.kv_indices, last[:decodes]),
@@ -191,10 +200,11 @@ class BatchPod(Prefill):
 
     reported = Backend.reported  # the wrapper has one kernel and names none
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> Tensor:
         """FlashInfer's own run, and the copy."""
         cache.require_pages_of(plan.batch.spec)
-        kv, decodes = (cache.k_cache, cache.v_cache), plan.state["decodes"]
+        kv = (cache.k_cache, cache.v_cache)
+        decodes = plan.state["decodes"]
         causal = plan.batch.mask == "causal"
         chunks, ones = plan.state["wrapper"].run(q[decodes:], kv, q[:decodes], kv, causal_p=causal)
         return torch.cat((ones, chunks))
@@ -226,7 +236,7 @@ def _paged_lengths(batch: DecodeBatch) -> tuple[Any, ...]:
     return (*lengths, spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.page_size)
 
 
-def _page_buffers(batch: DecodeBatch) -> dict[str, torch.Tensor]:
+def _page_buffers(batch: DecodeBatch) -> dict[str, Tensor]:
     return {
         "kv_indptr": torch.zeros_like(batch.kv_indptr),
         # Room for every page-table column, so that a replan with longer requests still fits.
@@ -235,7 +245,7 @@ def _page_buffers(batch: DecodeBatch) -> dict[str, torch.Tensor]:
     }
 
 
-def _prefill_buffers(batch: ExtendBatch) -> dict[str, torch.Tensor]:
+def _prefill_buffers(batch: ExtendBatch) -> dict[str, Tensor]:
     pages = _page_buffers(batch.paged)
     buffers = {"qo_indptr_buf": torch.zeros_like(batch.qo_indptr)}
     if batch.ragged:

@@ -93,7 +93,8 @@ def _before(call: Facts, release: str) -> bool:
 
 
 def _fa2(call: Facts) -> Iterator[Limit]:
-    latent, head_dim = call["mode"] in LATENT_MODES, call["head_dim"]
+    latent = call["mode"] in LATENT_MODES
+    head_dim = call["head_dim"]
     if latent and _before(call, "0.2.1"):
         yield Limit("release", "not before 0.2.1", "wrapper")
     if latent and call["gpu"] == "sm75":
@@ -115,7 +116,8 @@ def _fa2(call: Facts) -> Iterator[Limit]:
 
 
 def _fa3(call: Facts) -> Iterator[Limit]:
-    latent, decode = call["mode"] in LATENT_MODES, call["mode"] == "decode"
+    latent = call["mode"] in LATENT_MODES
+    decode = call["mode"] == "decode"
     if decode and _before(call, "0.6.0"):
         yield Limit("release", "not before 0.6.0", "wrapper")
     if latent and _before(call, "0.2.2"):
@@ -137,7 +139,8 @@ def _fa3(call: Facts) -> Iterator[Limit]:
 
 
 def _fa3_dense(call: Facts) -> Iterator[Limit]:
-    fp8_query, fp8_kv = call["fp8_query"], call["fp8_kv"]
+    fp8_query = call["fp8_query"]
+    fp8_kv = call["fp8_kv"]
     if fp8_kv and not fp8_query:
         why = "an FP8 cache needs an FP8 query: the module does not compile"
         yield Limit("dtypes", why, "#2348")
@@ -204,7 +207,8 @@ def _xqa(call: Facts) -> Iterator[Limit]:
     """Rules of decode; those of MLA are in data/rules."""
     if call["mode"] in LATENT_MODES:
         return
-    head_dim, group = call["head_dim"], call["group_size"]
+    head_dim = call["head_dim"]
+    group = call["group_size"]
     if call["fp8_query"]:
         yield Limit("dtypes", "takes no FP8 query", "jit/xqa.py")
     if not (call["one_dtype"] or call["fp8_kv"]):

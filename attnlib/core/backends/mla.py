@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
+from torch import Tensor
 
 from ..mla import NO_TOKEN, MlaBatch, attended_pages, require_pages
 from ..schedule import library
@@ -30,7 +31,7 @@ SPARSE_BLOCK = 64
 """TOPK_BLOCK_SIZE of FlashMLA's sm90 sparse kernel; top-k must be a multiple."""
 
 
-class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
+class FlashInferMla(Backend[MlaBatch, Tensor]):
     """BatchMLAPagedAttentionWrapper: fa2 for any GPU from Ampere on, fa3 for Hopper.
 
     A plan's state is the wrapper, and whether `run` takes structures.
@@ -65,14 +66,15 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         """What the wrapper says."""
         return reported_backend(state[0])
 
-    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         """FlashInfer's own run over views of `q` and `cache`: [bs * q_len, num_qo_heads, 512]."""
         wrapper, structured = plan.state
         require_pages(cache, plan.batch.highest_page)
         pages = cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache
         fp8 = plan.batch.spec.kv_format == "fp8-576"
         scales = {"ckv_scale": MLA_SCALE, "kpe_scale": MLA_SCALE} if fp8 else {}
-        query, kv_cache = _latent_and_rope(q), _latent_and_rope(pages)
+        query = _latent_and_rope(q)
+        kv_cache = _latent_and_rope(pages)
         if structured:
             return wrapper.run(query=query, kv_cache=kv_cache, **scales)
         return wrapper.run(*query, *kv_cache, **scales)
@@ -102,7 +104,7 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         return _other_format(spec, "bfloat16", "fp8-576") or limit
 
 
-class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
+class FlashMlaDense(Backend[MlaBatch, Tensor]):
     """All tokens of a bfloat16 cache. The first `run` of a plan makes its schedule, on the GPU.
 
     A plan's state is lengths, page table and FlashMLA's schedule.
@@ -110,9 +112,10 @@ class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
 
     source = library.FLASHMLA
 
-    def prepare(self, batch: MlaBatch, held: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    def prepare(self, batch: MlaBatch, held: Any) -> tuple[Tensor, Tensor, Any]:
         """Copy lengths and page table; of a held schedule, write the words anew."""
-        paged, flash_mla = batch.paged, library.load(library.FLASHMLA)
+        paged = batch.paged
+        flash_mla = library.load(library.FLASHMLA)
         if held is None:
             meta = flash_mla.get_mla_metadata()[0]
             return paged.seq_lens.clone(), paged.page_table.clone(), meta
@@ -128,7 +131,7 @@ class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
             meta.num_splits.copy_(splits)
         return seq_lens, page_table, meta
 
-    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         """One dense call: [bs * q_len, num_qo_heads, 512]."""
         seq_lens, page_table, meta = plan.state
         require_pages(cache, plan.batch.highest_page)
@@ -157,7 +160,7 @@ class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
         return _other_format(spec, "bfloat16")
 
 
-class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
+class FlashMlaSparse(Backend[MlaBatch, Tensor]):
     """Chosen tokens of a cache of 656-byte tokens.
 
     A plan's state is slots [bs, 1, padded top_k] int32, a query [bs, 1, padded heads, 576] or None
@@ -182,16 +185,17 @@ class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
             q = torch.zeros(shape, dtype=torch.bfloat16, device=indices.device)
         return indices, q, library.load(library.FLASHMLA).get_mla_metadata()[0]
 
-    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         """Copy the query where heads are padded, then one sparse call: [bs, num_qo_heads, 512]."""
-        (_, padded, _), heads = plan.state, plan.batch.spec.num_qo_heads
+        _, padded, _ = plan.state
+        heads = plan.batch.spec.num_qo_heads
         require_pages(cache, plan.batch.highest_page)
         if padded is not None:
             padded[:, 0, :heads].copy_(q)
             q = padded[:, 0]
         return self._attend(q, cache, plan)[:, :heads]
 
-    def _attend(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+    def _attend(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         indices, _, meta = plan.state
         out, _ = library.load(library.FLASHMLA).flash_mla_with_kvcache(
             q[:, None],
@@ -223,14 +227,15 @@ class FlashMlaSparseBf16(FlashMlaSparse):
     kv_format = "bfloat16"
     block = 2 * SPARSE_BLOCK
 
-    def _attend(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+    def _attend(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         attend = library.load(library.FLASHMLA).flash_mla_sparse_fwd
-        tokens, scale = cache.view(-1, 1, MLA_HEAD_DIM), plan.batch.spec.softmax_scale
+        tokens = cache.view(-1, 1, MLA_HEAD_DIM)
+        scale = plan.batch.spec.softmax_scale
         indices, *_ = plan.state
         return attend(q, tokens, indices, scale, use_legacy=True)[0]
 
 
-class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
+class FlashAttn3Mla(Backend[MlaBatch, Tensor]):
     """FlashAttention-3 over a bfloat16 cache. `plan` makes its schedule once.
 
     A plan's state is lengths, page table and the schedule's words.
@@ -238,13 +243,17 @@ class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
 
     source = library.FLASH_ATTN_3
 
-    def prepare(self, batch: MlaBatch, held: Any) -> tuple[torch.Tensor, ...]:
+    def prepare(self, batch: MlaBatch, held: Any) -> tuple[Tensor, ...]:
         """Copy lengths and pages, chosen tokens as pages of one."""
-        lens, table, page_size = batch.paged.seq_lens, batch.paged.page_table, batch.spec.page_size
+        lens = batch.paged.seq_lens
+        table = batch.paged.page_table
+        page_size = batch.spec.page_size
         if batch.chosen is not None:
-            slots, page_size = batch.slots(), 1
+            slots = batch.slots()
+            page_size = 1
             order = (slots == NO_TOKEN).int().argsort(stable=True)
-            table, lens = slots.gather(1, order).clamp(min=0), (slots != NO_TOKEN).sum(1).int()
+            table = slots.gather(1, order).clamp(min=0)
+            lens = (slots != NO_TOKEN).sum(1).int()
         words = library.load().get_scheduler_metadata(
             batch.batch_size,
             batch.q_len,
@@ -263,7 +272,7 @@ class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
             tensor.copy_(new)
         return held
 
-    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         """One call: [bs * q_len, num_qo_heads, 512]."""
         lens, table, words = plan.state
         require_pages(cache, plan.batch.highest_page)
@@ -296,7 +305,7 @@ class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
         return _other_format(spec, "bfloat16")
 
 
-def _latent_and_rope(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _latent_and_rope(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return tokens[..., :LATENT_DIM], tokens[..., LATENT_DIM:]
 
 

@@ -71,7 +71,8 @@ def _taken_over(first: tuple[Any, ...], paged: DecodeBatch, q_len: int) -> tuple
     """The state of the library's first plan, and a planner of its wrapper."""
     from ..fa2.planner import Fa2Planner  # with Triton, which not all that ask for a reason need
 
-    spec, columns = paged.spec, paged.page_table.shape[1]
+    spec = paged.spec
+    columns = paged.page_table.shape[1]
     sizes = {"max_seq_len": columns * spec.page_size, "page_size": spec.page_size, "q_len": q_len}
     return (*first, Fa2Planner(first[0], head_dim=spec.head_dim, **sizes))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
+from torch import Tensor
 
 from ..batch import DecodeBatch, PagedKV
 from ..spec import AttnSpec
@@ -38,7 +39,7 @@ class Sdpa(Backend[DecodeBatch, PagedKV]):
             buffer.copy_(given)
         return held
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """Gather, attend, and return [bs, num_qo_heads, head_dim]."""
         cache.require_pages_of(plan.batch.spec)
         tokens, mask = plan.state

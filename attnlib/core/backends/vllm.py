@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..batch import DecodeBatch, PagedKV
 from ..spec import AttnSpec
@@ -20,7 +21,8 @@ from .table import Entry
 PAGE_STEP = 16
 CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """vLLM's batch sizes with a CUDA graph, by default (config/vllm.py)."""
-BLOCKS_2D, SEGMENTS = 128, 16
+BLOCKS_2D = 128
+SEGMENTS = 16
 """Requests x KV heads from which Triton's kernel splits nothing, and its parts below."""
 MOST_SPLITS = 32
 """Splits of FlashAttention-3 in a CUDA graph (flash_attn_max_num_splits_for_cuda_graph)."""
@@ -50,7 +52,7 @@ class _Vllm(Backend[DecodeBatch, PagedKV]):
         held.keywords["seqused_k"].copy_(batch.seq_lens)
         held.keywords["block_table"].copy_(batch.page_table)
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """The library's call."""
         cache.require_pages_of(plan.batch.spec)
         out = torch.empty_like(q)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..batch import DecodeBatch, PagedKV
 from ..spec import AttnSpec
@@ -29,7 +30,7 @@ WORKSPACE_BYTES = 2**27
 class Xqa(Backend[DecodeBatch, PagedKV]):
     """One query per request. A plan's state is the library's call, with all but query and cache."""
 
-    def prepare(self, batch: DecodeBatch, held: Any) -> partial[torch.Tensor]:
+    def prepare(self, batch: DecodeBatch, held: Any) -> partial[Tensor]:
         """Copy lengths and page table."""
         if held is not None:
             held.keywords["block_tables"].copy_(batch.page_table)
@@ -48,7 +49,7 @@ class Xqa(Backend[DecodeBatch, PagedKV]):
             backend=self.entry.asks,
         )
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """The library's call, which takes any query for contiguous."""
         cache.require_pages_of(plan.batch.spec)
         return plan.state(query=q.contiguous(), kv_cache=(cache.k_cache, cache.v_cache))

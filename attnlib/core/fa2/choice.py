@@ -127,7 +127,8 @@ class PlanShape(Grouped):
     @property
     def max_blocks(self) -> int:
         """Blocks of the grid per KV head: two per request or a wave, and more for long calls."""
-        wave, batch = -(-self.slots // self.copies), self.max_batch_size
+        wave = -(-self.slots // self.copies)
+        batch = self.max_batch_size
         longest = min(self.max_seq_len, self.most_seen)
         kv_bytes = 2 * self.head_dim * self.kv_bytes * self.num_kv_heads * batch * longest
         extra = max(batch, wave - batch) + kv_bytes // ROOM_BYTES * wave
@@ -168,7 +169,8 @@ def choose(shape: PlanShape, seq_lens: np.ndarray) -> Choice:
 
 def counted(shape: PlanShape, seq_lens: np.ndarray) -> np.ndarray:
     """Tokens that blocks read of each request, int64 [bs]."""
-    lens, most = np.asarray(seq_lens), shape.max_batch_size
+    lens = np.asarray(seq_lens)
+    most = shape.max_batch_size
     whole = lens.dtype.kind in "iu" or not lens.size
     if lens.ndim != 1 or len(lens) > most or not whole:
         got = f"{lens.shape} {lens.dtype}"

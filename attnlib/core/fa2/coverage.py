@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..spec import require_all_read
 from .library import FA2_INFO
@@ -26,18 +27,21 @@ def tokens_read(image: np.ndarray, info: tuple[int, ...], seq_lens: np.ndarray) 
     `kv_tile_indices` of request `request_indices`, as far as the request goes.
     """
     facts = dict(zip(FA2_INFO, info, strict=True))
-    blocks, lens = facts["padded_batch_size"], np.asarray(seq_lens, np.int64)
+    blocks = facts["padded_batch_size"]
+    lens = np.asarray(seq_lens, np.int64)
 
     def words(name: str, count: int) -> np.ndarray:
         at = facts[f"{name}_offset"] // WORD
         return image[at : at + count]
 
-    requests, tiles = words("request_indices", blocks), words("kv_tile_indices", blocks)
+    requests = words("request_indices", blocks)
+    tiles = words("kv_tile_indices", blocks)
     if not facts["split_kv"]:
         return np.where(np.isin(np.arange(len(lens)), requests), lens, 0)
     if facts["enable_cuda_graph"]:
         valid = words("block_valid_mask", -(-blocks // WORD)).view(np.uint8)[:blocks].astype(bool)
-        requests, tiles = requests[valid], tiles[valid]
+        requests = requests[valid]
+        tiles = tiles[valid]
     chunk = int(words("kv_chunk_size_ptr", 1)[0])
     pairs = np.unique(np.stack([requests, tiles]), axis=1)
     of_plan = pairs[:, pairs[0] < len(lens)]
@@ -45,7 +49,7 @@ def tokens_read(image: np.ndarray, info: tuple[int, ...], seq_lens: np.ndarray) 
     return np.bincount(of_plan[0], ends, len(lens)).astype(np.int64)
 
 
-def require_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
+def require_plan(wrapper: Any, seq_lens: Tensor) -> None:
     """RuntimeError unless the plan in `wrapper` reads every token of `seq_lens` [bs], integers.
 
     `wrapper` is FlashInfer's decode wrapper with tensor cores, or a prefill wrapper, planned for

@@ -12,9 +12,9 @@ Further programs write the page arrays, where those are asked for.
 
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..batch import require_tensor
 from ..metadata import kv_indices as pages
@@ -49,11 +49,14 @@ WIDE = 256
 """Requests that it reads at once otherwise."""
 ROUNDING = tl.constexpr(2.0**23)
 """float32 has whole numbers alone from here to twice as much."""
-REQUESTS, WIDTH = 16, tl.constexpr(64)
+REQUESTS = 16
+WIDTH = tl.constexpr(64)
 """Requests whose blocks a program writes, and blocks of each at once."""
 BLOCKS = tl.constexpr(128)
 """Unused blocks that it clears at once."""
-WARPS, FEW_WARPS, FEW = 8, 4, 128
+WARPS = 8
+FEW_WARPS = 4
+FEW = 128
 """Of a program, and where at most FEW requests are captured. Reductions cross fewer warps then."""
 
 
@@ -401,7 +404,8 @@ def plan_kernel(
 def require_plan(t: PlanTensors, shape: PlanShape, page_size: int) -> None:
     """Raise unless these are tensors of a plan of `shape`."""
     require_tensor("seq_lens", t.seq_lens, (None,), "int32", "int64", contiguous=True)
-    batch, room = t.seq_lens.shape[0], shape.max_batch_size
+    batch = t.seq_lens.shape[0]
+    room = shape.max_batch_size
     if batch > room:
         raise ValueError(f"seq_lens must hold at most {room} requests, as captured, got {batch}")
     words = PlanLayout.of(shape).int_bytes // WORD
@@ -416,13 +420,16 @@ def require_plan(t: PlanTensors, shape: PlanShape, page_size: int) -> None:
 def page_launch(t: PlanTensors, shape: PlanShape, page_size: int) -> tuple[Launch, int]:
     """The launch of `build_kv_indices` for these requests, and the pages that a row of their pool
     or block table has room for."""
-    batch, by_table = len(t.seq_lens), t.block_table is not None
+    batch = len(t.seq_lens)
+    by_table = t.block_table is not None
     rows = t.block_table if by_table else t.req_to_token
-    sums, last = t.kv_indptr[: batch + 1], t.kv_last_page_len[:batch]
+    sums = t.kv_indptr[: batch + 1]
+    last = t.kv_last_page_len[:batch]
     arrays = PageArrays(t.seq_lens, t.req_pool_indices, rows, sums, t.kv_indices, last)
     if by_table:
         require_block_table(t, page_size)
-        columns, words = rows.shape[1], "block_table must have a column per page"
+        columns = rows.shape[1]
+        words = "block_table must have a column per page"
     else:
         require_kv_indices(arrays, page_size)
         columns = -(-rows.shape[1] // page_size)
@@ -456,7 +463,8 @@ def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launc
     """The launch: a program per REQUESTS requests, then those of the page arrays."""
     t = PlanTensors(*tensors)
     require_plan(t, shape, page_size)
-    batch, room = len(t.seq_lens), shape.max_batch_size
+    batch = len(t.seq_lens)
+    room = shape.max_batch_size
     offsets = PlanLayout.of(shape).offsets
     constants = (shape.page_size, shape.q_len, shape.q_tiles, shape.copies, shape.slots, *offsets)
     width = triton.next_power_of_2(room)
@@ -465,7 +473,8 @@ def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launc
     grid: Grid = (lead, 1)
     tiles: tuple[object, ...] = (0, 0, 0, 0)
     pool_sizes: tuple[int, ...] = (0, 0, INT32_MAX)
-    limit, max_pages = choice.MAX_TOKENS, 0
+    limit = choice.MAX_TOKENS
+    max_pages = 0
     if page_size:
         of_pages, columns = page_launch(t, shape, page_size)
         # int32 counts the pages of a batch.
@@ -493,12 +502,12 @@ LAUNCHER = Launcher(plan_kernel, prepare)
 
 def build_fa2_plan(
     *,
-    seq_lens: torch.Tensor,
-    words: torch.Tensor,
+    seq_lens: Tensor,
+    words: Tensor,
     shape: PlanShape,
     seq_len_delta: int = 0,
     page_size: int = 0,
-    **tensors: torch.Tensor | None,
+    **tensors: Tensor | None,
 ) -> None:
     """Write the plan of `shape` for `seq_lens` [bs] int32 or int64 into `words`, in one launch.
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..backends.base import installed_version
 from ..gpu import FA2_MEASURED
@@ -129,7 +130,9 @@ class Fa2Planner:
         if page_size:
             pages = -(-max_seq_len // page_size)
             _require_room("kv_indices buffer", len(self.page_arrays["kv_indices"]), pages, "pages")
-        self.wrapper, self.page_size, self.info = wrapper, page_size, list(self.layout.info)
+        self.wrapper = wrapper
+        self.page_size = page_size
+        self.info = list(self.layout.info)
         setattr(wrapper, OUR_INFO, self.info)
         self._fixed = [getattr(wrapper, name) for name in FIXED]
         self._words = room[: self.layout.int_bytes].view(torch.int32)
@@ -138,12 +141,12 @@ class Fa2Planner:
 
     def plan(
         self,
-        seq_lens: torch.Tensor,
+        seq_lens: Tensor,
         *,
         seq_len_delta: int = 0,
-        req_pool_indices: torch.Tensor | None = None,
-        req_to_token: torch.Tensor | None = None,
-        block_table: torch.Tensor | None = None,
+        req_pool_indices: Tensor | None = None,
+        req_to_token: Tensor | None = None,
+        block_table: Tensor | None = None,
         fence: bool = True,
     ) -> None:
         """Plan for `seq_lens` [bs] int32 or int64 on the GPU, `seq_len_delta` added: the tokens
@@ -171,7 +174,8 @@ class Fa2Planner:
         """
         self._require_same_wrapper()
         tables = (req_pool_indices, req_to_token, block_table)
-        tensors, page_size = PlanTensors(seq_lens, self._words, self.overflow), 0
+        tensors = PlanTensors(seq_lens, self._words, self.overflow)
+        page_size = 0
         if any(table is not None for table in tables):
             if not self.page_size:
                 raise ValueError(
@@ -195,7 +199,7 @@ class Fa2Planner:
 
 
 def _short(value: object) -> object:
-    return f"at {value.data_ptr():#x}" if isinstance(value, torch.Tensor) else value
+    return f"at {value.data_ptr():#x}" if isinstance(value, Tensor) else value
 
 
 @cache
@@ -239,7 +243,8 @@ def _first_difference(state: Any, shape: PlanShape) -> str:
     if there is none."""
     memory = state.int_workspace_buffer.view(torch.uint8).flatten().cpu().numpy()
     info = dict(zip(FA2_INFO, state.plan_info, strict=True))
-    at, tile = info["kv_chunk_size_ptr_offset"], info["cta_tile_q"]
+    at = info["kv_chunk_size_ptr_offset"]
+    tile = info["cta_tile_q"]
     chunk = int.from_bytes(memory[at : at + WORD].tobytes(), "little")
     if chunk < MIN_CHUNK or chunk % shape.page_size:
         return "kv_chunk_size"

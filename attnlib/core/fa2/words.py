@@ -47,8 +47,10 @@ class PlanLayout:
     @classmethod
     def of(cls, shape: PlanShape) -> "PlanLayout":
         """The layout of `shape`."""
-        blocks, batch = shape.max_blocks, shape.max_batch_size
-        rows, partial = batch * shape.q_len, blocks // shape.q_tiles * shape.q_len
+        blocks = shape.max_blocks
+        batch = shape.max_batch_size
+        rows = batch * shape.q_len
+        partial = blocks // shape.q_tiles * shape.q_len
         sizes = (blocks, blocks, blocks, batch + 1, rows + 1, 1, 1, 0)
         info = offsets(dict(zip(ARRAYS, sizes, strict=True)))
         lse = partial * shape.num_qo_heads * shape.head_dim * WORD
@@ -103,10 +105,12 @@ def offsets(counts: dict[str, int]) -> dict[str, int]:
 
     A multiple of 16 but for the chunk size: FlashInfer's AlignedAllocator.
     """
-    places, end = {}, 0
+    places = {}
+    end = 0
     for name, count in counts.items():
         at = end if name == "kv_chunk_size_ptr" else -(-end // 16) * 16
-        places[f"{name}_offset"], end = at, at + WORD * count
+        places[f"{name}_offset"] = at
+        end = at + WORD * count
     return places
 
 
@@ -169,7 +173,8 @@ def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
     given = counted(shape, seq_lens)
     lens[: len(given)] = given
     chunk = chunk or choose(shape, given).chunk
-    parts, most = -(-lens // chunk), shape.max_blocks
+    parts = -(-lens // chunk)
+    most = shape.max_blocks
     blocks = int(parts.sum()) * shape.q_tiles
     if blocks > most:
         raise ValueError(f"chunk must cut into at most {most} blocks, got {blocks} of {chunk}")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from .device import scan_width, store_live, wait_for_predecessor, write_lengths, write_schedule
 from .launch import Grid, Launch, Launcher
@@ -36,8 +37,11 @@ class Tiling(NamedTuple):
 
 
 SHORT_ROWS = Tiling(128, 1, 4)
-COPY_SMALL, COPY_LARGE = Tiling(1024, 4, 1), Tiling(2048, 4, 2)
-GATHER_SMALL, GATHER_LARGE, GATHER_HUGE = Tiling(128, 4, 1), Tiling(256, 8, 4), Tiling(512, 8, 4)
+COPY_SMALL = Tiling(1024, 4, 1)
+COPY_LARGE = Tiling(2048, 4, 2)
+GATHER_SMALL = Tiling(128, 4, 1)
+GATHER_LARGE = Tiling(256, 8, 4)
+GATHER_HUGE = Tiling(512, 8, 4)
 
 
 def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
@@ -171,7 +175,8 @@ def launch_of(t: DecodeTensors, page_size: int, schedule: Schedule = NO_SCHEDULE
     strides = row_stride(t.req_to_token), row_stride(t.page_table)
     num_slots = 0 if t.swa_slot_map is None else len(t.swa_slot_map)
     vector = 1 if any(words % 4 for words in (max_ctx, *strides)) else 4
-    shift, first_row = page_size.bit_length() - 1, 1 + schedule.programs
+    shift = page_size.bit_length() - 1
+    first_row = 1 + schedule.programs
     constants = (shift, t.swa_slot_map is not None, vector, scan_width(batch), *schedule.flags)
 
     def cut(seq_len_delta: int, max_pages: int) -> tuple[Grid, tuple[Any, ...], int]:
@@ -201,7 +206,7 @@ LAUNCHER = Launcher(decode_metadata_kernel, prepare)
 
 
 def build_decode_metadata(
-    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
+    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: Tensor | None
 ) -> None:
     """Lengths, their prefix sum and page tables of a decode step, in place, in one launch.
 

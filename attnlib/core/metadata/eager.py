@@ -1,12 +1,13 @@
 """Decode metadata op by op, a launch per op, as engines had it before they fused it. No checks."""
 
 import torch
+from torch import Tensor
 
 from .require import DecodeTensors
 
 
 def write_decode_metadata(
-    t: DecodeTensors, first_tokens: torch.Tensor, page_size: int, seq_len_delta: int
+    t: DecodeTensors, first_tokens: Tensor, page_size: int, seq_len_delta: int
 ) -> None:
     """SGLang's `normal_decode_set_metadata` up to 0.5.9, op for op.
 

@@ -16,9 +16,9 @@ at any word of `kv_indices`, so lanes take neighbouring words, one each.
 from itertools import product
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..spec import INT32_MAX
 from .device import load_lengths, scan_width, wait_for_predecessor
@@ -28,10 +28,13 @@ from .require import PageArrays, kept_apart, page_bounds, require_kv_indices, ro
 SMALL_GRID = 1024
 """Tiles up to which each has a program of its own. Chosen by hand on an H200, as the sizes below;
 study `page_arrays` shows where one is wrong."""
-FEW_PAGES, REQUESTS_PER_ROW, MANY_REQUESTS = 512, 512, 1024
+FEW_PAGES = 512
+REQUESTS_PER_ROW = 512
+MANY_REQUESTS = 1024
 """Pages of a row up to which its program takes a row for so many requests of the batch; with more
 pages two from so many on. Else the sum of the lengths would outlast the copy."""
-WARPS, PAGES_AT_ONCE = 4, 1024
+WARPS = 4
+PAGES_AT_ONCE = 1024
 LENGTHS_PER_WARP = 512
 """Lengths scanned at once: with twice as many, registers halve the programs that are resident."""
 
@@ -202,17 +205,21 @@ def kv_indices_kernel(
 
 def launch_of(t: PageArrays, page_size: int) -> Launch:
     """The launch of the kernel; a program takes several tiles in turn where the grid is large."""
-    batch, (pool_rows, max_ctx) = len(t.seq_lens), t.req_to_token.shape
+    batch = len(t.seq_lens)
+    pool_rows, max_ctx = t.req_to_token.shape
     scan = min(scan_width(batch), LENGTHS_PER_WARP * WARPS)
 
     def cut(seq_len_delta: int, max_pages: int) -> tuple[Grid, tuple[Any, ...], int]:
         if max_pages > FEW_PAGES:
             rows = 1 if batch <= MANY_REQUESTS else 2
-            cols, turns = PAGES_AT_ONCE, 2 * rows
+            cols = PAGES_AT_ONCE
+            turns = 2 * rows
         else:
             rows = min(8, triton.next_power_of_2(max(1, -(-batch // REQUESTS_PER_ROW))))
-            cols, turns = PAGES_AT_ONCE // rows, rows
-        groups, blocks = -(-batch // rows), -(-max_pages // cols)
+            cols = PAGES_AT_ONCE // rows
+            turns = rows
+        groups = -(-batch // rows)
+        blocks = -(-max_pages // cols)
         if groups * blocks > SMALL_GRID:
             blocks = -(-blocks // turns)
         constants = (page_size.bit_length() - 1, scan, rows, cols)
@@ -221,7 +228,8 @@ def launch_of(t: PageArrays, page_size: int) -> Launch:
     inputs = ["seq_lens"] if t.kv_start is None else ["seq_lens", "kv_start"]
     outputs = ["kv_indptr"] if t.kv_last_page_len is None else ["kv_indptr", "kv_last_page_len"]
     pairs = product(inputs, outputs) if batch else ()
-    room, reason = INT32_MAX // max(1, batch), f"int32 counts the pages of {batch} requests"
+    room = INT32_MAX // max(1, batch)
+    reason = f"int32 counts the pages of {batch} requests"
     capacity = min(len(t.kv_indices), INT32_MAX)
     return Launch(
         bounds=page_bounds(t, page_size, room, reason),
@@ -241,7 +249,7 @@ LAUNCHER = Launcher(kv_indices_kernel, prepare)
 
 
 def build_kv_indices(
-    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
+    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: Tensor | None
 ) -> None:
     """FlashInfer's description of a paged KV cache, in place, in one launch.
 

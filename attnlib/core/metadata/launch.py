@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from torch import Tensor
 from triton import knobs
 
 from ..gpu import HOPPER
@@ -21,7 +22,9 @@ from ..spec import require_int
 
 ACCESS_BYTES = 16
 """The widest load; Triton compiles another kernel for pointers that are not multiples of it."""
-NO_OVERLAP, WAIT, WAIT_AND_LET_START = 0, 1, 2
+NO_OVERLAP = 0
+WAIT = 1
+WAIT_AND_LET_START = 2
 """Programmatic dependent launch: none; start early and wait for the previous kernel; also let the
 next kernel start early, which only pays while our whole grid is on the GPU at once."""
 OLDEST_TRITON = (3, 6)
@@ -106,7 +109,8 @@ class Launcher:
     """
 
     def __init__(self, kernel: Any, prepare: Callable[..., Launch]) -> None:
-        self.kernel, self.prepare = kernel, prepare
+        self.kernel = kernel
+        self.prepare = prepare
         self.remembered: dict[tuple[Any, ...], Launch] = {}
 
     def check(
@@ -161,7 +165,7 @@ def shapes_of(
         if tensor is None:
             parts.append(None)
             pointers.append(None)
-        elif isinstance(tensor, torch.Tensor):
+        elif isinstance(tensor, Tensor):
             devices.add(tensor.get_device())
             parts += (tensor.shape, tensor.stride(), tensor.dtype)
             pointers.append(tensor.data_ptr())

@@ -7,7 +7,7 @@ docstrings; no kernel reads or writes outside a tensor because of one.
 
 from typing import Any, NamedTuple
 
-import torch
+from torch import Tensor
 
 from ..batch import require_tensor
 from ..spec import INT32_MAX, require_page_size
@@ -34,14 +34,14 @@ class DecodeTensors(NamedTuple):
     | `swa_page_table` | as `page_table`, out | of the translated slots; with the map, or neither |
     """
 
-    seq_lens: torch.Tensor
-    req_pool_indices: torch.Tensor
-    req_to_token: torch.Tensor
-    cache_seqlens: torch.Tensor
-    cu_seqlens_k: torch.Tensor
-    page_table: torch.Tensor
-    swa_slot_map: torch.Tensor | None = None
-    swa_page_table: torch.Tensor | None = None
+    seq_lens: Tensor
+    req_pool_indices: Tensor
+    req_to_token: Tensor
+    cache_seqlens: Tensor
+    cu_seqlens_k: Tensor
+    page_table: Tensor
+    swa_slot_map: Tensor | None = None
+    swa_page_table: Tensor | None = None
 
 
 class PageArrays(NamedTuple):
@@ -56,13 +56,13 @@ class PageArrays(NamedTuple):
     | `kv_start` | [bs] int32 or int64 | a request's first token that counts, 0 without |
     """
 
-    seq_lens: torch.Tensor
-    req_pool_indices: torch.Tensor
-    req_to_token: torch.Tensor
-    kv_indptr: torch.Tensor
-    kv_indices: torch.Tensor
-    kv_last_page_len: torch.Tensor | None = None
-    kv_start: torch.Tensor | None = None
+    seq_lens: Tensor
+    req_pool_indices: Tensor
+    req_to_token: Tensor
+    kv_indptr: Tensor
+    kv_indices: Tensor
+    kv_last_page_len: Tensor | None = None
+    kv_start: Tensor | None = None
 
 
 def require_decode(t: DecodeTensors, page_size: int) -> None:
@@ -98,7 +98,7 @@ def require_kv_indices(t: PageArrays, page_size: int) -> None:
     require_one_device(t._asdict())
 
 
-def require_one_device(tensors: dict[str, torch.Tensor | None]) -> None:
+def require_one_device(tensors: dict[str, Tensor | None]) -> None:
     """Raise unless all given tensors are on the first one's device."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     first = next(iter(given))
@@ -125,7 +125,7 @@ def kept_apart(t: Any, source: str, output: str, *, same_if_zero: bool = False) 
     return Apart(*places, (source, output), same_if_zero)
 
 
-def row_stride(tensor: torch.Tensor) -> int:
+def row_stride(tensor: Tensor) -> int:
     """Words from one row of a tensor to the next: its width, unless it is part of a wider one."""
     return tensor.stride(0) if len(tensor) > 1 else tensor.shape[1]
 
@@ -148,7 +148,8 @@ def _require(bundle: Any, name: str, *size: int | None) -> None:
 
 def has_separate_rows(tensor: Any) -> bool:
     """Whether each row is contiguous, and no row begins in another one."""
-    if not isinstance(tensor, torch.Tensor) or tensor.ndim != 2:
+    if not isinstance(tensor, Tensor) or tensor.ndim != 2:
         return False
-    (rows, columns), (down, along) = tensor.shape, tensor.stride()
+    rows, columns = tensor.shape
+    down, along = tensor.stride()
     return (along == 1 or columns < 2) and (down >= columns or rows < 2)

@@ -11,8 +11,8 @@ The schedule is that of `splits.plan_splits`, word for word; words that the libr
 
 from typing import Any
 
-import torch
 import triton
+from torch import Tensor
 
 from ..batch import require_tensor
 from ..schedule.facts import SchedulerFacts
@@ -75,7 +75,7 @@ def build_step_metadata(
     max_pages: int,
     scheduler: SchedulerMetadata,
     seq_len_delta: int = 0,
-    **tensors: torch.Tensor | None,
+    **tensors: Tensor | None,
 ) -> None:
     """`build_decode_metadata`, and the schedule of `cache_seqlens`, in place, in one launch.
 

@@ -190,7 +190,8 @@ class SchedulerFacts(Grouped):
         if self.varlen_q or self.group_size == 1:
             return self.group_size > 1
         # Packing pays where it leaves less of the tiles idle; in float32, as the library does.
-        rows, packed = self.max_seqlen_q, self.max_seqlen_q * self.group_size
+        rows = self.max_seqlen_q
+        packed = self.max_seqlen_q * self.group_size
         alone, together = (
             np.float32(n) / np.float32(-(-n // self.tile[0]) * self.tile[0]) for n in (rows, packed)
         )
@@ -210,7 +211,8 @@ class SchedulerFacts(Grouped):
 
     def differences(self, other: "SchedulerFacts") -> dict[str, tuple[object, object]]:
         """Fields that differ once both are settled: name -> (this one's, the other's)."""
-        mine, others = self.settled, other.settled
+        mine = self.settled
+        others = other.settled
         pairs = {f.name: (getattr(mine, f.name), getattr(others, f.name)) for f in fields(mine)}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -229,7 +231,8 @@ class SchedulerFacts(Grouped):
 
 
 def _tile_16_bit(call: SchedulerFacts, dim: int, dim_v: int, gathers: bool) -> tuple[int, int]:
-    vllm, narrow = call.build == "vllm", call.is_local or gathers
+    vllm = call.build == "vllm"
+    narrow = call.is_local or gathers
     if dim <= 64:
         wide_v = {512: (64, 64), 256: (128, 96)}
         if dim_v in wide_v:
@@ -278,7 +281,8 @@ def _heuristic_cap(facts: SchedulerFacts) -> int:
         masked = facts.is_causal or facts.is_local
         twice_over = facts.kv_head_bytes > L2_BYTES and m_blocks >= 2 * sms and not masked
         return min(math.ceil(facts.kv_head_bytes / L2_BYTES), MAX_SPLITS) if twice_over else 1
-    loaded, window = facts.max_seqlen_k, facts.mask[1]
+    loaded = facts.max_seqlen_k
+    window = facts.mask[1]
     if window is not None:
         loaded = max(0, min(loaded, sum(window) + 1 + block_m))
     n_blocks = math.ceil(loaded / block_n)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from ..batch import require_tensor
 from . import library
@@ -33,7 +34,7 @@ from .splits import num_words
 class SchedulerMetadata:
     """`words` [n] int32 on the GPU, the library's tensor, and the settled `facts` of its call."""
 
-    words: torch.Tensor
+    words: Tensor
     facts: SchedulerFacts
     _writes: list[int | None] = field(default_factory=list, repr=False)
 
@@ -68,7 +69,7 @@ class SchedulerMetadata:
         torch.autograd.graph.increment_version(self.words)
         self.mark_used()
 
-    def renew(self, seq_lens: torch.Tensor, *, cu_seqlens_q: torch.Tensor | None = None) -> None:
+    def renew(self, seq_lens: Tensor, *, cu_seqlens_q: Tensor | None = None) -> None:
         """Write the metadata of new lengths into the same words; arguments as for `precompute`."""
         self.words.copy_(_checked_words(self.facts, seq_lens, cu_seqlens_q))
         self.mark_used()
@@ -76,10 +77,10 @@ class SchedulerMetadata:
 
 def precompute(
     facts: SchedulerFacts,
-    seq_lens: torch.Tensor,
+    seq_lens: Tensor,
     *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> SchedulerMetadata:
     """The metadata of one step, from one kernel on the current stream.
 
@@ -99,7 +100,7 @@ def precompute(
 
 
 def reserve(
-    facts: SchedulerFacts, device: torch.device, *, out: torch.Tensor | None = None
+    facts: SchedulerFacts, device: torch.device, *, out: Tensor | None = None
 ) -> SchedulerMetadata:
     """Zeros in the place of metadata, for `build_step_metadata` to write; no call takes them yet.
 
@@ -128,8 +129,8 @@ def sm_count(device: torch.device) -> int:
 
 
 def ask_library(
-    facts: SchedulerFacts, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None = None
-) -> torch.Tensor:
+    facts: SchedulerFacts, seq_lens: Tensor, cu_seqlens_q: Tensor | None = None
+) -> Tensor:
     """The library's call, without any check of the arguments. See `precompute`."""
     return library.load().get_scheduler_metadata(
         *(facts.batch_size, facts.max_seqlen_q, facts.max_seqlen_k),
@@ -149,10 +150,10 @@ def ask_library(
 
 def _checked_words(
     settled: SchedulerFacts,
-    seq_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor | None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor | None,
+    out: Tensor | None = None,
+) -> Tensor:
     require_tensor("seq_lens", seq_lens, (settled.batch_size,), "int32", contiguous=True)
     if out is not None:
         _require_room(out, num_words(settled), seq_lens.device)
@@ -171,7 +172,7 @@ def _checked_words(
     return words
 
 
-def writes(words: torch.Tensor) -> int | None:
+def writes(words: Tensor) -> int | None:
     """PyTorch's count of writes to the buffer beneath; a tensor of inference mode has none."""
     return None if words.is_inference() else words._version
 
@@ -197,7 +198,7 @@ def _require_sm_count(facts: SchedulerFacts, device: torch.device) -> None:
         )
 
 
-def _require_room(out: torch.Tensor, size: int, device: torch.device) -> None:
+def _require_room(out: Tensor, size: int, device: torch.device) -> None:
     require_tensor("out", out, (None,), "int32", contiguous=True)
     if len(out) < size:
         raise ValueError(f"out must be [>= {size}] int32, got {list(out.shape)}")

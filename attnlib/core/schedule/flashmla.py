@@ -19,7 +19,7 @@ and reads them (splitkv_mla.cuh): a row of 8 int32 for each part of the GPU.
 """
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from ..spec import require_all_read
 
@@ -42,9 +42,7 @@ def tokens_read(tiles: np.ndarray, seq_lens: np.ndarray) -> np.ndarray:
     return np.array([np.minimum(n - at, BLOCK).sum() for n, at in zip(lens, starts, strict=True)])
 
 
-def require_schedule(
-    tile_scheduler_metadata: torch.Tensor, num_splits: torch.Tensor, seq_lens: torch.Tensor
-) -> None:
+def require_schedule(tile_scheduler_metadata: Tensor, num_splits: Tensor, seq_lens: Tensor) -> None:
     """RuntimeError unless FlashMLA's dense schedule reads every token of `seq_lens` [bs], int32.
 
     `tile_scheduler_metadata` [parts, 8] and `num_splits` [bs + 1], int32, are those of a call or of

@@ -12,10 +12,12 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
-FLASH_ATTN_3, FLASHMLA = "FlashAttention-3", "FlashMLA"
+FLASH_ATTN_3 = "FlashAttention-3"
+FLASHMLA = "FlashMLA"
 SGLANG_FLASH_ATTN_3 = "SGLang's FlashAttention-3"
 SGLANG_KERNEL = "sglang-kernel"
-OLDEST_KERNEL, NEWEST_KERNEL = "0.4.4", "0.4.10"
+OLDEST_KERNEL = "0.4.4"
+NEWEST_KERNEL = "0.4.10"
 """The releases of sglang-kernel whose cap of splits was read, and held to the library's words."""
 MODULES = {
     FLASH_ATTN_3: ("flash_attn_interface", "sgl_kernel.flash_attn"),

@@ -58,7 +58,8 @@ def plan_splits(
     rows = _lengths("q_lens", rows, facts.batch_size, facts.max_seqlen_q)
     block_m, block_n = facts.tile
     rows = rows * (facts.group_size if facts.packs else 1)
-    m_blocks, n_blocks = -(-rows // block_m), -(-kv // block_n)
+    m_blocks = -(-rows // block_m)
+    n_blocks = -(-kv // block_n)
     if facts.batch_size > BATCHES_PER_CTA or facts.split_cap == 1:
         return SplitPlan(facts, m_blocks, n_blocks, np.ones_like(n_blocks))
     blocks_per_sm = math.ceil(work_share(facts, int((m_blocks * n_blocks).sum())))
