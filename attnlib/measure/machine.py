@@ -29,7 +29,12 @@ def describe_machine(device: str = "cuda") -> dict[str, Any]:
     `gpu_id` is a hash of the GPU's UUID: it tells two GPUs apart and names neither.
     """
     if device == "cpu":
-        return {"gpu": "", "gpu_id": "cpu", "cpu": platform.machine(), "cores": os.cpu_count()}
+        return {
+            "gpu": "",
+            "gpu_id": "cpu",
+            "cpu": platform.machine(),
+            "cores": os.cpu_count(),
+        }
     with _gpu() as (nvml, handle, properties):
         return {
             "gpu": properties.name,
@@ -85,7 +90,8 @@ def describe_versions(distributions: Iterable[str]) -> dict[str, str]:
             versions[name] = metadata.version(name)
     spec = importlib.util.find_spec("torch")
     if "torch" in versions and spec and spec.origin:
-        torch = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+        version_file = Path(spec.origin).with_name("version.py")
+        torch = runpy.run_path(str(version_file))
         versions["torch"] = torch["__version__"]
         versions["cuda"] = torch["cuda"] or "none"
     return versions

@@ -26,9 +26,8 @@ from statistics import median
 import torch
 
 from .machine import load_reader
-from .trace import kernel_times, repeat
+from .trace import Call, kernel_times, repeat
 
-Call = Callable[[], object]
 SAMPLE_US = 2000.0
 MAX_CALLS_PER_SAMPLE = 512
 BUDGET_US = 200_000.0
@@ -132,7 +131,12 @@ def time_host(call: Call) -> Timing:
     return Timing(1, tuple(_host_us(call) for _ in range(PLAN_SAMPLES)))
 
 
-def time_loop(call: Call, calls: int, *, gpu: bool) -> tuple[tuple[float, ...], float]:
+def time_loop(
+    call: Call,
+    calls: int,
+    *,
+    gpu: bool,
+) -> tuple[tuple[float, ...], float]:
     """Run `calls` calls in a row: host time of each until it returns, and wall time per call.
 
     Microseconds. Nothing waits between the calls; with `gpu` the wall time ends when the GPU has
@@ -194,14 +198,16 @@ def run_timer(name: str) -> Callable[..., Timing]:
 def _time_replay(rotation: Sequence[Call]) -> Timing:
     for call in rotation:
         warm_up(call)
-    turns = max(1, _calls_per_sample(_eager_us(rotation[0], 1)) // len(rotation))
-    graph = capture(rotation, turns)
-    warm_up(graph.replay)
-    return _settled_samples(graph.replay, turns * len(rotation), _queue_us(graph.replay))
+    calls = _calls_per_sample(_eager_us(rotation[0], 1))
+    turns = max(1, calls // len(rotation))
+    replay = capture(rotation, turns).replay
+    warm_up(replay)
+    return _settled_samples(replay, turns * len(rotation), _queue_us(replay))
 
 
 def _calls_per_sample(call_us: float) -> int:
-    return max(1, min(MAX_CALLS_PER_SAMPLE, round(SAMPLE_US / max(call_us, 1.0))))
+    calls = round(SAMPLE_US / max(call_us, 1.0))
+    return max(1, min(MAX_CALLS_PER_SAMPLE, calls))
 
 
 def _eager_us(call: Call, calls: int) -> float:
@@ -224,7 +230,7 @@ def settle(sample: Callable[[], float], calls: int) -> float:
         window = [sample() for _ in range(MIN_SAMPLES)]
         while window[0] / calls > LIGHT_US and sum(window) < WINDOW_US:
             window.append(sample())
-        spent = spent + sum(window)
+        spent += sum(window)
         now = median(window)
         least = HEAVY_SETTLE_US if now / calls > HEAVY_US else 0.0
         if spent >= least and abs(now / before - 1) < SETTLED:
@@ -239,7 +245,8 @@ def _queue_us(replay: Call) -> float:
     Of a replay that the GPU begins while it is being queued, short kernels come in rounds up to 1.3
     times apart; behind a spin within 1.01.
     """
-    return max(MIN_QUEUE_US, 2 * median(_host_us(replay) for _ in range(CALIBRATIONS)))
+    queued = [_host_us(replay) for _ in range(CALIBRATIONS)]
+    return max(MIN_QUEUE_US, 2 * median(queued))
 
 
 def _settled_samples(
@@ -247,26 +254,35 @@ def _settled_samples(
 ) -> Timing:
     event_us = partial(_event_us, queue_us=queue_us)
     spent = settle(partial(event_us, replay), calls)
-    count = max(MIN_SAMPLES, min(MAX_SAMPLES, int(BUDGET_US / max(event_us(replay), 1.0))))
+    affordable = int(BUDGET_US / max(event_us(replay), 1.0))
+    count = max(MIN_SAMPLES, min(MAX_SAMPLES, affordable))
     states: list[tuple[int, int]] = []
     times: list[float] = []
     hiccups = 0
     with load_reader() as read:
         while len(times) < count:
             us = event_us(replay, lambda: states.append(read()))
-            us -= event_us(less) if less else 0.0
+            if less:
+                us -= event_us(less)
             if us > 0:
                 times.append(us)
-            elif (hiccups := hiccups + 1) > MOST_HICCUPS:
+                continue
+            states.pop()
+            hiccups += 1
+            if hiccups > MOST_HICCUPS:
                 raise RuntimeError(f"a call must add time to the kernel before it, got {us:.1f} us")
-            else:
-                states.pop()
-    samples = tuple(round(us / calls, 3) for us in times)
-    return Timing(calls, samples, spent, *(tuple(values) for values in zip(*states, strict=True)))
+    return Timing(
+        calls_per_sample=calls,
+        samples_us=tuple(round(us / calls, 3) for us in times),
+        settle_us=spent,
+        power_w=tuple(power for power, _ in states),
+        sm_clock_mhz=tuple(clock for _, clock in states),
+    )
 
 
 def _event_us(replay: Call, meanwhile: Call | None = None, queue_us: float = 0.0) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     if queue_us:
         torch.cuda._sleep(round(queue_us * CYCLES_PER_US))
     start.record()
@@ -287,4 +303,5 @@ def _host_us(call: Call) -> float:
     _wait(torch.cuda.is_available())
     start = time.perf_counter_ns()
     call()
-    return round((time.perf_counter_ns() - start) / 1e3, 3)
+    spent_ns = time.perf_counter_ns() - start
+    return round(spent_ns / 1e3, 3)
