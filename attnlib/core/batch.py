@@ -43,7 +43,7 @@ class DecodeBatch:
     | field | shape, dtype | where |
     |---|---|---|
     | `seq_lens_cpu` | [bs] int32, tokens in the cache after this step | host |
-    | `page_table` | [bs, max_pages] int32; columns past a row's pages are unspecified | device |
+    | `page_table` | [bs, max_pages] int32; entries past a row's pages are undefined | device |
     | `seq_lens` | [bs] int32, `seq_lens_cpu` | device |
     | `kv_indptr` | [bs + 1] int32, prefix sums in pages | device |
     | `kv_indices` | [pages used] int32, the live page-table entries, ragged | device |
@@ -82,16 +82,27 @@ class DecodeBatch:
         kv_indptr[1:] = pages.cumsum(0)
         live = torch.arange(columns, device=device) < pages.to(device)[:, None]
         kv_indices = page_table[live].contiguous()
-        if kv_indices.min().item() < 0:
-            raise ValueError(
-                f"page_table must hold pages >= 0 in live columns, got {kv_indices.min().item()}"
-            )
+        least = int(kv_indices.min())
+        if least < 0:
+            raise ValueError(f"page_table must hold pages >= 0 in live columns, got {least}")
         last = (lens - (pages - 1) * spec.page_size).to(device)
-        return cls(spec, lens, page_table, lens.to(device), kv_indptr.to(device), kv_indices, last)
+        return cls(
+            spec=spec,
+            seq_lens_cpu=lens,
+            page_table=page_table,
+            seq_lens=lens.to(device),
+            kv_indptr=kv_indptr.to(device),
+            kv_indices=kv_indices,
+            kv_last_page_len=last,
+        )
 
     def cloned(self) -> "DecodeBatch":
         """The same batch with its own lengths and page table, as a captured graph reads."""
-        return replace(self, seq_lens=self.seq_lens.clone(), page_table=self.page_table.clone())
+        return replace(
+            self,
+            seq_lens=self.seq_lens.clone(),
+            page_table=self.page_table.clone(),
+        )
 
     def overwrite(self, given: "DecodeBatch") -> None:
         """Copy lengths and page table of `given` into this batch's tensors.
@@ -112,7 +123,11 @@ class DecodeBatch:
 
 
 def require_tensor(
-    name: str, tensor: object, shape: tuple[int | None, ...], *dtypes: str, contiguous: bool = False
+    name: str,
+    tensor: object,
+    shape: tuple[int | None, ...],
+    *dtypes: str,
+    contiguous: bool = False,
 ) -> None:
     """ValueError unless `tensor` has this shape (None: any size) and dtype; TypeError if it is no
     tensor."""

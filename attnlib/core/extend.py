@@ -123,14 +123,20 @@ class ExtendBatch:
 
 
 def _custom_mask(paged: DecodeBatch, drafts: Tensor) -> Tensor:
-    before = (paged.seq_lens_cpu - drafts.shape[1]).tolist()
-    rows = [pad(sees, (n, 0), value=True) for sees, n in zip(drafts, before, strict=True)]
-    return torch.cat([sees.flatten() for sees in rows]).to(paged.page_table.device)
+    """What the queries of each request see: all before the drafts, and of the drafts as given."""
+    before = paged.seq_lens_cpu - drafts.shape[1]
+    parts = []
+    for sees, tokens in zip(drafts, before.tolist(), strict=True):
+        whole = pad(sees, (tokens, 0), value=True)
+        parts.append(whole.flatten())
+    return torch.cat(parts).to(paged.page_table.device)
 
 
 def _require_in_order(lens: Tensor, paged: DecodeBatch) -> None:
-    in_order = torch.arange(len(paged.kv_indices), device=paged.kv_indices.device)
-    if paged.spec.page_size != 1 or not torch.equal(paged.kv_indices.long(), in_order):
+    """ValueError unless the pages are single tokens in order, and all tokens are queries."""
+    pages = paged.kv_indices.long()
+    in_order = torch.arange(len(pages), device=pages.device)
+    if paged.spec.page_size != 1 or not torch.equal(pages, in_order):
         raise ValueError(
             "page_table must name pages of one token in order for a ragged call, got page_size "
             f"{paged.spec.page_size} and pages {paged.kv_indices[:4].tolist()}..."

@@ -57,7 +57,13 @@ def _sizes_of_model(model: str, tp: int = 1) -> tuple[int, int, int]:
     return query // tp, max(1, kv // tp), head_dim
 
 
-USUAL = "Llama-3.1-8B", "Llama-3.1-70B at TP 8", "Qwen3-32B at TP 4", "Qwen3-0.6B", "Llama-2-7B"
+USUAL = (
+    "Llama-3.1-8B",
+    "Llama-3.1-70B at TP 8",
+    "Qwen3-32B at TP 4",
+    "Qwen3-0.6B",
+    "Llama-2-7B",
+)
 MODELS = {model: _sizes_of_model(model) for model in USUAL}
 """Usual model -> the heads of one GPU: (num_qo_heads, num_kv_heads, head_dim)."""
 
@@ -92,9 +98,16 @@ def parse_layer(
         return AttnSpec(query, kv, head_dim or of_model, page_size, **fields)
     if tp != 1:
         raise ValueError(f"tp must go with a model, got tp {tp} with heads {heads}")
-    if not (counts := HEADS.fullmatch(heads)):
+    counts = HEADS.fullmatch(heads)
+    if not counts:
         raise ValueError(f"heads must be QUERY/KV such as 32/8, got {heads!r}")
-    return AttnSpec(int(counts[1]), int(counts[2]), head_dim or 128, page_size, **fields)
+    return AttnSpec(
+        num_qo_heads=int(counts[1]),
+        num_kv_heads=int(counts[2]),
+        head_dim=head_dim or 128,
+        page_size=page_size,
+        **fields,
+    )
 
 
 def sizes_given(**sizes: int | None) -> dict[str, Any]:
@@ -105,7 +118,11 @@ def sizes_given(**sizes: int | None) -> dict[str, Any]:
     return given
 
 
-def parse_lengths(name: str, text: str, batch: int | None = None) -> tuple[int, ...]:
+def parse_lengths(
+    name: str,
+    text: str,
+    batch: int | None = None,
+) -> tuple[int, ...]:
     """Tokens per request from `8192x16` (16 requests), `100,200`, `8192x15,100`, `2048..30720x64`.
 
     A range is evenly spaced, both ends included. `batch` is the number of requests where `text` is
@@ -129,7 +146,8 @@ def parse_lengths(name: str, text: str, batch: int | None = None) -> tuple[int, 
         if high < low or (high > low and count < 2):
             words = f"{name} must have a range from low to high of 2 requests or more (1..9x2)"
             raise ValueError(f"{words}, got {part[0]!r} of {count}")
-        lengths += np.linspace(low, high, count).round().astype(int).tolist()
+        spaced = np.linspace(low, high, count).round()
+        lengths += spaced.astype(int).tolist()
     if min(lengths) < 1:
         raise ValueError(f"{name} must be >= 1, got {text!r}")
     return tuple(lengths)
@@ -140,10 +158,14 @@ def words_of_lengths(lengths: tuple[int, ...]) -> str:
     low = min(lengths)
     high = max(lengths)
     count = len(lengths)
-    if count > 1 and high > low and parse_lengths("lens", f"{low}..{high}x{count}") == lengths:
-        return f"{low}..{high}x{count}"
-    runs = [(length, len([*run])) for length, run in groupby(lengths)]
-    return ",".join(f"{length}x{times}" if times > 1 else str(length) for length, times in runs)
+    as_range = f"{low}..{high}x{count}"
+    if count > 1 and high > low and parse_lengths("lens", as_range) == lengths:
+        return as_range
+    words = []
+    for length, run in groupby(lengths):
+        times = len([*run])
+        words.append(f"{length}x{times}" if times > 1 else str(length))
+    return ",".join(words)
 
 
 def lengths_of_case(lengths: tuple[int, ...]) -> dict[str, Any]:

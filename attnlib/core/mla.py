@@ -68,7 +68,11 @@ class MlaBatch:
             shortest = int(paged.seq_lens_cpu.min())
             raise ValueError(f"seq_lens must be at least q_len ({q_len}), got {shortest}")
         require_given(
-            "chosen", chosen, bool(spec.top_k), "where top_k is not 0", f"top_k {spec.top_k}"
+            "chosen",
+            chosen,
+            due=bool(spec.top_k),
+            when="where top_k is not 0",
+            here=f"top_k {spec.top_k}",
         )
         if chosen is not None:
             require_tensor("chosen", chosen, (page_table.shape[0], spec.top_k), "int32")

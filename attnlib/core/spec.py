@@ -145,15 +145,31 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def require_int(name: str, value: Any, *, least: int = 1, most: int = INT32_MAX) -> None:
+def require_int(
+    name: str,
+    value: Any,
+    *,
+    least: int = 1,
+    most: int = INT32_MAX,
+) -> None:
     """ValueError unless `value` is a Python int (no bool) in least..most."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        too_large = isinstance(value, int) and value > most
-        limits = f">= {least}" if most == INT32_MAX and not too_large else f"in {least}..{most}"
-        raise ValueError(f"{name} must be an integer {limits}, got {value!r}")
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if is_int and least <= value <= most:
+        return
+    limits = f"in {least}..{most}"
+    too_large = isinstance(value, int) and value > most
+    if most == INT32_MAX and not too_large:
+        limits = f">= {least}"
+    raise ValueError(f"{name} must be an integer {limits}, got {value!r}")
 
 
-def require_between(name: str, values: Any, least: int, most: int, why: str = "") -> None:
+def require_between(
+    name: str,
+    values: Any,
+    least: int,
+    most: int,
+    why: str = "",
+) -> None:
     """ValueError unless all of `values`, an array or a tensor, lie in least..most."""
     low = int(values.min())
     high = int(values.max())
@@ -163,8 +179,8 @@ def require_between(name: str, values: Any, least: int, most: int, why: str = ""
 
 def require_all_read(what: str, read: Any, lens: Any, when: str) -> None:
     """RuntimeError unless `what` reads all tokens `lens` [bs] of a call; it `read` [bs]."""
-    short = [request for request, is_short in enumerate(read < lens) if is_short]
-    if short:
+    short = (read < lens).nonzero()[0]
+    if len(short):
         first = short[0]
         raise RuntimeError(
             f"{what} must read all {lens[first]} tokens of request {first}, it reads {read[first]} "
@@ -172,13 +188,20 @@ def require_all_read(what: str, read: Any, lens: Any, when: str) -> None:
         )
 
 
-def require_word(name: str, value: Any, words: Collection[str] | Collection[int]) -> None:
+def require_word(
+    name: str,
+    value: Any,
+    words: Collection[str] | Collection[int],
+) -> None:
     """ValueError listing `words` unless `value` is one of them."""
     if value not in [*words]:  # a list: an unhashable value cannot be looked up in a dict
         raise ValueError(f"{name} must be one of {', '.join(map(str, words))}, got {value!r}")
 
 
-def require_types(declared: Iterable[Field[Any]], values: Mapping[str, Any]) -> None:
+def require_types(
+    declared: Iterable[Field[Any]],
+    values: Mapping[str, Any],
+) -> None:
     """ValueError unless the value of each field, or its default, is of its very type: no bool for
     an int."""
     for each in declared:
@@ -189,14 +212,20 @@ def require_types(declared: Iterable[Field[Any]], values: Mapping[str, Any]) -> 
 
 
 def require_lengths(
-    name: str, value: Any, count: int, longest: int, words: Collection[str] = ()
+    name: str,
+    value: Any,
+    count: int,
+    longest: int,
+    words: Collection[str] = (),
 ) -> None:
     """ValueError unless `value` is one of `words`, or `count` integers like 33+1+60 whose largest
     is `longest`."""
     if value in words:
         return
-    explicit = re.fullmatch(r"[1-9][0-9]*(\+[1-9][0-9]*)*", str(value))
-    lengths = [int(part) for part in str(value).split("+")] if explicit else []
+    text = str(value)
+    lengths = []
+    if re.fullmatch(r"[1-9][0-9]*(\+[1-9][0-9]*)*", text):
+        lengths = [int(part) for part in text.split("+")]
     if len(lengths) != count or max(lengths) != longest:
         choices = f"one of {', '.join(words)}, or " if words else ""
         raise ValueError(
@@ -225,7 +254,13 @@ def require_page_size(value: Any) -> None:
         raise ValueError(f"page_size must be a power of two, got {value}")
 
 
-def require_given(name: str, value: object, due: bool, when: str, here: str) -> None:
+def require_given(
+    name: str,
+    value: object,
+    due: bool,
+    when: str,
+    here: str,
+) -> None:
     """ValueError unless a value is given exactly if it is `due`; `when` and `here` say so."""
     if (value is not None) != due:
         got = "none" if value is None else "some"

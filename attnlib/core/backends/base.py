@@ -30,12 +30,13 @@ Cache = TypeVar("Cache")
 
 @dataclass(frozen=True, eq=False)
 class Plan(Generic[Batch]):
-    """The result of `plan`. `reported_backend` is what the library says it runs, which only a trace
-    proves; `state` belongs to the backend."""
+    """The result of `plan`."""
 
     batch: Batch
     reported_backend: str
+    """What the library says it runs; only a trace proves it."""
     state: Any
+    """Belongs to the backend."""
 
 
 class Backend(ABC, Generic[Batch, Cache]):
@@ -52,14 +53,20 @@ class Backend(ABC, Generic[Batch, Cache]):
         self.device = torch.device(device)
         self.cuda_graph = cuda_graph
 
-    def plan(self, batch: Batch, out: Plan[Batch] | None = None) -> Plan[Batch]:
+    def plan(
+        self,
+        batch: Batch,
+        out: Plan[Batch] | None = None,
+    ) -> Plan[Batch]:
         """Prepare for `batch`; with `out`, in place of that plan.
 
         ValueError unless `out` is over as many requests and page-table columns of the same layer.
         """
+        held = None
         if out is not None:
             out.batch.require_alike(batch)
-        state = self.prepare(batch, None if out is None else out.state)
+            held = out.state
+        state = self.prepare(batch, held)
         return Plan(batch, self.reported(state), state)
 
     @abstractmethod
@@ -70,7 +77,9 @@ class Backend(ABC, Generic[Batch, Cache]):
         """What the library says it runs, or what the mode asks for; of FlashAttention-3 with the
         distribution that supplied it."""
         family = self.entry.family or self.entry.name
-        return f"{family} ({library.supplier()})" if self.source == FLASH_ATTN_3 else family
+        if self.source == FLASH_ATTN_3:
+            return f"{family} ({library.supplier()})"
+        return family
 
     @abstractmethod
     def run(self, q: Tensor, cache: Cache, plan: Plan[Batch]) -> Tensor:

@@ -43,12 +43,20 @@ class FlashInferMla(Backend[MlaBatch, Tensor]):
         wrapper = self._wrapper(batch) if held is None else held[0]
         rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         rows = rows * batch.q_len
-        lengths = {"qo_indptr": rows, "kv_indptr": sums, "kv_indices": pages, "kv_len_arr": lens}
+        lengths = {
+            "qo_indptr": rows,
+            "kv_indptr": sums,
+            "kv_indices": pages,
+            "kv_len_arr": lens,
+        }
         # From 0.7.1 on both calls take structures; tensors one by one are deprecated.
         structure = getattr(importlib.import_module("flashinfer.mla"), "MLAPlanMetadata", None)
         if structure:
-            layouts = {"query_layout": "split", "kv_cache_layout": "split"}
-            lengths = {"metadata": structure.csr(**lengths), **layouts}
+            lengths = {
+                "metadata": structure.csr(**lengths),
+                "query_layout": "split",
+                "kv_cache_layout": "split",
+            }
         wrapper.plan(
             **lengths,
             num_heads=batch.spec.num_qo_heads,
@@ -70,14 +78,20 @@ class FlashInferMla(Backend[MlaBatch, Tensor]):
         """FlashInfer's own run over views of `q` and `cache`: [bs * q_len, num_qo_heads, 512]."""
         wrapper, structured = plan.state
         require_pages(cache, plan.batch.highest_page)
-        pages = cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache
-        fp8 = plan.batch.spec.kv_format == "fp8-576"
-        scales = {"ckv_scale": MLA_SCALE, "kpe_scale": MLA_SCALE} if fp8 else {}
         query = _latent_and_rope(q)
-        kv_cache = _latent_and_rope(pages)
+        kv_cache = _latent_and_rope(_pages(cache, plan.batch.spec))
+        scales = {}
+        if plan.batch.spec.kv_format == "fp8-576":
+            scales = {"ckv_scale": MLA_SCALE, "kpe_scale": MLA_SCALE}
         if structured:
             return wrapper.run(query=query, kv_cache=kv_cache, **scales)
-        return wrapper.run(*query, *kv_cache, **scales)
+        return wrapper.run(
+            q_nope=query[0],
+            q_pe=query[1],
+            ckv_cache=kv_cache[0],
+            kpe_cache=kv_cache[1],
+            **scales,
+        )
 
     def _wrapper(self, batch: MlaBatch) -> Any:
         cls = importlib.import_module("flashinfer.mla").BatchMLAPagedAttentionWrapper
@@ -98,7 +112,13 @@ class FlashInferMla(Backend[MlaBatch, Tensor]):
     @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
         """Another cache format than the kernels read, and the limits of the kernels."""
-        layer = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size, kv_dtype=_dtype(spec))
+        layer = AttnSpec(
+            num_qo_heads=spec.num_qo_heads,
+            num_kv_heads=1,
+            head_dim=MLA_HEAD_DIM,
+            page_size=spec.page_size,
+            kv_dtype=_dtype(spec),
+        )
         release = installed_version(entry.distribution)
         limit = why_not(entry.asks, layer, mode="mla", release=release)
         return _other_format(spec, "bfloat16", "fp8-576") or limit
@@ -125,7 +145,11 @@ class FlashMlaDense(Backend[MlaBatch, Tensor]):
         if meta.num_splits is not None:
             heads = batch.spec.num_qo_heads
             tiles, splits = flash_mla.get_mla_decoding_metadata(
-                seq_lens, heads * batch.q_len, 1, heads, use_legacy=True
+                seqlens_k=seq_lens,
+                num_q_tokens_per_head_k=heads * batch.q_len,
+                h_k=1,
+                h_q=heads,
+                use_legacy=True,  # as the call
             )
             meta.tile_scheduler_metadata.copy_(tiles)
             meta.num_splits.copy_(splits)
@@ -137,16 +161,16 @@ class FlashMlaDense(Backend[MlaBatch, Tensor]):
         require_pages(cache, plan.batch.highest_page)
         q_len = plan.batch.q_len
         out, _ = library.load(library.FLASHMLA).flash_mla_with_kvcache(
-            q.unflatten(0, (-1, q_len)),
-            cache[:, :, None],
-            page_table,
-            seq_lens,
-            LATENT_DIM,
-            meta,
+            q=q.unflatten(0, (-1, q_len)),
+            k_cache=cache[:, :, None],
+            block_table=page_table,
+            cache_seqlens=seq_lens,
+            head_dim_v=LATENT_DIM,
+            tile_scheduler_metadata=meta,  # filled by the first call
             softmax_scale=plan.batch.spec.softmax_scale,
             causal=q_len > 1,
             is_fp8_kvcache=False,
-            use_legacy=True,
+            use_legacy=True,  # the kernels for Hopper
         )
         return out.flatten(0, 1)
 
@@ -198,15 +222,15 @@ class FlashMlaSparse(Backend[MlaBatch, Tensor]):
     def _attend(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         indices, _, meta = plan.state
         out, _ = library.load(library.FLASHMLA).flash_mla_with_kvcache(
-            q[:, None],
-            cache.view(torch.float8_e4m3fn)[:, :, None],
-            None,
-            None,
-            LATENT_DIM,
-            meta,
+            q=q[:, None],
+            k_cache=cache.view(torch.float8_e4m3fn)[:, :, None],
+            block_table=None,
+            cache_seqlens=None,
+            head_dim_v=LATENT_DIM,
+            tile_scheduler_metadata=meta,
             softmax_scale=plan.batch.spec.softmax_scale,
             is_fp8_kvcache=True,
-            indices=indices,
+            indices=indices,  # in place of pages and lengths
             use_legacy=True,
         )
         return out[:, 0]
@@ -228,11 +252,15 @@ class FlashMlaSparseBf16(FlashMlaSparse):
     block = 2 * SPARSE_BLOCK
 
     def _attend(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
-        attend = library.load(library.FLASHMLA).flash_mla_sparse_fwd
-        tokens = cache.view(-1, 1, MLA_HEAD_DIM)
-        scale = plan.batch.spec.softmax_scale
         indices, *_ = plan.state
-        return attend(q, tokens, indices, scale, use_legacy=True)[0]
+        out, *_ = library.load(library.FLASHMLA).flash_mla_sparse_fwd(
+            q=q,
+            kv=cache.view(-1, 1, MLA_HEAD_DIM),
+            indices=indices,
+            sm_scale=plan.batch.spec.softmax_scale,
+            use_legacy=True,
+        )
+        return out
 
 
 class FlashAttn3Mla(Backend[MlaBatch, Tensor]):
@@ -251,17 +279,19 @@ class FlashAttn3Mla(Backend[MlaBatch, Tensor]):
         if batch.chosen is not None:
             slots = batch.slots()
             page_size = 1
-            order = (slots == NO_TOKEN).int().argsort(stable=True)
+            is_none = slots == NO_TOKEN
+            order = is_none.int().argsort(stable=True)  # chosen tokens first
             table = slots.gather(1, order).clamp(min=0)
-            lens = (slots != NO_TOKEN).sum(1).int()
+            lens = (~is_none).sum(1).int()
         words = library.load().get_scheduler_metadata(
+            # Builds agree in the order of these, not in their names.
             batch.batch_size,
             batch.q_len,
-            table.shape[1] * page_size,
+            table.shape[1] * page_size,  # max_seqlen_k
             batch.spec.num_qo_heads,
-            1,
+            1,  # KV heads
             ROPE_DIM,
-            lens,
+            cache_seqlens=lens,
             headdim_v=LATENT_DIM,
             page_size=page_size,
             causal=True,
@@ -276,14 +306,14 @@ class FlashAttn3Mla(Backend[MlaBatch, Tensor]):
         """One call: [bs * q_len, num_qo_heads, 512]."""
         lens, table, words = plan.state
         require_pages(cache, plan.batch.highest_page)
-        pages = (cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache)[:, :, None]
+        pages = _pages(cache, plan.batch.spec)
+        latent, rope = _latent_and_rope(pages[:, :, None])
         latent_q, rope_q = _latent_and_rope(q.unflatten(0, (-1, plan.batch.q_len)))
-        latent, rope = _latent_and_rope(pages)
         out = library.load().flash_attn_with_kvcache(
-            rope_q,
-            rope,
-            latent,
-            qv=latent_q,
+            q=rope_q,
+            k_cache=rope,
+            v_cache=latent,
+            qv=latent_q,  # scores the values
             cache_seqlens=lens,
             page_table=table,
             softmax_scale=plan.batch.spec.softmax_scale,
@@ -305,6 +335,11 @@ class FlashAttn3Mla(Backend[MlaBatch, Tensor]):
         return _other_format(spec, "bfloat16")
 
 
+def _pages(cache: Tensor, spec: MlaSpec) -> Tensor:
+    """The cache as a call reads it: chosen tokens are pages of one token."""
+    return cache.view(-1, 1, MLA_HEAD_DIM) if spec.top_k else cache
+
+
 def _latent_and_rope(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return tokens[..., :LATENT_DIM], tokens[..., LATENT_DIM:]
 
@@ -314,5 +349,7 @@ def _dtype(spec: MlaSpec) -> str:
 
 
 def _other_format(spec: MlaSpec, *formats: str) -> str:
-    wrong = f"kv_format must be {' or '.join(formats)}, got {spec.kv_format}"
-    return "" if spec.kv_format in formats else wrong
+    """Why a cache of another format than `formats` cannot be read, or the empty string."""
+    if spec.kv_format in formats:
+        return ""
+    return f"kv_format must be {' or '.join(formats)}, got {spec.kv_format}"

@@ -19,7 +19,9 @@ from .base import Backend, Plan
 from .table import Entry
 
 PAGE_STEP = 16
-CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+SMALL_BATCHES = range(8, 256, 8)
+LARGE_BATCHES = range(256, 513, 16)
+CAPTURED = (1, 2, 4, *SMALL_BATCHES, *LARGE_BATCHES)
 """vLLM's batch sizes with a CUDA graph, by default (config/vllm.py)."""
 BLOCKS_2D = 128
 SEGMENTS = 16
@@ -80,13 +82,15 @@ class VllmTriton(_Vllm):
         spec = batch.spec
         most = min(CAPTURED, key=lambda size: abs(size - BLOCKS_2D // spec.num_kv_heads))
         parts = (most, spec.num_qo_heads, SEGMENTS)
-        padded = 1 << (spec.head_dim - 1).bit_length()
+        padded = 1 << (spec.head_dim - 1).bit_length()  # the next power of two
         empty = partial(torch.empty, dtype=torch.float32, device=self.device)
         ops = importlib.import_module("vllm.v1.attention.ops.triton_unified_attention")
         return partial(
             ops.unified_attention,
             **self.options(batch),
-            **dict.fromkeys(("q_descale", "k_descale", "v_descale")),
+            q_descale=None,
+            k_descale=None,
+            v_descale=None,
             softcap=0.0,
             seq_threshold_3D=most,
             num_par_softmax_segments=SEGMENTS,
@@ -123,5 +127,10 @@ class VllmFlashAttn3(_Vllm):
             self.overwrite(held, batch)
             options["scheduler_metadata"].copy_(words)
             return held
-        made = {"scheduler_metadata": words, "num_splits": MOST_SPLITS, "fa_version": 3}
-        return partial(library.flash_attn_varlen_func, **options, **made)
+        return partial(
+            library.flash_attn_varlen_func,
+            **options,
+            scheduler_metadata=words,
+            num_splits=MOST_SPLITS,
+            fa_version=3,
+        )

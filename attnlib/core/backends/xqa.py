@@ -37,22 +37,25 @@ class Xqa(Backend[DecodeBatch, PagedKV]):
             held.keywords["seq_lens"].copy_(batch.seq_lens)
             return held
         spec = batch.spec
+        decode = importlib.import_module("flashinfer.decode")
+        workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
         return partial(
-            importlib.import_module("flashinfer.decode").trtllm_batch_decode_with_kv_cache,
-            workspace_buffer=torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device),
+            decode.trtllm_batch_decode_with_kv_cache,
+            workspace_buffer=workspace,
             block_tables=batch.page_table.clone(memory_format=torch.contiguous_format),
             seq_lens=batch.seq_lens.clone(),
             max_seq_len=batch.page_table.shape[1] * spec.page_size,
             bmm1_scale=spec.softmax_scale,
             window_left=spec.window - 1,
             kv_layout="NHD",
-            backend=self.entry.asks,
+            backend=self.entry.asks,  # "xqa"; by default the library picks by GPU
         )
 
     def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """The library's call, which takes any query for contiguous."""
         cache.require_pages_of(plan.batch.spec)
-        return plan.state(query=q.contiguous(), kv_cache=(cache.k_cache, cache.v_cache))
+        kv_cache = (cache.k_cache, cache.v_cache)
+        return plan.state(query=q.contiguous(), kv_cache=kv_cache)
 
     @classmethod
     def unavailable(cls, entry: Entry) -> str:
@@ -60,8 +63,9 @@ class Xqa(Backend[DecodeBatch, PagedKV]):
         if reason := super().unavailable(entry):
             return reason
         major, minor = torch.cuda.get_device_capability()
-        wrong = f"needs compute capability 9.x, 10.x or 12.x, got {major}.{minor}"
-        return "" if major in (9, 10, 12) else wrong
+        if major in (9, 10, 12):
+            return ""
+        return f"needs compute capability 9.x, 10.x or 12.x, got {major}.{minor}"
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:

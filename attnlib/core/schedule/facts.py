@@ -32,6 +32,14 @@ L2_BYTES = 50 * 2**20
 """What the heuristic takes an L2 cache to hold, whatever the GPU has."""
 FULL = (-1, -1)
 BUILDS = ("upstream", "vllm", "sglang", "sglang-0.4.4")
+Tile = tuple[int, int]
+"""Query rows and tokens of a block."""
+VLLM_FP8_TILES = {
+    64: (192, 128),
+    96: (128, 128),
+    128: (128, 192),
+    192: (128, 96),
+}
 ONE_WARPGROUP = 64
 """Query rows of one MMA warpgroup, the tile of short calls (use_one_mma_wg of heuristics.h)."""
 
@@ -107,6 +115,11 @@ class SchedulerFacts(Grouped):
         return self.max_seqlen_k * (self.head_dim + self.head_dim_v) * self.element_bytes
 
     @property
+    def packed_rows(self) -> int:
+        """Query rows of a KV head for the longest query, with a group's heads packed."""
+        return self.max_seqlen_q * self.group_size
+
+    @property
     def usable_sms(self) -> int:
         """Multiprocessors that the schedule counts on."""
         return self.num_sms - self.sm_margin
@@ -128,8 +141,11 @@ class SchedulerFacts(Grouped):
             return True, None
         if (left, right) == FULL:
             return False, None
-        most = (self.max_seqlen_k - 1, self.max_seqlen_q - 1)
-        return False, (left if left >= 0 else most[0], right if right >= 0 else most[1])
+        if left < 0:
+            left = self.max_seqlen_k - 1
+        if right < 0:
+            right = self.max_seqlen_q - 1
+        return False, (left, right)
 
     @property
     def is_causal(self) -> bool:
@@ -152,10 +168,10 @@ class SchedulerFacts(Grouped):
         if self.build != "upstream" and self.is_local:
             return True
         block_m, block_n = self._tile(gathers=False)
-        return self.page_size % block_n != 0 or self.max_seqlen_q * self.group_size <= block_m
+        return self.page_size % block_n != 0 or self.packed_rows <= block_m
 
     @cached_property
-    def tile(self) -> tuple[int, int]:
+    def tile(self) -> Tile:
         """(block_m, block_n) of the kernel that runs: query rows, with packed heads, and tokens."""
         return self._tile(gathers=self.paged_gather)
 
@@ -168,9 +184,11 @@ class SchedulerFacts(Grouped):
     @property
     def one_warpgroup(self) -> bool:
         """Whether all query rows fit the 64-row tile that the engines' builds have."""
-        windows = self.build != "vllm" or not self.is_local
-        small = self.head_dim in (64, 128) and self.max_seqlen_q * self.group_size <= ONE_WARPGROUP
-        return self.build != "upstream" and windows and small
+        if self.build == "upstream" or self.head_dim not in (64, 128):
+            return False
+        if self.build == "vllm" and self.is_local:
+            return False
+        return self.packed_rows <= ONE_WARPGROUP
 
     @property
     def must_pack(self) -> bool:
@@ -189,13 +207,10 @@ class SchedulerFacts(Grouped):
             return True
         if self.varlen_q or self.group_size == 1:
             return self.group_size > 1
-        # Packing pays where it leaves less of the tiles idle; in float32, as the library does.
-        rows = self.max_seqlen_q
-        packed = self.max_seqlen_q * self.group_size
-        alone, together = (
-            np.float32(n) / np.float32(-(-n // self.tile[0]) * self.tile[0]) for n in (rows, packed)
-        )
-        return float(alone) < 0.9 * float(together)
+        # Packing pays where it leaves less of the tiles idle.
+        alone = _filled(self.max_seqlen_q, self.tile[0])
+        together = _filled(self.packed_rows, self.tile[0])
+        return alone < 0.9 * together
 
     @cached_property
     def settled(self) -> "SchedulerFacts":
@@ -211,32 +226,43 @@ class SchedulerFacts(Grouped):
 
     def differences(self, other: "SchedulerFacts") -> dict[str, tuple[object, object]]:
         """Fields that differ once both are settled: name -> (this one's, the other's)."""
-        mine = self.settled
-        others = other.settled
-        pairs = {f.name: (getattr(mine, f.name), getattr(others, f.name)) for f in fields(mine)}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        found = {}
+        for field in fields(self):
+            pair = (getattr(self.settled, field.name), getattr(other.settled, field.name))
+            if pair[0] != pair[1]:
+                found[field.name] = pair
+        return found
 
     def require_q(self, name: str, given: object) -> None:
         """ValueError unless what says each request's query tokens goes with `varlen_q`."""
         here = f"varlen_q={self.varlen_q}"
         require_given(name, given, self.varlen_q, "if facts.varlen_q", here)
 
-    def _tile(self, *, gathers: bool) -> tuple[int, int]:
+    def _tile(self, *, gathers: bool) -> Tile:
         compiled = [dim for dim in HEAD_DIMS if self.hdim96 or dim != 96]
         dim = next(dim for dim in compiled if dim >= self.head_dim)
         if self.element_bytes == 1:
             return _tile_fp8(self, dim, gathers)
-        dim_v = next((dim for dim in HEAD_DIMS if dim >= self.head_dim_v), 512)
-        return _tile_16_bit(self, dim, dim if self.head_dim_v == self.head_dim else dim_v, gathers)
+        dim_v = dim
+        if self.head_dim_v != self.head_dim:
+            dim_v = next((each for each in HEAD_DIMS if each >= self.head_dim_v), 512)
+        return _tile_16_bit(self, dim, dim_v, gathers)
 
 
-def _tile_16_bit(call: SchedulerFacts, dim: int, dim_v: int, gathers: bool) -> tuple[int, int]:
+def _filled(rows: int, block_m: int) -> float:
+    """Share of the tiles that rows fill; in float32, as the library does."""
+    in_tiles = -(-rows // block_m) * block_m
+    return float(np.float32(rows) / np.float32(in_tiles))
+
+
+def _tile_16_bit(call: SchedulerFacts, dim: int, dim_v: int, gathers: bool) -> Tile:
     vllm = call.build == "vllm"
     narrow = call.is_local or gathers
     if dim <= 64:
-        wide_v = {512: (64, 64), 256: (128, 96)}
-        if dim_v in wide_v:
-            return wide_v[dim_v]
+        if dim_v == 512:
+            return 64, 64
+        if dim_v == 256:
+            return 128, 96
         if call.one_warpgroup:
             return ONE_WARPGROUP, 192
         if vllm and narrow and not call.is_causal:
@@ -251,16 +277,19 @@ def _tile_16_bit(call: SchedulerFacts, dim: int, dim_v: int, gathers: bool) -> t
         plain = 160 if vllm and not call.one_warpgroup else 176
         return rows, 128 if narrow or call.is_causal else plain
     if dim <= 192:
-        wide = 96 if vllm else 112
-        return 128, 96 if narrow else (128 if dim_v <= 128 else wide)
+        if narrow:
+            return 128, 96
+        if dim_v <= 128:
+            return 128, 128
+        return 128, 96 if vllm else 112
     return 128, 64 if call.is_local else 80
 
 
-def _tile_fp8(call: SchedulerFacts, dim: int, gathers: bool) -> tuple[int, int]:
+def _tile_fp8(call: SchedulerFacts, dim: int, gathers: bool) -> Tile:
     if call.one_warpgroup:
         return ONE_WARPGROUP, 128 if dim <= 96 else 96
     if call.build == "vllm" and dim <= 192:  # Its accumulation in two levels takes registers.
-        return {64: (192, 128), 96: (128, 128), 128: (128, 192), 192: (128, 96)}[dim]
+        return VLLM_FP8_TILES[dim]
     if dim <= 96:
         return 192, 160 if dim <= 64 else 128
     if dim <= 128:
@@ -272,15 +301,18 @@ def _tile_fp8(call: SchedulerFacts, dim: int, gathers: bool) -> tuple[int, int]:
 
 
 def _heuristic_cap(facts: SchedulerFacts) -> int:
+    """`num_splits_heuristic` of heuristics.h, and what flash_api.cpp passes to it."""
     block_m, block_n = facts.tile
     sms = facts.usable_sms
     requests = facts.batch_size if facts.build == "sglang" else 1
-    m_blocks = math.ceil(requests * facts.max_seqlen_q * facts.group_size / block_m)
+    m_blocks = math.ceil(requests * facts.packed_rows / block_m)
     tiles = facts.num_kv_heads * m_blocks
     if np.float32(tiles) >= np.float32(0.8) * np.float32(sms):
-        masked = facts.is_causal or facts.is_local
-        twice_over = facts.kv_head_bytes > L2_BYTES and m_blocks >= 2 * sms and not masked
-        return min(math.ceil(facts.kv_head_bytes / L2_BYTES), MAX_SPLITS) if twice_over else 1
+        is_masked = facts.is_causal or facts.is_local
+        fits_l2 = facts.kv_head_bytes <= L2_BYTES
+        if is_masked or fits_l2 or m_blocks < 2 * sms:
+            return 1
+        return min(math.ceil(facts.kv_head_bytes / L2_BYTES), MAX_SPLITS)
     loaded = facts.max_seqlen_k
     window = facts.mask[1]
     if window is not None:

@@ -69,7 +69,12 @@ class SchedulerMetadata:
         torch.autograd.graph.increment_version(self.words)
         self.mark_used()
 
-    def renew(self, seq_lens: Tensor, *, cu_seqlens_q: Tensor | None = None) -> None:
+    def renew(
+        self,
+        seq_lens: Tensor,
+        *,
+        cu_seqlens_q: Tensor | None = None,
+    ) -> None:
         """Write the metadata of new lengths into the same words; arguments as for `precompute`."""
         self.words.copy_(_checked_words(self.facts, seq_lens, cu_seqlens_q))
         self.mark_used()
@@ -133,8 +138,14 @@ def ask_library(
 ) -> Tensor:
     """The library's call, without any check of the arguments. See `precompute`."""
     return library.load().get_scheduler_metadata(
-        *(facts.batch_size, facts.max_seqlen_q, facts.max_seqlen_k),
-        *(facts.num_qo_heads, facts.num_kv_heads, facts.head_dim, seq_lens),
+        # Builds agree in the order of these, not in their names.
+        facts.batch_size,
+        facts.max_seqlen_q,
+        facts.max_seqlen_k,
+        facts.num_qo_heads,
+        facts.num_kv_heads,
+        facts.head_dim,
+        cache_seqlens=seq_lens,
         qkv_dtype=getattr(torch, facts.dtype),
         headdim_v=facts.head_dim_v,
         cu_seqlens_q=cu_seqlens_q,
@@ -179,7 +190,9 @@ def writes(words: Tensor) -> int | None:
 
 def misfit(differing: Mapping[str, tuple[object, object]]) -> str:
     """The message for fields that differ: name -> (the metadata's value, the call's)."""
-    fields = "; ".join(f"{name} must be {a!r}, got {b!r}" for name, (a, b) in differing.items())
+    fields = "; ".join(
+        f"{name} must be {made!r}, got {call!r}" for name, (made, call) in differing.items()
+    )
     return f"scheduler metadata does not fit the call: {fields}"
 
 

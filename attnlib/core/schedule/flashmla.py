@@ -33,13 +33,22 @@ def tokens_read(tiles: np.ndarray, seq_lens: np.ndarray) -> np.ndarray:
     A part reads a request that is not its last to the end, however long it is now.
     """
     lens = np.asarray(seq_lens, np.int64)
-    read = [np.zeros(-(-length // BLOCK), bool) for length in lens]
-    for first, last, begin, end in tiles[tiles[:, 0] < len(lens), :4]:
+    blocks_read = [np.zeros(-(-length // BLOCK), bool) for length in lens]
+    for first, last, begin, end, *_ in _working(tiles, lens):
         for request in range(first, last + 1):
             start = begin if request == first else 0
-            read[request][start : end if request == last else None] = True
-    starts = [np.flatnonzero(blocks) * BLOCK for blocks in read]
-    return np.array([np.minimum(n - at, BLOCK).sum() for n, at in zip(lens, starts, strict=True)])
+            stop = end if request == last else None
+            blocks_read[request][start:stop] = True
+    tokens = []
+    for length, blocks in zip(lens, blocks_read, strict=True):
+        starts = np.flatnonzero(blocks) * BLOCK
+        tokens.append(np.minimum(length - starts, BLOCK).sum())
+    return np.array(tokens)
+
+
+def _working(tiles: np.ndarray, lens: np.ndarray) -> np.ndarray:
+    """The words of the parts that have work."""
+    return tiles[tiles[:, 0] < len(lens)]
 
 
 def require_schedule(tile_scheduler_metadata: Tensor, num_splits: Tensor, seq_lens: Tensor) -> None:
@@ -49,10 +58,12 @@ def require_schedule(tile_scheduler_metadata: Tensor, num_splits: Tensor, seq_le
     a graph. Copies them and the lengths to the host, so it synchronises; the check then takes about
     1 ms for 100 requests. ValueError for words and splits that are not of one batch this large.
     """
-    tiles, sums, lens = (x.cpu().numpy() for x in (tile_scheduler_metadata, num_splits, seq_lens))
-    working = tiles[tiles[:, 0] < len(lens)]
-    named = [request for first, last in working[:, :2] for request in range(first, last + 1)]
-    splits = np.bincount(np.array(named, int), minlength=len(lens))
+    tiles = tile_scheduler_metadata.cpu().numpy()
+    sums = num_splits.cpu().numpy()
+    lens = seq_lens.cpu().numpy()
+    splits = np.zeros(len(lens), int)
+    for first, last, *_ in _working(tiles, lens):
+        splits[first : last + 1] += 1
     if not np.array_equal(splits, np.diff(sums)):
         raise ValueError(
             f"num_splits must be the sums of the {len(lens)} requests' splits, "

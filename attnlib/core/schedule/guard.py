@@ -49,7 +49,14 @@ ATTENDS = ("flash_attn_with_kvcache", "flash_attn_varlen_func")
 OFF = "off"
 MODES = ("raise", "log")
 CPU_SMS = 132
-SIZES = ("batch_size", "max_seqlen_q", "max_seqlen_k", "num_qo_heads", "num_kv_heads", "head_dim")
+SIZES = (
+    "batch_size",
+    "max_seqlen_q",
+    "max_seqlen_k",
+    "num_qo_heads",
+    "num_kv_heads",
+    "head_dim",
+)
 Function = Callable[..., Any]
 Calls = set[tuple[int, SchedulerFacts]]
 
@@ -68,7 +75,11 @@ class _Words(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Function, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Function,
+        types: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **(kwargs or {}))
@@ -137,7 +148,8 @@ class Guard:
         def checked(*args: Any, **options: Any) -> Any:
             if self.mode == OFF:
                 return call(*args, **options)
-            arguments = {**defaults, **dict(zip(defaults, args, strict=False)), **options}
+            by_position = dict(zip(defaults, args, strict=False))
+            arguments = defaults | by_position | options
             if "scheduler_metadata" not in arguments:
                 words = call(*args, **options)
                 if isinstance(words, Tensor):
@@ -145,7 +157,8 @@ class Guard:
                     words = words.as_subclass(_Words)
                 return words
             words = arguments["scheduler_metadata"]
-            if words is not None and (facts := self._facts(arguments)):
+            facts = None if words is None else self._facts(arguments)
+            if facts is not None:
                 self._check(words.data_ptr(), facts)
                 if self._captured is not None:
                     self._captured.add((words.data_ptr(), facts))
@@ -217,8 +230,9 @@ def _replace(old: Function, new: Function) -> None:
 
 
 def _keep(words: Tensor, facts: SchedulerFacts | None) -> None:
-    for address in [at for at, (memory, _) in list(_made.items()) if memory.expired()]:
-        _made.pop(address, None)  # another thread may have
+    for address, (memory, _) in list(_made.items()):
+        if memory.expired():
+            _made.pop(address, None)  # another thread may have
     _made[words.data_ptr()] = StorageWeakRef(words.untyped_storage()), facts
 
 
@@ -271,7 +285,11 @@ def _attention_facts(arguments: dict[str, Any]) -> dict[str, Any]:
     else:
         batch_size = len(sums) - 1
         max_seqlen_q = arguments["max_seqlen_q"]
-    width = k.shape[1] if table is None else table.shape[1] * k.shape[1]
+    width = k.shape[1]
+    page_size = None
+    if table is not None:
+        width *= table.shape[1]
+        page_size = k.shape[1]
     return {
         "batch_size": batch_size,
         "max_seqlen_q": max_seqlen_q,
@@ -280,7 +298,7 @@ def _attention_facts(arguments: dict[str, Any]) -> dict[str, Any]:
         "num_kv_heads": k.shape[-2],
         "head_dim": k.shape[-1],
         "head_dim_v": v.shape[-1],
-        "page_size": None if table is None else k.shape[1],
+        "page_size": page_size,
         "dtype": dtype_name(q.dtype),
         "has_softcap": arguments["softcap"] > 0,
         "device": q.device,

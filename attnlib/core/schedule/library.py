@@ -33,7 +33,11 @@ INSTALL = {
 
 def find_module(library: str = FLASH_ATTN_3) -> str:
     """Name of the module that would be loaded, or the empty string."""
-    return next((name for name in MODULES[library] if _found(name.partition(".")[0])), "")
+    for name in MODULES[library]:
+        package, _, _ = name.partition(".")
+        if _found(package):
+            return name
+    return ""
 
 
 def supplier() -> str:
@@ -44,8 +48,10 @@ def supplier() -> str:
 @lru_cache
 def _distribution(package: str) -> str:
     """Read once: every installed distribution's files are looked at, which takes seconds."""
-    names = metadata.packages_distributions().get(package, []) if package else []
-    return re.sub(r"[-_.]+", "-", names[0]).lower() if names else "flash-attn-3"
+    names = metadata.packages_distributions().get(package) if package else None
+    if not names:
+        return "flash-attn-3"
+    return re.sub(r"[-_.]+", "-", names[0]).lower()
 
 
 def missing(library: str) -> str:

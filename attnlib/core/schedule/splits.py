@@ -54,10 +54,12 @@ def plan_splits(
     """
     kv = _lengths("seq_lens", seq_lens, facts.batch_size, facts.max_seqlen_k)
     facts.require_q("q_lens", q_lens)
-    rows = np.full(facts.batch_size, facts.max_seqlen_q) if q_lens is None else q_lens
-    rows = _lengths("q_lens", rows, facts.batch_size, facts.max_seqlen_q)
+    if q_lens is None:
+        q_lens = np.full(facts.batch_size, facts.max_seqlen_q)
+    rows = _lengths("q_lens", q_lens, facts.batch_size, facts.max_seqlen_q)
+    if facts.packs:
+        rows *= facts.group_size
     block_m, block_n = facts.tile
-    rows = rows * (facts.group_size if facts.packs else 1)
     m_blocks = -(-rows // block_m)
     n_blocks = -(-kv // block_n)
     if facts.batch_size > BATCHES_PER_CTA or facts.split_cap == 1:
@@ -69,14 +71,23 @@ def plan_splits(
 
 def num_words(facts: SchedulerFacts) -> int:
     """Words of the tensor of `facts`; the attention call refuses any other length."""
-    parts = 2 + (not facts.is_local) + (facts.is_causal or facts.is_local)
-    return parts * (-(-facts.batch_size // 4) * 4) + 1
+    parts = 2  # splits and m_blocks
+    if not facts.is_local:
+        parts += 1  # batch order
+    if facts.is_causal or facts.is_local:
+        parts += 1  # heads in L2
+    return parts * _rounded(facts.batch_size) + 1
+
+
+def _rounded(batch_size: int) -> int:
+    """The next multiple of 4."""
+    return -(-batch_size // 4) * 4
 
 
 def max_words(max_batch_size: int) -> int:
     """Words that hold the metadata of any call with at most `max_batch_size` requests."""
     require_int("max_batch_size", max_batch_size)
-    return 4 * (-(-max_batch_size // 4) * 4) + 1
+    return 4 * _rounded(max_batch_size) + 1
 
 
 def blocks_in_l2(facts: SchedulerFacts) -> int:
@@ -105,7 +116,13 @@ def work_share(facts: SchedulerFacts, total_blocks: int) -> np.float32:
     return np.float32(work / np.float32(facts.usable_sms))
 
 
-def _lengths(name: str, values: np.ndarray, batch_size: int, most: int) -> np.ndarray:
+def _lengths(
+    name: str,
+    values: np.ndarray,
+    batch_size: int,
+    most: int,
+) -> np.ndarray:
+    """Lengths as int64; ValueError for another shape, dtype or range."""
     lens = np.asarray(values)
     if lens.shape != (batch_size,) or lens.dtype.kind not in "iu":
         raise ValueError(
