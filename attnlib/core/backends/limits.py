@@ -16,7 +16,15 @@ Facts = Mapping[str, Any]
 LATENT_MODES = ("mla", "sparse_mla")
 HOPPER = ("", "sm90")
 """Where fa3 runs. An unknown GPU ("") rules no kernel out."""
-GROUP_SINCE = dict.fromkeys((1, 2, 3, 4, 8), "0") | {6: "0.6.18", 16: "0.7.1"}
+GROUP_SINCE = {
+    1: "0",
+    2: "0",
+    3: "0",
+    4: "0",
+    6: "0.6.18",
+    8: "0",
+    16: "0.7.1",
+}
 """Group size of a CUDA-core kernel -> the first release with it: DISPATCH_GQA_GROUP_SIZE."""
 PLAIN: Facts = {
     "gpu": "",

@@ -3,8 +3,8 @@
 FlashInfer takes the shortest chunk whose blocks all run at once, and cuts nothing where there are
 more requests than that. Its chunk is kept unless another one is predicted to be clearly faster.
 
-Times are predicted in tokens: what a slot (half an SM) takes per token of one KV head while all
-slots are busy. So no constant depends on the GPU, head_dim or dtype.
+The unit of predicted time is the token: one slot (half an SM, two blocks per SM) that reads one
+token of one KV head while all slots are busy. So no constant depends on GPU, head_dim or dtype.
 
     each    mean tokens of a block, and BLOCK_TOKENS for starting it and merging its output
     longest the same of the longest block
@@ -35,14 +35,15 @@ WHOLE = 32
 """The first candidates cut the longest request into 1 to 32 equal chunks ..."""
 CHUNK_STEP = 64
 """... of a multiple of these tokens;"""
-LADDER = tuple((4 + rung % 4) * 2 ** (rung // 4) * 32 for rung in range(32))
+RUNGS = np.arange(32)
+LADDER = ((4 + RUNGS % 4) << (RUNGS // 4)) * 32
 """the others are 128 to 28,672 tokens, four chunks per octave."""
 BETWEEN = 64
 """FlashInfer's chunk is searched among as many between two neighbouring candidates."""
 
 ROOM_BYTES = 3 * 2**29
-"""The grid has room for another wave of blocks per so many bytes of K and V that a call can have.
-An unused block takes 1.7 ns, which only long calls can afford."""
+"""The grid reserves one more wave of blocks for each 1.6 GB of K and V that a call may read. An
+unused block takes 1.7 ns, which only long calls can afford."""
 SHORT = 512
 """Chunks shorter than these tokens only serve to fill a wave."""
 MOST_WAVES = 6
@@ -79,7 +80,13 @@ class PlanShape(Grouped):
         require_page_size(self.page_size)
 
     @classmethod
-    def of(cls, spec: AttnSpec, lens: np.ndarray, num_sms: int, q_len: int = 1) -> "PlanShape":
+    def of(
+        cls,
+        spec: AttnSpec,
+        lens: np.ndarray,
+        num_sms: int,
+        q_len: int = 1,
+    ) -> "PlanShape":
         """The shape captured for requests of `lens` [bs] tokens, in whole pages."""
         return cls(
             num_qo_heads=spec.num_qo_heads,
@@ -87,7 +94,7 @@ class PlanShape(Grouped):
             head_dim=spec.head_dim,
             kv_bytes=ELEMENT_BYTES[spec.kv_dtype],
             max_batch_size=len(lens),
-            max_seq_len=-(-int(lens.max()) // spec.page_size) * spec.page_size,
+            max_seq_len=int(in_pages(lens.max(), spec.page_size)),
             num_sms=num_sms,
             q_len=q_len,
             window=spec.window - 1,
@@ -139,7 +146,7 @@ class PlanShape(Grouped):
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class ChunkChoice:
     """What was chosen for a batch: `chunk` tokens.
 
     `chunks` [65] are the candidates, the last FlashInfer's own; `times` [65] are predicted, in
@@ -151,7 +158,7 @@ class Choice:
     times: np.ndarray
 
 
-def choose(shape: PlanShape, seq_lens: np.ndarray) -> Choice:
+def choose(shape: PlanShape, seq_lens: np.ndarray) -> ChunkChoice:
     """The chunk for requests of `seq_lens` [bs] tokens; 0 is an empty row of a padded batch.
 
     A request of more than MAX_TOKENS counts as empty. ValueError for more than `max_batch_size`.
@@ -164,7 +171,8 @@ def choose(shape: PlanShape, seq_lens: np.ndarray) -> Choice:
     times = np.where(room, predicted_time(shape, lens, chunks), np.inf)
     best = int(times.argmin())
     leaves = times[best] + BLOCK_TOKENS < (1 - MARGIN) * times[-1]
-    return Choice(int(chunks[best]) if leaves else library, chunks, times)
+    chunk = int(chunks[best]) if leaves else library
+    return ChunkChoice(chunk, chunks, times)
 
 
 def counted(shape: PlanShape, seq_lens: np.ndarray) -> np.ndarray:
@@ -175,15 +183,17 @@ def counted(shape: PlanShape, seq_lens: np.ndarray) -> np.ndarray:
     if lens.ndim != 1 or len(lens) > most or not whole:
         got = f"{lens.shape} {lens.dtype}"
         raise ValueError(f"seq_lens must be [bs] integers of at most {most} requests, got {got}")
-    return np.clip(np.where(lens > MAX_TOKENS, 0, lens.astype(np.int64)), 0, shape.most_seen)
+    planned = np.where(lens > MAX_TOKENS, 0, lens.astype(np.int64))
+    return np.clip(planned, 0, shape.most_seen)
 
 
 def candidates(lens: np.ndarray, page_size: int) -> np.ndarray:
     """Chunks to choose from beside FlashInfer's, int64 [64]; the first cuts no request."""
     longest = lens.max(initial=1)
     equal = -(-longest // np.arange(1, WHOLE + 1))
-    equal = -(-equal // CHUNK_STEP) * CHUNK_STEP
-    return in_pages(np.maximum(np.concatenate([equal, LADDER]), MIN_CHUNK), page_size)
+    equal = in_pages(equal, CHUNK_STEP)
+    chunks = np.concatenate([equal, LADDER])
+    return in_pages(np.maximum(chunks, MIN_CHUNK), page_size)
 
 
 def in_pages(chunks: np.ndarray, page_size: int) -> np.ndarray:
@@ -199,15 +209,16 @@ def library_chunk(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> int
     fits = blocks_per_head(lens, chunks) <= shape.wave
     high = chunks[fits].min(initial=chunks[0])
     low = chunks[~fits & (chunks < high)].max(initial=MIN_CHUNK - 1)
-    between = low + -(-(high - low) * np.arange(1, BETWEEN + 1) // BETWEEN)
-    between = in_pages(between, shape.page_size)
+    steps = (high - low) * np.arange(1, BETWEEN + 1)
+    between = in_pages(low + -(-steps // BETWEEN), shape.page_size)
     fits = blocks_per_head(lens, between) <= shape.wave
     return int(between[fits].min(initial=high))
 
 
 def blocks_per_head(lens: np.ndarray, chunks: np.ndarray) -> np.ndarray:
     """KV chunks of all requests for each of `chunks` [n]."""
-    return (-(-lens // chunks[:, None])).sum(1)
+    parts = -(-lens // chunks[:, None])
+    return parts.sum(1)
 
 
 def predicted_time(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np.ndarray:
@@ -217,7 +228,9 @@ def predicted_time(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> np
     longest = np.minimum(chunks, lens.max(initial=0)) + BLOCK_TOKENS
     waves = blocks * shape.copies / shape.slots
     rest = waves - np.floor(waves)
-    last_wave = np.where(rest > 0, (np.hypot(rest, LONE) - rest) * mean_block, 0)
+    lone_wave = np.hypot(rest, LONE) - rest
+    last_wave = np.where(rest > 0, lone_wave * mean_block, 0)
     even = (mean_block / longest) ** 4  # 1: all blocks are equal
     drain = even * last_wave + (1 - even) * DRAIN * longest
-    return np.hypot(waves * mean_block, LONE * longest) + np.where(waves > 1, drain, 0)
+    busy = np.hypot(waves * mean_block, LONE * longest)
+    return busy + np.where(waves > 1, drain, 0)

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..batch import require_tensor
 from ..metadata import kv_indices as pages
 from ..metadata.kv_indices import write_pages
-from ..metadata.launch import Bound, Grid, Launch, Launcher
+from ..metadata.launch import Bound, Cut, Grid, Launch, Launcher
 from ..metadata.require import (
     PageArrays,
     has_separate_rows,
@@ -78,7 +78,8 @@ class PlanTensors(NamedTuple):
 def given_lengths(seq_lens_ptr, rows, batch, delta):
     """Tokens of requests `rows`, int32; 0 past the batch."""
     lens = tl.load(seq_lens_ptr + rows, mask=rows < batch, other=-delta)
-    return tl.maximum(tl.minimum(lens, -delta + FAR_AWAY).to(tl.int32) + delta, 0)
+    lens = tl.minimum(lens, -delta + FAR_AWAY).to(tl.int32)
+    return tl.maximum(lens + delta, 0)
 
 
 @triton.jit
@@ -91,9 +92,11 @@ def counted_lengths(seq_lens_ptr, rows, batch, delta, limit, most):
 
 @triton.jit
 def parts_of(lens, inverse):
-    """ceil(lens / chunk) as float32, given 1 / chunk: what is half a token before that and half a
-    part above, rounded by an addition, as conversions take several times as long. Half a token is
-    more than float32 errs by for up to 2^21 tokens."""
+    """ceil(lens / chunk) as float32, given 1 / chunk, without a conversion between float and int.
+
+    0.5 - 0.5 / chunk is added, and the sum rounded by adding and subtracting 2^23. Exact up to 2^21
+    tokens, as float32 errs by less than half a token there.
+    """
     return lens.to(tl.float32) * inverse + (0.5 - 0.5 * inverse) + ROUNDING - ROUNDING
 
 
@@ -119,13 +122,15 @@ def predicted_time(blocks, chunks, tokens, longest, COPIES: tl.constexpr, SLOTS:
     longest_block = tl.minimum(chunks, longest).to(tl.float32) + BLOCK_TOKENS
     waves = tl.div_rn(blocks * COPIES, blocks * 0 + SLOTS)  # exact where it is a whole number
     rest = waves - tl.floor(waves)
-    last_wave = tl.where(rest > 0, (tl.sqrt(rest * rest + LONE * LONE) - rest) * mean_block, 0.0)
+    lone_wave = tl.sqrt(rest * rest + LONE * LONE) - rest
+    last_wave = tl.where(rest > 0, lone_wave * mean_block, 0.0)
     even = mean_block / longest_block
     even = even * even * even * even
     drain = even * last_wave + (1 - even) * DRAIN * longest_block
     work = waves * mean_block
     lone = longest_block * LONE
-    return tl.sqrt(work * work + lone * lone) + tl.where(waves > 1, drain, 0.0)
+    busy = tl.sqrt(work * work + lone * lone)
+    return busy + tl.where(waves > 1, drain, 0.0)
 
 
 @triton.jit
@@ -213,7 +218,8 @@ def chosen_chunk(
     ladder = ((4 + rung % 4) << (rung // 4)) * 32
     equal = (tl.maximum(longest, 1) + place) // (place + 1)
     equal = (equal + CHUNK_STEP - 1) // CHUNK_STEP * CHUNK_STEP
-    chunks = whole_pages(tl.maximum(tl.where(place < WHOLE, equal, ladder), LEAST), PAGE)
+    chunks = tl.maximum(tl.where(place < WHOLE, equal, ladder), LEAST)
+    chunks = whole_pages(chunks, PAGE)
     uncut = (tl.maximum(longest, 1) + CHUNK_STEP - 1) // CHUNK_STEP * CHUNK_STEP
     uncut = whole_pages(tl.maximum(uncut, LEAST), PAGE)
     limits = (batch, delta, limit, most)
@@ -228,7 +234,8 @@ def chosen_chunk(
 
     # FlashInfer's own, see `choice.library_chunk`.
     if fewest <= wave:
-        between = low + ((high - low) * (tl.arange(0, BETWEEN) + 1) + (BETWEEN - 1)) // BETWEEN
+        steps = (high - low) * (tl.arange(0, BETWEEN) + 1)
+        between = low + (steps + (BETWEEN - 1)) // BETWEEN
         between = whole_pages(between, PAGE)
         counts = blocks_per_head(seq_lens_ptr, between, *limits, BETWEEN, SCORED)
         between_time = predicted_time(counts, between, tokens, longest, COPIES, SLOTS)
@@ -353,19 +360,44 @@ def plan_kernel(
     here = tl.program_id(0)
     if here >= lead:
         if COLS:
-            outputs = (kv_indptr_ptr, kv_indices_ptr, kv_last_page_len_ptr)
-            sizes = (batch, max_batch, delta, max_pages, pool_rows, row_stride, capacity)
-            part = (here - lead, seq_lens_ptr)
-            if block_table_ptr is None:
-                pool = (req_pool_indices_ptr, req_to_token_ptr)
-                write_pages(*part, *pool, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS, True)
-            else:
-                table = (None, block_table_ptr)
-                write_pages(*part, *table, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS, True)
+            by_table: tl.constexpr = block_table_ptr is not None
+            write_pages(
+                here - lead,
+                seq_lens_ptr,
+                None if by_table else req_pool_indices_ptr,
+                block_table_ptr if by_table else req_to_token_ptr,
+                kv_indptr_ptr,
+                kv_indices_ptr,
+                kv_last_page_len_ptr,
+                batch,
+                max_batch,
+                delta,
+                max_pages,
+                pool_rows,
+                row_stride,
+                capacity,
+                SHIFT,
+                SCAN,
+                ROWS,
+                COLS,
+                True,
+            )
     elif tl.program_id(1) == 0:
         chunk, most, refused, pages = chosen_chunk(
-            *(seq_lens_ptr, batch, delta, limit, most, max_blocks, capacity),
-            *(SHIFT, PAGE, Q_TILES, COPIES, SLOTS, SCORED, WIDE),
+            seq_lens_ptr,
+            batch,
+            delta,
+            limit,
+            most,
+            max_blocks,
+            capacity,
+            SHIFT,
+            PAGE,
+            Q_TILES,
+            COPIES,
+            SLOTS,
+            SCORED,
+            WIDE,
         )
         limits = (batch, delta, limit, most)
         inverse = tl.div_rn(1.0, chunk.to(tl.float32))
@@ -423,9 +455,14 @@ def page_launch(t: PlanTensors, shape: PlanShape, page_size: int) -> tuple[Launc
     batch = len(t.seq_lens)
     by_table = t.block_table is not None
     rows = t.block_table if by_table else t.req_to_token
-    sums = t.kv_indptr[: batch + 1]
-    last = t.kv_last_page_len[:batch]
-    arrays = PageArrays(t.seq_lens, t.req_pool_indices, rows, sums, t.kv_indices, last)
+    arrays = PageArrays(
+        seq_lens=t.seq_lens,
+        req_pool_indices=t.req_pool_indices,
+        req_to_token=rows,
+        kv_indptr=t.kv_indptr[: batch + 1],
+        kv_indices=t.kv_indices,
+        kv_last_page_len=t.kv_last_page_len[:batch],
+    )
     if by_table:
         require_block_table(t, page_size)
         columns = rows.shape[1]
@@ -465,14 +502,26 @@ def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launc
     require_plan(t, shape, page_size)
     batch = len(t.seq_lens)
     room = shape.max_batch_size
-    offsets = PlanLayout.of(shape).offsets
-    constants = (shape.page_size, shape.q_len, shape.q_tiles, shape.copies, shape.slots, *offsets)
     width = triton.next_power_of_2(room)
-    constants += (min(width, SCORED), min(width, WIDE), min(width, REQUESTS))
-    lead = max(-(-room // REQUESTS), min(8, -(-shape.max_blocks // BLOCKS.value)))
+    constants = (
+        shape.page_size,
+        shape.q_len,
+        shape.q_tiles,
+        shape.copies,
+        shape.slots,
+        *PlanLayout.of(shape).offsets,
+        min(width, SCORED),
+        min(width, WIDE),
+        min(width, REQUESTS),
+    )
+    writing = -(-room // REQUESTS)
+    clearing = -(-shape.max_blocks // BLOCKS.value)
+    lead = max(writing, min(8, clearing))
     grid: Grid = (lead, 1)
     tiles: tuple[object, ...] = (0, 0, 0, 0)
-    pool_sizes: tuple[int, ...] = (0, 0, INT32_MAX)
+    pool_rows = 0
+    stride = 0
+    capacity = INT32_MAX
     limit = choice.MAX_TOKENS
     max_pages = 0
     if page_size:
@@ -480,19 +529,32 @@ def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launc
         # int32 counts the pages of a batch.
         max_pages = min(columns, limit // page_size, INT32_MAX // max(batch, 1))
         limit = max_pages * page_size
-        pool_sizes = of_pages.sizes[1:-1]
-        (parts, wide), tiles, _ = of_pages.cut(0, -(-shape.max_seq_len // page_size))
+        _, pool_rows, stride, capacity, _ = of_pages.sizes
+        longest = -(-shape.max_seq_len // page_size)
+        (parts, wide), tiles, _ = of_pages.cut(0, longest)
         grid = (lead + parts, wide)
     require_one_device(t._asdict())
 
-    def cut(seq_len_delta: int) -> tuple[Grid, tuple[object, ...], int]:
-        return grid, (*constants, *tiles), FEW_WARPS if room <= FEW else WARPS
+    def cut(seq_len_delta: int) -> Cut:
+        warps = FEW_WARPS if room <= FEW else WARPS
+        return grid, (*constants, *tiles), warps
 
     outputs = ("kv_indptr", "kv_last_page_len") if page_size and batch else ()
     return Launch(
         bounds=(Bound("seq_len_delta", INT32_MAX),),
         apart=tuple(kept_apart(t, "seq_lens", output) for output in outputs),
-        sizes=(batch, lead, limit, shape.most_seen, shape.max_blocks, room, max_pages, *pool_sizes),
+        sizes=(
+            batch,
+            lead,
+            limit,
+            shape.most_seen,
+            shape.max_blocks,
+            room,
+            max_pages,
+            pool_rows,
+            stride,
+            capacity,
+        ),
         cut=cut,
     )
 

@@ -24,14 +24,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from .choice import PlanShape, choose, counted
-from .library import FA2_INFO
+from .library import FA2_INFO, by_name
 
 WORD = 4
 """Bytes of a word."""
-ARRAYS = """
-request_indices qo_tile_indices kv_tile_indices o_indptr merge_indptr kv_chunk_size_ptr
-total_num_rows block_valid_mask
-""".split()
+ARRAYS = (
+    "request_indices",
+    "qo_tile_indices",
+    "kv_tile_indices",
+    "o_indptr",
+    "merge_indptr",
+    "kv_chunk_size_ptr",
+    "total_num_rows",
+    "block_valid_mask",
+)
 """In the order of the table."""
 
 
@@ -51,11 +57,25 @@ class PlanLayout:
         batch = shape.max_batch_size
         rows = batch * shape.q_len
         partial = blocks // shape.q_tiles * shape.q_len
-        sizes = (blocks, blocks, blocks, batch + 1, rows + 1, 1, 1, 0)
-        info = offsets(dict(zip(ARRAYS, sizes, strict=True)))
         lse = partial * shape.num_qo_heads * shape.head_dim * WORD
-        info |= {"padded_batch_size": blocks, "total_num_rows": rows, "cta_tile_q": shape.tile}
-        info |= {"s_offset": lse, "enable_cuda_graph": True, "split_kv": True}
+        counts = {
+            "request_indices": blocks,
+            "qo_tile_indices": blocks,
+            "kv_tile_indices": blocks,
+            "o_indptr": batch + 1,
+            "merge_indptr": rows + 1,
+            "kv_chunk_size_ptr": 1,
+            "total_num_rows": 1,
+            "block_valid_mask": 0,  # the last one, in bytes
+        }
+        info = offsets(counts) | {
+            "padded_batch_size": blocks,
+            "total_num_rows": rows,
+            "cta_tile_q": shape.tile,
+            "s_offset": lse,
+            "enable_cuda_graph": True,
+            "split_kv": True,
+        }
         int_bytes = info["block_valid_mask_offset"] + -(-blocks // WORD) * WORD
         float_bytes = lse + partial * shape.num_qo_heads * WORD
         return cls(in_order(info), int_bytes, float_bytes)
@@ -63,7 +83,7 @@ class PlanLayout:
     @property
     def offsets(self) -> tuple[int, ...]:
         """Of `ARRAYS`, in words."""
-        info = dict(zip(FA2_INFO, self.info, strict=True))
+        info = by_name(self.info)
         return tuple(info[f"{name}_offset"] // WORD for name in ARRAYS)
 
 
@@ -93,7 +113,7 @@ class Words:
 
     def placed(self) -> Iterator[tuple[str, int, np.ndarray]]:
         """Each of `ARRAYS`, the byte of the int workspace where it begins, its bytes."""
-        starts = dict(zip(FA2_INFO, self.info, strict=True))
+        starts = by_name(self.info)
         for name in ARRAYS:
             dtype = np.bool_ if name == "block_valid_mask" else np.int32
             array = np.atleast_1d(getattr(self, name.removesuffix("_ptr")))
@@ -125,17 +145,26 @@ def block_indices(
     """Request, query tile and KV chunk of each block, int32, of requests with so many of them."""
     counts = tiles * chunks
     requests = np.repeat(np.arange(len(counts)), counts)
-    block = np.arange(len(requests)) - (np.cumsum(counts) - counts)[requests]
+    first_blocks = np.cumsum(counts) - counts
+    block = np.arange(len(requests)) - first_blocks[requests]
     qo_tiles, kv_tiles = np.divmod(block, chunks[requests])
-    return requests.astype(np.int32), qo_tiles.astype(np.int32), kv_tiles.astype(np.int32)
+    return (
+        requests.astype(np.int32),
+        qo_tiles.astype(np.int32),
+        kv_tiles.astype(np.int32),
+    )
 
 
 def library_words(
-    info: tuple[int, ...], seen: np.ndarray, q_lens: np.ndarray, chunk: int, group_size: int
+    info: tuple[int, ...],
+    seen: np.ndarray,
+    q_lens: np.ndarray,
+    chunk: int,
+    group_size: int,
 ) -> Words:
     """What FlashInfer writes by a plan of these integers for requests of `q_lens` [bs] queries,
     `seen` [bs] tokens cut into chunks of `chunk`; read in scheduler.cuh (PrefillPlan)."""
-    facts = dict(zip(FA2_INFO, info, strict=True))
+    facts = by_name(info)
     parts = -(-seen // chunk)
     tiles = -(-q_lens * group_size // facts["cta_tile_q"])
     requests, qo_tiles, kv_tiles = block_indices(tiles, parts)
@@ -154,7 +183,8 @@ def library_words(
 
 def prefix_sums(counts: np.ndarray) -> np.ndarray:
     """0 and the sums of `counts` so far, [n + 1] int32."""
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    sums = np.cumsum(counts)
+    return np.concatenate([[0], sums]).astype(np.int32)
 
 
 def chunk_in(words: np.ndarray, layout: PlanLayout) -> int:
@@ -179,7 +209,8 @@ def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
     if blocks > most:
         raise ValueError(f"chunk must cut into at most {most} blocks, got {blocks} of {chunk}")
     indices = block_indices(np.full_like(parts, shape.q_tiles), parts)
-    requests, q_tiles, kv_tiles = (np.pad(index, (0, most - blocks)) for index in indices)
+    unused = (0, most - blocks)
+    requests, q_tiles, kv_tiles = (np.pad(index, unused) for index in indices)
     rows = np.repeat(parts, shape.q_len)
     return Words(
         info=PlanLayout.of(shape).info,

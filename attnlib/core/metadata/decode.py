@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import scan_width, store_live, wait_for_predecessor, write_lengths, write_schedule
-from .launch import Grid, Launch, Launcher
+from .launch import Cut, Launch, Launcher
 from .require import DecodeTensors, kept_apart, page_bounds, require_decode, row_stride
 
 MANY_ROWS = 1024
@@ -137,10 +137,12 @@ def decode_metadata_kernel(
         target = tl.multiple_of(row.to(tl.int64) * table_stride, VECTOR)
         live = tl.minimum((length + (1 << SHIFT) - 1) >> SHIFT, max_pages)
         readable = tl.multiple_of((live + VECTOR - 1) // VECTOR * VECTOR, VECTOR)
-        for start in range(tl.program_id(1) * COLS, live, tl.num_programs(1) * COLS):
+        step = tl.num_programs(1) * COLS
+        for start in range(tl.program_id(1) * COLS, live, step):
             cols = tl.multiple_of(start, COLS) + tl.arange(0, COLS)
             inside = cols < (readable if SHIFT == 0 else live)
-            slots = tl.load(tokens + (cols.to(tl.int64) << SHIFT), mask=inside & in_pool, other=-1)
+            first_tokens = tokens + (cols.to(tl.int64) << SHIFT)
+            slots = tl.load(first_tokens, mask=inside & in_pool, other=-1)
             store_live(page_table_ptr + target, cols, slots >> SHIFT, live, VECTOR)
             if HAS_SWA:
                 mapped = (cols < live) & (slots >= 0) & (slots < num_slots)
@@ -151,9 +153,23 @@ def decode_metadata_kernel(
         if part == 0:
             write_lengths(seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, delta, SCAN)
         elif words_ptr is not None:
-            step = (seq_lens_ptr, words_ptr, batch, delta)
-            facts = (split_cap, m_blocks, block_n, heads, sms, l2_blocks, unpacked)
-            write_schedule(part - 1, *step, *facts, SORTS, SWIZZLES, SPAN)
+            write_schedule(
+                part - 1,
+                seq_lens_ptr,
+                words_ptr,
+                batch,
+                delta,
+                split_cap,
+                m_blocks,
+                block_n,
+                heads,
+                sms,
+                l2_blocks,
+                unpacked,
+                SORTS,
+                SWIZZLES,
+                SPAN,
+            )
 
 
 class Schedule(NamedTuple):
@@ -172,14 +188,20 @@ def launch_of(t: DecodeTensors, page_size: int, schedule: Schedule = NO_SCHEDULE
     """The launch for checked tensors, with a schedule or without."""
     batch, columns = t.page_table.shape
     pool_rows, max_ctx = t.req_to_token.shape
-    strides = row_stride(t.req_to_token), row_stride(t.page_table)
+    strides = (row_stride(t.req_to_token), row_stride(t.page_table))
     num_slots = 0 if t.swa_slot_map is None else len(t.swa_slot_map)
     vector = 1 if any(words % 4 for words in (max_ctx, *strides)) else 4
     shift = page_size.bit_length() - 1
     first_row = 1 + schedule.programs
-    constants = (shift, t.swa_slot_map is not None, vector, scan_width(batch), *schedule.flags)
+    constants = (
+        shift,
+        t.swa_slot_map is not None,
+        vector,
+        scan_width(batch),
+        *schedule.flags,
+    )
 
-    def cut(seq_len_delta: int, max_pages: int) -> tuple[Grid, tuple[Any, ...], int]:
+    def cut(seq_len_delta: int, max_pages: int) -> Cut:
         cols, warps, turns = tiling_of(batch, max_pages, page_size)
         programs = -(-max_pages // (cols * turns)) or 1
         return (first_row + batch, programs), (*constants, cols), warps
@@ -222,4 +244,5 @@ def build_decode_metadata(
     under CUDA graphs. See `core.metadata` for what holds for all builders. Semantics: SGLang's
     `normal_decode_set_metadata`, with its live-page bound of 0.5.18 and later.
     """
-    LAUNCHER.launch((*DecodeTensors(**tensors), None), (page_size,), (seq_len_delta, max_pages))
+    all_tensors = (*DecodeTensors(**tensors), None)  # no words of a schedule
+    LAUNCHER.launch(all_tensors, (page_size,), (seq_len_delta, max_pages))

@@ -14,7 +14,6 @@ at any word of `kv_indices`, so lanes take neighbouring words, one each.
 """
 
 from itertools import product
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from ..spec import INT32_MAX
 from .device import load_lengths, scan_width, wait_for_predecessor
-from .launch import Grid, Launch, Launcher
+from .launch import Cut, Launch, Launcher
 from .require import PageArrays, kept_apart, page_bounds, require_kv_indices, row_stride
 
 SMALL_GRID = 1024
@@ -70,7 +69,8 @@ def load_slots(tokens, cols, readable, SHIFT: tl.constexpr):
     """First slots of pages `cols` [COLS] of each row of `tokens` [ROWS]; -1 past `readable`."""
     first_tokens = cols.to(tl.int64) << SHIFT
     live = cols[None, :] < readable[:, None]
-    return tl.load(tokens[:, None] + first_tokens[None, :], mask=live, other=-1)
+    slots = tokens[:, None] + first_tokens[None, :]
+    return tl.load(slots, mask=live, other=-1)
 
 
 @triton.jit
@@ -133,7 +133,8 @@ def write_pages(
             readable = tl.where((pool >= 0) & (pool < pool_rows), pages, 0)
             tokens = req_to_token_ptr + pool * token_stride
             if kv_start_ptr is not None:
-                moved = tl.load(kv_start_ptr + rows, mask=rows < batch, other=0).to(tl.int64)
+                moved = tl.load(kv_start_ptr + rows, mask=rows < batch, other=0)
+                moved = moved.to(tl.int64)
                 inside = (moved >= 0) & (moved < max_ctx)
                 remaining = (max_ctx - moved + ((1 << SHIFT) - 1)) >> SHIFT
                 readable = tl.where(inside, tl.minimum(readable, remaining), 0)
@@ -196,11 +197,29 @@ def kv_indices_kernel(
 ):
     """See `build_kv_indices`; SHIFT = log2(page_size), tiles of ROWS x COLS pages."""
     wait_for_predecessor(OVERLAP)
-    inputs = (seq_lens_ptr, req_pool_indices_ptr, req_to_token_ptr)
-    outputs = (kv_indptr_ptr, kv_indices_ptr, kv_last_page_len_ptr)
-    sizes = (batch, batch, delta, max_pages, pool_rows, token_stride, capacity)
-    start = (False, kv_start_ptr, max_ctx)
-    write_pages(tl.program_id(0), *inputs, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS, *start)
+    write_pages(
+        tl.program_id(0),
+        seq_lens_ptr,
+        req_pool_indices_ptr,
+        req_to_token_ptr,
+        kv_indptr_ptr,
+        kv_indices_ptr,
+        kv_last_page_len_ptr,
+        batch,
+        batch,
+        delta,
+        max_pages,
+        pool_rows,
+        token_stride,
+        capacity,
+        SHIFT,
+        SCAN,
+        ROWS,
+        COLS,
+        False,
+        kv_start_ptr,
+        max_ctx,
+    )
 
 
 def launch_of(t: PageArrays, page_size: int) -> Launch:
@@ -209,13 +228,14 @@ def launch_of(t: PageArrays, page_size: int) -> Launch:
     pool_rows, max_ctx = t.req_to_token.shape
     scan = min(scan_width(batch), LENGTHS_PER_WARP * WARPS)
 
-    def cut(seq_len_delta: int, max_pages: int) -> tuple[Grid, tuple[Any, ...], int]:
+    def cut(seq_len_delta: int, max_pages: int) -> Cut:
         if max_pages > FEW_PAGES:
             rows = 1 if batch <= MANY_REQUESTS else 2
             cols = PAGES_AT_ONCE
             turns = 2 * rows
         else:
-            rows = min(8, triton.next_power_of_2(max(1, -(-batch // REQUESTS_PER_ROW))))
+            wanted = max(1, -(-batch // REQUESTS_PER_ROW))
+            rows = min(8, triton.next_power_of_2(wanted))
             cols = PAGES_AT_ONCE // rows
             turns = rows
         groups = -(-batch // rows)
@@ -225,8 +245,12 @@ def launch_of(t: PageArrays, page_size: int) -> Launch:
         constants = (page_size.bit_length() - 1, scan, rows, cols)
         return (1 + groups, max(1, blocks)), constants, WARPS
 
-    inputs = ["seq_lens"] if t.kv_start is None else ["seq_lens", "kv_start"]
-    outputs = ["kv_indptr"] if t.kv_last_page_len is None else ["kv_indptr", "kv_last_page_len"]
+    inputs = ["seq_lens", "kv_start"]
+    outputs = ["kv_indptr", "kv_last_page_len"]
+    if t.kv_start is None:
+        inputs.remove("kv_start")
+    if t.kv_last_page_len is None:
+        outputs.remove("kv_last_page_len")
     pairs = product(inputs, outputs) if batch else ()
     room = INT32_MAX // max(1, batch)
     reason = f"int32 counts the pages of {batch} requests"

@@ -33,6 +33,11 @@ MAX_REMEMBERED = 4096
 """Shapes; eager steps bring new ones all the time."""
 
 Grid = tuple[int, int]
+Cut = tuple[Grid, tuple[Any, ...], int]
+"""Grid, the kernel's constants, and the warps of a program."""
+Arguments = tuple[Any, ...]
+Numbers = tuple[int, ...]
+Pointers = list[int | None]
 _OVERLAPPING = ContextVar("overlapping", default=True)
 
 
@@ -78,19 +83,21 @@ class Launch:
     bounds: tuple[Bound, ...]
     apart: tuple[Apart, ...]
     sizes: tuple[int, ...]
-    cut: Callable[..., tuple[Grid, tuple[Any, ...], int]]
+    cut: Callable[..., Cut]
     compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
-    def check_numbers(self, numbers: tuple[int, ...]) -> None:
+    def check_numbers(self, numbers: Numbers) -> None:
         """Raise for a number out of range."""
-        for number, (name, largest, reason) in zip(numbers, self.bounds, strict=True):
-            if type(number) is int and 0 <= number <= largest:
+        for number, bound in zip(numbers, self.bounds, strict=True):
+            if type(number) is int and 0 <= number <= bound.largest:
                 continue
-            require_int(name, number, least=0)
-            if number > largest:
-                raise ValueError(f"{name} must be <= {largest}{reason}, got {number}")
+            require_int(bound.name, number, least=0)
+            if number > bound.largest:
+                raise ValueError(
+                    f"{bound.name} must be <= {bound.largest}{bound.reason}, got {number}"
+                )
 
-    def check_apart(self, pointers: list[int | None], delta: int) -> None:
+    def check_apart(self, pointers: Pointers, delta: int) -> None:
         """Raise where an output is an input."""
         for source, output, names, same_if_zero in self.apart:
             if pointers[source] == pointers[output] and (delta or not same_if_zero):
@@ -114,8 +121,11 @@ class Launcher:
         self.remembered: dict[tuple[Any, ...], Launch] = {}
 
     def check(
-        self, tensors: tuple[Any, ...], structure: tuple[Any, ...], numbers: tuple[int, ...]
-    ) -> tuple[Launch, list[int | None]]:
+        self,
+        tensors: Arguments,
+        structure: Arguments,
+        numbers: Numbers,
+    ) -> tuple[Launch, Pointers]:
         """The launch and the tensors' addresses, or the error for a wrong argument."""
         shapes, pointers = shapes_of(tensors, structure)
         launch = None if shapes is None else self.remembered.get(shapes)
@@ -131,12 +141,16 @@ class Launcher:
         return launch, pointers
 
     def launch(
-        self, tensors: tuple[Any, ...], structure: tuple[Any, ...], numbers: tuple[int, ...]
+        self,
+        tensors: Arguments,
+        structure: Arguments,
+        numbers: Numbers,
     ) -> None:
         """Launch on the current stream, or raise with nothing launched."""
         launch, pointers = self.check(tensors, structure, numbers)
         grid, constants, warps = launch.cut(*numbers)
-        overlap = overlap_of(grid[0] * grid[1], programs_at_once(tensors[0].get_device()))
+        at_once = programs_at_once(tensors[0].get_device())
+        overlap = overlap_of(grid[0] * grid[1], at_once)
         values = (*numbers, *launch.sizes, *constants, overlap)
         key = (overlap, warps, constants)
         aligned = not any(pointer and pointer % ACCESS_BYTES for pointer in pointers)
@@ -151,15 +165,16 @@ class Launcher:
 
 
 def shapes_of(
-    tensors: tuple[Any, ...], structure: tuple[Any, ...]
-) -> tuple[tuple[Any, ...] | None, list[int | None]]:
+    tensors: Arguments,
+    structure: Arguments,
+) -> tuple[Arguments | None, Pointers]:
     """A hashable key of all that `prepare` looks at, and the tensors' addresses.
 
     The key is None where something must be wrong (not a tensor, several devices, another device
     than the current one), and off CUDA devices: nothing is remembered then.
     """
     parts: list[Any] = [*structure, *map(type, structure)]
-    pointers: list[int | None] = []
+    pointers: Pointers = []
     devices = set()
     for tensor in tensors:
         if tensor is None:
@@ -171,7 +186,8 @@ def shapes_of(
             pointers.append(tensor.data_ptr())
         else:
             return None, pointers
-    if len(devices) != 1 or min(devices) < 0 or devices != {torch.cuda.current_device()}:
+    is_one_gpu = len(devices) == 1 and min(devices) >= 0  # -1: the CPU
+    if not is_one_gpu or devices != {torch.cuda.current_device()}:
         return None, pointers
     return (*parts, *devices), pointers
 

@@ -1,8 +1,8 @@
 """The tensors that the metadata builders take, and the error for every other one.
 
 Checked on the host, from shapes, dtypes, strides and devices alone: to look at a value on the GPU
-means to wait for it. What the kernels do about values out of range stands in the builders'
-docstrings; no kernel reads or writes outside a tensor because of one.
+means to wait for it. See each builder's docstring for values that are out of range; no
+kernel reads or writes outside a tensor because of one.
 """
 
 from typing import Any, NamedTuple
@@ -119,10 +119,20 @@ def page_bounds(
     return Bound("seq_len_delta", INT32_MAX), Bound("max_pages", largest, reason)
 
 
-def kept_apart(t: Any, source: str, output: str, *, same_if_zero: bool = False) -> Apart:
+def kept_apart(
+    t: Any,
+    source: str,
+    output: str,
+    *,
+    same_if_zero: bool = False,
+) -> Apart:
     """The rule that `output` must not start where `source` does."""
-    places = t._fields.index(source), t._fields.index(output)
-    return Apart(*places, (source, output), same_if_zero)
+    return Apart(
+        source=t._fields.index(source),
+        output=t._fields.index(output),
+        names=(source, output),
+        same_if_zero=same_if_zero,
+    )
 
 
 def row_stride(tensor: Tensor) -> int:

@@ -228,9 +228,10 @@ class SchedulerFacts(Grouped):
         """Fields that differ once both are settled: name -> (this one's, the other's)."""
         found = {}
         for field in fields(self):
-            pair = (getattr(self.settled, field.name), getattr(other.settled, field.name))
-            if pair[0] != pair[1]:
-                found[field.name] = pair
+            mine = getattr(self.settled, field.name)
+            others = getattr(other.settled, field.name)
+            if mine != others:
+                found[field.name] = (mine, others)
         return found
 
     def require_q(self, name: str, given: object) -> None:

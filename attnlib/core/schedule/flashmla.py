@@ -61,9 +61,10 @@ def require_schedule(tile_scheduler_metadata: Tensor, num_splits: Tensor, seq_le
     tiles = tile_scheduler_metadata.cpu().numpy()
     sums = num_splits.cpu().numpy()
     lens = seq_lens.cpu().numpy()
-    splits = np.zeros(len(lens), int)
+    requests: list[int] = []  # of each split
     for first, last, *_ in _working(tiles, lens):
-        splits[first : last + 1] += 1
+        requests += range(first, last + 1)
+    splits = np.bincount(np.array(requests, int), minlength=len(lens))
     if not np.array_equal(splits, np.diff(sums)):
         raise ValueError(
             f"num_splits must be the sums of the {len(lens)} requests' splits, "
