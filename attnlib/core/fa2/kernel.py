@@ -122,8 +122,9 @@ def predicted_time(blocks, chunks, tokens, longest, COPIES: tl.constexpr, SLOTS:
     longest_block = tl.minimum(chunks, longest).to(tl.float32) + BLOCK_TOKENS
     waves = tl.div_rn(blocks * COPIES, blocks * 0 + SLOTS)  # exact where it is a whole number
     rest = waves - tl.floor(waves)
+    has_rest = rest > 0
     lone_wave = tl.sqrt(rest * rest + LONE * LONE) - rest
-    last_wave = tl.where(rest > 0, lone_wave * mean_block, 0.0)
+    last_wave = tl.where(has_rest, lone_wave * mean_block, 0.0)
     even = mean_block / longest_block
     even = even * even * even * even
     drain = even * last_wave + (1 - even) * DRAIN * longest_block

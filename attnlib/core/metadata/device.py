@@ -51,8 +51,8 @@ def write_lengths(
         rows = start + tl.arange(0, SCAN)
         lens = load_lengths(seq_lens_ptr, rows, batch, delta)
         tl.store(cache_seqlens_ptr + rows, lens, mask=rows < batch)
-        sums = total + tl.cumsum(lens, 0)
-        tl.store(cu_seqlens_k_ptr + 1 + rows, sums, mask=rows < batch)
+        after = cu_seqlens_k_ptr + 1 + rows
+        tl.store(after, total + tl.cumsum(lens, 0), mask=rows < batch)
         total += tl.sum(lens, 0)
 
 
@@ -112,13 +112,13 @@ def write_schedule(
     padded = (batch + 3) // 4 * 4
     live = rows < batch
     room = rows < padded
-    m_blocks = tl.where(live, m_blocks, 0)
     tl.store(words_ptr + places, tl.where(live, splits, 0), mask=room)
-    tl.store(words_ptr + padded + places, m_blocks, mask=room)
+    target = words_ptr + padded + places
+    tl.store(target, tl.where(live, m_blocks, 0), mask=room)
     end = 2 * padded
     if SORTS:
-        order = tl.where(live, rows, 0)
-        tl.store(words_ptr + end + places, order, mask=room)
+        target = words_ptr + end + places
+        tl.store(target, tl.where(live, rows, 0), mask=room)
         end += padded
     if SWIZZLES:
         fit = l2_blocks // tl.maximum(split_blocks, 1)
@@ -127,8 +127,8 @@ def write_schedule(
         in_l2 = tl.where(fit >= 8, 8, in_l2)
         in_l2 = tl.where(fit >= 16, 16, in_l2)
         in_l2 = tl.minimum(in_l2 * unpacked, heads)
-        in_l2 = tl.where(live, in_l2, 0)
-        tl.store(words_ptr + end + places, in_l2, mask=room)
+        target = words_ptr + end + places
+        tl.store(target, tl.where(live, in_l2, 0), mask=room)
         end += padded
     if block == 0:
         tl.store(words_ptr + end, 0)
