@@ -10,7 +10,27 @@ from .spec import AttnSpec, dtype_name, require_between
 
 @dataclass(frozen=True, eq=False)
 class PagedKV:
-    """The paged cache: `k_cache` and `v_cache` [num_pages, page_size, num_kv_heads, head_dim]."""
+    """The paged KV cache of one layer, in NHD layout.
+
+    Parameters
+    ----------
+    k_cache, v_cache : Tensor
+        [num_pages, page_size, num_kv_heads, head_dim], the layer's `kv_dtype`.
+
+    Raises
+    ------
+    ValueError
+        For another number of dimensions, or two shapes.
+
+    Examples
+    --------
+    Three pages of 4 tokens, 2 KV heads:
+
+    >>> import torch
+    >>> cache = PagedKV(torch.zeros(3, 4, 2, 64), torch.zeros(3, 4, 2, 64))
+    >>> cache.k_cache.shape[:2]
+    torch.Size([3, 4])
+    """
 
     k_cache: Tensor
     v_cache: Tensor
@@ -38,16 +58,37 @@ class PagedKV:
 
 @dataclass(frozen=True, eq=False)
 class DecodeBatch:
-    """One decode step. `DecodeBatch.build` checks the arguments and derives the other tensors.
+    """One decode step: lengths and page tables. Make it by `build`, which checks and derives.
 
-    | field | shape, dtype | where |
-    |---|---|---|
-    | `seq_lens_cpu` | [bs] int32, tokens in the cache after this step | host |
-    | `page_table` | [bs, max_pages] int32; entries past a row's pages are undefined | device |
-    | `seq_lens` | [bs] int32, `seq_lens_cpu` | device |
-    | `kv_indptr` | [bs + 1] int32, prefix sums in pages | device |
-    | `kv_indices` | [pages used] int32, the live page-table entries, ragged | device |
-    | `kv_last_page_len` | [bs] int32, tokens in the last page, 1..page_size | device |
+    Attributes
+    ----------
+    spec : AttnSpec
+        The layer.
+    seq_lens_cpu : Tensor
+        [bs] int32 on the host, tokens in the cache after this step.
+    page_table : Tensor
+        [bs, max_pages] int32; entries past a row's pages are undefined.
+    seq_lens : Tensor
+        [bs] int32, `seq_lens_cpu` on the device of `page_table`, as all below.
+    kv_indptr : Tensor
+        [bs + 1] int32, prefix sums in pages.
+    kv_indices : Tensor
+        [pages used] int32, the live page-table entries, ragged.
+    kv_last_page_len : Tensor
+        [bs] int32, tokens in the last page, 1..page_size.
+
+    Examples
+    --------
+    Two requests of 5 and 2 tokens: the first has two pages, the second one.
+
+    >>> import torch
+    >>> from attnlib.core import AttnSpec
+    >>> spec = AttnSpec(num_qo_heads=4, num_kv_heads=2, head_dim=64, page_size=4)
+    >>> seq_lens = torch.tensor([5, 2], dtype=torch.int32)
+    >>> page_table = torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
+    >>> batch = DecodeBatch.build(spec, seq_lens, page_table)
+    >>> batch.kv_indptr.tolist(), batch.kv_indices.tolist(), batch.kv_last_page_len.tolist()
+    ([0, 2, 3], [0, 1, 2], [1, 2])
     """
 
     spec: AttnSpec

@@ -23,12 +23,36 @@ from .spec import CUSTOM_MASKS, MASKS, AttnSpec, require_given, require_word
 
 @dataclass(frozen=True, eq=False)
 class ExtendBatch:
-    """One call. `ExtendBatch.build` checks the arguments and derives the other tensors.
+    """One call with several query tokens per request. Make it by `build`, which checks and derives.
 
-    `paged` has the tokens after the call. `q_lens_cpu` [bs] int32 are the queries per request, on
-    the host, `qo_indptr` [bs + 1] int32 their prefix sums, on the device. `custom_mask` [sum of
-    queries x tokens] bool, row by row, is only for `CUSTOM_MASKS`. `ragged`: the pages are single
-    tokens in order.
+    Attributes
+    ----------
+    paged : DecodeBatch
+        The tokens after the call.
+    q_lens_cpu : Tensor
+        [bs] int32 on the host, queries per request.
+    qo_indptr : Tensor
+        [bs + 1] int32 on the device, their prefix sums.
+    mask : str
+        `causal`, `full`, `tree` or `chain`.
+    custom_mask : Tensor or None
+        [sum of queries x tokens] bool, row by row; only for `tree` and `chain`.
+    ragged : bool
+        Whether the pages are single tokens in order: K and V as they are.
+
+    Examples
+    --------
+    Prefill of the last 3 and 2 tokens of two requests:
+
+    >>> import torch
+    >>> from attnlib.core import AttnSpec, DecodeBatch
+    >>> spec = AttnSpec(num_qo_heads=4, num_kv_heads=2, head_dim=64, page_size=4)
+    >>> seq_lens = torch.tensor([5, 2], dtype=torch.int32)
+    >>> page_table = torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
+    >>> paged = DecodeBatch.build(spec, seq_lens, page_table)
+    >>> batch = ExtendBatch.build(paged, torch.tensor([3, 2], dtype=torch.int32))
+    >>> batch.rows, batch.qo_indptr.tolist()
+    (5, [0, 3, 5])
     """
 
     paged: DecodeBatch

@@ -29,10 +29,35 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, eq=False)
 class MlaBatch:
-    """One MLA step, made by `MlaBatch.build`: decode, or verification of `q_len` tokens a request.
+    """One MLA step, decode or verification. Make it by `build`, which checks and derives.
 
-    `chosen` [bs, top_k] int32 are tokens by their place in the request, on the page table's device;
-    None where `top_k` is 0. `highest_page` is the last page of the cache that a request has.
+    Attributes
+    ----------
+    spec : MlaSpec
+        The layer.
+    paged : DecodeBatch
+        Lengths and pages.
+    highest_page : int
+        The last page of the cache that a request has.
+    chosen : Tensor or None
+        [bs, top_k] int32 on the page table's device, tokens by their place in the request, -1 for
+        none; None where `top_k` is 0.
+    q_len : int
+        Query tokens of each request.
+
+    Examples
+    --------
+    Two requests of which each attends to at most three chosen tokens:
+
+    >>> import torch
+    >>> from attnlib.core import MlaSpec
+    >>> spec = MlaSpec(num_qo_heads=128, top_k=3, page_size=4)
+    >>> seq_lens = torch.tensor([5, 2], dtype=torch.int32)
+    >>> page_table = torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
+    >>> chosen = torch.tensor([[4, 0, 2], [1, -1, -1]], dtype=torch.int32)
+    >>> batch = MlaBatch.build(spec, seq_lens, page_table, chosen)
+    >>> batch.slots().tolist()
+    [[4, 0, 2], [9, -1, -1]]
     """
 
     spec: MlaSpec

@@ -52,11 +52,34 @@ class Grouped:
 class AttnSpec(Grouped):
     """A layer of multi-head, grouped-query or multi-query attention.
 
-    `dtype` is the query's, `kv_dtype` the cache's (default: the same); both are torch dtype names
-    in `ELEMENT_BYTES`. `page_size` is the number of tokens in a KV page, a power of two. `window`
-    is the number of tokens that a query sees, itself included (0: all): FlashInfer's
-    window_left + 1; FlashAttention-3's window_size is (window - 1, 0).
-    Raises ValueError that names the argument, what it must be and what it was.
+    Parameters
+    ----------
+    num_qo_heads, num_kv_heads : int
+        Heads of one GPU; KV heads divide query heads.
+    head_dim : int
+        Of Q, K and V.
+    page_size : int
+        Tokens of a KV page, a power of two.
+    dtype : str
+        The query's: `bfloat16`, `float16` or `float8_e4m3fn`.
+    kv_dtype : str
+        The cache's; by default the query's.
+    window : int
+        Tokens that a query sees, itself included; 0: all. FlashInfer's window_left + 1;
+        FlashAttention-3's window_size is (window - 1, 0).
+
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it must be and what it was.
+
+    Examples
+    --------
+    Llama-3.1-8B over an FP8 cache:
+
+    >>> spec = AttnSpec(32, 8, 128, page_size=16, kv_dtype="float8_e4m3fn")
+    >>> spec.group_size, spec.dtypes
+    (4, 'bfloat16/float8_e4m3fn')
     """
 
     num_qo_heads: int
@@ -108,8 +131,31 @@ class MlaSpec:
     """Latent attention (MLA) after weight absorption: all query heads read one latent KV head.
 
     A token has 512 latent values, both key and value, and 64 rotary values, key only. Query and
-    output are bfloat16. `top_k` tokens of each request are attended to (0: all). `num_qo_heads` are
-    the heads of one GPU; the model has 128.
+    output are bfloat16.
+
+    Parameters
+    ----------
+    num_qo_heads : int
+        Query heads of one GPU; the model has 128.
+    top_k : int
+        Tokens of each request that are attended to; 0: all.
+    page_size : int
+        Tokens of a KV page, a power of two.
+    kv_format : str
+        `bfloat16`, `fp8-656` or `fp8-576`, see `core.mla`.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it must be and what it was.
+
+    Examples
+    --------
+    DeepSeek-V3.2 on one of 8 GPUs (TP 8), which attends to 2,048 tokens:
+
+    >>> spec = MlaSpec(num_qo_heads=16, top_k=2048, kv_format="fp8-656")
+    >>> spec.heads, spec.token_bytes
+    ('16/1', 656)
     """
 
     num_qo_heads: int

@@ -54,12 +54,43 @@ MAX_TOKENS = 2**21
 
 @dataclass(frozen=True)
 class PlanShape(Grouped):
-    """What is fixed when a step is captured.
+    """What is fixed when a step is captured: the layer, and the grid of fa2.
 
-    `q_len` queries per request, `window` the tokens that a query sees before itself (-1: all).
-    `max_batch_size` requests, usually of at most `max_seq_len` tokens: the grid has room to cut
-    those well, and cuts longer ones less. Chunks are whole pages of `page_size` tokens, as
-    FlashInfer's are. GPUs of `num_sms` SMs, caches of `kv_bytes` per element.
+    The grid has room to cut requests of up to `max_seq_len` tokens well, and cuts longer ones less.
+
+    Parameters
+    ----------
+    num_qo_heads, num_kv_heads : int
+        Heads of one GPU.
+    head_dim : int
+        64, 128 or 256.
+    kv_bytes : int
+        Bytes of an element of the cache.
+    max_batch_size : int
+        Requests of the captured step.
+    max_seq_len : int
+        Tokens of the longest usual request.
+    num_sms : int
+        SMs of the GPU.
+    q_len : int
+        Queries per request.
+    window : int
+        Tokens that a query sees before itself; -1: all.
+    page_size : int
+        Tokens of a KV page; chunks are whole pages, as FlashInfer's.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it must be and what it was.
+
+    Examples
+    --------
+    Llama-3.1-8B on an H100, 16 requests:
+
+    >>> shape = PlanShape(32, 8, 128, kv_bytes=2, max_batch_size=16, max_seq_len=8192, num_sms=132)
+    >>> shape.tile, shape.wave, shape.max_blocks
+    (16, 33, 33)
     """
 
     num_qo_heads: int

@@ -57,11 +57,44 @@ def tokens_read(
 
 
 def require_plan(wrapper: Any, seq_lens: Tensor) -> None:
-    """RuntimeError unless the plan in `wrapper` reads every token of `seq_lens` [bs], integers.
+    """RuntimeError unless the plan in a wrapper of FlashInfer's fa2 reads every token of a call.
 
-    `wrapper` is FlashInfer's decode wrapper with tensor cores, or a prefill wrapper, planned for
-    fa2; with a window it must read window + tile tokens, as FlashInfer plans. Copies the words and
-    the lengths to the host, so it synchronises. ValueError for a wrapper that has no such plan.
+    With a window it must read window + tile tokens, as FlashInfer plans. Copies the words and the
+    lengths to the host, so it synchronises.
+
+    Parameters
+    ----------
+    wrapper : BatchDecodeWithPagedKVCacheWrapper or BatchPrefillWithPagedKVCacheWrapper
+        Planned for fa2 (decode: with tensor cores).
+    seq_lens : Tensor
+        [bs] integers, tokens per request of the call.
+
+    Raises
+    ------
+    RuntimeError
+        If a request is cut short; names the first one.
+    ValueError
+        For a wrapper that has no such plan.
+
+    Examples
+    --------
+    A plan for requests of 300 tokens, in what `require_plan` reads of a wrapper:
+
+    >>> import numpy as np
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> from attnlib.core import PlanLayout, PlanShape, plan_words
+    >>> shape = PlanShape(32, 8, 128, kv_bytes=2, max_batch_size=2, max_seq_len=512, num_sms=132)
+    >>> plan = plan_words(shape, np.array([300, 300]), chunk=128)
+    >>> image = plan.image(PlanLayout.of(shape).int_bytes // 4)
+    >>> wrapper = SimpleNamespace(
+    ...     _plan_info=plan.info, _int_workspace_buffer=torch.from_numpy(image), _window_left=-1
+    ... )
+    >>> require_plan(wrapper, torch.tensor([300, 200]))
+    >>> require_plan(wrapper, torch.tensor([300, 400]))
+    Traceback (most recent call last):
+        ...
+    RuntimeError: the plan of the wrapper must read all 400 tokens of request 1, it reads 384 ...
     """
     info = getattr(wrapper, "_plan_info", None)
     if info is None or len(info) != len(FA2_INFO):

@@ -572,15 +572,50 @@ def build_fa2_plan(
     page_size: int = 0,
     **tensors: Tensor | None,
 ) -> None:
-    """Write the plan of `shape` for `seq_lens` [bs] int32 or int64 into `words`, in one launch.
+    """Write a plan of fa2 in one launch, and with a `page_size` FlashInfer's page arrays too.
 
-    `words` is int32 [`PlanLayout.int_bytes` / 4]. Rows past `seq_lens` are empty. With a
-    `page_size` the same launch writes `kv_indptr` [max_batch_size + 1], `kv_indices` and
-    `kv_last_page_len` [max_batch_size] as `build_kv_indices` does, from `req_pool_indices` and
-    `req_to_token`, or from `block_table` (see `Fa2Planner.plan`); without one they are not used.
+    `Fa2Planner.plan` calls it with a wrapper's buffers, and says what holds for values out of
+    range: what does not fit is planned as empty, and counted in `overflow`.
 
-    What does not fit is planned as empty, and counted in `overflow` [2] int32 where that is given:
-    see `Fa2Planner.plan`.
+    Parameters
+    ----------
+    seq_lens : Tensor
+        [bs] int32 or int64, tokens per request; rows past it are empty.
+    words : Tensor
+        [`PlanLayout.int_bytes` / 4] int32, out.
+    shape : PlanShape
+        What is fixed.
+    seq_len_delta : int
+        Added to every length.
+    page_size : int
+        Tokens of a page; 0 writes no page arrays, and the tensors below are not used.
+    overflow : Tensor, optional
+        [2] int32, out: tokens of a request, and pages of a batch, that could not be planned.
+    kv_indptr, kv_indices, kv_last_page_len : Tensor, optional
+        [max_batch_size + 1], [capacity], [max_batch_size] int32, out, as `build_kv_indices` writes.
+    req_pool_indices, req_to_token : Tensor, optional
+        [bs] int32 or int64, [pool, max_ctx] int32: the slot of each token.
+    block_table : Tensor, optional
+        [>= bs, max_pages] int32: pages of request i in row i, in place of slots.
+
+    Raises
+    ------
+    ValueError
+        Before the launch, for tensors that do not fit.
+
+    Examples
+    --------
+    Under TRITON_INTERPRET=1, without a GPU; the kernel writes what `plan_words` says:
+
+    >>> import numpy as np
+    >>> import torch
+    >>> from attnlib.core import PlanLayout, PlanShape, plan_words
+    >>> shape = PlanShape(32, 8, 128, kv_bytes=2, max_batch_size=2, max_seq_len=512, num_sms=132)
+    >>> words = torch.zeros(PlanLayout.of(shape).int_bytes // 4, dtype=torch.int32)
+    >>> build_fa2_plan(seq_lens=torch.tensor([300, 200]), words=words, shape=shape)
+    >>> wanted = plan_words(shape, np.array([300, 200])).image(len(words))
+    >>> bool((words.numpy() == wanted).all())
+    True
     """
     used = PlanTensors(seq_lens, words, **tensors)
     if not page_size:

@@ -43,8 +43,23 @@ ARRAYS = (
 
 @dataclass(frozen=True)
 class PlanLayout:
-    """Where the words of a shape lie: `info` as `wrapper._plan_info` holds it, and the bytes that
-    both workspaces must have."""
+    """Where the words of a plan of fa2 lie in FlashInfer's workspaces.
+
+    Attributes
+    ----------
+    info : tuple of int
+        15 integers, as `wrapper._plan_info` holds them.
+    int_bytes, float_bytes : int
+        Bytes that both workspaces must have.
+
+    Examples
+    --------
+    >>> from attnlib.core import PlanShape
+    >>> shape = PlanShape(32, 8, 128, kv_bytes=2, max_batch_size=16, max_seq_len=8192, num_sms=132)
+    >>> layout = PlanLayout.of(shape)
+    >>> layout.int_bytes, layout.float_bytes
+    (644, 544896)
+    """
 
     info: tuple[int, ...]
     int_bytes: int
@@ -193,11 +208,38 @@ def chunk_in(words: np.ndarray, layout: PlanLayout) -> int:
 
 
 def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
-    """What the kernel writes for `seq_lens` [bs] tokens, word for word; a positive `chunk`, in
-    tokens, takes the place of the choice.
+    """The plan that `build_fa2_plan` writes, word for word, in NumPy.
 
-    Rows from bs to `max_batch_size` are empty. Raises as `choose` does, and ValueError for a chunk
-    that cuts into more blocks than the grid has.
+    Parameters
+    ----------
+    shape : PlanShape
+        What is fixed.
+    seq_lens : ndarray
+        [bs] integers, tokens per request; rows from bs to `max_batch_size` are empty.
+    chunk : int
+        Tokens of a KV chunk, in place of the choice; 0 chooses.
+
+    Returns
+    -------
+    Words
+        The arrays of the plan, and its chunk.
+
+    Raises
+    ------
+    ValueError
+        For more than `max_batch_size` requests, and for a chunk that cuts into more blocks than the
+        grid has.
+
+    Examples
+    --------
+    One long request beside fifteen short ones is cut into many parts:
+
+    >>> import numpy as np
+    >>> from attnlib.core import PlanShape
+    >>> shape = PlanShape(32, 8, 128, kv_bytes=2, max_batch_size=16, max_seq_len=8192, num_sms=132)
+    >>> words = plan_words(shape, np.array([8192] + [100] * 15))
+    >>> words.kv_chunk_size, int(words.block_valid_mask.sum())
+    (456, 33)
     """
     lens = np.zeros(shape.max_batch_size, np.int64)
     given = counted(shape, seq_lens)

@@ -228,21 +228,73 @@ LAUNCHER = Launcher(decode_metadata_kernel, prepare)
 
 
 def build_decode_metadata(
-    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: Tensor | None
+    *,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+    **tensors: Tensor | None,
 ) -> None:
     """Lengths, their prefix sum and page tables of a decode step, in place, in one launch.
-
-    `tensors` are those of `DecodeTensors`, by name. `page_size` is a power of two, `max_pages` the
-    number of columns that may be written, and `seq_len_delta` >= 0 is added to every length.
 
     Columns past a row's live pages, ceil((seq_len + delta) / page_size), and from `max_pages` on
     stay as they are. Slots are translated, then divided; slot -1 stays -1. A pool row outside
     `req_to_token` gives pages of -1, and so does a slot outside the map: neither is read. Lengths
-    and their sum must be below 2^31, which is not checked.
+    and their sum must be below 2^31, which is not checked. See `core.metadata` for what holds for
+    all builders. Semantics: SGLang's `normal_decode_set_metadata`, with its live-page bound of
+    0.5.18 and later.
 
-    `cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0, as in SGLang
-    under CUDA graphs. See `core.metadata` for what holds for all builders. Semantics: SGLang's
-    `normal_decode_set_metadata`, with its live-page bound of 0.5.18 and later.
+    Parameters
+    ----------
+    page_size : int
+        A power of two.
+    max_pages : int
+        Columns of the page tables that may be written.
+    seq_len_delta : int
+        At least 0; added to every length.
+    seq_lens : Tensor
+        [bs] int32 or int64, tokens in the cache before `seq_len_delta`.
+    req_pool_indices : Tensor
+        [bs] int32 or int64, each request's row of `req_to_token`.
+    req_to_token : Tensor
+        [pool, max_ctx] int32, KV slot of each token; -1: none.
+    cache_seqlens : Tensor
+        [bs] int32, out: `seq_lens + seq_len_delta`. May be `seq_lens` itself where those are int32
+        and the delta is 0, as in SGLang under CUDA graphs.
+    cu_seqlens_k : Tensor
+        [bs + 1] int32, out: 0 and the running sums of `cache_seqlens`.
+    page_table : Tensor
+        [bs, >= max_pages] int32, out: first slot of each page // page_size.
+    swa_slot_map : Tensor, optional
+        [slots] int32 or int64, slot of the full pool -> slot of the window's pool.
+    swa_page_table : Tensor, optional
+        As `page_table`, out, of the translated slots; with the map, or neither.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Before the launch, naming the argument.
+
+    Examples
+    --------
+    Under TRITON_INTERPRET=1, without a GPU. Request 0 has row 1 of the pool, whose tokens lie in
+    slots 8 to 12:
+
+    >>> import torch
+    >>> req_to_token = torch.tensor([[0, 1, 2, 3, -1, -1], [8, 9, 10, 11, 12, -1]])
+    >>> page_table = torch.full((1, 2), -1, dtype=torch.int32)
+    >>> cu_seqlens_k = torch.zeros(2, dtype=torch.int32)
+    >>> build_decode_metadata(
+    ...     page_size=4,
+    ...     max_pages=2,
+    ...     seq_lens=torch.tensor([5]),
+    ...     req_pool_indices=torch.tensor([1]),
+    ...     req_to_token=req_to_token.int(),
+    ...     cache_seqlens=torch.zeros(1, dtype=torch.int32),
+    ...     cu_seqlens_k=cu_seqlens_k,
+    ...     page_table=page_table,
+    ... )
+    >>> page_table.tolist(), cu_seqlens_k.tolist()
+    ([[2, 3]], [0, 5])
     """
     all_tensors = (*DecodeTensors(**tensors), None)  # no words of a schedule
     LAUNCHER.launch(all_tensors, (page_size,), (seq_len_delta, max_pages))

@@ -273,27 +273,75 @@ LAUNCHER = Launcher(kv_indices_kernel, prepare)
 
 
 def build_kv_indices(
-    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: Tensor | None
+    *,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+    **tensors: Tensor | None,
 ) -> None:
     """FlashInfer's description of a paged KV cache, in place, in one launch.
-
-    `tensors` are those of `PageArrays`, by name. `page_size` is a power of two, `seq_len_delta`
-    >= 0 is added to every length, and pages of a request from `max_pages` on are cut off.
-
-    Without `kv_last_page_len` nothing is written there: with pages of one token engines share one
-    of ones. Lengths count from `kv_start`, a multiple of `page_size`: a sliding window's beginning,
-    or an encoder's end. Tokens outside a row of `req_to_token` give page -1 and are not read.
 
     A request that `max_pages` cuts off ends in a full page, so the three arrays always agree on its
     length. Slot -1 gives page -1, and so does a pool row outside `req_to_token`, which is not read.
     An empty request has no page and a last page of 0 tokens: FlashInfer's kernels do not look at
     it, and its `get_seq_lens` adds it to 0 full pages.
 
-    Words of `kv_indices` from `kv_indptr[bs]` on are left untouched. What does not fit is dropped:
-    the host cannot know the sum of the pages, and engines share a buffer smaller than
-    bs * max_pages. `kv_indptr` counts dropped pages too, so `kv_indptr[bs] > capacity` shows it.
-    A sum beyond int32 is refused, by bs * max_pages. See `core.metadata` for what holds for all
+    Words of `kv_indices` from `kv_indptr[bs]` on are left untouched. Pages that do not fit are
+    dropped: the host cannot know the sum of the pages, and engines share a buffer smaller than
+    bs * max_pages. `kv_indptr` counts dropped pages too, so `kv_indptr[bs] > capacity` shows it. A
+    sum beyond int32 is refused, by bs * max_pages. See `core.metadata` for what holds for all
     builders. Semantics: SGLang's cumulative sum and `create_flashinfer_kv_indices_triton`, which
     know page size 1 only, with FlashInfer's `plan` for the other page sizes.
+
+    Parameters
+    ----------
+    page_size : int
+        A power of two.
+    max_pages : int
+        Pages of a request from here on are cut off.
+    seq_len_delta : int
+        At least 0; added to every length.
+    seq_lens : Tensor
+        [bs] int32 or int64, tokens in the cache before `seq_len_delta`.
+    req_pool_indices : Tensor
+        [bs] int32 or int64, each request's row of `req_to_token`.
+    req_to_token : Tensor
+        [pool, max_ctx] int32, KV slot of each token; -1: none.
+    kv_indptr : Tensor
+        [bs + 1] int32, out: 0 and running sums of the requests' **pages**.
+    kv_indices : Tensor
+        [capacity] int32, out: their pages, one request after another.
+    kv_last_page_len : Tensor, optional
+        [bs] int32, out: tokens in the last page, 1..page_size; 0: no page. With pages of one token
+        engines share one of ones, and pass none.
+    kv_start : Tensor, optional
+        [bs] int32 or int64, a request's first token that counts, a multiple of `page_size`: a
+        sliding window's beginning, or an encoder's end. Lengths count from there. Tokens outside a
+        row of `req_to_token` give page -1 and are not read.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Before the launch, naming the argument.
+
+    Examples
+    --------
+    Under TRITON_INTERPRET=1, without a GPU. Two requests of 5 and 2 tokens:
+
+    >>> import torch
+    >>> req_to_token = torch.tensor([[0, 1, 2, 3, -1, -1], [8, 9, 10, 11, 12, -1]])
+    >>> kv_indptr = torch.zeros(3, dtype=torch.int32)
+    >>> kv_indices = torch.full((4,), -1, dtype=torch.int32)
+    >>> build_kv_indices(
+    ...     page_size=4,
+    ...     max_pages=2,
+    ...     seq_lens=torch.tensor([5, 2]),
+    ...     req_pool_indices=torch.tensor([1, 0]),
+    ...     req_to_token=req_to_token.int(),
+    ...     kv_indptr=kv_indptr,
+    ...     kv_indices=kv_indices,
+    ... )
+    >>> kv_indptr.tolist(), kv_indices.tolist()
+    ([0, 2, 3], [2, 3, 0, -1])
     """
     LAUNCHER.launch(PageArrays(**tensors), (page_size,), (seq_len_delta, max_pages))

@@ -43,7 +43,16 @@ _OVERLAPPING = ContextVar("overlapping", default=True)
 
 @contextmanager
 def without_overlap() -> Iterator[None]:
-    """Launch kernels one after the other, to measure what the overlap gives."""
+    """Launch kernels one after the other, to measure what the overlap gives.
+
+    On Hopper and later a kernel of ours may start before the previous one has ended (programmatic
+    dependent launch). Within this context none does.
+
+    Examples
+    --------
+    >>> with without_overlap():  # doctest: +SKIP
+    ...     build_decode_metadata(**call)
+    """
     token = _OVERLAPPING.set(False)
     try:
         yield

@@ -20,19 +20,7 @@ IN_ROWS = {"req_to_token", "page_table", "swa_page_table"}
 
 
 class DecodeTensors(NamedTuple):
-    """What `build_decode_metadata` reads and writes.
-
-    | tensor | shape, dtype | |
-    |---|---|---|
-    | `seq_lens` | [bs] int32 or int64 | tokens in the cache before `seq_len_delta` |
-    | `req_pool_indices` | [bs] int32 or int64 | each request's row of `req_to_token` |
-    | `req_to_token` | [pool, max_ctx] int32 | KV slot of each token; -1: none |
-    | `cache_seqlens` | [bs] int32, out | `seq_lens + seq_len_delta` |
-    | `cu_seqlens_k` | [bs + 1] int32, out | 0 and their running sums |
-    | `page_table` | [bs, >= max_pages] int32, out | first slot of each page // page_size |
-    | `swa_slot_map` | [slots] int32 or int64 | slot of the full pool -> slot of the window's pool |
-    | `swa_page_table` | as `page_table`, out | of the translated slots; with the map, or neither |
-    """
+    """What `build_decode_metadata` reads and writes; shapes and dtypes are there."""
 
     seq_lens: Tensor
     req_pool_indices: Tensor
@@ -45,16 +33,7 @@ class DecodeTensors(NamedTuple):
 
 
 class PageArrays(NamedTuple):
-    """What `build_kv_indices` reads and writes.
-
-    | tensor | shape, dtype | |
-    |---|---|---|
-    | `seq_lens`, `req_pool_indices`, `req_to_token` | | as in `DecodeTensors` |
-    | `kv_indptr` | [bs + 1] int32, out | 0 and running sums of the requests' **pages** |
-    | `kv_indices` | [capacity] int32, out | their pages, one request after another |
-    | `kv_last_page_len` | [bs] int32, out | tokens in the last page, 1..page_size; 0: no page |
-    | `kv_start` | [bs] int32 or int64 | a request's first token that counts, 0 without |
-    """
+    """What `build_kv_indices` reads and writes; shapes and dtypes are there."""
 
     seq_lens: Tensor
     req_pool_indices: Tensor

@@ -79,14 +79,48 @@ def build_step_metadata(
 ) -> None:
     """`build_decode_metadata`, and the schedule of `cache_seqlens`, in place, in one launch.
 
-    `scheduler` comes from `reserve` (or `precompute`) for the facts of the step's attention calls:
-    one query token a request, `batch_size` requests, pages of `page_size`, and a `max_seqlen_k` of
-    the page table's whole width; causal or not, with a window or not; with `cu_seqlens_q` or not,
-    which then counts one token a request. Its words become those that the library would write for
-    these lengths, padding zero. All other arguments as there.
+    The words of the scheduler become those that the library would write for these lengths, padding
+    zero. Lengths beyond `max_seqlen_k` are not detected. If all lengths are 0 every request gets
+    one split, where the library divides by zero.
 
-    Lengths beyond `max_seqlen_k` are not detected. If all lengths are 0 every request gets one
-    split, where the library divides by zero.
+    Parameters
+    ----------
+    page_size, max_pages, seq_len_delta : int
+        As for `build_decode_metadata`.
+    scheduler : SchedulerMetadata
+        From `reserve` (or `precompute`) for the facts of the step's attention calls: one query
+        token a request, `batch_size` requests, pages of `page_size`, and a `max_seqlen_k` of the
+        page table's whole width; causal or not, with a window or not; with `cu_seqlens_q` or not,
+        which then counts one token a request.
+    **tensors : Tensor
+        Those of `build_decode_metadata`.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Before the launch, naming the argument.
+
+    Examples
+    --------
+    Under TRITON_INTERPRET=1, without a GPU. One request of 5 tokens, which needs one split:
+
+    >>> import torch
+    >>> from attnlib.core import SchedulerFacts, reserve
+    >>> facts = SchedulerFacts(1, 32, 8, 128, 1, max_seqlen_k=8, num_sms=132, page_size=4)
+    >>> scheduler = reserve(facts, torch.device("cpu"))
+    >>> build_step_metadata(
+    ...     page_size=4,
+    ...     max_pages=2,
+    ...     scheduler=scheduler,
+    ...     seq_lens=torch.tensor([5]),
+    ...     req_pool_indices=torch.tensor([0]),
+    ...     req_to_token=torch.arange(8, dtype=torch.int32)[None],
+    ...     cache_seqlens=torch.zeros(1, dtype=torch.int32),
+    ...     cu_seqlens_k=torch.zeros(2, dtype=torch.int32),
+    ...     page_table=torch.zeros((1, 2), dtype=torch.int32),
+    ... )
+    >>> int(scheduler.words[0])
+    1
     """
     if not isinstance(scheduler, SchedulerMetadata):
         raise TypeError(f"scheduler must be SchedulerMetadata, got {type(scheduler).__name__}")

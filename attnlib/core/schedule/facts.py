@@ -48,15 +48,61 @@ ONE_WARPGROUP = 64
 class SchedulerFacts(Grouped):
     """One call, as FlashAttention-3 sees it.
 
-    `batch_size` counts padding too, head counts are those of this GPU. `head_dim_v` 0 means K's.
-    `max_seqlen_q` and `max_seqlen_k` are tokens: of the longest query, and of the page table's
-    width x page_size (or of a contiguous cache, whose `page_size` is None). `sm_margin` of the
-    `num_sms` multiprocessors are left to others. `window` is (left, right) tokens, -1 unlimited;
-    `varlen_q` says whether cu_seqlens_q is passed. `pack_gqa` None and `num_splits` 0 let the
-    library decide. `hdim96`: whether the build has kernels of head_dim 96. `build` is one of
-    `BUILDS`.
+    Parameters
+    ----------
+    batch_size : int
+        Requests, padding too.
+    num_qo_heads, num_kv_heads : int
+        Heads of this GPU.
+    head_dim : int
+        Of Q and K.
+    max_seqlen_q : int
+        Tokens of the longest query.
+    max_seqlen_k : int
+        Tokens: of the page table's width x page_size, or of a contiguous cache.
+    num_sms : int
+        Multiprocessors of the GPU.
+    page_size : int or None
+        Tokens of a KV page; None for a contiguous cache.
+    dtype : str
+        Of query and cache.
+    head_dim_v : int
+        Of V; 0 means K's.
+    causal : bool
+        Whether a query sees its own token and those before it alone.
+    window : tuple of int
+        (left, right) tokens, -1 unlimited.
+    has_softcap : bool
+        Whether scores are capped.
+    varlen_q : bool
+        Whether cu_seqlens_q is passed.
+    pack_gqa : bool or None
+        None lets the library decide.
+    num_splits : int
+        0 lets the library decide.
+    sm_margin : int
+        Multiprocessors that are left to others.
+    hdim96 : bool
+        Whether the build has kernels of head_dim 96.
+    build : str
+        `upstream`, `vllm`, `sglang` or `sglang-0.4.4`.
 
-    Raises ValueError naming the field, what it must be and what it was.
+    Raises
+    ------
+    ValueError
+        Naming the field, what it must be and what it was.
+
+    Examples
+    --------
+    Llama-3.1-8B on an H100: a decode step of 4 requests, in a context of 8,192 tokens. Upstream's
+    build takes tiles of 128 query rows, SGLang's of 64:
+
+    >>> facts = SchedulerFacts(4, 32, 8, 128, 1, 8192, num_sms=132, page_size=16, causal=True)
+    >>> facts.tile, facts.split_cap
+    ((128, 128), 15)
+    >>> from dataclasses import replace
+    >>> replace(facts, build="sglang").tile
+    (64, 128)
     """
 
     batch_size: int

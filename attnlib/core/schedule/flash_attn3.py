@@ -32,7 +32,30 @@ from .splits import num_words
 
 @dataclass(frozen=True, eq=False)
 class SchedulerMetadata:
-    """`words` [n] int32 on the GPU, the library's tensor, and the settled `facts` of its call."""
+    """FlashAttention-3's schedule of a step, and the call that it is for.
+
+    Attributes
+    ----------
+    words : Tensor
+        [n] int32 on the GPU, the library's tensor.
+    facts : SchedulerFacts
+        Of its call, settled.
+
+    Examples
+    --------
+    Reserved words are no schedule yet, and a call of another shape is refused:
+
+    >>> import torch
+    >>> from attnlib.core import SchedulerFacts, reserve
+    >>> facts = SchedulerFacts(4, 32, 8, 128, 1, 8192, num_sms=132, page_size=16, causal=True)
+    >>> metadata = reserve(facts, torch.device("cpu"))
+    >>> metadata.require_fits(facts, device=torch.device("cpu"))
+    Traceback (most recent call last):
+        ...
+    ValueError: words must be written before they are used, got words only reserved
+    >>> metadata.facts.differences(SchedulerFacts(8, 32, 8, 128, 1, 8192, 132, 16, causal=True))
+    {'batch_size': (4, 8)}
+    """
 
     words: Tensor
     facts: SchedulerFacts
@@ -87,13 +110,36 @@ def precompute(
     cu_seqlens_q: Tensor | None = None,
     out: Tensor | None = None,
 ) -> SchedulerMetadata:
-    """The metadata of one step, from one kernel on the current stream.
+    """The schedule of one step, from one kernel of the library on the current stream.
 
-    `seq_lens` [batch_size] int32 is the KV tokens of each request on the GPU, which are not read
-    here. `cu_seqlens_q` [batch_size + 1] int32 goes with `facts.varlen_q`. `out` [>= words] int32
-    is the caller's buffer (`splits.max_words` sizes it); the words are its head, and its tail
-    becomes zero. Raises ValueError naming the argument, what it must be and what it was, before any
-    launch.
+    Parameters
+    ----------
+    facts : SchedulerFacts
+        Of the attention calls that will use it.
+    seq_lens : Tensor
+        [batch_size] int32 on the GPU, KV tokens of each request; not read here.
+    cu_seqlens_q : Tensor, optional
+        [batch_size + 1] int32, with `facts.varlen_q`.
+    out : Tensor, optional
+        [>= words] int32, the caller's buffer (`splits.max_words` sizes it); the words are its head,
+        and its tail becomes zero.
+
+    Returns
+    -------
+    SchedulerMetadata
+        For `metadata=` of `attend`, in every layer of the step.
+
+    Raises
+    ------
+    ValueError
+        Before any launch, naming the argument, what it must be and what it was.
+
+    Examples
+    --------
+    Needs a GPU and FlashAttention-3:
+
+    >>> metadata = precompute(facts, seq_lens)  # doctest: +SKIP
+    >>> metadata.renew(longer_seq_lens)  # the next step  # doctest: +SKIP
     """
     settled = facts.settled
     _require_packing(facts)
@@ -105,11 +151,39 @@ def precompute(
 
 
 def reserve(
-    facts: SchedulerFacts, device: torch.device, *, out: Tensor | None = None
+    facts: SchedulerFacts,
+    device: torch.device,
+    *,
+    out: Tensor | None = None,
 ) -> SchedulerMetadata:
-    """Zeros in the place of metadata, for `build_step_metadata` to write; no call takes them yet.
+    """Memory for a schedule that `build_step_metadata` writes; no attention call takes it before.
 
-    `out`, errors and cap as in `precompute`.
+    Parameters
+    ----------
+    facts : SchedulerFacts
+        Of the attention calls that will use it; not of vLLM's build, whose words are not known.
+    device : torch.device
+        Where the words are.
+    out : Tensor, optional
+        [>= words] int32, the caller's buffer; it becomes zero.
+
+    Returns
+    -------
+    SchedulerMetadata
+        Zeros.
+
+    Raises
+    ------
+    ValueError
+        As `precompute`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attnlib.core import SchedulerFacts
+    >>> facts = SchedulerFacts(4, 32, 8, 128, 1, 8192, num_sms=132, page_size=16, causal=True)
+    >>> reserve(facts, torch.device("cpu")).words.shape  # splits, tiles, order, heads; semaphore
+    torch.Size([17])
     """
     if facts.build == "vllm":
         raise ValueError("build must be upstream or sglang, whose words are known, got vllm")

@@ -51,12 +51,44 @@ def _working(tiles: np.ndarray, lens: np.ndarray) -> np.ndarray:
     return tiles[tiles[:, 0] < len(lens)]
 
 
-def require_schedule(tile_scheduler_metadata: Tensor, num_splits: Tensor, seq_lens: Tensor) -> None:
-    """RuntimeError unless FlashMLA's dense schedule reads every token of `seq_lens` [bs], int32.
+def require_schedule(
+    tile_scheduler_metadata: Tensor,
+    num_splits: Tensor,
+    seq_lens: Tensor,
+) -> None:
+    """RuntimeError unless FlashMLA's dense schedule reads every token of a call.
 
-    `tile_scheduler_metadata` [parts, 8] and `num_splits` [bs + 1], int32, are those of a call or of
-    a graph. Copies them and the lengths to the host, so it synchronises; the check then takes about
-    1 ms for 100 requests. ValueError for words and splits that are not of one batch this large.
+    Copies words and lengths to the host, so it synchronises; the check then takes about 1 ms for
+    100 requests.
+
+    Parameters
+    ----------
+    tile_scheduler_metadata : Tensor
+        [parts, 8] int32, of a call or of a graph.
+    num_splits : Tensor
+        [bs + 1] int32, of the same.
+    seq_lens : Tensor
+        [bs] int32, tokens per request of the call.
+
+    Raises
+    ------
+    RuntimeError
+        If a request is cut short; names the first one.
+    ValueError
+        For words and splits that are not of one batch this large.
+
+    Examples
+    --------
+    One part of the GPU reads blocks 0 and 1 of request 0, 128 tokens:
+
+    >>> import torch
+    >>> tiles = torch.tensor([[0, 0, 0, 2, 0, 0, 0, 0]], dtype=torch.int32)
+    >>> sums = torch.tensor([0, 1], dtype=torch.int32)
+    >>> require_schedule(tiles, sums, torch.tensor([100]))
+    >>> require_schedule(tiles, sums, torch.tensor([200]))
+    Traceback (most recent call last):
+        ...
+    RuntimeError: FlashMLA's schedule must read all 200 tokens of request 0, it reads 128 ...
     """
     tiles = tile_scheduler_metadata.cpu().numpy()
     sums = num_splits.cpu().numpy()

@@ -44,13 +44,42 @@ class SplitPlan:
 
 
 def plan_splits(
-    facts: SchedulerFacts, seq_lens: np.ndarray, q_lens: np.ndarray | None = None
+    facts: SchedulerFacts,
+    seq_lens: np.ndarray,
+    q_lens: np.ndarray | None = None,
 ) -> SplitPlan:
-    """The schedule of `seq_lens` [batch_size] tokens of KV and `q_lens` [batch_size] query tokens.
+    """The splits that FlashAttention-3's prepare kernel gives each request.
 
-    `q_lens` goes with `facts.varlen_q`; without it every request has `max_seqlen_q` tokens.
-    Raises ValueError for a wrong shape, a length outside 0..max_seqlen_k or 0..max_seqlen_q, and
-    sums of blocks that the kernel cannot divide by: zero, or past int32.
+    Parameters
+    ----------
+    facts : SchedulerFacts
+        The call.
+    seq_lens : ndarray
+        [batch_size] integers, tokens of KV.
+    q_lens : ndarray, optional
+        [batch_size] integers, query tokens; with `facts.varlen_q`. Without, every request has
+        `max_seqlen_q`.
+
+    Returns
+    -------
+    SplitPlan
+        Query tiles, KV blocks and splits, by request.
+
+    Raises
+    ------
+    ValueError
+        For a wrong shape, a length outside 0..max_seqlen_k or 0..max_seqlen_q, and sums of blocks
+        that the kernel cannot divide by: zero, or past int32.
+
+    Examples
+    --------
+    One long request beside three short ones gets most of the splits:
+
+    >>> import numpy as np
+    >>> from attnlib.core import SchedulerFacts
+    >>> facts = SchedulerFacts(4, 32, 8, 128, 1, 8192, num_sms=132, page_size=16, causal=True)
+    >>> plan_splits(facts, np.array([8192, 512, 512, 512])).num_splits.tolist()
+    [11, 1, 1, 1]
     """
     kv = _lengths("seq_lens", seq_lens, facts.batch_size, facts.max_seqlen_k)
     facts.require_q("q_lens", q_lens)
