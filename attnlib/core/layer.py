@@ -35,7 +35,7 @@ NAMED = re.compile(r"(\d+/\d+) heads, head_dim (\d+)", re.ASCII)
 HEADS = re.compile(r"(\d+)/(\d+)", re.ASCII)
 LENGTH = re.compile(r"(\d+)(?:\.\.(\d+))?(?:x([1-9]\d*))?", re.ASCII)
 MAX_REQUESTS = 65_536
-"""Of one call; more than engines run at once."""
+"""Of one call; more than engines run concurrently."""
 LENGTHS_HELP = "tokens per request: 8192x16, 100,200, 2048..30720x64 (64 lengths, evenly spaced)"
 
 
@@ -46,7 +46,7 @@ def _sizes_of_model(model: str, tp: int = 1) -> tuple[int, int, int]:
     """
     if split := SPLIT.fullmatch(model):
         if tp != 1:
-            raise ValueError(f"tp must not be given with {model!r}, which says it, got {tp}")
+            raise ValueError(f"tp must be left out with {model!r}, which contains it, got {tp}")
         model = split[1]
         tp = int(split[2])
     require_word("model", model, WHOLE_MODELS)
@@ -85,14 +85,14 @@ def parse_layer(
     """
     if named := NAMED.fullmatch(model):
         if head_dim:
-            words = f"head_dim must not be given with {model!r}, which says it"
+            words = f"head_dim must be left out with {model!r}, which contains it"
             raise ValueError(f"{words}, got {head_dim}")
         heads = named[1]
         model = ""
         head_dim = int(named[2])
     if bool(heads) == bool(model):
         got = f"{heads} and {model}" if heads else "neither"
-        raise ValueError(f"heads or model must be given, one of them, got {got}")
+        raise ValueError(f"pass either heads or model, got {got}")
     if model:
         query, kv, of_model = _sizes_of_model(model, tp)
         return AttnSpec(query, kv, head_dim or of_model, page_size, **fields)
@@ -126,7 +126,7 @@ def parse_lengths(
     """Tokens per request from `8192x16` (16 requests), `100,200`, `8192x15,100`, `2048..30720x64`.
 
     A range is evenly spaced, both ends included. `batch` is the number of requests where `text` is
-    one length or range that does not say it. ValueError calls the lengths `name`.
+    one length or range without a count. ValueError calls the lengths `name`.
     """
     if batch is not None:
         require_int("batch", batch, most=MAX_REQUESTS)
@@ -138,7 +138,7 @@ def parse_lengths(
         low = int(part[1])
         high = int(part[2] or part[1])
         if batch and (part[3] or len(parts) > 1):
-            raise ValueError(f"batch must be left out where {name} says it, got {batch}")
+            raise ValueError(f"batch must be left out where {name} has the counts, got {batch}")
         count = batch or int(part[3] or 1)
         if count + len(lengths) > MAX_REQUESTS or high > INT32_MAX:
             limits = f"at most {MAX_REQUESTS} requests of at most {INT32_MAX} tokens"
@@ -154,7 +154,7 @@ def parse_lengths(
 
 
 def words_of_lengths(lengths: tuple[int, ...]) -> str:
-    """Lengths as `parse_lengths` reads them, in few words."""
+    """Lengths as `parse_lengths` reads them, in their shortest form."""
     low = min(lengths)
     high = max(lengths)
     count = len(lengths)

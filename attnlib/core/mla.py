@@ -12,7 +12,7 @@ The queries of a request are its last `q_len` tokens, in a row; each sees its ow
 before it.
 
 Kernels take slots, places in the cache (page * page_size + offset), and read any slot unchecked:
-`slots` makes them from chosen tokens and refuses wrong ones.
+`slots` makes them from chosen tokens and raises for those out of range.
 """
 
 from dataclasses import dataclass

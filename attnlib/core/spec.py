@@ -307,7 +307,8 @@ def require_given(
     when: str,
     here: str,
 ) -> None:
-    """ValueError unless a value is given exactly if it is `due`; `when` and `here` say so."""
+    """ValueError unless a value is given exactly if it is `due`; `when` and `here` are words of the
+    message."""
     if (value is not None) != due:
         got = "none" if value is None else "some"
         raise ValueError(f"{name} must be given {when}, and only then, got {got} with {here}")

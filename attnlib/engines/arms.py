@@ -1,4 +1,4 @@
-"""What the plugin's environment variables may say, and what this process runs. No torch."""
+"""Values of the plugins' environment variables, and what this process runs. No torch."""
 
 import logging
 from collections import Counter

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.spec import AttnSpec, require_types
 
 EVERY = 10
-"""One step in so many of each mode is captured, the first one included."""
+"""One of this many steps of each mode is captured, beginning with the first."""
 
 
 @dataclass(frozen=True)

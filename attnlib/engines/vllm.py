@@ -11,10 +11,11 @@
 | `ATTNLIB_VLLM_DECODE` | `planned` | FlashInfer's fa2 in graphs of decode: plan and page arrays |
 | | | by `core.Fa2Planner`, from lengths and block table on the GPU |
 
-Decode needs the attention backend FLASHINFER with `use_trtllm_attention=false`, and refuses by name
-what it cannot have. An unknown word, or a release whose functions are not those of `POINTS`, ends
-the process; a later one whose functions are known runs, with one warning. If VLLM_PLUGINS is set,
-it must name attnlib, or vLLM does not load it. `arms.STATE.calls` counts what ran or was left out.
+Decode needs the attention backend FLASHINFER with `use_trtllm_attention=false`, and raises an error
+that names what it does not support. An unknown word, or a release whose functions are not those of
+`POINTS`, ends the process; a later one whose functions are known runs, with one warning. If
+VLLM_PLUGINS is set, it must name attnlib, or vLLM does not load it. `arms.STATE.calls` counts what
+ran or was left out.
 
 A captured step is that of the first layers with full attention on the first rank of an engine,
 without the rows that pad a graph; warm-up and Ray's steps are not seen. `mode` is by query tokens:
@@ -142,7 +143,7 @@ def _write_if_due(capture: Capture, group: Any, batch: Any) -> None:
 
 
 def require_builders(original: Function, group: Any, *args: Any, **kwargs: Any) -> None:
-    """Around the builders of layers alike: refuse those that an arm cannot have."""
+    """Around the builders of layers alike: raise for those that an arm does not support."""
     original(group, *args, **kwargs)
     name = group.backend.get_name()
     arm = f"{VLLM.prefix}DECODE=planned"

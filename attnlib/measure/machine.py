@@ -26,7 +26,7 @@ def has_driver() -> bool:
 def describe_machine(device: str = "cuda") -> dict[str, Any]:
     """What does not change during a study: GPU, its id, driver, power limit; or the CPU.
 
-    `gpu_id` is a hash of the GPU's UUID: it tells two GPUs apart and names neither.
+    `gpu_id` is a hash of the GPU's UUID: it distinguishes GPUs without naming them.
     """
     if device == "cpu":
         return {
@@ -74,7 +74,7 @@ def describe_state(device: str = "cuda") -> dict[str, Any]:
 
 @contextmanager
 def load_reader() -> Iterator[Callable[[], tuple[int, int]]]:
-    """What reads power (W) and SM clock (MHz) of the GPU at once, while it works."""
+    """A function that reads power (W) and SM clock (MHz) of the GPU while it works."""
     with _gpu() as (nvml, handle, _):
         yield lambda: (
             nvml.nvmlDeviceGetPowerUsage(handle) // 1000,
@@ -103,7 +103,7 @@ def _short_id(uuid: str) -> str:
 
 @contextmanager
 def _gpu() -> Iterator[tuple[Any, Any, Any]]:
-    """NVML, its handle of the GPU that CUDA calls device 0, and what torch says of that GPU."""
+    """NVML, its handle of CUDA's device 0, and torch's properties of that GPU."""
     import pynvml
     import torch
 

@@ -30,11 +30,11 @@ differ by up to 3 % (95th percentile of A/A records), in longer calls by 1 to 2 
 FASTER = "faster"
 SLOWER = "slower"
 SAME = "same"
-AMBIGUOUS = "ambiguous"
+AMBIGUOUS = "ambiguous"  # inconclusive
 NOT_SLOWER = "not slower"
 
 ALL_ALIKE = 1e9
-"""Degrees of freedom of a prior that stands for the variance of every row."""
+"""Degrees of freedom of a prior that replaces the variance of every row."""
 Floats = NDArray[np.float64]
 Pair = tuple[Sequence[float], Sequence[float]]
 Word = Callable[[int, float, float], str]

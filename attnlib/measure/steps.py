@@ -31,7 +31,7 @@ PREFILL = "prefill"
 MIXED = "mixed"
 UNKNOWN = "unknown"
 EITHER = "decode or verify"
-"""What no mark tells apart: a query per request, or a few."""
+"""Without a mark one query per request and a few cannot be distinguished."""
 SGLANG = re.compile(rf"step\[\s*(\w+)(?:.*?bs={SIZE})?")
 VLLM = re.compile(rf"execute_(?:\d+_)?context_{SIZE}\(.*?\)_generation_{SIZE}(?:\((?:sq)?{SIZE})?")
 SGLANG_KINDS = {
@@ -62,7 +62,7 @@ class Step:
 
     kind: str
     batch_size: int
-    """0 where no mark tells it."""
+    """0 where no mark has it."""
     ahead: Spans
     """What ran since the step before and before its first attention kernel."""
     body: Spans
@@ -204,7 +204,7 @@ def _key(trace: Trace, span: Span, copied: int) -> Key:
 
 
 def _kind_and_size(mark: str) -> tuple[str, int]:
-    """Kind and batch size that a mark tells; nothing and 0 if it tells none."""
+    """Kind and batch size in a mark; "" and 0 if it has none."""
     if match := SGLANG.match(mark):
         is_prompt = match[1] == "DRAFT" and " toks=" in mark
         word = "EXTEND" if is_prompt else match[1]

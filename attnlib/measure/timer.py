@@ -1,4 +1,4 @@
-"""Timers. Each is a name that goes into the record; none stands in for another.
+"""Timers. Each is a name that goes into the record; there is no fallback to another one.
 
 | timer | measures | a sample is |
 |---|---|---|
@@ -7,7 +7,7 @@
 | `graph-behind` | what a call adds to another kernel | K of both less K of the other, / K |
 | `eager` | GPU-side time of calls launched one by one from Python | events around K calls, / K |
 | `profiler` | the kernels themselves, L2 warm | kernel durations of one call (CUPTI), added up |
-| `host` | time until a call returns to Python | perf_counter around one call |
+| `host` | launch latency: until a call returns to Python | perf_counter around one call |
 
 K is chosen so that a sample lasts about `SAMPLE_US`: two events alone read several microseconds,
 which one short kernel between them would carry. Before samples that events time, the GPU does the

@@ -94,7 +94,7 @@ def _profile(call: Call, calls: int) -> list[tuple[str, float]]:
 
 
 def repeat(call: Call, calls: int) -> None:
-    """Call it so often, one call after the other."""
+    """Call it `calls` times in a row."""
     for _ in range(calls):
         call()
 

@@ -71,7 +71,7 @@ class Trace:
     """What one GPU of a trace ran, by start, and what the host waited for meanwhile.
 
     `work` are kernels, copies and fills; `waits` are calls that block the host. `launched_us` maps
-    a launch to the moment the host made it. `gpu` is empty and `num_sms` 0 where no file says them.
+    a launch to the moment the host made it. `gpu` is "" and `num_sms` 0 where the file lacks them.
     """
 
     path: str
@@ -97,7 +97,7 @@ class Trace:
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Read a trace; ValueError in one line for a file that is none, is cut short or has no kernels.
+    """Read a trace; ValueError in one line for another file, or one cut short or without kernels.
 
     OSError where it cannot be read. Memory grows with the kernels that it holds, not with its size.
     """
@@ -342,7 +342,7 @@ def _in_graphs(work: Iterable[Span], replays: Set[int]) -> list[Span]:
 
 
 def _name_and_sms(gpus: Gpus, device: Any) -> tuple[str, int]:
-    """Name and SMs of a GPU, "" and 0 where no file says them; TypeError for other values."""
+    """Name and SMs of a GPU, "" and 0 where the file lacks them; TypeError for other values."""
     gpu, num_sms = gpus.get(device, (None, None))
     gpu = gpu or ""
     num_sms = num_sms or 0

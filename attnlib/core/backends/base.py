@@ -34,7 +34,7 @@ class Plan(Generic[Batch]):
 
     batch: Batch
     reported_backend: str
-    """What the library says it runs; only a trace proves it."""
+    """The backend that the library reports; only a trace proves it."""
     state: Any
     """Belongs to the backend."""
 
@@ -74,8 +74,8 @@ class Backend(ABC, Generic[Batch, Cache]):
         """The state of a plan for `batch`; `held`, if not None, is one whose buffers it takes."""
 
     def reported(self, state: Any) -> str:
-        """What the library says it runs, or what the mode asks for; of FlashAttention-3 with the
-        distribution that supplied it."""
+        """The backend that the library reports, or the one that the mode asks for; for
+        FlashAttention-3 with the distribution that supplied it."""
         family = self.entry.family or self.entry.name
         if self.source == FLASH_ATTN_3:
             return f"{family} ({library.supplier()})"
@@ -109,7 +109,7 @@ class Backend(ABC, Generic[Batch, Cache]):
 
 
 def _lacks_gpu(entry: Entry) -> str:
-    """Why the GPU here cannot run a mode: there is none, or it is no Hopper (wgmma)."""
+    """Why the GPU cannot run a mode: there is none, or it is not Hopper (wgmma)."""
     if not torch.cuda.is_available():
         return "needs a CUDA GPU (torch.cuda.is_available() is False)"
     major, minor = torch.cuda.get_device_capability()

@@ -29,7 +29,7 @@ class BatchAttention(Backend[Batches, PagedKV]):
     """One query per request, or any number: up to 16 rows of a KV head are one tile, more are tiles
     of 128.
 
-    A plan's state is the library's object and the pages, with room for longer requests.
+    A plan's state is the library's object and a page array, large enough for longer requests.
     """
 
     def prepare(self, batch: Batches, held: Any) -> tuple[Any, Tensor]:

@@ -55,7 +55,7 @@ class Decode(Backend[DecodeBatch, PagedKV]):
         return held
 
     def reported(self, state: Any) -> str:
-        """What the wrapper says, which is of tensor cores alone."""
+        """The wrapper's own report, which it has for tensor cores alone."""
         return reported_backend(state[0]) if self._tensor_cores else self.entry.asks
 
     def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
@@ -144,7 +144,7 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
         return held
 
     def reported(self, state: Any) -> str:
-        """What the wrapper says."""
+        """The wrapper's own report."""
         return reported_backend(state[0])
 
     def run(self, q: Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> Tensor:
@@ -273,9 +273,9 @@ def plan_options(spec: AttnSpec) -> dict[str, Any]:
 
 
 def reported_backend(wrapper: Any) -> str:
-    """The backend that the library says it chose in `plan`."""
-    # `resolved_backend` is public from 0.7.2. Before, only the attribute that plan() overwrites
-    # says it (0.5.3 leaves "auto" there).
+    """The backend that the library chose in `plan`, by its own report."""
+    # `resolved_backend` is public from 0.7.2. Before, plan() overwrites a private attribute (0.5.3
+    # leaves "auto" there).
     return getattr(wrapper, "resolved_backend", None) or wrapper._backend
 
 

@@ -36,7 +36,7 @@ PLAIN: Facts = {
     "fixed_split": False,
     "sinks": False,
 }
-"""How our wrappers call a layer, unless they say otherwise."""
+"""How our wrappers call a layer by default."""
 
 
 @dataclass(frozen=True)

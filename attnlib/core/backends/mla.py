@@ -71,7 +71,7 @@ class FlashInferMla(Backend[MlaBatch, Tensor]):
         return wrapper, bool(structure)
 
     def reported(self, state: Any) -> str:
-        """What the wrapper says."""
+        """The wrapper's own report."""
         return reported_backend(state[0])
 
     def run(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
@@ -324,8 +324,8 @@ class FlashAttn3Mla(Backend[MlaBatch, Tensor]):
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
-        """FP8 caches, and a build that says it has no such kernel. A build that lacks it without
-        saying so answers wrong, which the oracle shows."""
+        """FP8 caches, and a build whose flags exclude the kernel. A build that lacks it without a
+        flag gives wrong output, which the oracle shows."""
         if not library.has_latent():
             build = library.supplier()
             return (

@@ -51,7 +51,7 @@ class PlannedDecode(_Planned[DecodeBatch], Decode):
 
 class PlannedPrefill(_Planned[ExtendBatch], Prefill):
     """BatchPrefillWithPagedKVCacheWrapper of fa2: as many queries of each request, a paged cache,
-    a causal or a full mask. Bits of a custom one lie where lengths say, and the host packs them."""
+    a causal or a full mask. A custom mask is not taken: the host packs its bits by length."""
 
     def plan(
         self,

@@ -35,7 +35,7 @@ class _Vllm(Backend[DecodeBatch, PagedKV]):
     but query, cache and output."""
 
     def options(self, batch: DecodeBatch) -> dict[str, Any]:
-        """What both kernels are told of a batch, with copies of its lengths and page table."""
+        """Arguments of both kernels, with copies of the batch's lengths and page table."""
         spec = batch.spec
         rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         return {
@@ -75,7 +75,7 @@ class VllmTriton(_Vllm):
     """Triton's unified attention, which plans nothing."""
 
     def prepare(self, batch: DecodeBatch, held: Any) -> "partial[object]":
-        """Copy lengths and page table; the first time also make room for partial outputs."""
+        """Copy lengths and page table; the first time also reserve memory for partial outputs."""
         if held is not None:
             self.overwrite(held, batch)
             return held

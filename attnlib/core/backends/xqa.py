@@ -69,7 +69,7 @@ class Xqa(Backend[DecodeBatch, PagedKV]):
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
-        """What the table of limits says, and FP8 caches."""
+        """The limits of the kernel, and FP8 caches."""
         release = installed_version(entry.distribution)
         limit = why_not(entry.asks, spec, mode="decode", release=release)
         if limit or "float8" not in spec.kv_dtype:

@@ -1,7 +1,7 @@
 """Into which KV chunks FlashInfer's fa2 cuts a batch. All requests of a call share one chunk size.
 
-FlashInfer takes the shortest chunk whose blocks all run at once, and cuts nothing where there are
-more requests than that. Its chunk is kept unless another one is predicted to be clearly faster.
+FlashInfer takes the shortest chunk whose blocks all run at once, and disables split-KV where there
+are more requests than that. Its chunk is kept unless another one is predicted to be clearly faster.
 
 The unit of predicted time is the token: one slot (half an SM, two blocks per SM) that reads one
 token of one KV head while all slots are busy. So no constant depends on GPU, head_dim or dtype.
@@ -56,7 +56,7 @@ MAX_TOKENS = 2**21
 class PlanShape(Grouped):
     """What is fixed when a step is captured: the layer, and the grid of fa2.
 
-    The grid has room to cut requests of up to `max_seq_len` tokens well, and cuts longer ones less.
+    The grid is reserved for requests of up to `max_seq_len` tokens; longer ones are split less.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ class ChunkChoice:
     """What was chosen for a batch: `chunk` tokens.
 
     `chunks` [65] are the candidates, the last FlashInfer's own; `times` [65] are predicted, in
-    tokens (see the module), infinite where the grid has no room for the blocks.
+    tokens (see the module), infinite where the blocks exceed the grid.
     """
 
     chunk: int

@@ -17,7 +17,7 @@ from .library import FA2_INFO, by_name
 from .words import WORD
 
 READ = ("request_indices", "kv_tile_indices", "kv_chunk_size_ptr", "block_valid_mask")
-"""The arrays of a plan that say what is read; the workspace of 8 MiB is not copied whole."""
+"""The arrays that decide what is read; the workspace of 8 MiB is not copied whole."""
 
 
 def tokens_read(

@@ -452,7 +452,7 @@ def require_plan(t: PlanTensors, shape: PlanShape, page_size: int) -> None:
 
 def page_launch(t: PlanTensors, shape: PlanShape, page_size: int) -> tuple[Launch, int]:
     """The launch of `build_kv_indices` for these requests, and the pages that a row of their pool
-    or block table has room for."""
+    or block table holds."""
     batch = len(t.seq_lens)
     by_table = t.block_table is not None
     rows = t.block_table if by_table else t.req_to_token
@@ -497,8 +497,15 @@ def require_block_table(t: PlanTensors, page_size: int) -> None:
         )
 
 
+def leading_programs(shape: PlanShape) -> int:
+    """Programs that write the plan: one per REQUESTS requests, and enough to clear the grid."""
+    writing = -(-shape.max_batch_size // REQUESTS)
+    clearing = -(-shape.max_blocks // BLOCKS.value)
+    return max(writing, min(8, clearing))
+
+
 def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launch:
-    """The launch: a program per REQUESTS requests, then those of the page arrays."""
+    """The launch: programs that write the plan, then those of the page arrays."""
     t = PlanTensors(*tensors)
     require_plan(t, shape, page_size)
     batch = len(t.seq_lens)
@@ -515,9 +522,7 @@ def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launc
         min(width, WIDE),
         min(width, REQUESTS),
     )
-    writing = -(-room // REQUESTS)
-    clearing = -(-shape.max_blocks // BLOCKS.value)
-    lead = max(writing, min(8, clearing))
+    lead = leading_programs(shape)
     grid: Grid = (lead, 1)
     tiles: tuple[object, ...] = (0, 0, 0, 0)
     pool_rows = 0
@@ -574,8 +579,8 @@ def build_fa2_plan(
 ) -> None:
     """Write a plan of fa2 in one launch, and with a `page_size` FlashInfer's page arrays too.
 
-    `Fa2Planner.plan` calls it with a wrapper's buffers, and says what holds for values out of
-    range: what does not fit is planned as empty, and counted in `overflow`.
+    `Fa2Planner.plan` calls it with a wrapper's buffers. Requests that do not fit are skipped, and
+    counted in `overflow`: see there.
 
     Parameters
     ----------
@@ -605,7 +610,7 @@ def build_fa2_plan(
 
     Examples
     --------
-    Under TRITON_INTERPRET=1, without a GPU; the kernel writes what `plan_words` says:
+    Under TRITON_INTERPRET=1, without a GPU; the kernel writes the words of `plan_words`:
 
     >>> import numpy as np
     >>> import torch

@@ -7,11 +7,11 @@ in `RELEASES`.
 from collections.abc import Sequence
 
 MIN_CHUNK = 128
-"""FlashInfer cuts no KV chunk below so many tokens, or a page."""
+"""The shortest KV chunk of FlashInfer, in tokens, unless a page is longer."""
 HEAD_DIMS = (64, 128, 256)
 """Those whose query tiles are cut alike in all releases: FA2DetermineCtaTileQ."""
 ROWS_SINCE = "0.7.1"
-"""Release from which partial outputs have room by query row; before it had it by query tile."""
+"""Release from which FlashInfer reserves partial outputs by query row; before, by query tile."""
 RELEASES = (
     "0.4.0",
     "0.4.1",
@@ -91,7 +91,7 @@ def base_of(release: str) -> str:
 
 
 def tile_rows(rows: int, head_dim: int) -> int:
-    """Rows of a query tile for so many rows: FA2DetermineCtaTileQ below head_dim 512."""
+    """Rows of a query tile, given the query rows: FA2DetermineCtaTileQ below head_dim 512."""
     if rows > 64 and head_dim < 256:
         return 128
     return 64 if rows > 16 else 16

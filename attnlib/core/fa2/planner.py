@@ -19,7 +19,7 @@ float16, so name yours. Without `inputs` the wrapper's page arrays are not writt
 `q` and `out` have rows of `max_batch_size` requests; one without tokens gives zeros (-inf as lse).
 
 It helps where lengths differ and requests x KV heads fill the GPU's slots, two per SM, so that
-FlashInfer cuts nothing. Elsewhere it mostly keeps FlashInfer's chunk and gains nothing.
+FlashInfer disables split-KV. Elsewhere it mostly keeps FlashInfer's chunk and gains nothing.
 """
 
 import warnings
@@ -210,10 +210,11 @@ class Fa2Planner:
           a wider row. Words past a request's last page are not read.
         `wrapper.run` uses this plan until `wrapper.plan` is called again.
 
-        No request is cut. One that has more than 2,097,152 tokens, or more than a row of pool or
-        table has room for, is planned as empty: its output is zeros, and `overflow[0]` gets its
-        tokens. If `kv_indices` cannot hold the pages of all requests, all are planned as empty, and
-        `overflow[1]` gets their number; nothing is written past its end.
+        Requests that do not fit are skipped, never cut short: their output is zeros. One that has
+        more than 2,097,152 tokens, or more than a row of the pool or table holds, is skipped, and
+        its tokens are written to `overflow[0]`. If `kv_indices` cannot hold the pages of all
+        requests, all are skipped, and the number of pages is written to `overflow[1]`; nothing is
+        written past its end.
 
         FlashInfer's kernels read the plan before they wait for the kernel ahead of them
         (programmatic dependent launch), so another one must come in between: that is `fence`. A
@@ -347,7 +348,7 @@ def _require_fa2(state: Any) -> None:
 
 
 def _require_head_dim(state: Any, head_dim: int, release: str) -> None:
-    """ValueError where FlashInfer's plan left room for partial outputs of another head_dim."""
+    """ValueError where FlashInfer's plan reserved partial outputs of another head_dim."""
     info = by_name(state.plan_info)
     rows = info["padded_batch_size"] * info["cta_tile_q"]
     if RELEASES.index(release) >= RELEASES.index(ROWS_SINCE):

@@ -136,7 +136,7 @@ class Words:
 
 
 def offsets(counts: dict[str, int]) -> dict[str, int]:
-    """Byte of the int workspace where each array of so many words begins.
+    """Byte of the int workspace where each array begins, given its words.
 
     A multiple of 16 but for the chunk size: FlashInfer's AlignedAllocator.
     """
@@ -157,7 +157,7 @@ def in_order(info: dict[str, int]) -> tuple[int, ...]:
 def block_indices(
     tiles: np.ndarray, chunks: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Request, query tile and KV chunk of each block, int32, of requests with so many of them."""
+    """Request, query tile and KV chunk of each block, int32, given tiles and chunks by request."""
     counts = tiles * chunks
     requests = np.repeat(np.arange(len(counts)), counts)
     first_blocks = np.cumsum(counts) - counts

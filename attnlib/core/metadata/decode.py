@@ -5,7 +5,13 @@
 - `page_table[i, p] = req_to_token[req_pool_indices[i], p * page_size] // page_size`
 - `swa_page_table[i, p] = swa_slot_map[that slot] // page_size`
 
-for `p < min(max_pages, ceil(cache_seqlens[i] / page_size))`.
+for `p < min(max_pages, ceil(cache_seqlens[i] / page_size))`. Semantics: SGLang's
+`normal_decode_set_metadata`, with its live-page bound of 0.5.18 and later.
+
+Columns past a row's live pages, and from `max_pages` on, stay as they are. Slots are translated,
+then divided; slot -1 stays -1. Out of range: a pool row outside `req_to_token` gives pages of -1,
+and so does a slot outside the map; neither is read. Lengths and their sum must be below 2^31, which
+is not checked.
 
 Program 0 writes the lengths and scans them, block by block; no program waits for it. The others
 copy pages: a row's programs take its blocks of columns in turn and stop at the last live page, so
@@ -236,12 +242,7 @@ def build_decode_metadata(
 ) -> None:
     """Lengths, their prefix sum and page tables of a decode step, in place, in one launch.
 
-    Columns past a row's live pages, ceil((seq_len + delta) / page_size), and from `max_pages` on
-    stay as they are. Slots are translated, then divided; slot -1 stays -1. A pool row outside
-    `req_to_token` gives pages of -1, and so does a slot outside the map: neither is read. Lengths
-    and their sum must be below 2^31, which is not checked. See `core.metadata` for what holds for
-    all builders. Semantics: SGLang's `normal_decode_set_metadata`, with its live-page bound of
-    0.5.18 and later.
+    Values that are out of range: see the module. What holds for all builders: `core.metadata`.
 
     Parameters
     ----------

@@ -5,6 +5,19 @@
 - `kv_indices[kv_indptr[i] + p] = req_to_token[req_pool_indices[i], p * page_size] // page_size`
 - `kv_last_page_len[i] = min(page_size, seq_lens[i] + delta - (pages[i] - 1) * page_size)`
 
+Semantics: SGLang's cumulative sum and `create_flashinfer_kv_indices_triton`, which know page size 1
+only, with FlashInfer's `plan` for the other page sizes.
+
+A request that `max_pages` cuts off ends in a full page, so the three arrays always agree on its
+length. Slot -1 gives page -1, and so does a pool row outside `req_to_token`, which is not read. An
+empty request has no page and a last page of 0 tokens: FlashInfer's kernels do not read it, and its
+`get_seq_lens` adds it to 0 full pages.
+
+Words of `kv_indices` from `kv_indptr[bs]` on are left untouched. Pages that do not fit are dropped:
+the host cannot know the sum of the pages, and engines share a buffer smaller than bs * max_pages.
+`kv_indptr` counts dropped pages too, so `kv_indptr[bs] > capacity` shows it. A sum beyond int32
+raises an error, by bs * max_pages.
+
 A row's pages start where those of the rows before it end. Every program sums the lengths before its
 own rows itself: they lie in the L2 cache, and to wait for another program would cost more. Program
 0 scans them all and writes the two small arrays.
@@ -30,8 +43,9 @@ study `page_arrays` shows where one is wrong."""
 FEW_PAGES = 512
 REQUESTS_PER_ROW = 512
 MANY_REQUESTS = 1024
-"""Pages of a row up to which its program takes a row for so many requests of the batch; with more
-pages two from so many on. Else the sum of the lengths would outlast the copy."""
+"""A program copies several rows of a large batch, or the sum of the lengths would outlast the copy.
+Rows of up to `FEW_PAGES` pages: one for each `REQUESTS_PER_ROW` requests of the batch. Longer rows:
+two from more than `MANY_REQUESTS` requests on."""
 WARPS = 4
 PAGES_AT_ONCE = 1024
 LENGTHS_PER_WARP = 512
@@ -281,17 +295,7 @@ def build_kv_indices(
 ) -> None:
     """FlashInfer's description of a paged KV cache, in place, in one launch.
 
-    A request that `max_pages` cuts off ends in a full page, so the three arrays always agree on its
-    length. Slot -1 gives page -1, and so does a pool row outside `req_to_token`, which is not read.
-    An empty request has no page and a last page of 0 tokens: FlashInfer's kernels do not look at
-    it, and its `get_seq_lens` adds it to 0 full pages.
-
-    Words of `kv_indices` from `kv_indptr[bs]` on are left untouched. Pages that do not fit are
-    dropped: the host cannot know the sum of the pages, and engines share a buffer smaller than
-    bs * max_pages. `kv_indptr` counts dropped pages too, so `kv_indptr[bs] > capacity` shows it. A
-    sum beyond int32 is refused, by bs * max_pages. See `core.metadata` for what holds for all
-    builders. Semantics: SGLang's cumulative sum and `create_flashinfer_kv_indices_triton`, which
-    know page size 1 only, with FlashInfer's `plan` for the other page sizes.
+    Values that are out of range: see the module. What holds for all builders: `core.metadata`.
 
     Parameters
     ----------

@@ -177,7 +177,7 @@ def shapes_of(
     tensors: Arguments,
     structure: Arguments,
 ) -> tuple[Arguments | None, Pointers]:
-    """A hashable key of all that `prepare` looks at, and the tensors' addresses.
+    """A hashable key of all that `prepare` reads, and the tensors' addresses.
 
     The key is None where something must be wrong (not a tensor, several devices, another device
     than the current one), and off CUDA devices: nothing is remembered then.
@@ -202,7 +202,7 @@ def shapes_of(
 
 
 def overlap_of(programs: int, at_once: int) -> int:
-    """The overlap of a launch of so many programs; 0 if none can overlap.
+    """The overlap of a launch of `programs` programs; 0 if none can overlap.
 
     A successor that waits takes places that our own programs have not had yet.
     """
@@ -213,7 +213,7 @@ def overlap_of(programs: int, at_once: int) -> int:
 
 @cache
 def programs_at_once(device: int) -> int:
-    """Programs that surely are on a GPU at once, two per multiprocessor; 0: no overlap there."""
+    """Programs that are resident on a GPU together, two per SM; 0: no overlap there."""
     if interpreting() or torch.cuda.get_device_capability(device)[0] < HOPPER:
         return 0
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count

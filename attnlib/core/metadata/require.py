@@ -1,8 +1,8 @@
 """The tensors that the metadata builders take, and the error for every other one.
 
-Checked on the host, from shapes, dtypes, strides and devices alone: to look at a value on the GPU
-means to wait for it. See each builder's docstring for values that are out of range; no
-kernel reads or writes outside a tensor because of one.
+Checked on the host, from shapes, dtypes, strides and devices alone: reading a value on the GPU
+would synchronise. See each builder's docstring for out-of-range values; no kernel reads or writes
+outside a tensor because of one.
 """
 
 from typing import Any, NamedTuple
@@ -90,8 +90,8 @@ def require_one_device(tensors: dict[str, Tensor | None]) -> None:
 def page_bounds(
     t: DecodeTensors | PageArrays, page_size: int, room: int, reason: str
 ) -> tuple[Bound, Bound]:
-    """Bounds of `seq_len_delta` and `max_pages`: there is `room` for so many pages, and
-    `req_to_token` must hold their first tokens."""
+    """Bounds of `seq_len_delta` and `max_pages`: the output holds `room` pages, and `req_to_token`
+    must hold their first tokens."""
     max_ctx = t.req_to_token.shape[1]
     reason = f" ({reason}, req_to_token {max_ctx} tokens a request, page_size {page_size})"
     largest = min(room, -(-max_ctx // page_size))

@@ -238,13 +238,13 @@ class SchedulerFacts(Grouped):
 
     @property
     def must_pack(self) -> bool:
-        """Whether only kernels with packed query heads exist, whatever `pack_gqa` says."""
+        """Whether only kernels with packed query heads exist, whatever `pack_gqa` is."""
         return self.paged_gather or self.split_cap > 1
 
     @cached_property
     def packs(self) -> bool:
         """Whether the metadata call counts a group's query heads as rows of one tile. vLLM's build
-        does, whatever `pack_gqa` says, where K and V have one head_dim."""
+        does, whatever `pack_gqa` is, where K and V have one head_dim."""
         if self.build == "vllm" and self.head_dim == self.head_dim_v:
             return self.group_size > 1
         if self.pack_gqa is not None:
@@ -281,7 +281,7 @@ class SchedulerFacts(Grouped):
         return found
 
     def require_q(self, name: str, given: object) -> None:
-        """ValueError unless what says each request's query tokens goes with `varlen_q`."""
+        """ValueError unless query tokens by request are given with `varlen_q`, and only then."""
         here = f"varlen_q={self.varlen_q}"
         require_given(name, given, self.varlen_q, "if facts.varlen_q", here)
 

@@ -61,7 +61,7 @@ Function = Callable[..., Any]
 Calls = set[tuple[int, SchedulerFacts]]
 
 _made: dict[int, tuple[StorageWeakRef, SchedulerFacts | None]] = {}
-"""Address of words -> what tells whether their memory is alive, and the facts they are made for."""
+"""Address of words -> a reference to their memory, and the facts they were made for."""
 _active: list["Guard"] = []
 # Cached, because every layer asks: equal calls are one object, which is settled once.
 _known = lru_cache(maxsize=256)(SchedulerFacts)

@@ -115,12 +115,12 @@ def unread_kernel() -> str:
 
 
 def has_hdim96() -> bool:
-    """Whether the build has kernels of head_dim 96; builds that do not say so have them."""
+    """Whether the build has kernels of head_dim 96; builds without a flag have them."""
     return not _build_flags().get("FLASHATTENTION_DISABLE_HDIM96", False)
 
 
 def has_latent() -> bool:
-    """The same of keys of 64 and values of 512 dims. A build without answers wrong, no error."""
+    """Whether it has keys of 64 and values of 512 dims. Without, output is wrong, with no error."""
     return not _build_flags().get("FLASH_ATTENTION_DISABLE_HDIMDIFF64", False)
 
 
