@@ -11,7 +11,8 @@ for `p < min(max_pages, ceil(cache_seqlens[i] / page_size))`. Semantics: SGLang'
 Columns past a row's live pages, and from `max_pages` on, stay as they are. Slots are translated,
 then divided; slot -1 stays -1. Out of range: a pool row outside `req_to_token` gives pages of -1,
 and so does a slot outside the map; neither is read. Lengths and their sum must be below 2^31, which
-is not checked.
+is not checked. `cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0, as
+in SGLang under CUDA graphs.
 
 Program 0 writes the lengths and scans them, block by block; no program waits for it. The others
 copy pages: a row's programs take its blocks of columns in turn and stop at the last live page, so
@@ -259,8 +260,7 @@ def build_decode_metadata(
     req_to_token : Tensor
         [pool, max_ctx] int32, KV slot of each token; -1: none.
     cache_seqlens : Tensor
-        [bs] int32, out: `seq_lens + seq_len_delta`. May be `seq_lens` itself where those are int32
-        and the delta is 0, as in SGLang under CUDA graphs.
+        [bs] int32, out: `seq_lens + seq_len_delta`.
     cu_seqlens_k : Tensor
         [bs + 1] int32, out: 0 and the running sums of `cache_seqlens`.
     page_table : Tensor
@@ -277,25 +277,22 @@ def build_decode_metadata(
 
     Examples
     --------
-    Under TRITON_INTERPRET=1, without a GPU. Request 0 has row 1 of the pool, whose tokens lie in
-    slots 8 to 12:
+    Under TRITON_INTERPRET=1, without a GPU. The one request has 5 tokens, in slots 8 to 12:
 
     >>> import torch
-    >>> req_to_token = torch.tensor([[0, 1, 2, 3, -1, -1], [8, 9, 10, 11, 12, -1]])
-    >>> page_table = torch.full((1, 2), -1, dtype=torch.int32)
-    >>> cu_seqlens_k = torch.zeros(2, dtype=torch.int32)
+    >>> page_table = torch.zeros((1, 2), dtype=torch.int32)
     >>> build_decode_metadata(
     ...     page_size=4,
     ...     max_pages=2,
     ...     seq_lens=torch.tensor([5]),
-    ...     req_pool_indices=torch.tensor([1]),
-    ...     req_to_token=req_to_token.int(),
+    ...     req_pool_indices=torch.tensor([0]),
+    ...     req_to_token=torch.arange(8, 16, dtype=torch.int32)[None],
     ...     cache_seqlens=torch.zeros(1, dtype=torch.int32),
-    ...     cu_seqlens_k=cu_seqlens_k,
+    ...     cu_seqlens_k=torch.zeros(2, dtype=torch.int32),
     ...     page_table=page_table,
     ... )
-    >>> page_table.tolist(), cu_seqlens_k.tolist()
-    ([[2, 3]], [0, 5])
+    >>> page_table.tolist()
+    [[2, 3]]
     """
     all_tensors = (*DecodeTensors(**tensors), None)  # no words of a schedule
     LAUNCHER.launch(all_tensors, (page_size,), (seq_len_delta, max_pages))

@@ -16,7 +16,8 @@ empty request has no page and a last page of 0 tokens: FlashInfer's kernels do n
 Words of `kv_indices` from `kv_indptr[bs]` on are left untouched. Pages that do not fit are dropped:
 the host cannot know the sum of the pages, and engines share a buffer smaller than bs * max_pages.
 `kv_indptr` counts dropped pages too, so `kv_indptr[bs] > capacity` shows it. A sum beyond int32
-raises an error, by bs * max_pages.
+raises an error, by bs * max_pages. With `kv_start` lengths count from there: a sliding window's
+beginning, or an encoder's end. Tokens outside a row of `req_to_token` give page -1 and are not read.
 
 A row's pages start where those of the rows before it end. Every program sums the lengths before its
 own rows itself: they lie in the L2 cache, and to wait for another program would cost more. Program
@@ -316,12 +317,9 @@ def build_kv_indices(
     kv_indices : Tensor
         [capacity] int32, out: their pages, one request after another.
     kv_last_page_len : Tensor, optional
-        [bs] int32, out: tokens in the last page, 1..page_size; 0: no page. With pages of one token
-        engines share one of ones, and pass none.
+        [bs] int32, out: tokens in the last page, 1..page_size; 0: no page.
     kv_start : Tensor, optional
-        [bs] int32 or int64, a request's first token that counts, a multiple of `page_size`: a
-        sliding window's beginning, or an encoder's end. Lengths count from there. Tokens outside a
-        row of `req_to_token` give page -1 and are not read.
+        [bs] int32 or int64, a request's first token that counts, a multiple of `page_size`.
 
     Raises
     ------
