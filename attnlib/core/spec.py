@@ -4,8 +4,9 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+Count = TypeVar("Count", bound=Any)
 INT32_MAX = 2**31 - 1
 LATER = {"later": True}
 """Metadata of a field that older records lack: at its default it is left out of a record."""
@@ -184,6 +185,11 @@ class MlaSpec:
     def heads(self) -> str:
         """Head counts as people write them, `128/1`."""
         return f"{self.num_qo_heads}/1"
+
+
+def ceil_div(amount: Count, size: Any) -> Count:
+    """The least number of `size` that hold `amount`; integers, or arrays of them."""
+    return -(-amount // size)
 
 
 def dtype_name(dtype: Any) -> str:

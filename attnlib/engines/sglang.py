@@ -49,8 +49,9 @@ from . import points
 from .arms import ARMS, OWN_CAP, PREFIX, SGLANG, STATE, require_together, require_value
 
 OLDEST = "0.5.11"
+"""The first release of SGLang whose hook points were read."""
 NEWEST = "0.5.23"
-"""The first and the last release of SGLang whose hook points were read."""
+"""The last one."""
 
 
 def register() -> None:

@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 SHORT_US = 30.0
+"""Calls below this are short."""
 SHORT_MARGIN = 0.04
+"""The effect that is worth a verdict in a short call: two processes with the same code differ by up
+to 3 % (95th percentile of A/A records)."""
 LONG_MARGIN = 0.02
-"""The effect that is worth a verdict. In calls below `SHORT_US` two processes with the same code
-differ by up to 3 % (95th percentile of A/A records), in longer calls by 1 to 2 %."""
+"""The same in longer calls, where they differ by 1 to 2 %."""
 
 FASTER = "faster"
 SLOWER = "slower"

@@ -108,7 +108,10 @@ class Step:
         return self.attention[0].in_graph
 
 
-def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
+def find_steps(
+    trace: Trace,
+    kind_of: Callable[[Span], str],
+) -> list[Step]:
     """The steps of a trace by the rules above, in order; none if no kernel is attention.
 
     `kind_of` gives the kind of step that an attention kernel belongs to, and is empty for others.
@@ -153,7 +156,8 @@ def _keys(trace: Trace, places: Places) -> list[Key]:
     followed = sum(copied[a] != copied[b] for a, b in pairwise(places))
     if 2 * followed >= len(places) - 1:  # copies between the layers of a step, not between steps
         copied = [0] * len(copied)
-    return [_key(trace, span, copied[at]) for at, span in enumerate(trace.work)]
+    pairs = zip(trace.work, copied, strict=True)
+    return [_key(trace, span, copies) for span, copies in pairs]
 
 
 def _runs(keys: list[Key], places: Places) -> list[Places]:
@@ -166,7 +170,10 @@ def _runs(keys: list[Key], places: Places) -> list[Places]:
     return list(runs.values())
 
 
-def _cut(keys: list[Key], runs: list[Places]) -> Iterator[tuple[Places, ...]]:
+def _cut(
+    keys: list[Key],
+    runs: list[Places],
+) -> Iterator[tuple[Places, ...]]:
     """For each step: its attention, all of its work, and what ran ahead under its mark."""
     attended = {at for run in runs for at in run}
     begin = 0
@@ -185,10 +192,10 @@ def _cut(keys: list[Key], runs: list[Places]) -> Iterator[tuple[Places, ...]]:
         marked = []
         if key[0] == MARK:
             marked = [at for at in range(begin, first) if keys[at] == key]
-        behind = max((at + 1 for at in others if at < first), default=begin)
-        begin = min([behind, *marked])
-        own = [at for at in range(min(begin, first), end) if at not in others]
-        yield run, own, marked
+        behind = [at + 1 for at in others if at < first]
+        begin = min([max(behind, default=begin), *marked])
+        whole = range(min(begin, first), end)
+        yield run, [at for at in whole if at not in others], marked
         begin = max(begin, end)
 
 

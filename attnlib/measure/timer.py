@@ -47,12 +47,14 @@ COLD_L2_MULTIPLE = 2
 SETTLED = 0.01
 """Two windows in a row whose medians differ by less."""
 LIGHT_US = 30.0
+"""Calls above this are measured in windows of `WINDOW_US`."""
 WINDOW_US = 100_000.0
-"""A call that takes longer has windows of so much work: under load a GPU lowers its clock in steps,
-25 to 90 ms after the start, and two shorter windows agree before the first of them."""
+"""Under load a GPU lowers its clock in steps, 25 to 90 ms after the start; two shorter windows
+agree before the first of them."""
 HEAVY_US = 1000.0
+"""Calls above this draw so much power that clocks follow it for about a second."""
 HEAVY_SETTLE_US = 1_000_000.0
-"""A call that takes longer draws so much power that clocks follow it for about a second."""
+"""The least time in which such calls settle."""
 MOST_SETTLE_US = 5_000_000.0
 
 
@@ -128,7 +130,8 @@ def time_profiler(call: Call) -> Timing:
 def time_host(call: Call) -> Timing:
     """Host time of `call` until it returns; GPU work pending before it is waited for first."""
     call()
-    return Timing(1, tuple(_host_us(call) for _ in range(PLAN_SAMPLES)))
+    samples = [_host_us(call) for _ in range(PLAN_SAMPLES)]
+    return Timing(1, tuple(samples))
 
 
 def time_loop(
@@ -149,8 +152,8 @@ def time_loop(
         marks.append(time.perf_counter_ns())
     _wait(gpu)
     wall_us = (time.perf_counter_ns() - marks[0]) / 1e3 / calls
-    host_us = (after - before for before, after in pairwise(marks))
-    return tuple(round(ns / 1e3, 3) for ns in host_us), round(wall_us, 3)
+    host_us = [(after - before) / 1e3 for before, after in pairwise(marks)]
+    return tuple(round(us, 3) for us in host_us), round(wall_us, 3)
 
 
 def warm_up(call: Call) -> None:
@@ -250,7 +253,10 @@ def _queue_us(replay: Call) -> float:
 
 
 def _settled_samples(
-    replay: Call, calls: int, queue_us: float = 0.0, less: Call | None = None
+    replay: Call,
+    calls: int,
+    queue_us: float = 0.0,
+    less: Call | None = None,
 ) -> Timing:
     event_us = partial(_event_us, queue_us=queue_us)
     spent = settle(partial(event_us, replay), calls)
@@ -280,7 +286,11 @@ def _settled_samples(
     )
 
 
-def _event_us(replay: Call, meanwhile: Call | None = None, queue_us: float = 0.0) -> float:
+def _event_us(
+    replay: Call,
+    meanwhile: Call | None = None,
+    queue_us: float = 0.0,
+) -> float:
     start = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     if queue_us:

@@ -46,7 +46,9 @@ def kernel_times(call: Call, calls: int) -> list[float]:
 
 def kernel_family(names: Iterable[str], family_of: Callable[[str], str]) -> str:
     """The kernel families that `names` prove by `family_of`, joined by `+`; empty if none."""
-    return "+".join(sorted({*map(family_of, names)} - {""}))
+    families = {family_of(name) for name in names}
+    families.discard("")
+    return "+".join(sorted(families))
 
 
 def trace_calls(

@@ -138,11 +138,13 @@ def _devices(text: str) -> Gpus:
     header = DEVICES.search(text)
     if not header:
         return {}
-    gpus = {}
-    for device in DECODER.raw_decode(text, header.end())[0]:
-        number = device.get("id")
-        gpus[number] = (device.get("name"), device.get("numSms"))
-    return gpus
+    devices, _ = DECODER.raw_decode(text, header.end())
+    return _gpus(devices, "numSms")
+
+
+def _gpus(devices: Iterable[Event], sms: str) -> Gpus:
+    """Names and counts of SMs; `sms` is the key of the latter."""
+    return {each.get("id"): (each.get("name"), each.get(sms)) for each in devices}
 
 
 def _events(
@@ -188,11 +190,10 @@ def _read_nsys(path: Path, base: sqlite3.Connection) -> Trace:
     names = {row["id"]: row["value"] for row in strings}
     if len(names) < len(strings):
         raise TypeError("StringIds must have each id once")
-    gpus = {}
+    gpus: Gpus = {}
     if "TARGET_INFO_GPU" in tables:
-        for row in map(dict, base.execute("SELECT * FROM TARGET_INFO_GPU")):
-            number = row.get("id")
-            gpus[number] = (row.get("name"), row.get("smCount"))
+        rows = base.execute("SELECT * FROM TARGET_INFO_GPU")
+        gpus = _gpus(map(dict, rows), "smCount")
     events = _nsys_events(base, tables, names)
     return _kept(path, "Nsight Systems", gpus, events)
 
@@ -213,7 +214,11 @@ def _nsys_events(
                 yield _event(row, category, names)
 
 
-def _event(row: Event, category: str, names: Mapping[Any, str]) -> Event:
+def _event(
+    row: Event,
+    category: str,
+    names: Mapping[Any, str],
+) -> Event:
     """A row of an export as torch.profiler would write it; Nsight Systems counts nanoseconds."""
     ids = [row.get(key) for key in ("demangledName", "nameId", "textId")]
     number = next((each for each in ids if each is not None), None)
@@ -235,13 +240,13 @@ def _event(row: Event, category: str, names: Mapping[Any, str]) -> Event:
         counts = [row.get(f"{size}{axis}") for axis in "XYZ"]
         args[size] = counts if None not in counts else ()
     start = _number(row, "start")
-    process = (row.get("globalPid") or row.get("globalTid") or 0) >> 24
+    thread = row.get("globalPid") or row.get("globalTid") or 0
     return {
         "ph": "X",
         "cat": category,
         "name": name,
         "args": args,
-        "pid": f"[{process}]",
+        "pid": f"[{thread >> 24}]",
         "ts": start / 1e3,
         "dur": (_number(row, "end") - start) / 1e3,
     }
@@ -315,8 +320,8 @@ def _kept(
             f"{path} has no kernel of a GPU: profile with ProfilerActivity.CUDA, or nsys with "
             "--trace cuda, on the process that holds the GPU"
         )
-    # The GPU with most work; ranks of tensor parallelism run alike.
-    process, device = max(kept.work, key=lambda each: len(kept.work[each]))
+    sizes = {place: len(spans) for place, spans in kept.work.items()}
+    process, device = max(sizes, key=sizes.__getitem__)
     gpu, num_sms = _name_and_sms(gpus, device)
     work = _in_graphs(kept.work[process, device], kept.graphs[process])
     return Trace(

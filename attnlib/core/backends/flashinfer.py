@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
-from ..spec import CUSTOM_MASKS, AttnSpec
+from ..spec import CUSTOM_MASKS, AttnSpec, ceil_div
 from .base import Backend, Plan, installed_version
 from .limits import why_not
 from .table import Entry
@@ -305,7 +305,7 @@ def _prefill_buffers(batch: ExtendBatch) -> dict[str, Tensor]:
     # The library takes a buffer for a mask to mean that there is one.
     if batch.custom_mask is not None:
         tokens = batch.paged.page_table.shape[1] * batch.spec.page_size
-        packed = -(-batch.max_q_len * tokens // MASK_BITS)  # bytes of a request
+        packed = ceil_div(batch.max_q_len * tokens, MASK_BITS)  # bytes of a request
         size = batch.paged.batch_size * packed
         device = batch.qo_indptr.device
         buffers["custom_mask_buf"] = torch.zeros(size, dtype=torch.uint8, device=device)

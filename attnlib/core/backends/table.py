@@ -41,16 +41,16 @@ def library_of(backend: str) -> str:
     return max(prefixes, key=len, default="")
 
 
-def compared_package(backend: str) -> str:
-    """The distribution whose releases studies compare for a backend, or the empty string."""
-    library = LIBRARIES.get(library_of(backend))
-    return library.distributions[0] if library and library.compared else ""
-
-
 COMPARED = {
     prefix: library.distributions[0] for prefix, library in LIBRARIES.items() if library.compared
 }
 """Prefix of a backend's name -> the distribution whose releases studies compare."""
+
+
+def compared_package(backend: str) -> str:
+    """The distribution whose releases studies compare for a backend, or the empty string."""
+    return COMPARED.get(library_of(backend), "")
+
 
 _TOOLS = ("torch", "triton", "apache-tvm-ffi", "numpy", "sglang-kernel", "transformers")
 _CUDNN = ("nvidia-cudnn-frontend", "nvidia-cudnn-cu13")

@@ -24,8 +24,9 @@ LARGE_BATCHES = range(256, 513, 16)
 CAPTURED = (1, 2, 4, *SMALL_BATCHES, *LARGE_BATCHES)
 """vLLM's batch sizes with a CUDA graph, by default (config/vllm.py)."""
 BLOCKS_2D = 128
+"""Requests x KV heads from which Triton's kernel does not split KV."""
 SEGMENTS = 16
-"""Requests x KV heads from which Triton's kernel splits nothing, and its parts below."""
+"""Splits of a request below that."""
 MOST_SPLITS = 32
 """Splits of FlashAttention-3 in a CUDA graph (flash_attn_max_num_splits_for_cuda_graph)."""
 

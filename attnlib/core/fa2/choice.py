@@ -20,7 +20,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..gpu import FA2_CTAS
-from ..spec import ELEMENT_BYTES, INT32_MAX, AttnSpec, Grouped, require_int, require_page_size
+from ..spec import (
+    ELEMENT_BYTES,
+    INT32_MAX,
+    AttnSpec,
+    Grouped,
+    ceil_div,
+    require_int,
+    require_page_size,
+)
 from .library import MIN_CHUNK, tile_rows
 
 BLOCK_TOKENS = 100.0
@@ -140,7 +148,7 @@ class PlanShape(Grouped):
     @property
     def q_tiles(self) -> int:
         """Tiles of query rows per request."""
-        return -(-self.q_len * self.group_size // self.tile)
+        return ceil_div(self.q_len * self.group_size, self.tile)
 
     @property
     def copies(self) -> int:
@@ -165,14 +173,14 @@ class PlanShape(Grouped):
     @property
     def max_blocks(self) -> int:
         """Blocks of the grid per KV head: two per request or a wave, and more for long calls."""
-        wave = -(-self.slots // self.copies)
+        wave = ceil_div(self.slots, self.copies)
         batch = self.max_batch_size
         longest = min(self.max_seq_len, self.most_seen)
         kv_bytes = 2 * self.head_dim * self.kv_bytes * self.num_kv_heads * batch * longest
         extra = max(batch, wave - batch) + kv_bytes // ROOM_BYTES * wave
         room = batch + min(extra, MOST_WAVES * wave)
-        fills_a_wave = min(batch * -(-longest // MIN_CHUNK), wave)
-        useful = max(batch * -(-longest // SHORT), fills_a_wave)
+        fills_a_wave = min(batch * ceil_div(longest, MIN_CHUNK), wave)
+        useful = max(batch * ceil_div(longest, SHORT), fills_a_wave)
         return min(room, useful) * self.q_tiles
 
 
@@ -221,7 +229,7 @@ def counted(shape: PlanShape, seq_lens: np.ndarray) -> np.ndarray:
 def candidates(lens: np.ndarray, page_size: int) -> np.ndarray:
     """Chunks to choose from beside FlashInfer's, int64 [64]; the first cuts no request."""
     longest = lens.max(initial=1)
-    equal = -(-longest // np.arange(1, WHOLE + 1))
+    equal = ceil_div(longest, np.arange(1, WHOLE + 1))
     equal = in_pages(equal, CHUNK_STEP)
     chunks = np.concatenate([equal, LADDER])
     return in_pages(np.maximum(chunks, MIN_CHUNK), page_size)
@@ -229,7 +237,7 @@ def candidates(lens: np.ndarray, page_size: int) -> np.ndarray:
 
 def in_pages(chunks: np.ndarray, page_size: int) -> np.ndarray:
     """The least whole pages that hold `chunks`, in tokens."""
-    return -(-chunks // page_size) * page_size
+    return ceil_div(chunks, page_size) * page_size
 
 
 def library_chunk(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> int:
@@ -241,14 +249,14 @@ def library_chunk(shape: PlanShape, lens: np.ndarray, chunks: np.ndarray) -> int
     high = chunks[fits].min(initial=chunks[0])
     low = chunks[~fits & (chunks < high)].max(initial=MIN_CHUNK - 1)
     steps = (high - low) * np.arange(1, BETWEEN + 1)
-    between = in_pages(low + -(-steps // BETWEEN), shape.page_size)
+    between = in_pages(low + ceil_div(steps, BETWEEN), shape.page_size)
     fits = blocks_per_head(lens, between) <= shape.wave
     return int(between[fits].min(initial=high))
 
 
 def blocks_per_head(lens: np.ndarray, chunks: np.ndarray) -> np.ndarray:
     """KV chunks of all requests for each of `chunks` [n]."""
-    parts = -(-lens // chunks[:, None])
+    parts = ceil_div(lens, chunks[:, None])
     return parts.sum(1)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..spec import require_all_read
+from ..spec import ceil_div, require_all_read
 from .library import FA2_INFO, by_name
 from .words import WORD
 
@@ -45,7 +45,7 @@ def tokens_read(
         is_read = np.isin(np.arange(len(lens)), requests)
         return np.where(is_read, lens, 0)
     if facts["enable_cuda_graph"]:
-        mask = words("block_valid_mask", -(-blocks // WORD)).view(np.uint8)
+        mask = words("block_valid_mask", ceil_div(blocks, WORD)).view(np.uint8)
         valid = mask[:blocks].astype(bool)
         requests = requests[valid]
         tiles = tiles[valid]

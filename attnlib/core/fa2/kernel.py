@@ -27,7 +27,7 @@ from ..metadata.require import (
     require_kv_indices,
     require_one_device,
 )
-from ..spec import INT32_MAX, require_page_size
+from ..spec import INT32_MAX, ceil_div, require_page_size
 from . import choice
 from .choice import PlanShape
 from .library import MIN_CHUNK
@@ -48,16 +48,18 @@ SCORED = 16
 WIDE = 256
 """Requests that it reads at once otherwise."""
 ROUNDING = tl.constexpr(2.0**23)
-"""float32 has whole numbers alone from here to twice as much."""
+"""From here to twice as much all float32 values are whole numbers."""
 REQUESTS = 16
+"""Requests whose blocks a program writes."""
 WIDTH = tl.constexpr(64)
-"""Requests whose blocks a program writes, and blocks of each at once."""
+"""Blocks of each that it writes at once."""
 BLOCKS = tl.constexpr(128)
 """Unused blocks that it clears at once."""
 WARPS = 8
+"""Of a program."""
 FEW_WARPS = 4
+"""The same where at most FEW requests are captured: reductions cross fewer warps."""
 FEW = 128
-"""Of a program, and where at most FEW requests are captured. Reductions cross fewer warps then."""
 
 
 class PlanTensors(NamedTuple):
@@ -470,7 +472,7 @@ def page_launch(t: PlanTensors, shape: PlanShape, page_size: int) -> tuple[Launc
         words = "block_table must have a column per page"
     else:
         require_kv_indices(arrays, page_size)
-        columns = -(-rows.shape[1] // page_size)
+        columns = ceil_div(rows.shape[1], page_size)
         words = "req_to_token (a block table is given as block_table) must have a column per token"
     if columns * page_size < shape.max_seq_len:
         raise ValueError(
@@ -499,8 +501,8 @@ def require_block_table(t: PlanTensors, page_size: int) -> None:
 
 def leading_programs(shape: PlanShape) -> int:
     """Programs that write the plan: one per REQUESTS requests, and enough to clear the grid."""
-    writing = -(-shape.max_batch_size // REQUESTS)
-    clearing = -(-shape.max_blocks // BLOCKS.value)
+    writing = ceil_div(shape.max_batch_size, REQUESTS)
+    clearing = ceil_div(shape.max_blocks, BLOCKS.value)
     return max(writing, min(8, clearing))
 
 
@@ -536,7 +538,7 @@ def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launc
         max_pages = min(columns, limit // page_size, INT32_MAX // max(batch, 1))
         limit = max_pages * page_size
         _, pool_rows, stride, capacity, _ = of_pages.sizes
-        longest = -(-shape.max_seq_len // page_size)
+        longest = ceil_div(shape.max_seq_len, page_size)
         (parts, wide), tiles, _ = of_pages.cut(0, longest)
         grid = (lead + parts, wide)
     require_one_device(t._asdict())

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from ..backends.base import installed_version
 from ..gpu import FA2_MEASURED
-from ..spec import INT32_MAX, require_int, require_page_size, require_word
+from ..spec import INT32_MAX, ceil_div, require_int, require_page_size, require_word
 from .choice import MAX_TOKENS, PlanShape
 from .kernel import LAUNCHER, PlanTensors
 from .library import FA2_INFO, HEAD_DIMS, MIN_CHUNK, RELEASES, ROWS_SINCE, base_of, by_name
@@ -185,7 +185,7 @@ class Fa2Planner:
         _require_room("int workspace", len(room), self.layout.int_bytes, "bytes")
         _require_room("float workspace", len(floats), self.layout.float_bytes, "bytes")
         if self.page_size:
-            pages = -(-self.shape.max_seq_len // self.page_size)
+            pages = ceil_div(self.shape.max_seq_len, self.page_size)
             _require_room("kv_indices buffer", len(self.page_arrays["kv_indices"]), pages, "pages")
         return room[: self.layout.int_bytes].view(torch.int32)
 
@@ -352,7 +352,7 @@ def _require_head_dim(state: Any, head_dim: int, release: str) -> None:
     info = by_name(state.plan_info)
     rows = info["padded_batch_size"] * info["cta_tile_q"]
     if RELEASES.index(release) >= RELEASES.index(ROWS_SINCE):
-        rows = -(-rows * state.num_kv_heads // state.num_qo_heads)
+        rows = ceil_div(rows * state.num_kv_heads, state.num_qo_heads)
     for planned_for in HEAD_DIMS:
         room = rows * state.num_qo_heads * planned_for * WORD
         if room == info["s_offset"] and planned_for != head_dim:

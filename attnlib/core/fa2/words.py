@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..spec import ceil_div
 from .choice import PlanShape, choose, counted
 from .library import FA2_INFO, by_name
 
@@ -91,7 +92,7 @@ class PlanLayout:
             "enable_cuda_graph": True,
             "split_kv": True,
         }
-        int_bytes = info["block_valid_mask_offset"] + -(-blocks // WORD) * WORD
+        int_bytes = info["block_valid_mask_offset"] + ceil_div(blocks, WORD) * WORD
         float_bytes = lse + partial * shape.num_qo_heads * WORD
         return cls(in_order(info), int_bytes, float_bytes)
 
@@ -143,7 +144,7 @@ def offsets(counts: dict[str, int]) -> dict[str, int]:
     places = {}
     end = 0
     for name, count in counts.items():
-        at = end if name == "kv_chunk_size_ptr" else -(-end // 16) * 16
+        at = end if name == "kv_chunk_size_ptr" else ceil_div(end, 16) * 16
         places[f"{name}_offset"] = at
         end = at + WORD * count
     return places
@@ -180,8 +181,8 @@ def library_words(
     """What FlashInfer writes by a plan of these integers for requests of `q_lens` [bs] queries,
     `seen` [bs] tokens cut into chunks of `chunk`; read in scheduler.cuh (PrefillPlan)."""
     facts = by_name(info)
-    parts = -(-seen // chunk)
-    tiles = -(-q_lens * group_size // facts["cta_tile_q"])
+    parts = ceil_div(seen, chunk)
+    tiles = ceil_div(q_lens * group_size, facts["cta_tile_q"])
     requests, qo_tiles, kv_tiles = block_indices(tiles, parts)
     return Words(
         info=info,
@@ -245,7 +246,7 @@ def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
     given = counted(shape, seq_lens)
     lens[: len(given)] = given
     chunk = chunk or choose(shape, given).chunk
-    parts = -(-lens // chunk)
+    parts = ceil_div(lens, chunk)
     most = shape.max_blocks
     blocks = int(parts.sum()) * shape.q_tiles
     if blocks > most:
@@ -263,5 +264,5 @@ def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
         merge_indptr=prefix_sums(rows),
         kv_chunk_size=chunk,
         total_num_rows=len(rows),
-        block_valid_mask=np.arange(-(-most // WORD) * WORD) < blocks,
+        block_valid_mask=np.arange(ceil_div(most, WORD) * WORD) < blocks,
     )

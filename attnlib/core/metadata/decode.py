@@ -11,8 +11,8 @@ for `p < min(max_pages, ceil(cache_seqlens[i] / page_size))`. Semantics: SGLang'
 Columns past a row's live pages, and from `max_pages` on, stay as they are. Slots are translated,
 then divided; slot -1 stays -1. Out of range: a pool row outside `req_to_token` gives pages of -1,
 and so does a slot outside the map; neither is read. Lengths and their sum must be below 2^31, which
-is not checked. `cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0, as
-in SGLang under CUDA graphs.
+is not checked. `cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0,
+as in SGLang under CUDA graphs.
 
 Program 0 writes the lengths and scans them, block by block; no program waits for it. The others
 copy pages: a row's programs take its blocks of columns in turn and stop at the last live page, so
@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..spec import ceil_div
 from .device import scan_width, store_live, wait_for_predecessor, write_lengths, write_schedule
 from .launch import Cut, Launch, Launcher
 from .require import DecodeTensors, kept_apart, page_bounds, require_decode, row_stride
@@ -210,7 +211,7 @@ def launch_of(t: DecodeTensors, page_size: int, schedule: Schedule = NO_SCHEDULE
 
     def cut(seq_len_delta: int, max_pages: int) -> Cut:
         cols, warps, turns = tiling_of(batch, max_pages, page_size)
-        programs = -(-max_pages // (cols * turns)) or 1
+        programs = ceil_div(max_pages, cols * turns) or 1
         return (first_row + batch, programs), (*constants, cols), warps
 
     # Without a delta int32 lengths are rewritten with the same values, whoever reads them.
@@ -247,10 +248,8 @@ def build_decode_metadata(
 
     Parameters
     ----------
-    page_size : int
-        A power of two.
-    max_pages : int
-        Columns of the page tables that may be written.
+    page_size, max_pages : int
+        A power of two; columns of the page tables that may be written.
     seq_len_delta : int
         At least 0; added to every length.
     seq_lens : Tensor

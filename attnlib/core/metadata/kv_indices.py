@@ -17,7 +17,8 @@ Words of `kv_indices` from `kv_indptr[bs]` on are left untouched. Pages that do 
 the host cannot know the sum of the pages, and engines share a buffer smaller than bs * max_pages.
 `kv_indptr` counts dropped pages too, so `kv_indptr[bs] > capacity` shows it. A sum beyond int32
 raises an error, by bs * max_pages. With `kv_start` lengths count from there: a sliding window's
-beginning, or an encoder's end. Tokens outside a row of `req_to_token` give page -1 and are not read.
+beginning, or an encoder's end. Tokens outside a row of `req_to_token` give page -1 and are not
+read.
 
 A row's pages start where those of the rows before it end. Every program sums the lengths before its
 own rows itself: they lie in the L2 cache, and to wait for another program would cost more. Program
@@ -33,7 +34,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..spec import INT32_MAX
+from ..spec import INT32_MAX, ceil_div
 from .device import load_lengths, scan_width, wait_for_predecessor
 from .launch import Cut, Launch, Launcher
 from .require import PageArrays, kept_apart, page_bounds, require_kv_indices, row_stride
@@ -249,14 +250,14 @@ def launch_of(t: PageArrays, page_size: int) -> Launch:
             cols = PAGES_AT_ONCE
             turns = 2 * rows
         else:
-            wanted = max(1, -(-batch // REQUESTS_PER_ROW))
+            wanted = max(1, ceil_div(batch, REQUESTS_PER_ROW))
             rows = min(8, triton.next_power_of_2(wanted))
             cols = PAGES_AT_ONCE // rows
             turns = rows
-        groups = -(-batch // rows)
-        blocks = -(-max_pages // cols)
+        groups = ceil_div(batch, rows)
+        blocks = ceil_div(max_pages, cols)
         if groups * blocks > SMALL_GRID:
-            blocks = -(-blocks // turns)
+            blocks = ceil_div(blocks, turns)
         constants = (page_size.bit_length() - 1, scan, rows, cols)
         return (1 + groups, max(1, blocks)), constants, WARPS
 

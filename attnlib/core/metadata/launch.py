@@ -23,10 +23,11 @@ from ..spec import require_int
 ACCESS_BYTES = 16
 """The widest load; Triton compiles another kernel for pointers that are not multiples of it."""
 NO_OVERLAP = 0
+"""No programmatic dependent launch."""
 WAIT = 1
+"""Start early, and wait for the previous kernel."""
 WAIT_AND_LET_START = 2
-"""Programmatic dependent launch: none; start early and wait for the previous kernel; also let the
-next kernel start early, which only pays while our whole grid is on the GPU at once."""
+"""Also let the next kernel start early: it pays only while our whole grid is resident."""
 OLDEST_TRITON = (3, 6)
 """With older ones no kernel was tried; an engine's environment may have one."""
 MAX_REMEMBERED = 4096

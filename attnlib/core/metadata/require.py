@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..batch import require_tensor
-from ..spec import INT32_MAX, require_page_size
+from ..spec import INT32_MAX, ceil_div, require_page_size
 from .launch import Apart, Bound
 
 EITHER_WIDTH = {"seq_lens", "req_pool_indices", "kv_start", "swa_slot_map"}
@@ -94,7 +94,7 @@ def page_bounds(
     must hold their first tokens."""
     max_ctx = t.req_to_token.shape[1]
     reason = f" ({reason}, req_to_token {max_ctx} tokens a request, page_size {page_size})"
-    largest = min(room, -(-max_ctx // page_size))
+    largest = min(room, ceil_div(max_ctx, page_size))
     return Bound("seq_len_delta", INT32_MAX), Bound("max_pages", largest, reason)
 
 

@@ -18,6 +18,7 @@ from ..batch import require_tensor
 from ..schedule.facts import SchedulerFacts
 from ..schedule.flash_attn3 import SchedulerMetadata
 from ..schedule.splits import BATCHES_PER_CTA, blocks_in_l2, num_words, scheduled_heads
+from ..spec import ceil_div
 from . import decode
 from .device import ROWS
 from .launch import Launch, Launcher
@@ -47,10 +48,10 @@ def prepare(tensors: tuple[Any, ...], page_size: int, facts: SchedulerFacts) -> 
     require_one_device({"seq_lens": t.seq_lens, "scheduler.words": words})
     query_rows = facts.group_size if facts.packs else 1
     schedule = decode.Schedule(
-        programs=-(-batch // ROWS.value),
+        programs=ceil_div(batch, ROWS.value),
         facts=(
             facts.split_cap if batch <= BATCHES_PER_CTA else 1,
-            -(-query_rows // facts.tile[0]),
+            ceil_div(query_rows, facts.tile[0]),
             facts.tile[1],
             scheduled_heads(facts),
             facts.usable_sms,

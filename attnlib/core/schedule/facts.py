@@ -20,7 +20,15 @@ from functools import cached_property
 
 import numpy as np
 
-from ..spec import ELEMENT_BYTES, INT32_MAX, Grouped, require_given, require_int, require_word
+from ..spec import (
+    ELEMENT_BYTES,
+    INT32_MAX,
+    Grouped,
+    ceil_div,
+    require_given,
+    require_int,
+    require_word,
+)
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 """Head dims that kernels are compiled for; V alone may also have 512."""
@@ -298,7 +306,7 @@ class SchedulerFacts(Grouped):
 
 def _filled(rows: int, block_m: int) -> float:
     """Share of the tiles that rows fill; in float32, as the library does."""
-    in_tiles = -(-rows // block_m) * block_m
+    in_tiles = ceil_div(rows, block_m) * block_m
     return float(np.float32(rows) / np.float32(in_tiles))
 
 

@@ -21,7 +21,7 @@ and reads them (splitkv_mla.cuh): a row of 8 int32 for each part of the GPU.
 import numpy as np
 from torch import Tensor
 
-from ..spec import require_all_read
+from ..spec import ceil_div, require_all_read
 
 BLOCK = 64
 """Tokens of a block: the dense kernel has no other page size."""
@@ -33,7 +33,7 @@ def tokens_read(tiles: np.ndarray, seq_lens: np.ndarray) -> np.ndarray:
     A part reads a request that is not its last to the end, however long it is now.
     """
     lens = np.asarray(seq_lens, np.int64)
-    blocks_read = [np.zeros(-(-length // BLOCK), bool) for length in lens]
+    blocks_read = [np.zeros(ceil_div(length, BLOCK), bool) for length in lens]
     for first, last, begin, end, *_ in _working(tiles, lens):
         for request in range(first, last + 1):
             start = begin if request == first else 0

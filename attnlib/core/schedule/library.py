@@ -17,8 +17,9 @@ FLASHMLA = "FlashMLA"
 SGLANG_FLASH_ATTN_3 = "SGLang's FlashAttention-3"
 SGLANG_KERNEL = "sglang-kernel"
 OLDEST_KERNEL = "0.4.4"
+"""The first release of sglang-kernel whose cap of splits was read and tested."""
 NEWEST_KERNEL = "0.4.10"
-"""The releases of sglang-kernel whose cap of splits was read, and held to the library's words."""
+"""The last one."""
 MODULES = {
     FLASH_ATTN_3: ("flash_attn_interface", "sgl_kernel.flash_attn"),
     FLASHMLA: ("flash_mla",),

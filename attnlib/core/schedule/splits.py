@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..spec import INT32_MAX, require_between, require_int
+from ..spec import INT32_MAX, ceil_div, require_between, require_int
 from .facts import SchedulerFacts
 
 BATCHES_PER_CTA = 992
@@ -89,12 +89,12 @@ def plan_splits(
     if facts.packs:
         rows *= facts.group_size
     block_m, block_n = facts.tile
-    m_blocks = -(-rows // block_m)
-    n_blocks = -(-kv // block_n)
+    m_blocks = ceil_div(rows, block_m)
+    n_blocks = ceil_div(kv, block_n)
     if facts.batch_size > BATCHES_PER_CTA or facts.split_cap == 1:
         return SplitPlan(facts, m_blocks, n_blocks, np.ones_like(n_blocks))
     blocks_per_sm = math.ceil(work_share(facts, int((m_blocks * n_blocks).sum())))
-    splits = np.clip(-(-n_blocks // blocks_per_sm), 1, facts.split_cap)
+    splits = np.clip(ceil_div(n_blocks, blocks_per_sm), 1, facts.split_cap)
     return SplitPlan(facts, m_blocks, n_blocks, splits)
 
 
@@ -110,7 +110,7 @@ def num_words(facts: SchedulerFacts) -> int:
 
 def _rounded(batch_size: int) -> int:
     """The next multiple of 4."""
-    return -(-batch_size // 4) * 4
+    return ceil_div(batch_size, 4) * 4
 
 
 def max_words(max_batch_size: int) -> int:
