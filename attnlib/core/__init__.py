@@ -1,7 +1,7 @@
 """What an engine imports: backends, metadata kernels, schedules and the planner.
 
 `spec`, `batch`, `extend` and `mla` are attention layers and the batches of a call; `gpu` is what is
-believed of a GPU.
+assumed of a GPU.
 """
 
 from .. import late

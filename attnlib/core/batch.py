@@ -3,16 +3,37 @@
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from .spec import AttnSpec, dtype_name, require_between
 
 
 @dataclass(frozen=True, eq=False)
 class PagedKV:
-    """The paged cache: `k_cache` and `v_cache` [num_pages, page_size, num_kv_heads, head_dim]."""
+    """The paged KV cache of one layer, in NHD layout.
 
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
+    Parameters
+    ----------
+    k_cache, v_cache : Tensor
+        [num_pages, page_size, num_kv_heads, head_dim], the layer's `kv_dtype`.
+
+    Raises
+    ------
+    ValueError
+        For another number of dimensions, or two shapes.
+
+    Examples
+    --------
+    Three pages of 4 tokens, 2 KV heads:
+
+    >>> import torch
+    >>> cache = PagedKV(torch.zeros(3, 4, 2, 64), torch.zeros(3, 4, 2, 64))
+    >>> cache.k_cache.shape[:2]
+    torch.Size([3, 4])
+    """
+
+    k_cache: Tensor
+    v_cache: Tensor
 
     def __post_init__(self) -> None:
         if self.k_cache.ndim != 4 or self.k_cache.shape != self.v_cache.shape:
@@ -37,25 +58,46 @@ class PagedKV:
 
 @dataclass(frozen=True, eq=False)
 class DecodeBatch:
-    """One decode step. `DecodeBatch.build` checks the arguments and derives the other tensors.
+    """One decode step: lengths and page tables. Make it by `build`, which checks and derives.
 
-    | field | shape, dtype | where |
-    |---|---|---|
-    | `seq_lens_cpu` | [bs] int32, tokens in the cache after this step | host |
-    | `page_table` | [bs, max_pages] int32; columns past a row's pages are unspecified | device |
-    | `seq_lens` | [bs] int32, `seq_lens_cpu` | device |
-    | `kv_indptr` | [bs + 1] int32, prefix sums in pages | device |
-    | `kv_indices` | [pages used] int32, the live page-table entries, ragged | device |
-    | `kv_last_page_len` | [bs] int32, tokens in the last page, 1..page_size | device |
+    Attributes
+    ----------
+    spec : AttnSpec
+        The layer.
+    seq_lens_cpu : Tensor
+        [bs] int32 on the host, tokens in the cache after this step.
+    page_table : Tensor
+        [bs, max_pages] int32; entries past a row's pages are undefined.
+    seq_lens : Tensor
+        [bs] int32, `seq_lens_cpu` on the device of `page_table`, as all below.
+    kv_indptr : Tensor
+        [bs + 1] int32, prefix sums in pages.
+    kv_indices : Tensor
+        [pages used] int32, the live page-table entries, ragged.
+    kv_last_page_len : Tensor
+        [bs] int32, tokens in the last page, 1..page_size.
+
+    Examples
+    --------
+    Two requests of 5 and 2 tokens: the first has two pages, the second one.
+
+    >>> import torch
+    >>> from attnlib.core import AttnSpec
+    >>> spec = AttnSpec(num_qo_heads=4, num_kv_heads=2, head_dim=64, page_size=4)
+    >>> seq_lens = torch.tensor([5, 2], dtype=torch.int32)
+    >>> page_table = torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
+    >>> batch = DecodeBatch.build(spec, seq_lens, page_table)
+    >>> batch.kv_indptr.tolist(), batch.kv_indices.tolist(), batch.kv_last_page_len.tolist()
+    ([0, 2, 3], [0, 1, 2], [1, 2])
     """
 
     spec: AttnSpec
-    seq_lens_cpu: torch.Tensor
-    page_table: torch.Tensor
-    seq_lens: torch.Tensor
-    kv_indptr: torch.Tensor
-    kv_indices: torch.Tensor
-    kv_last_page_len: torch.Tensor
+    seq_lens_cpu: Tensor
+    page_table: Tensor
+    seq_lens: Tensor
+    kv_indptr: Tensor
+    kv_indices: Tensor
+    kv_last_page_len: Tensor
 
     @property
     def batch_size(self) -> int:
@@ -63,16 +105,15 @@ class DecodeBatch:
         return self.seq_lens_cpu.shape[0]
 
     @classmethod
-    def build(
-        cls, spec: AttnSpec, seq_lens: torch.Tensor, page_table: torch.Tensor
-    ) -> "DecodeBatch":
+    def build(cls, spec: AttnSpec, seq_lens: Tensor, page_table: Tensor) -> "DecodeBatch":
         """Check `seq_lens` [bs] int32 and `page_table` [bs, max_pages] int32, derive the rest.
 
         The result is on `page_table.device`, lengths are copied. Raises ValueError for an empty
         batch, a wrong shape or dtype, a length below 1 or beyond the page table, a negative page.
         """
         require_tensor("page_table", page_table, (None, None), "int32")
-        (bs, columns), device = page_table.shape, page_table.device
+        bs, columns = page_table.shape
+        device = page_table.device
         require_tensor("seq_lens", seq_lens, (max(1, bs),), "int32")
         lens = seq_lens.detach().to("cpu", copy=True)
         why = " (page_table columns x page_size)"
@@ -82,16 +123,27 @@ class DecodeBatch:
         kv_indptr[1:] = pages.cumsum(0)
         live = torch.arange(columns, device=device) < pages.to(device)[:, None]
         kv_indices = page_table[live].contiguous()
-        if kv_indices.min().item() < 0:
-            raise ValueError(
-                f"page_table must hold pages >= 0 in live columns, got {kv_indices.min().item()}"
-            )
+        least = int(kv_indices.min())
+        if least < 0:
+            raise ValueError(f"page_table must hold pages >= 0 in live columns, got {least}")
         last = (lens - (pages - 1) * spec.page_size).to(device)
-        return cls(spec, lens, page_table, lens.to(device), kv_indptr.to(device), kv_indices, last)
+        return cls(
+            spec=spec,
+            seq_lens_cpu=lens,
+            page_table=page_table,
+            seq_lens=lens.to(device),
+            kv_indptr=kv_indptr.to(device),
+            kv_indices=kv_indices,
+            kv_last_page_len=last,
+        )
 
     def cloned(self) -> "DecodeBatch":
         """The same batch with its own lengths and page table, as a captured graph reads."""
-        return replace(self, seq_lens=self.seq_lens.clone(), page_table=self.page_table.clone())
+        return replace(
+            self,
+            seq_lens=self.seq_lens.clone(),
+            page_table=self.page_table.clone(),
+        )
 
     def overwrite(self, given: "DecodeBatch") -> None:
         """Copy lengths and page table of `given` into this batch's tensors.
@@ -112,13 +164,18 @@ class DecodeBatch:
 
 
 def require_tensor(
-    name: str, tensor: object, shape: tuple[int | None, ...], *dtypes: str, contiguous: bool = False
+    name: str,
+    tensor: object,
+    shape: tuple[int | None, ...],
+    *dtypes: str,
+    contiguous: bool = False,
 ) -> None:
     """ValueError unless `tensor` has this shape (None: any size) and dtype; TypeError if it is no
     tensor."""
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    sizes, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
+    sizes = tuple(tensor.shape)
+    dtype = dtype_name(tensor.dtype)
     fits = len(sizes) == len(shape) and all(
         want in (None, have) for want, have in zip(shape, sizes, strict=True)
     )

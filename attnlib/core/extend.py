@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from .batch import DecodeBatch, require_tensor
@@ -22,19 +23,43 @@ from .spec import CUSTOM_MASKS, MASKS, AttnSpec, require_given, require_word
 
 @dataclass(frozen=True, eq=False)
 class ExtendBatch:
-    """One call. `ExtendBatch.build` checks the arguments and derives the other tensors.
+    """One call with several query tokens per request. Make it by `build`, which checks and derives.
 
-    `paged` has the tokens after the call. `q_lens_cpu` [bs] int32 are the queries per request, on
-    the host, `qo_indptr` [bs + 1] int32 their prefix sums, on the device. `custom_mask` [sum of
-    queries x tokens] bool, row by row, is only for `CUSTOM_MASKS`. `ragged`: the pages are single
-    tokens in order.
+    Attributes
+    ----------
+    paged : DecodeBatch
+        The tokens after the call.
+    q_lens_cpu : Tensor
+        [bs] int32 on the host, queries per request.
+    qo_indptr : Tensor
+        [bs + 1] int32 on the device, their prefix sums.
+    mask : str
+        `causal`, `full`, `tree` or `chain`.
+    custom_mask : Tensor or None
+        [sum of queries x tokens] bool, row by row; only for `tree` and `chain`.
+    ragged : bool
+        Whether the pages are single tokens in order: K and V as they are.
+
+    Examples
+    --------
+    Prefill of the last 3 and 2 tokens of two requests:
+
+    >>> import torch
+    >>> from attnlib.core import AttnSpec, DecodeBatch
+    >>> spec = AttnSpec(num_qo_heads=4, num_kv_heads=2, head_dim=64, page_size=4)
+    >>> seq_lens = torch.tensor([5, 2], dtype=torch.int32)
+    >>> page_table = torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
+    >>> paged = DecodeBatch.build(spec, seq_lens, page_table)
+    >>> batch = ExtendBatch.build(paged, torch.tensor([3, 2], dtype=torch.int32))
+    >>> batch.rows, batch.qo_indptr.tolist()
+    (5, [0, 3, 5])
     """
 
     paged: DecodeBatch
-    q_lens_cpu: torch.Tensor
-    qo_indptr: torch.Tensor
+    q_lens_cpu: Tensor
+    qo_indptr: Tensor
     mask: str
-    custom_mask: torch.Tensor | None
+    custom_mask: Tensor | None
     ragged: bool
 
     @property
@@ -56,10 +81,10 @@ class ExtendBatch:
     def build(
         cls,
         paged: DecodeBatch,
-        q_lens: torch.Tensor,
+        q_lens: Tensor,
         *,
         mask: str = "causal",
-        drafts: torch.Tensor | None = None,
+        drafts: Tensor | None = None,
         ragged: bool = False,
     ) -> "ExtendBatch":
         """Check `q_lens` [bs] int32 against `paged`, and derive the rest.
@@ -121,15 +146,21 @@ class ExtendBatch:
             )
 
 
-def _custom_mask(paged: DecodeBatch, drafts: torch.Tensor) -> torch.Tensor:
-    before = (paged.seq_lens_cpu - drafts.shape[1]).tolist()
-    rows = [pad(sees, (n, 0), value=True) for sees, n in zip(drafts, before, strict=True)]
-    return torch.cat([sees.flatten() for sees in rows]).to(paged.page_table.device)
+def _custom_mask(paged: DecodeBatch, drafts: Tensor) -> Tensor:
+    """What the queries of each request see: all before the drafts, and of the drafts as given."""
+    before = paged.seq_lens_cpu - drafts.shape[1]
+    parts = []
+    for sees, tokens in zip(drafts, before.tolist(), strict=True):
+        whole = pad(sees, (tokens, 0), value=True)
+        parts.append(whole.flatten())
+    return torch.cat(parts).to(paged.page_table.device)
 
 
-def _require_in_order(lens: torch.Tensor, paged: DecodeBatch) -> None:
-    in_order = torch.arange(len(paged.kv_indices), device=paged.kv_indices.device)
-    if paged.spec.page_size != 1 or not torch.equal(paged.kv_indices.long(), in_order):
+def _require_in_order(lens: Tensor, paged: DecodeBatch) -> None:
+    """ValueError unless the pages are single tokens in order, and all tokens are queries."""
+    pages = paged.kv_indices.long()
+    in_order = torch.arange(len(pages), device=pages.device)
+    if paged.spec.page_size != 1 or not torch.equal(pages, in_order):
         raise ValueError(
             "page_table must name pages of one token in order for a ragged call, got page_size "
             f"{paged.spec.page_size} and pages {paged.kv_indices[:4].tolist()}..."
@@ -141,7 +172,7 @@ def _require_in_order(lens: torch.Tensor, paged: DecodeBatch) -> None:
         )
 
 
-def _require_drafts(mask: str, drafts: torch.Tensor | None, lens: torch.Tensor) -> None:
+def _require_drafts(mask: str, drafts: Tensor | None, lens: Tensor) -> None:
     when = f"for the masks {', '.join(CUSTOM_MASKS)}"
     require_given("drafts", drafts, mask in CUSTOM_MASKS, when, f"mask {mask!r}")
     if drafts is None:

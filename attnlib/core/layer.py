@@ -35,7 +35,7 @@ NAMED = re.compile(r"(\d+/\d+) heads, head_dim (\d+)", re.ASCII)
 HEADS = re.compile(r"(\d+)/(\d+)", re.ASCII)
 LENGTH = re.compile(r"(\d+)(?:\.\.(\d+))?(?:x([1-9]\d*))?", re.ASCII)
 MAX_REQUESTS = 65_536
-"""Of one call; more than engines run at once."""
+"""Of one call; more than engines run concurrently."""
 LENGTHS_HELP = "tokens per request: 8192x16, 100,200, 2048..30720x64 (64 lengths, evenly spaced)"
 
 
@@ -46,8 +46,9 @@ def _sizes_of_model(model: str, tp: int = 1) -> tuple[int, int, int]:
     """
     if split := SPLIT.fullmatch(model):
         if tp != 1:
-            raise ValueError(f"tp must not be given with {model!r}, which says it, got {tp}")
-        model, tp = split[1], int(split[2])
+            raise ValueError(f"tp must be left out with {model!r}, which contains it, got {tp}")
+        model = split[1]
+        tp = int(split[2])
     require_word("model", model, WHOLE_MODELS)
     require_int("tp", tp)
     query, kv, head_dim = WHOLE_MODELS[model]
@@ -56,7 +57,13 @@ def _sizes_of_model(model: str, tp: int = 1) -> tuple[int, int, int]:
     return query // tp, max(1, kv // tp), head_dim
 
 
-USUAL = "Llama-3.1-8B", "Llama-3.1-70B at TP 8", "Qwen3-32B at TP 4", "Qwen3-0.6B", "Llama-2-7B"
+USUAL = (
+    "Llama-3.1-8B",
+    "Llama-3.1-70B at TP 8",
+    "Qwen3-32B at TP 4",
+    "Qwen3-0.6B",
+    "Llama-2-7B",
+)
 MODELS = {model: _sizes_of_model(model) for model in USUAL}
 """Usual model -> the heads of one GPU: (num_qo_heads, num_kv_heads, head_dim)."""
 
@@ -78,20 +85,29 @@ def parse_layer(
     """
     if named := NAMED.fullmatch(model):
         if head_dim:
-            words = f"head_dim must not be given with {model!r}, which says it"
+            words = f"head_dim must be left out with {model!r}, which contains it"
             raise ValueError(f"{words}, got {head_dim}")
-        heads, model, head_dim = named[1], "", int(named[2])
+        heads = named[1]
+        model = ""
+        head_dim = int(named[2])
     if bool(heads) == bool(model):
         got = f"{heads} and {model}" if heads else "neither"
-        raise ValueError(f"heads or model must be given, one of them, got {got}")
+        raise ValueError(f"pass either heads or model, got {got}")
     if model:
         query, kv, of_model = _sizes_of_model(model, tp)
         return AttnSpec(query, kv, head_dim or of_model, page_size, **fields)
     if tp != 1:
         raise ValueError(f"tp must go with a model, got tp {tp} with heads {heads}")
-    if not (counts := HEADS.fullmatch(heads)):
+    counts = HEADS.fullmatch(heads)
+    if not counts:
         raise ValueError(f"heads must be QUERY/KV such as 32/8, got {heads!r}")
-    return AttnSpec(int(counts[1]), int(counts[2]), head_dim or 128, page_size, **fields)
+    return AttnSpec(
+        num_qo_heads=int(counts[1]),
+        num_kv_heads=int(counts[2]),
+        head_dim=head_dim or 128,
+        page_size=page_size,
+        **fields,
+    )
 
 
 def sizes_given(**sizes: int | None) -> dict[str, Any]:
@@ -102,11 +118,15 @@ def sizes_given(**sizes: int | None) -> dict[str, Any]:
     return given
 
 
-def parse_lengths(name: str, text: str, batch: int | None = None) -> tuple[int, ...]:
+def parse_lengths(
+    name: str,
+    text: str,
+    batch: int | None = None,
+) -> tuple[int, ...]:
     """Tokens per request from `8192x16` (16 requests), `100,200`, `8192x15,100`, `2048..30720x64`.
 
     A range is evenly spaced, both ends included. `batch` is the number of requests where `text` is
-    one length or range that does not say it. ValueError calls the lengths `name`.
+    one length or range without a count. ValueError calls the lengths `name`.
     """
     if batch is not None:
         require_int("batch", batch, most=MAX_REQUESTS)
@@ -115,9 +135,10 @@ def parse_lengths(name: str, text: str, batch: int | None = None) -> tuple[int, 
     for part in parts:
         if part is None:
             raise ValueError(f"{name} must be such as 8192x16, 100,200 or 1..9x4, got {text!r}")
-        low, high = int(part[1]), int(part[2] or part[1])
+        low = int(part[1])
+        high = int(part[2] or part[1])
         if batch and (part[3] or len(parts) > 1):
-            raise ValueError(f"batch must be left out where {name} says it, got {batch}")
+            raise ValueError(f"batch must be left out where {name} has the counts, got {batch}")
         count = batch or int(part[3] or 1)
         if count + len(lengths) > MAX_REQUESTS or high > INT32_MAX:
             limits = f"at most {MAX_REQUESTS} requests of at most {INT32_MAX} tokens"
@@ -125,19 +146,26 @@ def parse_lengths(name: str, text: str, batch: int | None = None) -> tuple[int, 
         if high < low or (high > low and count < 2):
             words = f"{name} must have a range from low to high of 2 requests or more (1..9x2)"
             raise ValueError(f"{words}, got {part[0]!r} of {count}")
-        lengths += np.linspace(low, high, count).round().astype(int).tolist()
+        spaced = np.linspace(low, high, count).round()
+        lengths += spaced.astype(int).tolist()
     if min(lengths) < 1:
         raise ValueError(f"{name} must be >= 1, got {text!r}")
     return tuple(lengths)
 
 
 def words_of_lengths(lengths: tuple[int, ...]) -> str:
-    """Lengths as `parse_lengths` reads them, in few words."""
-    low, high, count = min(lengths), max(lengths), len(lengths)
-    if count > 1 and high > low and parse_lengths("lens", f"{low}..{high}x{count}") == lengths:
-        return f"{low}..{high}x{count}"
-    runs = [(length, len([*run])) for length, run in groupby(lengths)]
-    return ",".join(f"{length}x{times}" if times > 1 else str(length) for length, times in runs)
+    """Lengths as `parse_lengths` reads them, in their shortest form."""
+    low = min(lengths)
+    high = max(lengths)
+    count = len(lengths)
+    as_range = f"{low}..{high}x{count}"
+    if count > 1 and high > low and parse_lengths("lens", as_range) == lengths:
+        return as_range
+    words = []
+    for length, run in groupby(lengths):
+        times = len([*run])
+        words.append(f"{length}x{times}" if times > 1 else str(length))
+    return ",".join(words)
 
 
 def lengths_of_case(lengths: tuple[int, ...]) -> dict[str, Any]:

@@ -12,12 +12,13 @@ The queries of a request are its last `q_len` tokens, in a row; each sees its ow
 before it.
 
 Kernels take slots, places in the cache (page * page_size + offset), and read any slot unchecked:
-`slots` makes them from chosen tokens and refuses wrong ones.
+`slots` makes them from chosen tokens and raises for those out of range.
 """
 
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from .batch import DecodeBatch, require_tensor
 from .spec import MLA_HEAD_DIM, AttnSpec, MlaSpec, require_given, require_one_query
@@ -28,16 +29,41 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, eq=False)
 class MlaBatch:
-    """One MLA step, made by `MlaBatch.build`: decode, or verification of `q_len` tokens a request.
+    """One MLA step, decode or verification. Make it by `build`, which checks and derives.
 
-    `chosen` [bs, top_k] int32 are tokens by their place in the request, on the page table's device;
-    None where `top_k` is 0. `highest_page` is the last page of the cache that a request has.
+    Attributes
+    ----------
+    spec : MlaSpec
+        The layer.
+    paged : DecodeBatch
+        Lengths and pages.
+    highest_page : int
+        The last page of the cache that a request has.
+    chosen : Tensor or None
+        [bs, top_k] int32 on the page table's device, tokens by their place in the request, -1 for
+        none; None where `top_k` is 0.
+    q_len : int
+        Query tokens of each request.
+
+    Examples
+    --------
+    Two requests of which each attends to at most three chosen tokens:
+
+    >>> import torch
+    >>> from attnlib.core import MlaSpec
+    >>> spec = MlaSpec(num_qo_heads=128, top_k=3, page_size=4)
+    >>> seq_lens = torch.tensor([5, 2], dtype=torch.int32)
+    >>> page_table = torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
+    >>> chosen = torch.tensor([[4, 0, 2], [1, -1, -1]], dtype=torch.int32)
+    >>> batch = MlaBatch.build(spec, seq_lens, page_table, chosen)
+    >>> batch.slots().tolist()
+    [[4, 0, 2], [9, -1, -1]]
     """
 
     spec: MlaSpec
     paged: DecodeBatch
     highest_page: int
-    chosen: torch.Tensor | None = None
+    chosen: Tensor | None = None
     q_len: int = 1
 
     @property
@@ -49,9 +75,9 @@ class MlaBatch:
     def build(
         cls,
         spec: MlaSpec,
-        seq_lens: torch.Tensor,
-        page_table: torch.Tensor,
-        chosen: torch.Tensor | None = None,
+        seq_lens: Tensor,
+        page_table: Tensor,
+        chosen: Tensor | None = None,
         *,
         q_len: int = 1,
     ) -> "MlaBatch":
@@ -67,7 +93,11 @@ class MlaBatch:
             shortest = int(paged.seq_lens_cpu.min())
             raise ValueError(f"seq_lens must be at least q_len ({q_len}), got {shortest}")
         require_given(
-            "chosen", chosen, bool(spec.top_k), "where top_k is not 0", f"top_k {spec.top_k}"
+            "chosen",
+            chosen,
+            due=bool(spec.top_k),
+            when="where top_k is not 0",
+            here=f"top_k {spec.top_k}",
         )
         if chosen is not None:
             require_tensor("chosen", chosen, (page_table.shape[0], spec.top_k), "int32")
@@ -81,17 +111,19 @@ class MlaBatch:
     def require_alike(self, given: "MlaBatch") -> None:
         """ValueError unless `given` has this batch's layer and its page table's shape."""
         self.paged.require_alike(given.paged)
-        mine, others = (self.spec, self.q_len), (given.spec, given.q_len)
+        mine = (self.spec, self.q_len)
+        others = (given.spec, given.q_len)
         if mine != others:
             raise ValueError(f"out must be a plan over {others} (layer, q_len), got {mine}")
 
-    def slots(self) -> torch.Tensor:
+    def slots(self) -> Tensor:
         """Cache slot of every chosen token, [bs, top_k] int32; -1 stays -1. Synchronises.
 
         Raises ValueError that names request, value and limit for a place outside the request, and
         for a request without any token.
         """
-        chosen, page_size = self.chosen, self.spec.page_size
+        chosen = self.chosen
+        page_size = self.spec.page_size
         if chosen is None:
             raise ValueError("chosen must be given for slots, got None (top_k 0)")
         lens = self.paged.seq_lens
@@ -115,7 +147,7 @@ class MlaBatch:
         return torch.where(chosen == NO_TOKEN, NO_TOKEN, slots).int()
 
 
-def attended_pages(batch: MlaBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+def attended_pages(batch: MlaBatch) -> tuple[Tensor, Tensor, Tensor, int]:
     """The pages that requests attend to, ragged; chosen tokens are pages of one token.
 
     Returns prefix sums in pages [bs + 1], pages [n], tokens per request [bs], all int32, and the
@@ -132,7 +164,7 @@ def attended_pages(batch: MlaBatch) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return kv_indptr, slots[live], counts, 1
 
 
-def require_pages(cache: torch.Tensor, highest: int) -> None:
+def require_pages(cache: Tensor, highest: int) -> None:
     """ValueError unless page `highest` lies in `cache` [num_pages, ...]; reads no tensor."""
     if highest >= cache.shape[0]:
         raise ValueError(

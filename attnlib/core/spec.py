@@ -4,8 +4,9 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+Count = TypeVar("Count", bound=Any)
 INT32_MAX = 2**31 - 1
 LATER = {"later": True}
 """Metadata of a field that older records lack: at its default it is left out of a record."""
@@ -17,7 +18,8 @@ CUSTOM_MASKS = ("tree", "chain")
 """Masks that are passed to a library bit by bit."""
 MASKS = ("causal", "full", *CUSTOM_MASKS)
 
-LATENT_DIM, ROPE_DIM = 512, 64
+LATENT_DIM = 512
+ROPE_DIM = 64
 MLA_HEAD_DIM = LATENT_DIM + ROPE_DIM
 MLA_TOKEN_BYTES = {"bfloat16": 2 * MLA_HEAD_DIM, "fp8-656": 656, "fp8-576": MLA_HEAD_DIM}
 """Format of a cached token -> its bytes; `attnlib.kinds.mla.format` describes those of FP8."""
@@ -51,11 +53,34 @@ class Grouped:
 class AttnSpec(Grouped):
     """A layer of multi-head, grouped-query or multi-query attention.
 
-    `dtype` is the query's, `kv_dtype` the cache's (default: the same); both are torch dtype names
-    in `ELEMENT_BYTES`. `page_size` is the number of tokens in a KV page, a power of two. `window`
-    is the number of tokens that a query sees, itself included (0: all): FlashInfer's
-    window_left + 1; FlashAttention-3's window_size is (window - 1, 0).
-    Raises ValueError that names the argument, what it must be and what it was.
+    Parameters
+    ----------
+    num_qo_heads, num_kv_heads : int
+        Heads of one GPU; KV heads divide query heads.
+    head_dim : int
+        Of Q, K and V.
+    page_size : int
+        Tokens of a KV page, a power of two.
+    dtype : str
+        The query's: `bfloat16`, `float16` or `float8_e4m3fn`.
+    kv_dtype : str
+        The cache's; by default the query's.
+    window : int
+        Tokens that a query sees, itself included; 0: all. FlashInfer's window_left + 1;
+        FlashAttention-3's window_size is (window - 1, 0).
+
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it must be and what it was.
+
+    Examples
+    --------
+    Llama-3.1-8B over an FP8 cache:
+
+    >>> spec = AttnSpec(32, 8, 128, page_size=16, kv_dtype="float8_e4m3fn")
+    >>> spec.group_size, spec.dtypes
+    (4, 'bfloat16/float8_e4m3fn')
     """
 
     num_qo_heads: int
@@ -107,8 +132,31 @@ class MlaSpec:
     """Latent attention (MLA) after weight absorption: all query heads read one latent KV head.
 
     A token has 512 latent values, both key and value, and 64 rotary values, key only. Query and
-    output are bfloat16. `top_k` tokens of each request are attended to (0: all). `num_qo_heads` are
-    the heads of one GPU; the model has 128.
+    output are bfloat16.
+
+    Parameters
+    ----------
+    num_qo_heads : int
+        Query heads of one GPU; the model has 128.
+    top_k : int
+        Tokens of each request that are attended to; 0: all.
+    page_size : int
+        Tokens of a KV page, a power of two.
+    kv_format : str
+        `bfloat16`, `fp8-656` or `fp8-576`, see `core.mla`.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it must be and what it was.
+
+    Examples
+    --------
+    DeepSeek-V3.2 on one of 8 GPUs (TP 8), which attends to 2,048 tokens:
+
+    >>> spec = MlaSpec(num_qo_heads=16, top_k=2048, kv_format="fp8-656")
+    >>> spec.heads, spec.token_bytes
+    ('16/1', 656)
     """
 
     num_qo_heads: int
@@ -139,30 +187,52 @@ class MlaSpec:
         return f"{self.num_qo_heads}/1"
 
 
+def ceil_div(amount: Count, size: Any) -> Count:
+    """The least number of `size` that hold `amount`; integers, or arrays of them."""
+    return -(-amount // size)
+
+
 def dtype_name(dtype: Any) -> str:
     """The name of a dtype of torch, without its module."""
     return str(dtype).removeprefix("torch.")
 
 
-def require_int(name: str, value: Any, *, least: int = 1, most: int = INT32_MAX) -> None:
+def require_int(
+    name: str,
+    value: Any,
+    *,
+    least: int = 1,
+    most: int = INT32_MAX,
+) -> None:
     """ValueError unless `value` is a Python int (no bool) in least..most."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        too_large = isinstance(value, int) and value > most
-        limits = f">= {least}" if most == INT32_MAX and not too_large else f"in {least}..{most}"
-        raise ValueError(f"{name} must be an integer {limits}, got {value!r}")
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if is_int and least <= value <= most:
+        return
+    limits = f"in {least}..{most}"
+    too_large = isinstance(value, int) and value > most
+    if most == INT32_MAX and not too_large:
+        limits = f">= {least}"
+    raise ValueError(f"{name} must be an integer {limits}, got {value!r}")
 
 
-def require_between(name: str, values: Any, least: int, most: int, why: str = "") -> None:
+def require_between(
+    name: str,
+    values: Any,
+    least: int,
+    most: int,
+    why: str = "",
+) -> None:
     """ValueError unless all of `values`, an array or a tensor, lie in least..most."""
-    low, high = int(values.min()), int(values.max())
+    low = int(values.min())
+    high = int(values.max())
     if low < least or high > most:
         raise ValueError(f"{name} must lie in {least}..{most}{why}, got {low}..{high}")
 
 
 def require_all_read(what: str, read: Any, lens: Any, when: str) -> None:
     """RuntimeError unless `what` reads all tokens `lens` [bs] of a call; it `read` [bs]."""
-    short = [request for request, is_short in enumerate(read < lens) if is_short]
-    if short:
+    short = (read < lens).nonzero()[0]
+    if len(short):
         first = short[0]
         raise RuntimeError(
             f"{what} must read all {lens[first]} tokens of request {first}, it reads {read[first]} "
@@ -170,13 +240,20 @@ def require_all_read(what: str, read: Any, lens: Any, when: str) -> None:
         )
 
 
-def require_word(name: str, value: Any, words: Collection[str] | Collection[int]) -> None:
+def require_word(
+    name: str,
+    value: Any,
+    words: Collection[str] | Collection[int],
+) -> None:
     """ValueError listing `words` unless `value` is one of them."""
     if value not in [*words]:  # a list: an unhashable value cannot be looked up in a dict
         raise ValueError(f"{name} must be one of {', '.join(map(str, words))}, got {value!r}")
 
 
-def require_types(declared: Iterable[Field[Any]], values: Mapping[str, Any]) -> None:
+def require_types(
+    declared: Iterable[Field[Any]],
+    values: Mapping[str, Any],
+) -> None:
     """ValueError unless the value of each field, or its default, is of its very type: no bool for
     an int."""
     for each in declared:
@@ -187,14 +264,20 @@ def require_types(declared: Iterable[Field[Any]], values: Mapping[str, Any]) -> 
 
 
 def require_lengths(
-    name: str, value: Any, count: int, longest: int, words: Collection[str] = ()
+    name: str,
+    value: Any,
+    count: int,
+    longest: int,
+    words: Collection[str] = (),
 ) -> None:
     """ValueError unless `value` is one of `words`, or `count` integers like 33+1+60 whose largest
     is `longest`."""
     if value in words:
         return
-    explicit = re.fullmatch(r"[1-9][0-9]*(\+[1-9][0-9]*)*", str(value))
-    lengths = [int(part) for part in str(value).split("+")] if explicit else []
+    text = str(value)
+    lengths = []
+    if re.fullmatch(r"[1-9][0-9]*(\+[1-9][0-9]*)*", text):
+        lengths = [int(part) for part in text.split("+")]
     if len(lengths) != count or max(lengths) != longest:
         choices = f"one of {', '.join(words)}, or " if words else ""
         raise ValueError(
@@ -223,8 +306,15 @@ def require_page_size(value: Any) -> None:
         raise ValueError(f"page_size must be a power of two, got {value}")
 
 
-def require_given(name: str, value: object, due: bool, when: str, here: str) -> None:
-    """ValueError unless a value is given exactly if it is `due`; `when` and `here` say so."""
+def require_given(
+    name: str,
+    value: object,
+    due: bool,
+    when: str,
+    here: str,
+) -> None:
+    """ValueError unless a value is given exactly if it is `due`; `when` and `here` are words of the
+    message."""
     if (value is not None) != due:
         got = "none" if value is None else "some"
         raise ValueError(f"{name} must be given {when}, and only then, got {got} with {here}")

@@ -1,4 +1,4 @@
-"""What the plugin's environment variables may say, and what this process runs. No torch."""
+"""Values of the plugins' environment variables, and what this process runs. No torch."""
 
 import logging
 from collections import Counter
@@ -12,6 +12,8 @@ from ..core.spec import require_word
 from .capture import Capture
 
 logger = logging.getLogger(__name__)
+Arms = dict[str, str]
+"""Name of an arm -> the value that is set."""
 
 
 class Engine(NamedTuple):
@@ -39,27 +41,28 @@ ARMS = {
 """Name of an arm -> its values; "fa2" and "fa3" of decode are FlashInfer's kernels."""
 RUNS = "attnlib runs"  # then the arm's name and value: a line of the log
 SGLANG = Engine("sglang", "SGLang", PREFIX, ARMS)
-VLLM = Engine("vllm", "vLLM", "ATTNLIB_VLLM_", {"decode": ("planned",), "guard": ARMS["guard"]})
+VLLM_ARMS = {"decode": ("planned",), "guard": ARMS["guard"]}
+VLLM = Engine("vllm", "vLLM", "ATTNLIB_VLLM_", VLLM_ARMS)
 
 
 @dataclass
 class State:
-    """The arms that are set, by name, and how often each one ran in this process.
+    """The arms that are set, by name, and how often each one ran in this process."""
 
-    `guard` is FlashAttention-3's, where that arm is set; `capture` is None while nothing is
-    captured. `backend` is the attention backend whose step is being prepared, `scheduled` whether
-    the schedule of that step is already written. Of vLLM's, `worker` is one whose step is not yet
-    written down, `step` the batch that is being planned for.
-    """
-
-    arms: dict[str, str] = field(default_factory=dict)
+    arms: Arms = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
     guard: Any = None
+    """FlashAttention-3's guard, where that arm is set."""
     capture: Capture | None = None
+    """None while nothing is captured."""
     backend: Any = None
+    """SGLang's attention backend whose step is being prepared."""
     scheduled: bool = False
+    """Whether the schedule of that step is already written."""
     worker: Any = None
+    """vLLM's worker whose step is not captured yet."""
     step: Any = None
+    """The builder and the batch that vLLM plans for."""
 
     def arm(self, name: str) -> str:
         """The value that runs now, counted, the first time logged; "" where the arm is not set."""
@@ -75,13 +78,14 @@ class State:
 STATE = State()
 
 
-def read(env: Mapping[str, str], engine: Engine) -> tuple[dict[str, str], str]:
+def read_variables(env: Mapping[str, str], engine: Engine) -> tuple[Arms, str]:
     """The arms that the variables of `env` set, and the file to capture to or the empty string.
 
     An empty variable is not set. ValueError for an unknown variable or value, or for two arms that
     exclude each other.
     """
-    names = {engine.prefix + name.upper(): name for name in (*engine.arms, "capture")}
+    words = (*engine.arms, "capture")
+    names = {engine.prefix + word.upper(): word for word in words}
     values = {}
     for variable, value in env.items():
         if variable.startswith(engine.prefix) and value:
@@ -104,7 +108,7 @@ def require_value(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def require_together(arms: Mapping[str, str]) -> None:
-    """ValueError for two arms of which one leaves nothing to do for the other."""
+    """ValueError for two arms that exclude each other: one makes the other a no-op."""
     if arms.get("metadata") == "one-launch" and arms.get("schedule") == "layer":
         raise ValueError(
             f"{PREFIX}SCHEDULE must be once where metadata is one-launch, which writes the "

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.spec import AttnSpec, require_types
 
 EVERY = 10
-"""One step in so many of each mode is captured, the first one included."""
+"""One of this many steps of each mode is captured, beginning with the first."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,14 @@ class Step:
         """The layer; ValueError if no backend here can have it (MLA, other dtypes)."""
         if self.kind != "mha":
             raise ValueError(f"kind must be mha, got {self.kind!r}")
-        heads = (self.num_qo_heads, self.num_kv_heads, self.head_dim)
-        return AttnSpec(*heads, self.page_size, self.dtype, self.kv_dtype)
+        return AttnSpec(
+            num_qo_heads=self.num_qo_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            page_size=self.page_size,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+        )
 
 
 class Capture:
@@ -82,7 +88,9 @@ class Capture:
 
 def joined(lengths: Any) -> str:
     """Lengths on the host (a tensor, an array, a list) as `Step.lengths`; empty for None."""
-    return "" if lengths is None else "+".join(map(str, np.asarray(lengths).tolist()))
+    if lengths is None:
+        return ""
+    return "+".join(map(str, np.asarray(lengths).tolist()))
 
 
 def read(path: str | Path) -> list[Step]:

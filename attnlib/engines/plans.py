@@ -4,7 +4,7 @@ import logging
 from functools import partial
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from ..core.fa2.coverage import require_plan
 from ..core.fa2.planner import Fa2Planner
@@ -13,7 +13,7 @@ from .arms import STATE
 logger = logging.getLogger(__name__)
 OWN = "attnlib"
 """Our attribute of SGLang's metadata of a batch size, and of FlashInfer's wrappers."""
-GUARD_EVERY = 100  # the guard copies a plan's words to the host, which waits for the GPU
+GUARD_EVERY = 100  # the guard copies a plan's words to the host, which synchronises
 
 
 def take_over(wrapper: Any, *, head_dim: int, max_seq_len: int, page_size: int) -> Fa2Planner:
@@ -23,18 +23,18 @@ def take_over(wrapper: Any, *, head_dim: int, max_seq_len: int, page_size: int) 
     return planner
 
 
-def guard_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
-    """Hold plans of this wrapper to `seq_lens` [bs], the engine's buffer on the GPU: the one made
-    now, and what lies there before a replay of the graph that is captured next. Of both one in
-    `GUARD_EVERY`.
+def guard_plan(wrapper: Any, seq_lens: Tensor) -> None:
+    """Check plans of this wrapper against `seq_lens` [bs], the engine's buffer on the GPU.
 
-    With the guard's arm at `raise`, raises as `require_plan` does; else that goes to the log.
+    One in `GUARD_EVERY` of the engine's plans is checked, and one in as many replays of the graph
+    that is captured next. With the guard's arm at `raise`, raises as `require_plan` does; else the
+    error goes to the log.
     """
     _hold(wrapper, seq_lens, "plans")
     STATE.guard.next_graph[id(wrapper)] = partial(_hold, wrapper, seq_lens, "replays")
 
 
-def _hold(wrapper: Any, seq_lens: torch.Tensor, of_what: str) -> None:
+def _hold(wrapper: Any, seq_lens: Tensor, of_what: str) -> None:
     name = f"guard, {of_what} of wrapper {id(wrapper)}"
     STATE.calls[name] += 1
     if (STATE.calls[name] - 1) % GUARD_EVERY:

@@ -14,42 +14,49 @@ from functools import cache, wraps
 from typing import Any, NamedTuple
 
 from ..core.backends.table import installed_version
-from .arms import STATE, Engine, read
+from .arms import STATE, Engine, read_variables
 from .capture import Capture
 
 logger = logging.getLogger(__name__)
+Function = Callable[..., Any]
 
 
 class Point(NamedTuple):
     """A hook point: for which arms, on which function, how, and with what.
 
-    `reads` are the parameters that the function must have, `knows` others that it may have; the
-    empty string: any. `since` and `before` bound the releases that have the function.
+    `reads` are the parameters that the function must have, `knows` others that it may have, none:
+    any. `since` and `before` bound the releases that have the function.
     """
 
     arms: tuple[str, ...]
     path: str
     how: str
-    hook: Callable[..., Any]
-    reads: str = "self"
-    knows: str = ""
+    hook: Function
+    reads: tuple[str, ...] = ("self",)
+    knows: tuple[str, ...] = ()
     since: str = ""
     before: str = ""
 
 
-def load(engine: Engine, oldest: str, newest: str, hook: Callable[[str], None]) -> None:
+def start(
+    engine: Engine,
+    oldest: str,
+    newest: str,
+    hook: Callable[[str], None],
+) -> None:
     """What an entry point does: read the variables into STATE, `hook` a release for them, guard it.
 
     Nothing where no variable is set. `oldest` and `newest` are the first and the last release that
     was read. Raises SystemExit with the reason where it cannot.
     """
     try:
-        arms, path = read(os.environ, engine)
+        arms, path = read_variables(os.environ, engine)
         if not arms and not path:
             return
         variables = " and ".join(name for name in os.environ if name.startswith(engine.prefix))
         release = require_release(engine, oldest, f"unset {variables}")
-        STATE.arms, STATE.capture = arms, _capture(engine, path)
+        STATE.arms = arms
+        STATE.capture = _capture(engine, path)
         hook(release)
         if order(release) > order(newest):
             logger.warning(
@@ -80,7 +87,8 @@ def require_release(engine: Engine, oldest: str, remedy: str) -> str:
 
 def order(release: str) -> tuple[int, ...]:
     """The numbers of a release, in order: 0.5.12, 0.5.12.post1, 0.5.13, 0.5.13rc1; no build (+)."""
-    return tuple(map(int, re.findall(r"\d+", release.partition("+")[0])))
+    version = release.partition("+")[0]
+    return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def _capture(engine: Engine, path: str) -> Capture | None:
@@ -109,17 +117,20 @@ def ending_capture(engine: Engine, capture: Capture) -> Iterator[None]:
 
 def known_in(release: str, points: Iterable[Point]) -> list[Point]:
     """The points of a release."""
-    since = [each for each in points if order(each.since) <= order(release)]
-    return [each for each in since if not each.before or order(release) < order(each.before)]
+    here = order(release)
+    since = [point for point in points if order(point.since) <= here]
+    return [point for point in since if not point.before or here < order(point.before)]
 
 
 def needed(points: Iterable[Point]) -> list[Point]:
     """The points that STATE's arms and capture need."""
-    wanted = {*STATE.arms, *(["capture"] if STATE.capture else [])}
-    return [each for each in points if wanted.intersection(each.arms)]
+    wanted = {*STATE.arms}
+    if STATE.capture:
+        wanted.add("capture")
+    return [point for point in points if wanted.intersection(point.arms)]
 
 
-def require_hookable(point: Point, hooked_by: str = "") -> Callable[..., Any]:
+def require_hookable(point: Point, hooked_by: str = "") -> Function:
     """The function of a point; RuntimeError where it cannot be hooked, or `hooked_by` did."""
     path = point.path
     try:
@@ -148,10 +159,11 @@ def hook_in_place(point: Point) -> None:
 
 def unfit(point: Point, names: Set[str]) -> str:
     """Why a function with the parameters `names` cannot be hooked, or the empty string."""
-    reads, knows = {*point.reads.split()}, {*point.knows.split()}
-    if missing := reads - names:
+    missing = {*point.reads} - names
+    if missing:
         return f"{point.path} must have the parameters {', '.join(sorted(missing))}"
-    if knows and (unknown := names - reads - knows):
+    unknown = names - {*point.reads, *point.knows}
+    if point.knows and unknown:
         words = f"{point.path} must have no parameters but those that were read"
         return f"{words}, got {', '.join(sorted(unknown))}"
     return ""
@@ -159,17 +171,20 @@ def unfit(point: Point, names: Set[str]) -> str:
 
 def require_met(arm: str, not_met: Mapping[str, object]) -> None:
     """ValueError naming all that `arm` must have and has not."""
-    if missing := [name for name, is_missing in not_met.items() if is_missing]:
+    missing = [name for name, is_missing in not_met.items() if is_missing]
+    if missing:
         raise ValueError(f"{arm} must have {' and '.join(missing)}")
 
 
-def named(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+def named(function: Function, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of a call by the function's own names, defaults included."""
     defaults = defaults_of(function)
-    return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
+    by_position = dict(zip(defaults, args, strict=False))
+    return defaults | by_position | kwargs
 
 
 @cache
-def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+def defaults_of(function: Function) -> dict[str, Any]:
     """Parameters of a function, in order -> their defaults."""
-    return {name: each.default for name, each in inspect.signature(function).parameters.items()}
+    parameters = inspect.signature(function).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}

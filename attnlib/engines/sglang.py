@@ -48,8 +48,10 @@ from ..core.spec import require_word
 from . import points
 from .arms import ARMS, OWN_CAP, PREFIX, SGLANG, STATE, require_together, require_value
 
-OLDEST, NEWEST = "0.5.11", "0.5.23"
-"""The first and the last release of SGLang whose hook points were read."""
+OLDEST = "0.5.11"
+"""The first release of SGLang whose hook points were read."""
+NEWEST = "0.5.23"
+"""The last one."""
 
 
 def register() -> None:
@@ -57,7 +59,7 @@ def register() -> None:
 
     Raises SystemExit with the reason where it cannot.
     """
-    points.load(SGLANG, OLDEST, NEWEST, _hook)
+    points.start(SGLANG, OLDEST, NEWEST, _hook)
 
 
 def use(**arms: str) -> None:

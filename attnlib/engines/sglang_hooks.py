@@ -4,10 +4,10 @@ SGLang calls `around` hooks with the wrapped function first, `before` hooks with
 `after` hooks with its result first. Arguments are read in SGLang's order.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..core.backends.base import installed_version
 from ..core.metadata.decode import build_decode_metadata
@@ -22,12 +22,18 @@ from . import sglang_splits as splits
 from .arms import OWN_CAP, PREFIX, SGLANG, STATE
 from .capture import Step, joined
 from .plans import OWN, guard_plan, take_over
-from .points import Point, defaults_of, ending_capture, named, require_met
+from .points import Function, Point, defaults_of, ending_capture, named, require_met
 
 PLAIN = (
-    "v2p_page_table kernel_page_multiplier src_is_read_table swa_src_table skip_page_table "
-    "full_v2p swa_v2p zero_tail"
-).split()
+    "v2p_page_table",
+    "kernel_page_multiplier",
+    "src_is_read_table",
+    "swa_src_table",
+    "skip_page_table",
+    "full_v2p",
+    "swa_v2p",
+    "zero_tail",
+)
 """Parameters of `normal_decode_set_metadata` for pools that our kernels do not know: where one is
 not at its default, SGLang's own kernel runs, and is counted."""
 
@@ -38,25 +44,25 @@ def prepare_step(backend: Any, *args: Any, **kwargs: Any) -> None:
     From 0.5.13 on the function is called for a capture, too, whose metadata stays SGLang's own.
     """
     in_capture = kwargs.get("in_capture", len(args) == 2 and args[1])
-    STATE.backend, STATE.scheduled = None if in_capture else backend, False
+    STATE.backend = None if in_capture else backend
+    STATE.scheduled = False
 
 
-def set_metadata(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+def set_metadata(original: Function, *args: Any, **kwargs: Any) -> None:
     """Around SGLang's metadata of a decode step; steps of speculative decoding keep SGLang's."""
     call = named(original, args, kwargs)
-    arm = "" if STATE.backend is None or call["seq_len_delta"] else STATE.arms["metadata"]
     defaults = defaults_of(original)
-    if any(call[name] is not defaults[name] for name in PLAIN if name in call):
+    known_pool = all(call[name] is defaults[name] for name in PLAIN if name in call)
+    if not known_pool:
         STATE.calls["metadata: a pool that only SGLang knows"] += 1
-        arm = ""
-    if not arm:
-        original(*args, **kwargs)
-        return
-    STATE.arm("metadata")
+    # Without a backend it is a capture, with a delta a step of speculative decoding.
+    is_ours = known_pool and STATE.backend is not None and not call["seq_len_delta"]
+    arm = STATE.arm("metadata") if is_ours else "sglang"
     if arm == "sglang":
         original(*args, **kwargs)
         return
-    tensors, page_size = _tensors(call), call["page_size"]
+    tensors = _tensors(call)
+    page_size = call["page_size"]
     max_pages = min(call["max_seq_pages"], call["page_table"].shape[1])
     if arm == "eager":
         first_tokens = STATE.backend.decode_cuda_graph_metadata["strided_indices"][:max_pages]
@@ -73,9 +79,10 @@ def set_metadata(original: Callable[..., None], *args: Any, **kwargs: Any) -> No
         STATE.scheduled = True
 
 
-def compute_schedule(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def compute_schedule(original: Function, *args: Any, **kwargs: Any) -> Any:
     """Around FlashAttention-3's schedule of a step; None: each layer prepares its own."""
-    written, STATE.scheduled = STATE.scheduled, False
+    written = STATE.scheduled
+    STATE.scheduled = False
     if written or STATE.arm("schedule") == "layer":
         return None
     call = named(original, args, kwargs)
@@ -92,17 +99,22 @@ def compute_schedule(original: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 def _tensors(call: dict[str, Any]) -> dict[str, Any]:
     """The tensors of a call by the names of `DecodeTensors`."""
-    window, pool = call["swa_page_table"], call.get("token_to_kv_pool")
+    window = call["swa_page_table"]
+    pool = call.get("token_to_kv_pool")
     slots = call.get("full_to_swa_index_mapping", getattr(pool, "full_to_swa_index_mapping", None))
-    names = "seq_lens req_pool_indices req_to_token cu_seqlens_k page_table".split()
-    return {name: call[name] for name in names} | {
+    return {
+        "seq_lens": call["seq_lens"],
+        "req_pool_indices": call["req_pool_indices"],
+        "req_to_token": call["req_to_token"],
         "cache_seqlens": call["cache_seqlens_int32"],
+        "cu_seqlens_k": call["cu_seqlens_k"],
+        "page_table": call["page_table"],
         "swa_slot_map": None if window is None else slots,
         "swa_page_table": None if slots is None else window,
     }
 
 
-def _scheduler(page_table: torch.Tensor, page_size: int) -> SchedulerMetadata:
+def _scheduler(page_table: Tensor, page_size: int) -> SchedulerMetadata:
     """The words that the graph of this batch size reads, reserved at its first step."""
     backend = STATE.backend
     batch_size, columns = page_table.shape
@@ -125,7 +137,21 @@ def _scheduler(page_table: torch.Tensor, page_size: int) -> SchedulerMetadata:
     # As the attention call, which caps splits by the table's width or has a number.
     own_splits = getattr(backend, "decode_num_splits", backend.num_splits)
     cap = getattr(metadata, splits.SPLITS, own_splits)
-    facts = _facts(backend, batch_size, columns * page_size, cap, sglang_build())
+    facts = SchedulerFacts(
+        batch_size=batch_size,
+        num_qo_heads=backend.num_attention_heads,
+        num_kv_heads=backend.num_kv_heads,
+        head_dim=backend.head_dim,
+        max_seqlen_q=1,
+        max_seqlen_k=columns * page_size,
+        num_sms=sm_count(torch.device(backend.device)),
+        page_size=backend.page_size,
+        dtype=dtype_name(backend.kv_cache_dtype),
+        causal=True,
+        has_softcap=backend.has_softcap,
+        num_splits=cap,
+        build=sglang_build(),
+    )
     scheduler = reserve(facts, words.device, out=words)
     if scheduler.words.shape != words.shape:
         raise ValueError(
@@ -136,28 +162,13 @@ def _scheduler(page_table: torch.Tensor, page_size: int) -> SchedulerMetadata:
     return scheduler
 
 
-def _facts(
-    backend: Any, batch_size: int, width: int, num_splits: int, build: str
-) -> SchedulerFacts:
-    """A layer's call in a decode step, over a page table of `width` tokens."""
-    return SchedulerFacts(
-        batch_size=batch_size,
-        num_qo_heads=backend.num_attention_heads,
-        num_kv_heads=backend.num_kv_heads,
-        head_dim=backend.head_dim,
-        max_seqlen_q=1,
-        max_seqlen_k=width,
-        num_sms=sm_count(torch.device(backend.device)),
-        page_size=backend.page_size,
-        dtype=dtype_name(backend.kv_cache_dtype),
-        causal=True,
-        has_softcap=backend.has_softcap,
-        num_splits=num_splits,
-        build=build,
-    )
-
-
-def pin_decode(_: None, backend: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
+def pin_decode(
+    _: None,
+    backend: Any,
+    model_runner: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
     """After a FlashInfer backend is made: set the kernels of its decode wrappers."""
     arm = STATE.arms["decode"]
     if arm != "fa2" and not backend.decode_use_tensor_cores:
@@ -168,7 +179,12 @@ def pin_decode(_: None, backend: Any, model_runner: Any, *args: Any, **kwargs: A
     if arm == "fa3":
         backend.decode_backend = "fa3"
         backend.decode_wrappers = [
-            type(wrapper)(backend.workspace_buffer, "NHD", backend="fa3", use_tensor_cores=True)
+            type(wrapper)(
+                backend.workspace_buffer,
+                kv_layout="NHD",
+                backend="fa3",
+                use_tensor_cores=True,
+            )
             for wrapper in backend.decode_wrappers
         ]
     if arm != "planned":
@@ -195,14 +211,15 @@ def _decodes_in_graphs(server_args: Any) -> bool:
     return not config.check_cuda_graph_backend(config.Phase.DECODE, config.Backend.DISABLED)
 
 
-def begin_forward(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+def begin_forward(original: Function, *args: Any, **kwargs: Any) -> None:
     """Around page arrays and plan of one wrapper: SGLang's once, then ours if it has a graph.
 
     With the guard on, plans of wrappers with a graph, not of drafts, are held to the lengths on the
     GPU: `plans.guard_plan`.
     """
     call = named(original, args, kwargs)
-    updater, wrapper = call["self"], call["wrapper"]
+    updater = call["self"]
+    wrapper = call["wrapper"]
     planner = getattr(wrapper, OWN, None)
     if planner is None:
         original(*args, **kwargs)
@@ -218,9 +235,8 @@ def begin_forward(original: Callable[..., None], *args: Any, **kwargs: Any) -> N
         STATE.arm("decode")
         view = call.get("kv_view")  # 0.5.19 alone
         rows = view.row_ids if view else call["req_pool_indices"]
-        pool = (
-            updater if hasattr(updater, "req_to_token") else updater.attn_backend.req_to_token_pool
-        )
+        has_pool = hasattr(updater, "req_to_token")
+        pool = updater if has_pool else updater.attn_backend.req_to_token_pool
         # Embedding, norm and projection run before the first attention call: no fence.
         planner.plan(
             call["paged_kernel_lens"],
@@ -239,7 +255,10 @@ def capture_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
         return
     with ending_capture(SGLANG, capture):
         mode = forward_batch.forward_mode.name.lower()
-        if capture.due(mode) and (step := _described(runner, forward_batch, mode)):
+        if not capture.due(mode):
+            return
+        step = _described(runner, forward_batch, mode)
+        if step is not None:
             capture.write(step)
 
 
@@ -251,6 +270,7 @@ def _described(runner: Any, batch: Any, mode: str) -> Step | None:
     if ranks_of_a_context > 1:
         raise ValueError("a step must have its whole context here, got decode context parallelism")
     config = runner.model_config
+    backend = runner.server_args.attention_backend
     return Step(
         mode=mode,
         batch_size=batch.batch_size,
@@ -263,9 +283,7 @@ def _described(runner: Any, batch: Any, mode: str) -> Step | None:
         dtype=dtype_name(runner.dtype),
         kv_dtype=dtype_name(runner.kv_cache_dtype),
         kind=config.attention_arch.name.lower(),
-        backend=str(
-            getattr(runner, "decode_attention_backend_str", runner.server_args.attention_backend)
-        ),
+        backend=str(getattr(runner, "decode_attention_backend_str", backend)),
         release=installed_version("sglang"),
         draft=bool(runner.is_draft_worker),
     )
@@ -295,31 +313,50 @@ _MAKE = f"{_FLASHINFER}:FlashInferAttnBackend.__init__"
 _BEGIN = f"{_FLASHINFER}:FlashInferIndicesUpdaterDecode.call_begin_forward"
 _FORWARD = "sglang.srt.model_executor.model_runner:ModelRunner.forward"
 _TENSORS = (
-    "cache_seqlens_int32 cu_seqlens_k page_table req_to_token req_pool_indices max_seq_pages "
-    "seq_lens seq_len_delta page_size swa_page_table"
+    "cache_seqlens_int32",
+    "cu_seqlens_k",
+    "page_table",
+    "req_to_token",
+    "req_pool_indices",
+    "max_seq_pages",
+    "seq_lens",
+    "seq_len_delta",
+    "page_size",
+    "swa_page_table",
 )
-_POOLS = f"strided_indices token_to_kv_pool full_to_swa_index_mapping {' '.join(PLAIN)}"
+_POOLS = ("strided_indices", "token_to_kv_pool", "full_to_swa_index_mapping", *PLAIN)
+_DECODE = f"{_BACKEND}.forward_decode"
 _EXTEND = f"{_BACKEND}.forward_extend"
-_WORDS = "self batch_size max_seq_len_k cache_seqlens"
-_CALL = "self q layer forward_batch"
-_STEP = "self forward_batch in_capture"
-_LENGTHS = "self wrapper paged_kernel_lens"
+_WORDS = ("self", "batch_size", "max_seq_len_k", "cache_seqlens")
+_CALL = ("self", "q", "layer", "forward_batch")
+_STEP = ("self", "forward_batch", "in_capture")
+_LENGTHS = ("self", "wrapper", "paged_kernel_lens")
 _PLANS = (
-    "req_pool_indices kv_view plan paged_kernel_lens_sum kv_indptr kv_start_idx spec_info "
-    "seq_lens_cpu use_sliding_window_kv_pool fixed_split_size disable_split_kv"
+    "req_pool_indices",
+    "kv_view",
+    "plan",
+    "paged_kernel_lens_sum",
+    "kv_indptr",
+    "kv_start_idx",
+    "spec_info",
+    "seq_lens_cpu",
+    "use_sliding_window_kv_pool",
+    "fixed_split_size",
+    "disable_split_kv",
 )
+_INIT = ("self", "model_runner")
+_BATCH = ("self", "forward_batch")
+_ANY_SCHEDULE = ("metadata", "schedule", "splits")
 POINTS = (
     Point(("metadata",), _REPLAY, "before", prepare_step, before="0.5.13"),
     Point(("metadata",), _PREPARE, "before", prepare_step, _STEP, since="0.5.13"),
     Point(("metadata",), _SET, "around", set_metadata, _TENSORS, _POOLS),
-    Point(("metadata", "schedule", "splits"), _SCHEDULE, "around", compute_schedule, _WORDS),
+    Point(_ANY_SCHEDULE, _SCHEDULE, "around", compute_schedule, _WORDS),
     Point(("splits",), f"{_BACKEND}.__init__", "after", splits.ready_splits, since=OWN_CAP),
-    Point(
-        ("splits",), f"{_BACKEND}.forward_decode", "around", splits.cap_decode, _CALL, since=OWN_CAP
-    ),
+    Point(("splits",), _DECODE, "around", splits.cap_decode, _CALL, since=OWN_CAP),
     Point(("splits",), _EXTEND, "around", splits.cap_verification, _CALL, since=OWN_CAP),
-    Point(("decode",), _MAKE, "after", pin_decode, "self model_runner"),
+    Point(("decode",), _MAKE, "after", pin_decode, _INIT),
     Point(("decode", "guard"), _BEGIN, "around", begin_forward, _LENGTHS, _PLANS),
-    Point(("capture",), _FORWARD, "before", capture_step, "self forward_batch"),
+    Point(("capture",), _FORWARD, "before", capture_step, _BATCH),
 )
 """Read in all releases from 0.5.11 to 0.5.23; tests hold it to the wheels of both."""

@@ -11,10 +11,11 @@
 | `ATTNLIB_VLLM_DECODE` | `planned` | FlashInfer's fa2 in graphs of decode: plan and page arrays |
 | | | by `core.Fa2Planner`, from lengths and block table on the GPU |
 
-Decode needs the attention backend FLASHINFER with `use_trtllm_attention=false`, and refuses by name
-what it cannot have. An unknown word, or a release whose functions are not those of `POINTS`, ends
-the process; a later one whose functions are known runs, with one warning. If VLLM_PLUGINS is set,
-it must name attnlib, or vLLM does not load it. `arms.STATE.calls` counts what ran or was left out.
+Decode needs the attention backend FLASHINFER with `use_trtllm_attention=false`, and raises an error
+that names what it does not support. An unknown word, or a release whose functions are not those of
+`POINTS`, ends the process; a later one whose functions are known runs, with one warning. If
+VLLM_PLUGINS is set, it must name attnlib, or vLLM does not load it. `arms.STATE.calls` counts what
+ran or was left out.
 
 A captured step is that of the first layers with full attention on the first rank of an engine,
 without the rows that pad a graph; warm-up and Ray's steps are not seen. `mode` is by query tokens:
@@ -24,7 +25,6 @@ without the rows that pad a graph; warm-up and Ray's steps are not seen. `mode` 
 
 import importlib.util
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from ..core.spec import dtype_name
 from . import points
 from .arms import STATE, VLLM
 from .capture import Capture, Step, joined
-from .points import Point
+from .points import Function, Point
 
 OLDEST = NEWEST = "0.33.0"
 """The first and the last release of vLLM whose hook points were read."""
@@ -51,7 +51,7 @@ def register() -> None:
     Raises SystemExit with the reason where it cannot. A second call in a process does nothing.
     """
     if not STATE.arms and not STATE.capture:
-        points.load(VLLM, OLDEST, NEWEST, _hook)
+        points.start(VLLM, OLDEST, NEWEST, _hook)
 
 
 def _hook(release: str) -> None:
@@ -62,7 +62,7 @@ def _hook(release: str) -> None:
             points.hook_in_place(point)
 
 
-def run_step(original: Callable[..., Any], wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+def run_step(original: Function, wrapper: Any, *args: Any, **kwargs: Any) -> Any:
     """Around a step that the scheduler asked for: the first rank may write it down."""
     is_ours = STATE.capture is not None and wrapper.worker.rank == 0
     STATE.worker = wrapper.worker if is_ours else None
@@ -72,7 +72,7 @@ def run_step(original: Callable[..., Any], wrapper: Any, *args: Any, **kwargs: A
         STATE.worker = None
 
 
-def describe_layers(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+def describe_layers(original: Function, group: Any, *args: Any, **kwargs: Any) -> Any:
     """Around the metadata of layers alike: write the step down if it is due, once."""
     if STATE.capture and STATE.worker is not None:
         with points.ending_capture(VLLM, STATE.capture):
@@ -80,14 +80,15 @@ def describe_layers(original: Callable[..., Any], group: Any, *args: Any, **kwar
                 STATE.calls[f"capture, left out: {reason}"] += 1
             else:
                 STATE.worker = None
-                batch = points.named(original, (group, *args), kwargs)["common_attn_metadata"]
-                _write_if_due(STATE.capture, group, batch)
+                call = points.named(original, (group, *args), kwargs)
+                _write_if_due(STATE.capture, group, call["common_attn_metadata"])
     return original(group, *args, **kwargs)
 
 
 def _left_out(group: Any) -> str:
     """Why a captured step cannot be that of these layers, or the empty string."""
-    spec, kind = group.kv_cache_spec, "mla" if group.backend.is_mla() else "mha"
+    spec = group.kv_cache_spec
+    kind = "mla" if group.backend.is_mla() else "mha"
     if FULL_ATTENTION.get(type(spec).__name__) != kind:
         return type(spec).__name__
     if spec.sliding_window or spec.attention_chunk_size or spec.non_causal:
@@ -103,17 +104,22 @@ def _left_out(group: Any) -> str:
 def _write_if_due(capture: Capture, group: Any, batch: Any) -> None:
     # In NumPy: this runs in every step, and a dozen small operations of torch take 0.1 ms.
     q_lens = np.diff(batch.query_start_loc_cpu.numpy())
-    single, requests = int((q_lens == 1).sum()), int((q_lens > 0).sum())
-    mode = "decode" if single == requests else "mixed" if single else "extend"
+    is_request = q_lens > 0  # the others pad a CUDA graph
+    single = int((q_lens == 1).sum())
+    requests = int(is_request.sum())
+    if single == requests:
+        mode = "decode"
+    else:
+        mode = "mixed" if single else "extend"
     if not capture.due(mode):
         return
-    is_request = q_lens > 0  # the others pad a CUDA graph
     lens = batch.seq_lens_cpu_upper_bound.numpy()[: len(q_lens)][is_request]
     q_lens = q_lens[is_request]
     from vllm.v1.attention.backends.utils import get_num_attention_heads_from_layers
 
     builder = group.metadata_builders[0]
-    config, spec = builder.vllm_config, builder.kv_cache_spec
+    config = builder.vllm_config
+    spec = builder.kv_cache_spec
     kv_dtype = dtype_name(spec.dtype)
     if spec.kv_quant_mode.name != "NONE":  # stored as bytes
         kv_dtype = FP8.get(config.cache_config.cache_dtype, config.cache_config.cache_dtype)
@@ -136,11 +142,14 @@ def _write_if_due(capture: Capture, group: Any, batch: Any) -> None:
     capture.write(step)
 
 
-def require_builders(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> None:
-    """Around the builders of layers alike: refuse those that an arm cannot have."""
+def require_builders(original: Function, group: Any, *args: Any, **kwargs: Any) -> None:
+    """Around the builders of layers alike: raise for those that an arm does not support."""
     original(group, *args, **kwargs)
-    name, arm = group.backend.get_name(), f"{VLLM.prefix}DECODE=planned"
-    for builder in group.metadata_builders if hasattr(group.kv_cache_spec, "num_kv_heads") else ():
+    name = group.backend.get_name()
+    arm = f"{VLLM.prefix}DECODE=planned"
+    if not hasattr(group.kv_cache_spec, "num_kv_heads"):
+        return
+    for builder in group.metadata_builders:
         has_plan = not getattr(builder, "use_trtllm_decode_attention", True)
         has_schedule = getattr(builder, "aot_schedule", getattr(builder, "fa_aot_schedule", False))
         if "guard" in STATE.arms and not has_plan and not has_schedule:
@@ -162,35 +171,41 @@ def require_builders(original: Callable[..., Any], group: Any, *args: Any, **kwa
         points.require_met(arm, not_met)
 
 
-def build_metadata(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def build_metadata(original: Function, *args: Any, **kwargs: Any) -> Any:
     """Around FlashInfer's metadata of a step: remember whose lengths and pages are planned.
 
     Not of microbatches, whose metadata is built side by side, or of a part of the context.
     """
     call = points.named(original, args, kwargs)
-    builder, batch = call["self"], call["common_attn_metadata"]
+    builder = call["self"]
+    batch = call["common_attn_metadata"]
     whole = not builder.use_dcp and not builder.vllm_config.parallel_config.use_ubatching
     STATE.step = (builder, batch) if whole else None
     return original(*args, **kwargs)
 
 
-def plan_decode(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+def plan_decode(original: Function, *args: Any, **kwargs: Any) -> None:
     """Around the plan of one decode wrapper: vLLM's once, then ours if it has a graph."""
     from .plans import OWN, guard_plan, take_over
 
     call = points.named(original, args, kwargs)
-    wrapper, planner = call["self"], getattr(call["self"], OWN, None)
+    wrapper = call["self"]
+    planner = getattr(wrapper, OWN, None)
     if planner is None:
         original(*args, **kwargs)
     if not wrapper.is_cuda_graph_enabled or STATE.step is None:
         STATE.calls["vLLM's plans without a graph, or of a part of a batch"] += 1
         return
-    (builder, batch), rows = STATE.step, len(call["last_page_len_cpu"])
+    builder, batch = STATE.step
+    rows = len(call["last_page_len_cpu"])
     seq_lens = batch.seq_lens[:rows]
     if "decode" in STATE.arms:
-        longest = builder.model_config.max_model_len
-        sizes = {"head_dim": call["head_dim"], "page_size": call["page_size"]}
-        planner = planner or take_over(wrapper, max_seq_len=longest, **sizes)
+        planner = planner or take_over(
+            wrapper,
+            head_dim=call["head_dim"],
+            max_seq_len=builder.model_config.max_model_len,
+            page_size=call["page_size"],
+        )
         # Embedding or norm, and projection, run before the first attention call: no fence.
         planner.plan(seq_lens, block_table=batch.block_table_tensor[:rows], fence=False)
         STATE.arm("decode")
@@ -200,26 +215,46 @@ def plan_decode(original: Callable[..., None], *args: Any, **kwargs: Any) -> Non
 
 _GROUP = "vllm.v1.worker.utils:AttentionGroup"
 _STEP = "vllm.v1.worker.worker_base:WorkerWrapperBase.execute_model"
-_LAYERS, _BUILDERS = f"{_GROUP}.build_metadata", f"{_GROUP}.create_metadata_builders"
+_LAYERS = f"{_GROUP}.build_metadata"
+_BUILDERS = f"{_GROUP}.create_metadata_builders"
 _FLASHINFER = "vllm.v1.attention.backends.flashinfer"
 _BUILD = f"{_FLASHINFER}:FlashInferMetadataBuilder.build"
 _PLAN = f"{_FLASHINFER}:fast_plan_decode"
-_BATCH = "self common_attn_metadata"
-_SIZES = "self last_page_len_cpu head_dim page_size"
-_OF_LAYERS = "ubatch_idx common_prefix_len kwargs"
-_OF_BUILDERS = "vllm_config device kernel_block_size num_metadata_builders"
-_OF_BUILD = "common_prefix_len fast_build"
+_SELF = ("self",)
+_BATCH = ("self", "common_attn_metadata")
+_SIZES = ("self", "last_page_len_cpu", "head_dim", "page_size")
+_OF_STEP = ("scheduler_output",)
+_OF_LAYERS = ("ubatch_idx", "common_prefix_len", "kwargs")
+_OF_BUILDERS = ("vllm_config", "device", "kernel_block_size", "num_metadata_builders")
+_OF_BUILD = ("common_prefix_len", "fast_build")
 _OF_PLAN = (
-    "indptr_cpu indices seq_lens_cpu num_qo_heads num_kv_heads pos_encoding_mode window_left "
-    "logits_soft_cap q_data_type kv_data_type o_data_type data_type sm_scale rope_scale rope_theta "
-    "non_blocking fixed_split_size disable_split_kv q_len_per_req"
+    "indptr_cpu",
+    "indices",
+    "seq_lens_cpu",
+    "num_qo_heads",
+    "num_kv_heads",
+    "pos_encoding_mode",
+    "window_left",
+    "logits_soft_cap",
+    "q_data_type",
+    "kv_data_type",
+    "o_data_type",
+    "data_type",
+    "sm_scale",
+    "rope_scale",
+    "rope_theta",
+    "non_blocking",
+    "fixed_split_size",
+    "disable_split_kv",
+    "q_len_per_req",
 )
-_PLANS, _AROUND = ("decode", "guard"), "around"
+_CAPTURE = ("capture",)
+_ANY_PLAN = ("decode", "guard")
 POINTS = (
-    Point(("capture",), _STEP, _AROUND, run_step, "self", "scheduler_output"),
-    Point(("capture",), _LAYERS, _AROUND, describe_layers, _BATCH, _OF_LAYERS),
-    Point(_PLANS, _BUILDERS, _AROUND, require_builders, "self", _OF_BUILDERS),
-    Point(_PLANS, _BUILD, _AROUND, build_metadata, _BATCH, _OF_BUILD),
-    Point(_PLANS, _PLAN, _AROUND, plan_decode, _SIZES, _OF_PLAN),
+    Point(_CAPTURE, _STEP, "around", run_step, _SELF, _OF_STEP),
+    Point(_CAPTURE, _LAYERS, "around", describe_layers, _BATCH, _OF_LAYERS),
+    Point(_ANY_PLAN, _BUILDERS, "around", require_builders, _SELF, _OF_BUILDERS),
+    Point(_ANY_PLAN, _BUILD, "around", build_metadata, _BATCH, _OF_BUILD),
+    Point(_ANY_PLAN, _PLAN, "around", plan_decode, _SIZES, _OF_PLAN),
 )
 """Read in 0.33.0; tests hold it to what its wheel has."""

@@ -27,7 +27,8 @@ def _copy() -> Ceiling:
 
 def _matmul() -> Ceiling:
     # Random data, because zeros run faster.
-    a, b = torch.randn((2, MATMUL_SIZE, MATMUL_SIZE), device="cuda", dtype=torch.bfloat16)
+    shape = (2, MATMUL_SIZE, MATMUL_SIZE)
+    a, b = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out), 2.0 * MATMUL_SIZE**3
 

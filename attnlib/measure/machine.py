@@ -26,10 +26,15 @@ def has_driver() -> bool:
 def describe_machine(device: str = "cuda") -> dict[str, Any]:
     """What does not change during a study: GPU, its id, driver, power limit; or the CPU.
 
-    `gpu_id` is a hash of the GPU's UUID: it tells two GPUs apart and names neither.
+    `gpu_id` is a hash of the GPU's UUID: it distinguishes GPUs without naming them.
     """
     if device == "cpu":
-        return {"gpu": "", "gpu_id": "cpu", "cpu": platform.machine(), "cores": os.cpu_count()}
+        return {
+            "gpu": "",
+            "gpu_id": "cpu",
+            "cpu": platform.machine(),
+            "cores": os.cpu_count(),
+        }
     with _gpu() as (nvml, handle, properties):
         return {
             "gpu": properties.name,
@@ -69,7 +74,7 @@ def describe_state(device: str = "cuda") -> dict[str, Any]:
 
 @contextmanager
 def load_reader() -> Iterator[Callable[[], tuple[int, int]]]:
-    """What reads power (W) and SM clock (MHz) of the GPU at once, while it works."""
+    """A function that reads power (W) and SM clock (MHz) of the GPU while it works."""
     with _gpu() as (nvml, handle, _):
         yield lambda: (
             nvml.nvmlDeviceGetPowerUsage(handle) // 1000,
@@ -85,8 +90,10 @@ def describe_versions(distributions: Iterable[str]) -> dict[str, str]:
             versions[name] = metadata.version(name)
     spec = importlib.util.find_spec("torch")
     if "torch" in versions and spec and spec.origin:
-        torch = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-        versions["torch"], versions["cuda"] = torch["__version__"], torch["cuda"] or "none"
+        version_file = Path(spec.origin).with_name("version.py")
+        torch = runpy.run_path(str(version_file))
+        versions["torch"] = torch["__version__"]
+        versions["cuda"] = torch["cuda"] or "none"
     return versions
 
 
@@ -96,7 +103,7 @@ def _short_id(uuid: str) -> str:
 
 @contextmanager
 def _gpu() -> Iterator[tuple[Any, Any, Any]]:
-    """NVML, its handle of the GPU that CUDA calls device 0, and what torch says of that GPU."""
+    """NVML, its handle of CUDA's device 0, and torch's properties of that GPU."""
     import pynvml
     import torch
 

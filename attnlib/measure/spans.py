@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 CALL = "attnlib call"
@@ -35,6 +36,9 @@ WORD = re.compile(rf"[NKL]*(?:S[\dA-Z]*_|St)?{SIZE}")
 CUTLASS_KERNEL = re.compile(r"\bdevice_kernel<(?:[\w:]*\benable_\w+<)?(?:\w+::)*(\w+)")
 
 Event = Mapping[str, Any]
+"""Of a Chrome trace."""
+BY_START = attrgetter("start_us")
+"""Sorts spans."""
 
 
 class Kernel(NamedTuple):
@@ -74,6 +78,9 @@ class Span:
         return self.start_us + self.length_us
 
 
+Spans = Iterable[Span]
+
+
 @dataclass(frozen=True)
 class Gap:
     """Time in which nothing ran, between the spans `after` and `before`, microseconds.
@@ -91,25 +98,34 @@ class Gap:
 def read_spans(trace: Mapping[str, Any]) -> tuple[Span, ...]:
     """The spans of a Chrome trace, in order of their start; ValueError if it marks no call."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    marked = [e for e in events if (e.get("cat"), e.get("name")) == ("user_annotation", CALL)]
-    marks = sorted(marked, key=lambda event: event["ts"])
+    annotations = [event for event in events if event.get("cat") == "user_annotation"]
+    marks = [event for event in annotations if event.get("name") == CALL]
+    marks.sort(key=_start)
     if not marks:
         raise ValueError(f"trace must mark each call as {CALL!r}, it marks none")
     origin = marks[0]["ts"]
     starts = [mark["ts"] - origin for mark in marks]
-    ends = [start + mark["dur"] for start, mark in zip(starts, marks, strict=True)]
+    ends = [mark["ts"] - origin + mark["dur"] for mark in marks]
     calls = _Calls(origin, starts, ends)
-    spans = [*_gpu_work(events, calls), *_operators(events, calls)]
-    return tuple(sorted(spans, key=lambda span: span.start_us))
+    spans = _gpu_work(events, calls) + _operators(events, calls)
+    return tuple(sorted(spans, key=BY_START))
+
+
+def _start(event: Event) -> float:
+    return event["ts"]
 
 
 def work_span(event: Event, start_us: float) -> Span:
     """The span of an event of GPU work, of no call yet."""
-    name = sys.intern(event["name"].encode(errors="replace").decode())
-    args, length_us = event.get("args") or {}, float(event["dur"])
+    text = event["name"].encode(errors="replace").decode()
+    name = sys.intern(text)
+    category = event["cat"]
+    args = event.get("args") or {}
+    length_us = float(event["dur"])
+    copied = args.get("bytes") if category == "gpu_memcpy" else 0
     launch = args.get("correlation")
     return Span(
-        kind=GPU_WORK[event["cat"]],
+        kind=GPU_WORK[category],
         name=short_name(name),
         start_us=start_us,
         length_us=length_us,
@@ -120,7 +136,7 @@ def work_span(event: Event, start_us: float) -> Span:
         symbol=name,
         grid=tuple(args.get("grid") or ()),
         block=tuple(args.get("block") or ()),
-        copied_bytes=(event["cat"] == "gpu_memcpy" and args.get("bytes")) or 0,
+        copied_bytes=copied or 0,
     )
 
 
@@ -136,11 +152,13 @@ def short_name(name: str) -> str:
     if name.startswith("_Z"):
         return _unmangled(name)
     name = name.rpartition(">::type ")[2]  # What enable_if gives is the type, not the function.
-    if inner := CUTLASS_KERNEL.search(name):
+    inner = CUTLASS_KERNEL.search(name)
+    if inner:
         return inner[1]
     bare = name.replace("(anonymous namespace)", "anonymous")
-    while bare != (bare := re.sub(r"<[^<>]*>", "", bare)):
-        pass
+    nested = 1
+    while nested:  # template arguments, the innermost first
+        bare, nested = re.subn(r"<[^<>]*>", "", bare)
     words = bare.partition("(")[0].split()
     return words[-1].split("::")[-1] if words else name
 
@@ -148,11 +166,14 @@ def short_name(name: str) -> str:
 def _unmangled(name: str) -> str:
     """The function of an Itanium-mangled name: its last word before arguments of any kind."""
     before, wrapped, inside = name.partition("13device_kernelI")
-    rest, last = (inside if wrapped else before[2:]), name
+    rest = inside if wrapped else before[2:]
+    last = name
     while word := WORD.match(rest):
         size = word.end() + int(word[1])
-        last, rest = rest[word.end() : size], rest[size:]
-        rest = rest.removeprefix("I") if last.startswith("enable_") else rest
+        last = rest[word.end() : size]
+        rest = rest[size:]
+        if last.startswith("enable_"):
+            rest = rest.removeprefix("I")
     return last
 
 
@@ -161,45 +182,52 @@ def saw_cuda(trace: Mapping[str, Any]) -> bool:
     return any(event.get("cat") in LAUNCHES for event in trace["traceEvents"])
 
 
-def gpu_work(spans: Iterable[Span]) -> tuple[Span, ...]:
+def gpu_work(spans: Spans) -> tuple[Span, ...]:
     """Kernels and the copies and fills that the GPU did, by start."""
     return tuple(span for span in spans if span.kind in GPU_WORK.values())
 
 
-def operators(spans: Iterable[Span]) -> tuple[Span, ...]:
+def operators(spans: Spans) -> tuple[Span, ...]:
     """Operators that ran on the host, by start, the calling before the called."""
     return tuple(span for span in spans if span.kind == "operator")
 
 
-def busy_us(spans: Iterable[Span]) -> float:
+def busy_us(spans: Spans) -> float:
     """Microseconds in which at least one of `spans` ran."""
-    busy, until = 0.0, float("-inf")
-    for span in sorted(spans, key=lambda span: span.start_us):
+    busy = 0.0
+    until = float("-inf")
+    for span in sorted(spans, key=BY_START):
         busy += max(0.0, span.end_us - max(span.start_us, until))
         until = max(until, span.end_us)
     return busy
 
 
-def find_gaps(spans: Iterable[Span]) -> tuple[Gap, ...]:
+def find_gaps(spans: Spans) -> tuple[Gap, ...]:
     """Every time in which none of `spans` ran, between the first and the last of them."""
     gaps = []
     last: Span | None = None
-    for span in sorted(spans, key=lambda span: span.start_us):
+    for span in sorted(spans, key=BY_START):
         if last and span.start_us > last.end_us + TICK_US:
-            call = span.call if span.call == last.call else NO_CALL
-            length = span.start_us - last.end_us
-            gaps.append(Gap(last.end_us, length, last.name, span.name, call))
+            gap = Gap(
+                start_us=last.end_us,
+                length_us=span.start_us - last.end_us,
+                after=last.name,
+                before=span.name,
+                call=span.call if span.call == last.call else NO_CALL,
+            )
+            gaps.append(gap)
         if last is None or span.end_us > last.end_us:
             last = span
     return tuple(gaps)
 
 
-def per_call(spans: Iterable[Span], calls: int) -> dict[str, list[float]]:
+def per_call(spans: Spans, calls: int) -> dict[str, list[float]]:
     """For each name its own time in each of `calls` calls, microseconds."""
-    times: dict[str, list[float]] = defaultdict(lambda: [0.0] * calls)
+    times: dict[str, list[float]] = {}
     for span in spans:
-        times[span.name][span.call] += span.self_us
-    return dict(times)
+        of_name = times.setdefault(span.name, [0.0] * calls)
+        of_name[span.call] += span.self_us
+    return times
 
 
 class _Calls(NamedTuple):
@@ -225,15 +253,23 @@ def _gpu_work(events: list[Event], calls: _Calls) -> list[Span]:
     Work without a known launch is counted for the last call that had started.
     """
     launches: dict[int, Event] = {}
+    api_calls = [event for event in events if event.get("cat") in LAUNCHES]
     # Of nested API calls with one correlation id the first, the outer one, is the launch.
-    for event in sorted((e for e in events if e.get("cat") in LAUNCHES), key=lambda e: e["ts"]):
-        launches.setdefault(event.get("args", {}).get("correlation", -1), event)
+    for event in sorted(api_calls, key=_start):
+        correlation = event.get("args", {}).get("correlation", -1)
+        launches.setdefault(correlation, event)
     spans = []
-    for event in [event for event in events if event.get("cat") in GPU_WORK]:
+    for event in events:
+        if event.get("cat") not in GPU_WORK:
+            continue
         span = work_span(event, event["ts"] - calls.origin)
         launch = launches.get(span.launch)
-        number = calls.at(launch["ts"] - calls.origin) if launch else calls.before(span.start_us)
-        in_graph = span.in_graph or (launch is not None and "GraphLaunch" in launch["name"])
+        if launch is None:
+            number = calls.before(span.start_us)
+            in_graph = span.in_graph
+        else:
+            number = calls.at(launch["ts"] - calls.origin)
+            in_graph = span.in_graph or "GraphLaunch" in launch["name"]
         if number != NO_CALL:
             spans.append(replace(span, call=number, in_graph=in_graph))
     return spans
@@ -241,12 +277,19 @@ def _gpu_work(events: list[Event], calls: _Calls) -> list[Span]:
 
 def _operators(events: list[Event], calls: _Calls) -> list[Span]:
     threads: dict[int, list[Span]] = defaultdict(list)
-    for event in [event for event in events if event.get("cat") == "cpu_op"]:
-        start, length = event["ts"] - calls.origin, event.get("dur", 0.0)
-        if (number := calls.at(start)) != NO_CALL:
+    for event in events:
+        if event.get("cat") != "cpu_op":
+            continue
+        start = event["ts"] - calls.origin
+        length = event.get("dur", 0.0)
+        number = calls.at(start)
+        if number != NO_CALL:
             span = Span("operator", event["name"], start, length, length, number)
             threads[event["tid"]].append(span)
-    return [span for spans in threads.values() for span in _nested(spans)]
+    found = []
+    for spans in threads.values():
+        found += _nested(spans)
+    return found
 
 
 def _nested(spans: list[Span]) -> list[Span]:

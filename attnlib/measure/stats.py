@@ -22,16 +22,25 @@ from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 SHORT_US = 30.0
-SHORT_MARGIN, LONG_MARGIN = 0.04, 0.02
-"""The effect that is worth a verdict. In calls below `SHORT_US` two processes with the same code
-differ by up to 3 % (95th percentile of A/A records), in longer calls by 1 to 2 %."""
+"""Calls below this are short."""
+SHORT_MARGIN = 0.04
+"""The effect that is worth a verdict in a short call: two processes with the same code differ by up
+to 3 % (95th percentile of A/A records)."""
+LONG_MARGIN = 0.02
+"""The same in longer calls, where they differ by 1 to 2 %."""
 
-FASTER, SLOWER, SAME, AMBIGUOUS, NOT_SLOWER = "faster", "slower", "same", "ambiguous", "not slower"
+FASTER = "faster"
+SLOWER = "slower"
+SAME = "same"
+AMBIGUOUS = "ambiguous"  # inconclusive
+NOT_SLOWER = "not slower"
 
 ALL_ALIKE = 1e9
-"""Degrees of freedom of a prior that stands for the variance of every row."""
+"""Degrees of freedom of a prior that replaces the variance of every row."""
 Floats = NDArray[np.float64]
 Pair = tuple[Sequence[float], Sequence[float]]
+Word = Callable[[int, float, float], str]
+"""The verdict of a row (its number) whose interval has these ends."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,12 @@ def margin_of(us: float) -> float:
     return SHORT_MARGIN if us < SHORT_US else LONG_MARGIN
 
 
-def judge_ratios(pairs: Sequence[Pair], *, not_slower: float = 0.0, looks: int = 1) -> list[Ratio]:
+def judge_ratios(
+    pairs: Sequence[Pair],
+    *,
+    not_slower: float = 0.0,
+    looks: int = 1,
+) -> list[Ratio]:
     """Ratio and verdict of each row of a table; a pair is (times of a, times of b), round by round.
 
     `faster` and `slower` need an interval that excludes 1 and an effect beyond the margin
@@ -95,18 +109,22 @@ def judge_ratios(pairs: Sequence[Pair], *, not_slower: float = 0.0, looks: int =
     Raises ValueError for a pair with different numbers of times on both sides, or with none.
     """
     sides = [_paired(pair) for pair in pairs]
-    margins = np.array([not_slower or margin_of(min(map(median, pair))) for pair in sides])
-    means, edges = _moderated([np.log(a / b) for a, b in sides]), np.log1p(margins)
+    shortest = [min(median(a), median(b)) for a, b in sides]
+    margins = np.array([not_slower or margin_of(us) for us in shortest])
+    edges = np.log1p(margins)
+    means = _moderated([np.log(a / b) for a, b in sides])
 
     def word(row: int, low: float, high: float) -> str:
-        mean, edge = means.mean[row], edges[row]
+        mean = means.mean[row]
+        edge = edges[row]
         if high < 0 and mean < -edge:
             return FASTER
         if low > 0 and mean > edge:
             return SLOWER
         if not_slower and high <= edge:
             return NOT_SLOWER
-        return SAME if -edge <= low and high <= edge else AMBIGUOUS
+        is_inside = -edge <= low and high <= edge
+        return SAME if is_inside else AMBIGUOUS
 
     verdicts = _by_holm(means, word, looks)
     low, high = means.interval(CONFIDENCE)
@@ -132,23 +150,38 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
     """
     sides = [_paired(pair) for pair in pairs]
     units = np.array([before.mean() for before, _ in sides])
-    relative = _moderated([(before - after) / before.mean() for before, after in sides])
-    means = _Means(relative.mean * units, relative.error * units, relative.freedom)
+    shares = [(before - after) / before.mean() for before, after in sides]
+    relative = _moderated(shares)
+    means = _Means(
+        mean=relative.mean * units,
+        error=relative.error * units,
+        freedom=relative.freedom,
+    )
 
     def word(row: int, low: float, high: float) -> str:
-        return FASTER if low > 0 else SLOWER if high < 0 else AMBIGUOUS
+        if low > 0:
+            return FASTER
+        return SLOWER if high < 0 else AMBIGUOUS
 
     verdicts = _by_holm(means, word)
     low, high = means.interval(CONFIDENCE)
     return [
-        Saving(float(means.mean[i]), float(low[i]), float(high[i]), len(sides[i][0]), verdicts[i])
+        Saving(
+            saved=float(means.mean[i]),
+            low=float(low[i]),
+            high=float(high[i]),
+            rounds=len(sides[i][0]),
+            verdict=verdicts[i],
+        )
         for i in range(len(sides))
     ]
 
 
 def _paired(pair: Pair) -> tuple[Floats, Floats]:
     a, b = (np.asarray(side, float) for side in pair)
-    if len(a) != len(b) or not len(a) or not all(0 < time < np.inf for time in (*a, *b)):
+    times = np.concatenate((a, b))
+    are_times = (times > 0) & (times < np.inf)
+    if len(a) != len(b) or not len(a) or not are_times.all():
         raise ValueError(
             f"both sides of a pair must have the same number of times above 0, at least one, "
             f"got {a.tolist()} and {b.tolist()}"
@@ -156,7 +189,7 @@ def _paired(pair: Pair) -> tuple[Floats, Floats]:
     return a, b
 
 
-def _by_holm(means: _Means, word: Callable[[int, float, float], str], looks: int = 1) -> list[str]:
+def _by_holm(means: _Means, word: Word, looks: int = 1) -> list[str]:
     """The verdict of each row by Holm's steps.
 
     With n undecided rows each is judged at confidence 1 - 5 % / n / looks, until a step decides no
@@ -165,7 +198,8 @@ def _by_holm(means: _Means, word: Callable[[int, float, float], str], looks: int
     verdicts = [AMBIGUOUS] * len(means.mean)
     undecided = list(range(len(verdicts)))
     while undecided:
-        low, high = means.interval(1 - (1 - CONFIDENCE) / len(undecided) / looks)
+        error = (1 - CONFIDENCE) / len(undecided) / looks
+        low, high = means.interval(1 - error)
         for row in undecided:
             verdicts[row] = word(row, low[row], high[row])
         still = [row for row in undecided if verdicts[row] == AMBIGUOUS]
@@ -179,14 +213,18 @@ def _moderated(rows: Sequence[Floats]) -> _Means:
     """Mean, moderated standard error and degrees of freedom of each row."""
     counts = np.array([len(row) for row in rows], float)
     freedom = counts - 1
-    variance = np.array([row.var(ddof=1) if len(row) > 1 else np.nan for row in rows])
+    variance = np.full(len(rows), np.nan)
+    for place, row in enumerate(rows):
+        if len(row) > 1:
+            variance[place] = row.var(ddof=1)
     several = freedom > 0
     if several.sum() > 1 and np.median(variance[several]) > 0:
         prior, extra = _prior(variance[several], freedom[several])
         variance = (freedom * variance + extra * prior) / (freedom + extra)
         freedom = np.minimum(freedom + extra, freedom.sum())
     mean = np.array([row.mean() for row in rows])
-    return _Means(mean, np.sqrt(variance / counts), freedom)
+    error = np.sqrt(variance / counts)
+    return _Means(mean, error, freedom)
 
 
 def _prior(variance: Floats, freedom: Floats) -> tuple[float, float]:
@@ -197,7 +235,8 @@ def _prior(variance: Floats, freedom: Floats) -> tuple[float, float]:
     """
     from scipy.special import digamma, zeta  # trigamma is zeta(2, x), its slope -2 zeta(3, x)
 
-    logs = np.log(np.maximum(variance, 1e-5 * np.median(variance)))  # a row may not vary at all
+    least = 1e-5 * np.median(variance)  # a row may not vary at all
+    logs = np.log(np.maximum(variance, least))
     logs += np.log(freedom / 2) - digamma(freedom / 2)
     between = logs.var(ddof=1) - zeta(2, freedom / 2).mean()
     if between <= 0:
@@ -206,4 +245,5 @@ def _prior(variance: Floats, freedom: Floats) -> tuple[float, float]:
     for _ in range(10):  # eight are enough for any
         now = zeta(2, half)
         half -= now * (1 - now / between) / (2 * zeta(3, half))
-    return float(np.exp(logs.mean() + digamma(half) - np.log(half))), float(2 * half)
+    typical = np.exp(logs.mean() + digamma(half) - np.log(half))
+    return float(typical), float(2 * half)

@@ -6,28 +6,32 @@
 | attention in CUDA graphs | one replay of a graph that holds attention |
 | neither | attention calls up to a copy between host and GPU, which fewer than half follow |
 
-What ran since the step before belongs to the step that follows: sampling and metadata stand there.
-A step lasts from the end of the work before it to the end of its own: it is busy, idle before its
-first attention kernel, or idle later. A mark tells its kind. In a trace without marks, attention in
-a CUDA graph is of decode or verification, because engines run prefill eagerly, and the kernel is
-asked otherwise; where other steps are marked, a step under no mark is unknown.
+Work between two steps is attributed to the later one (sampling, metadata). A step lasts from the
+end of the work before it to the end of its own: it is busy, idle before its first attention kernel,
+or idle later. The step's kind is taken from its mark. In a trace without marks, attention in a CUDA
+graph is of decode or verification, because engines run prefill eagerly; otherwise the kernel
+decides. Where other steps are marked, a step without a mark is unknown.
 """
 
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
-from typing import Any
 
-from .spans import SIZE, Span, busy_us, find_gaps
-from .trace_file import Trace
+from .spans import BY_START, SIZE, Span, busy_us, find_gaps
+from .trace_file import Spans, Trace
 
-DECODE, VERIFY, PREFILL, MIXED, UNKNOWN = "decode", "verify", "prefill", "mixed", "unknown"
+DECODE = "decode"
+VERIFY = "verify"
+PREFILL = "prefill"
+MIXED = "mixed"
+UNKNOWN = "unknown"
 EITHER = "decode or verify"
-"""What no mark tells apart: a query per request, or a few."""
+"""Without a mark one query per request and a few cannot be distinguished."""
 SGLANG = re.compile(rf"step\[\s*(\w+)(?:.*?bs={SIZE})?")
 VLLM = re.compile(rf"execute_(?:\d+_)?context_{SIZE}\(.*?\)_generation_{SIZE}(?:\((?:sq)?{SIZE})?")
 SGLANG_KINDS = {
@@ -43,29 +47,38 @@ SGLANG_KINDS = {
 """VERIFY and DRAFT are its words from 0.5.20 on, DRAFT of prompts too, whose tokens are then told;
 any other word of a mark is its own kind."""
 HOST_COPIES = ("Memcpy HtoD", "Memcpy DtoH")
+MARK = "mark"
+GRAPH = "graph"
+EAGER = "eager"
+Places = list[int]
+"""Numbers of spans of a trace's work."""
+Key = tuple[str, int]
+"""What the work of a step shares, and its number: mark, launch of the graph, or copies so far."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass: `ahead` ran since the step before and before its first attention kernel.
-
-    `body` begins with that kernel; `attention` are those of `body` that are attention. `waits` are
-    the host's from the launch of the first of `ahead` to that of the attention. `batch_size` is 0
-    where no mark tells it; `marked` are those of `ahead` that were launched under the step's mark.
-    `begin_us` is the end of the work before it. The step that a trace `begins` with may lack a part
-    of `ahead`, and pays what is done once; one that is `at_end`, the first or last, may be cut.
-    """
+    """One forward pass. Times are microseconds."""
 
     kind: str
     batch_size: int
-    ahead: Sequence[Span]
-    body: Sequence[Span]
-    attention: Sequence[Span]
-    waits: Sequence[Span]
-    marked: Sequence[Span]
+    """0 where no mark has it."""
+    ahead: Spans
+    """What ran since the step before and before its first attention kernel."""
+    body: Spans
+    """Its work from the first attention kernel on."""
+    attention: Spans
+    """Those of `body` that are attention."""
+    waits: Spans
+    """The host's, from the launch of the first of `ahead` to that of the attention."""
+    marked: Spans
+    """Those of `ahead` that were launched under the step's mark."""
     begin_us: float = 0.0
+    """The end of the work before it."""
     begins: bool = False
+    """Whether the trace begins with it: it may lack a part of `ahead`, and pays one-time costs."""
     at_end: bool = False
+    """Whether it is the first or last of the trace, and may be cut."""
 
     @cached_property
     def work(self) -> list[Span]:
@@ -86,7 +99,8 @@ class Step:
     def idle_ahead_us(self) -> float:
         """How long the GPU does not, before the first attention kernel."""
         gaps = find_gaps([*self.ahead, self.body[0]])
-        return self.work[0].start_us - self.begin_us + sum(gap.length_us for gap in gaps)
+        before_us = self.work[0].start_us - self.begin_us
+        return before_us + sum(gap.length_us for gap in gaps)
 
     @property
     def in_graph(self) -> bool:
@@ -94,77 +108,132 @@ class Step:
         return self.attention[0].in_graph
 
 
-def find_steps(trace: Trace, kind_of: Callable[[Span], str]) -> list[Step]:
+def find_steps(
+    trace: Trace,
+    kind_of: Callable[[Span], str],
+) -> list[Step]:
     """The steps of a trace by the rules above, in order; none if no kernel is attention.
 
-    `kind_of` tells of an attention kernel what step it speaks for, and is empty for others.
+    `kind_of` gives the kind of step that an attention kernel belongs to, and is empty for others.
     """
     work = trace.work
-    places = [place for place, span in enumerate(work) if kind_of(span)]
-    copies = list(accumulate(span.name in HOST_COPIES for span in work))
-    usual = 2 * sum(copies[a] != copies[b] for a, b in pairwise(places)) >= len(places) - 1
-    keys = [
-        _key(trace, span, 0 if usual else copied) for span, copied in zip(work, copies, strict=True)
-    ]
-    marked, runs = any(key[0] == "mark" for key in keys), dict[Any, list[int]]()
-    for number, (key, several) in enumerate(groupby(places, keys.__getitem__)):
-        # Steps on two streams overlap; without mark and graph a step ends where another begins.
-        runs.setdefault((*key, number) if key[0] == "eager" else key, []).extend(several)
-    steps, begin, attended = [], 0, {*places}
+    kinds = [kind_of(span) for span in work]
+    places = [at for at, kind in enumerate(kinds) if kind]
+    keys = _keys(trace, places)
+    has_marks = any(what == MARK for what, _ in keys)
     ends = [*accumulate((span.end_us for span in work), max)]
-    nexts = [*(run[0] for run in runs.values()), len(work)][1:]
-    for run, after in zip(runs.values(), nexts, strict=True):
-        key, first = keys[run[0]], run[0]
-        end = 1 + max(at for at in range(run[-1], max(after, run[-1] + 1)) if keys[at] == key)
-        kind, batch = UNKNOWN if marked else "", 0
-        if key[0] == "mark":
-            kind, batch = _kind_and_size(trace.marks[key[1]].name)
-        kind = kind or (EITHER if work[first].in_graph else kind_of(work[first]))
-        # What ran under another mark belongs to no other step, whether its attention is known; nor
-        # does another step's attention, nor what the step before has.
-        near = (at for at in range(min(begin, first), end) if keys[at] != key)
-        others = {at for at in near if keys[at][0] == "mark" or at in attended or at < begin}
-        mine = [at for at in range(begin, first) if keys[at] == key and key[0] == "mark"]
-        begin = min([*mine, 1 + max((at for at in others if at < first), default=begin - 1)])
-        own = [at for at in range(min(begin, first), end) if at not in others]
+    steps = []
+    for run, own, marked in _cut(keys, _runs(keys, places)):
+        first = run[0]
         ahead = [work[at] for at in own if at < first]
-        body = [work[at] for at in own if at >= first]
-        since = min(work[own[0]].start_us, ends[own[0] - 1] if own[0] else math.inf)
-        waits = _waits(trace, [*ahead, work[first]])
-        attention, under = ([work[at] for at in places] for places in (run, mine))
-        parts = ahead, body, attention, waits, under
-        at_end = own[0] == 0 or own[-1] == len(work) - 1
-        steps.append(Step(kind, batch, *parts, since, own[0] == 0, at_end))
-        begin = max(begin, end)
+        what, number = keys[first]
+        kind = UNKNOWN if has_marks else ""
+        batch_size = 0
+        if what == MARK:
+            kind, batch_size = _kind_and_size(trace.marks[number].name)
+        if not kind:
+            kind = EITHER if work[first].in_graph else kinds[first]
+        before_us = ends[own[0] - 1] if own[0] else math.inf
+        step = Step(
+            kind=kind,
+            batch_size=batch_size,
+            ahead=ahead,
+            body=[work[at] for at in own if at >= first],
+            attention=[work[at] for at in run],
+            waits=_waits(trace, [*ahead, work[first]]),
+            marked=[work[at] for at in marked],
+            begin_us=min(work[own[0]].start_us, before_us),
+            begins=own[0] == 0,
+            at_end=own[0] == 0 or own[-1] == len(work) - 1,
+        )
+        steps.append(step)
     return steps
 
 
-def _key(trace: Trace, span: Span, copied: int) -> tuple[str, int]:
+def _keys(trace: Trace, places: Places) -> list[Key]:
+    """The key of each span of work; `places` are those of attention."""
+    copied = list(accumulate(int(span.name in HOST_COPIES) for span in trace.work))
+    followed = sum(copied[a] != copied[b] for a, b in pairwise(places))
+    if 2 * followed >= len(places) - 1:  # copies between the layers of a step, not between steps
+        copied = [0] * len(copied)
+    pairs = zip(trace.work, copied, strict=True)
+    return [_key(trace, span, copies) for span, copies in pairs]
+
+
+def _runs(keys: list[Key], places: Places) -> list[Places]:
+    """The attention calls of each step, by the first of them."""
+    runs: dict[tuple[Key, int], Places] = defaultdict(list)
+    for number, (key, several) in enumerate(groupby(places, keys.__getitem__)):
+        # Steps on two streams overlap; without mark and graph a step ends where another begins.
+        part = number if key[0] == EAGER else 0
+        runs[key, part].extend(several)
+    return list(runs.values())
+
+
+def _cut(
+    keys: list[Key],
+    runs: list[Places],
+) -> Iterator[tuple[Places, ...]]:
+    """For each step: its attention, all of its work, and what ran ahead under its mark."""
+    attended = {at for run in runs for at in run}
+    begin = 0
+    for run, following in pairwise([*runs, [len(keys)]]):
+        first = run[0]
+        key = keys[first]
+        end = max(following[0], run[-1] + 1)
+        while keys[end - 1] != key:  # its last work before the next step's attention
+            end -= 1
+        # Work of other steps: under another mark, attention, or already in the step before.
+        others = set()
+        for at in range(min(begin, first), end):
+            is_taken = keys[at][0] == MARK or at in attended or at < begin
+            if is_taken and keys[at] != key:
+                others.add(at)
+        marked = []
+        if key[0] == MARK:
+            marked = [at for at in range(begin, first) if keys[at] == key]
+        behind = [at + 1 for at in others if at < first]
+        begin = min([max(behind, default=begin), *marked])
+        whole = range(min(begin, first), end)
+        yield run, [at for at in whole if at not in others], marked
+        begin = max(begin, end)
+
+
+def _key(trace: Trace, span: Span, copied: int) -> Key:
     """What the work of one step shares: its mark, its graph launch, or the copies before it."""
     at = trace.launched_us.get(span.launch, -math.inf)
-    mark = bisect_right(trace.marks, at, key=lambda mark: mark.start_us) - 1
-    if mark >= 0 and at <= trace.marks[mark].end_us:
-        return "mark", mark
-    return ("graph", span.launch) if span.in_graph and span.launch >= 0 else ("eager", copied)
+    number = bisect_right(trace.marks, at, key=BY_START) - 1
+    if number >= 0 and at <= trace.marks[number].end_us:
+        return MARK, number
+    if span.in_graph and span.launch >= 0:
+        return GRAPH, span.launch
+    return EAGER, copied
 
 
 def _kind_and_size(mark: str) -> tuple[str, int]:
-    """Kind and batch size that a mark tells; nothing and 0 if it tells none."""
+    """Kind and batch size in a mark; "" and 0 if it has none."""
     if match := SGLANG.match(mark):
-        word = "EXTEND" if match[1] == "DRAFT" and " toks=" in mark else match[1]
+        is_prompt = match[1] == "DRAFT" and " toks=" in mark
+        word = "EXTEND" if is_prompt else match[1]
         return SGLANG_KINDS.get(word, word.lower()), int(match[2] or 0)
     if match := VLLM.match(mark):
-        context, generation = int(match[1]), int(match[2])
-        several = int(match[3] or 0) > generation
-        one_kind = PREFILL if context else VERIFY if several else DECODE
-        kind = MIXED if context and generation else one_kind
+        context = int(match[1])
+        generation = int(match[2])
+        has_several_queries = int(match[3] or 0) > generation
+        if context:
+            kind = MIXED if generation else PREFILL
+        else:
+            kind = VERIFY if has_several_queries else DECODE
         return kind, context + generation
     return "", 0
 
 
-def _waits(trace: Trace, work: Sequence[Span]) -> Sequence[Span]:
+def _waits(trace: Trace, work: Spans) -> Spans:
     """What the host waited for between launching the first and the last of these."""
-    known = [trace.launched_us[span.launch] for span in work if span.launch in trace.launched_us]
-    ends = (min(known), max(known)) if known else (0.0, 0.0)
-    low, high = (bisect_right(trace.waits, at, key=lambda wait: wait.start_us) for at in ends)
+    launched = [trace.launched_us.get(span.launch) for span in work]
+    known = [at for at in launched if at is not None]
+    if not known:
+        return trace.waits[:0]
+    low = bisect_right(trace.waits, min(known), key=BY_START)
+    high = bisect_right(trace.waits, max(known), key=BY_START)
     return trace.waits[low:high]

@@ -1,4 +1,4 @@
-"""Timers. Each is a name that goes into the record; none stands in for another.
+"""Timers. Each is a name that goes into the record; there is no fallback to another one.
 
 | timer | measures | a sample is |
 |---|---|---|
@@ -7,7 +7,7 @@
 | `graph-behind` | what a call adds to another kernel | K of both less K of the other, / K |
 | `eager` | GPU-side time of calls launched one by one from Python | events around K calls, / K |
 | `profiler` | the kernels themselves, L2 warm | kernel durations of one call (CUPTI), added up |
-| `host` | time until a call returns to Python | perf_counter around one call |
+| `host` | launch latency: until a call returns to Python | perf_counter around one call |
 
 K is chosen so that a sample lasts about `SAMPLE_US`: two events alone read several microseconds,
 which one short kernel between them would carry. Before samples that events time, the GPU does the
@@ -26,13 +26,13 @@ from statistics import median
 import torch
 
 from .machine import load_reader
-from .trace import kernel_times, repeat
+from .trace import Call, kernel_times, repeat
 
-Call = Callable[[], object]
 SAMPLE_US = 2000.0
 MAX_CALLS_PER_SAMPLE = 512
 BUDGET_US = 200_000.0
-MIN_SAMPLES, MAX_SAMPLES = 7, 30
+MIN_SAMPLES = 7
+MAX_SAMPLES = 30
 CALIBRATIONS = 3
 MOST_HICCUPS = 3
 """Samples taken again in which a kernel lasts longer alone than with a call behind it."""
@@ -46,11 +46,15 @@ PROFILED_CALLS = 20
 COLD_L2_MULTIPLE = 2
 SETTLED = 0.01
 """Two windows in a row whose medians differ by less."""
-LIGHT_US, WINDOW_US = 30.0, 100_000.0
-"""A call that takes longer has windows of so much work: under load a GPU lowers its clock in steps,
-25 to 90 ms after the start, and two shorter windows agree before the first of them."""
-HEAVY_US, HEAVY_SETTLE_US = 1000.0, 1_000_000.0
-"""A call that takes longer draws so much power that clocks follow it for about a second."""
+LIGHT_US = 30.0
+"""Calls above this are measured in windows of `WINDOW_US`."""
+WINDOW_US = 100_000.0
+"""Under load a GPU lowers its clock in steps, 25 to 90 ms after the start; two shorter windows
+agree before the first of them."""
+HEAVY_US = 1000.0
+"""Calls above this draw so much power that clocks follow it for about a second."""
+HEAVY_SETTLE_US = 1_000_000.0
+"""The least time in which such calls settle."""
 MOST_SETTLE_US = 5_000_000.0
 
 
@@ -79,7 +83,8 @@ def time_graph_cold(rotation: Sequence[Call]) -> Timing:
 
     Every copy is used equally often in a replay; ValueError if one replay cannot hold them all.
     """
-    most, count = MAX_CALLS_PER_SAMPLE, len(rotation)
+    most = MAX_CALLS_PER_SAMPLE
+    count = len(rotation)
     if not 1 < count <= most:
         raise ValueError(f"rotation must hold 2..{most} calls for a cold L2, got {count}")
     return _time_replay(rotation)
@@ -95,7 +100,8 @@ def time_graph_behind(call: Call) -> Timing:
     for work in (call, neighbour):
         warm_up(work)
     calls = _calls_per_sample(_eager_us(call, 1))
-    both, alone = capture([neighbour, call], calls).replay, capture([neighbour], calls).replay
+    both = capture([neighbour, call], calls).replay
+    alone = capture([neighbour], calls).replay
     for replay in (both, alone):
         warm_up(replay)
     return _settled_samples(both, calls, _queue_us(both), less=alone)
@@ -124,10 +130,16 @@ def time_profiler(call: Call) -> Timing:
 def time_host(call: Call) -> Timing:
     """Host time of `call` until it returns; GPU work pending before it is waited for first."""
     call()
-    return Timing(1, tuple(_host_us(call) for _ in range(PLAN_SAMPLES)))
+    samples = [_host_us(call) for _ in range(PLAN_SAMPLES)]
+    return Timing(1, tuple(samples))
 
 
-def time_loop(call: Call, calls: int, *, gpu: bool) -> tuple[tuple[float, ...], float]:
+def time_loop(
+    call: Call,
+    calls: int,
+    *,
+    gpu: bool,
+) -> tuple[tuple[float, ...], float]:
     """Run `calls` calls in a row: host time of each until it returns, and wall time per call.
 
     Microseconds. Nothing waits between the calls; with `gpu` the wall time ends when the GPU has
@@ -140,8 +152,8 @@ def time_loop(call: Call, calls: int, *, gpu: bool) -> tuple[tuple[float, ...], 
         marks.append(time.perf_counter_ns())
     _wait(gpu)
     wall_us = (time.perf_counter_ns() - marks[0]) / 1e3 / calls
-    host_us = (after - before for before, after in pairwise(marks))
-    return tuple(round(ns / 1e3, 3) for ns in host_us), round(wall_us, 3)
+    host_us = [(after - before) / 1e3 for before, after in pairwise(marks)]
+    return tuple(round(us, 3) for us in host_us), round(wall_us, 3)
 
 
 def warm_up(call: Call) -> None:
@@ -189,14 +201,16 @@ def run_timer(name: str) -> Callable[..., Timing]:
 def _time_replay(rotation: Sequence[Call]) -> Timing:
     for call in rotation:
         warm_up(call)
-    turns = max(1, _calls_per_sample(_eager_us(rotation[0], 1)) // len(rotation))
-    graph = capture(rotation, turns)
-    warm_up(graph.replay)
-    return _settled_samples(graph.replay, turns * len(rotation), _queue_us(graph.replay))
+    calls = _calls_per_sample(_eager_us(rotation[0], 1))
+    turns = max(1, calls // len(rotation))
+    replay = capture(rotation, turns).replay
+    warm_up(replay)
+    return _settled_samples(replay, turns * len(rotation), _queue_us(replay))
 
 
 def _calls_per_sample(call_us: float) -> int:
-    return max(1, min(MAX_CALLS_PER_SAMPLE, round(SAMPLE_US / max(call_us, 1.0))))
+    calls = round(SAMPLE_US / max(call_us, 1.0))
+    return max(1, min(MAX_CALLS_PER_SAMPLE, calls))
 
 
 def _eager_us(call: Call, calls: int) -> float:
@@ -213,12 +227,14 @@ def settle(sample: Callable[[], float], calls: int) -> float:
     light; heavy calls run `HEAVY_SETTLE_US` at least. After `MOST_SETTLE_US` it ends all the same,
     and a drift shows in the samples.
     """
-    spent, before = 0.0, float("inf")
+    spent = 0.0
+    before = float("inf")
     while spent < MOST_SETTLE_US:
         window = [sample() for _ in range(MIN_SAMPLES)]
         while window[0] / calls > LIGHT_US and sum(window) < WINDOW_US:
             window.append(sample())
-        spent, now = spent + sum(window), median(window)
+        spent += sum(window)
+        now = median(window)
         least = HEAVY_SETTLE_US if now / calls > HEAVY_US else 0.0
         if spent >= least and abs(now / before - 1) < SETTLED:
             break
@@ -232,34 +248,51 @@ def _queue_us(replay: Call) -> float:
     Of a replay that the GPU begins while it is being queued, short kernels come in rounds up to 1.3
     times apart; behind a spin within 1.01.
     """
-    return max(MIN_QUEUE_US, 2 * median(_host_us(replay) for _ in range(CALIBRATIONS)))
+    queued = [_host_us(replay) for _ in range(CALIBRATIONS)]
+    return max(MIN_QUEUE_US, 2 * median(queued))
 
 
 def _settled_samples(
-    replay: Call, calls: int, queue_us: float = 0.0, less: Call | None = None
+    replay: Call,
+    calls: int,
+    queue_us: float = 0.0,
+    less: Call | None = None,
 ) -> Timing:
     event_us = partial(_event_us, queue_us=queue_us)
     spent = settle(partial(event_us, replay), calls)
-    count = max(MIN_SAMPLES, min(MAX_SAMPLES, int(BUDGET_US / max(event_us(replay), 1.0))))
+    affordable = int(BUDGET_US / max(event_us(replay), 1.0))
+    count = max(MIN_SAMPLES, min(MAX_SAMPLES, affordable))
     states: list[tuple[int, int]] = []
     times: list[float] = []
     hiccups = 0
     with load_reader() as read:
         while len(times) < count:
             us = event_us(replay, lambda: states.append(read()))
-            us -= event_us(less) if less else 0.0
+            if less:
+                us -= event_us(less)
             if us > 0:
                 times.append(us)
-            elif (hiccups := hiccups + 1) > MOST_HICCUPS:
+                continue
+            states.pop()
+            hiccups += 1
+            if hiccups > MOST_HICCUPS:
                 raise RuntimeError(f"a call must add time to the kernel before it, got {us:.1f} us")
-            else:
-                states.pop()
-    samples = tuple(round(us / calls, 3) for us in times)
-    return Timing(calls, samples, spent, *(tuple(values) for values in zip(*states, strict=True)))
+    return Timing(
+        calls_per_sample=calls,
+        samples_us=tuple(round(us / calls, 3) for us in times),
+        settle_us=spent,
+        power_w=tuple(power for power, _ in states),
+        sm_clock_mhz=tuple(clock for _, clock in states),
+    )
 
 
-def _event_us(replay: Call, meanwhile: Call | None = None, queue_us: float = 0.0) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+def _event_us(
+    replay: Call,
+    meanwhile: Call | None = None,
+    queue_us: float = 0.0,
+) -> float:
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     if queue_us:
         torch.cuda._sleep(round(queue_us * CYCLES_PER_US))
     start.record()
@@ -280,4 +313,5 @@ def _host_us(call: Call) -> float:
     _wait(torch.cuda.is_available())
     start = time.perf_counter_ns()
     call()
-    return round((time.perf_counter_ns() - start) / 1e3, 3)
+    spent_ns = time.perf_counter_ns() - start
+    return round(spent_ns / 1e3, 3)

@@ -13,21 +13,25 @@ import torch
 
 from .spans import CALL, Kernel, short_name
 
+Call = Callable[[], object]
 TRACED_CALLS = 3
 _RECORDING = threading.Lock()
 
 
-def trace_kernels(call: Callable[[], object]) -> tuple[Kernel, ...]:
+def trace_kernels(call: Call) -> tuple[Kernel, ...]:
     """Kernels of `call`, longest first; RuntimeError if the profiler saw none."""
     spent: dict[str, list[float]] = defaultdict(list)
-    for name, gpu_us in _profile(call, TRACED_CALLS):
-        spent[short_name(name)].append(gpu_us)
-    n = TRACED_CALLS
-    kernels = [Kernel(name, len(us) / n, round(sum(us) / n, 3)) for name, us in spent.items()]
+    for symbol, duration in _profile(call, TRACED_CALLS):
+        spent[short_name(symbol)].append(duration)
+    kernels = []
+    for name, us in spent.items():
+        launches = len(us) / TRACED_CALLS
+        gpu_us = round(sum(us) / TRACED_CALLS, 3)
+        kernels.append(Kernel(name, launches, gpu_us))
     return tuple(sorted(kernels, key=lambda kernel: -kernel.gpu_us))
 
 
-def kernel_times(call: Callable[[], object], calls: int) -> list[float]:
+def kernel_times(call: Call, calls: int) -> list[float]:
     """Microseconds of all kernels of each of `calls` calls, added up.
 
     RuntimeError unless the calls all ran equally many kernels, which separates them.
@@ -36,16 +40,23 @@ def kernel_times(call: Callable[[], object], calls: int) -> list[float]:
     if len(times) % calls:
         raise RuntimeError(f"{calls} calls must run equally many kernels, saw {len(times)} in all")
     kernels = len(times) // calls
-    return [round(sum(times[i : i + kernels]), 3) for i in range(0, len(times), kernels)]
+    starts = range(0, len(times), kernels)
+    return [round(sum(times[at : at + kernels]), 3) for at in starts]
 
 
 def kernel_family(names: Iterable[str], family_of: Callable[[str], str]) -> str:
     """The kernel families that `names` prove by `family_of`, joined by `+`; empty if none."""
-    return "+".join(sorted({*map(family_of, names)} - {""}))
+    families = {family_of(name) for name in names}
+    families.discard("")
+    return "+".join(sorted(families))
 
 
 def trace_calls(
-    call: Callable[[], object], calls: int, *, gpu: bool, settle: int = 1
+    call: Call,
+    calls: int,
+    *,
+    gpu: bool,
+    settle: int = 1,
 ) -> dict[str, Any]:
     """The Chrome trace of `calls` calls in a row: operators, and with `gpu` launches and kernels.
 
@@ -66,27 +77,32 @@ def trace_calls(
         path = Path(folder, "trace.json")
         profile.export_chrome_trace(str(path))
         trace = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    return {name: part for name, part in trace.items() if name not in ("host_name", "traceName")}
+    trace.pop("host_name", None)
+    trace.pop("traceName", None)
+    return trace
 
 
-def _profile(call: Callable[[], object], calls: int) -> list[tuple[str, float]]:
+def _profile(call: Call, calls: int) -> list[tuple[str, float]]:
+    """Name and microseconds of all that the GPU ran in `calls` calls, by start."""
     call()
     torch.cuda.synchronize()
     profile = _record(lambda: repeat(call, calls), cpu=False, gpu=True)
-    on_gpu = [e for e in profile.function_events if e.device_type == torch.autograd.DeviceType.CUDA]
+    cuda = torch.autograd.DeviceType.CUDA
+    on_gpu = [event for event in profile.function_events if event.device_type == cuda]
     if not on_gpu:
         raise RuntimeError("torch.profiler saw no GPU activity: is CUPTI in use by another tool?")
     on_gpu.sort(key=lambda event: event.time_range.start)
     return [(event.name, event.time_range.elapsed_us()) for event in on_gpu]
 
 
-def repeat(call: Callable[[], object], calls: int) -> None:
-    """Call it so often, one call after the other."""
+def repeat(call: Call, calls: int) -> None:
+    """Call it `calls` times in a row."""
     for _ in range(calls):
         call()
 
 
-def _record(run: Callable[[], object], *, cpu: bool, gpu: bool) -> torch.autograd.profiler.profile:
+def _record(run: Call, *, cpu: bool, gpu: bool) -> Any:
+    """The profile of `run`; RuntimeError while another one is recorded."""
     # Kineto reports its own stages on stderr, which a notebook shows as if the cell had failed.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     # Not `torch.profiler.profile`, which imports torch's compiler for seconds.
@@ -94,8 +110,11 @@ def _record(run: Callable[[], object], *, cpu: bool, gpu: bool) -> torch.autogra
     if torch.autograd._profiler_enabled() or not _RECORDING.acquire(blocking=False):
         raise RuntimeError("torch.profiler must not be recording already, in any thread: end that")
     try:
-        devices = {"use_cpu": cpu, "use_device": "cuda" if gpu else None}
-        with torch.autograd.profiler.profile(use_kineto=True, **devices) as profile:
+        with torch.autograd.profiler.profile(
+            use_kineto=True,
+            use_cpu=cpu,
+            use_device="cuda" if gpu else None,
+        ) as profile:
             run()
             if gpu:
                 torch.cuda.synchronize()

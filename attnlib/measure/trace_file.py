@@ -12,32 +12,48 @@ import re
 import sqlite3
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from .spans import GPU_WORK, LAUNCHES, Span, work_span
+from .spans import BY_START, GPU_WORK, LAUNCHES, Event, Span, work_span
 
-CHUNK, MOST_CHARACTERS = 1 << 20, 1 << 24
-"""Characters read at a time; and most that a single event, or what precedes them all, may take."""
+CHUNK = 1 << 20
+"""Characters read at a time."""
+MOST_CHARACTERS = 1 << 24
+"""Most characters that a single event, or what precedes them all, may take."""
 MARKS = ("step[", "execute_")
-EVENTS, DEVICES = (
-    re.compile(rf'"{name}"\s*:\s*(?=\[)') for name in ("traceEvents", "deviceProperties")
-)
+EVENTS = re.compile(r'"traceEvents"\s*:\s*(?=\[)')
+DEVICES = re.compile(r'"deviceProperties"\s*:\s*(?=\[)')
 BETWEEN = re.compile(r"[\s,]*")
 DECODER = json.JSONDecoder(strict=False)
 COPIES = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD"}
 """CUPTI's kinds of copies."""
-TORN = EOFError, zlib.error, gzip.BadGzipFile, sqlite3.Error, UnicodeError, json.JSONDecodeError
-BROKEN = *TORN, RecursionError, KeyError, TypeError, AttributeError
-"""What reading a file raises that is cut short, damaged or of another form."""
+BROKEN = (
+    # cut short or damaged
+    EOFError,
+    zlib.error,
+    gzip.BadGzipFile,
+    sqlite3.Error,
+    UnicodeError,
+    json.JSONDecodeError,
+    # of another form
+    RecursionError,
+    KeyError,
+    TypeError,
+    AttributeError,
+)
+"""What reading a file raises that is not a whole trace."""
 MOST = 2**53
 """Above every time of a trace."""
-COUNTS = "device", "correlation", "graph id", "bytes"
-CUPTI, CAPTURE = "CUPTI_ACTIVITY_KIND_", "--trace cuda,nvtx --cuda-graph-trace=node"
+COUNTS = ("device", "correlation", "graph id", "bytes")
+CUPTI = "CUPTI_ACTIVITY_KIND_"
+CAPTURE = "--trace cuda,nvtx --cuda-graph-trace=node"
+Spans = Sequence[Span]
 Gpus = dict[Any, tuple[str | None, int | None]]
 """Number of a GPU -> its name and count of SMs."""
 TABLES = {
@@ -55,7 +71,7 @@ class Trace:
     """What one GPU of a trace ran, by start, and what the host waited for meanwhile.
 
     `work` are kernels, copies and fills; `waits` are calls that block the host. `launched_us` maps
-    a launch to the moment the host made it. `gpu` is empty and `num_sms` 0 where no file says them.
+    a launch to the moment the host made it. `gpu` is "" and `num_sms` 0 where the file lacks them.
     """
 
     path: str
@@ -63,9 +79,9 @@ class Trace:
     gpu: str
     num_sms: int
     gpus: int
-    work: Sequence[Span]
-    waits: Sequence[Span]
-    marks: Sequence[Span]
+    work: Spans
+    waits: Spans
+    marks: Spans
     launched_us: Mapping[int, float]
 
     @cached_property
@@ -76,11 +92,12 @@ class Trace:
     @cached_property
     def has_launches(self) -> bool:
         """Whether it has the calls of the CUDA API that launched most of its work."""
-        return 2 * sum(span.launch in self.launched_us for span in self.work) > len(self.work)
+        launched = sum(span.launch in self.launched_us for span in self.work)
+        return 2 * launched > len(self.work)
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Read a trace; ValueError in one line for a file that is none, is cut short or has no kernels.
+    """Read a trace; ValueError in one line for another file, or one cut short or without kernels.
 
     OSError where it cannot be read. Memory grows with the kernels that it holds, not with its size.
     """
@@ -89,7 +106,8 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         begins = file.read(16)
     try:
         if begins == b"SQLite format 3\0":
-            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as base:
+            address = f"{path.absolute().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(address, uri=True)) as base:
                 return _read_nsys(path, base)
         opened = gzip.open if begins.startswith(b"\x1f\x8b") else open
         with opened(path, "rt", encoding="utf-8", errors="replace") as text:
@@ -118,16 +136,29 @@ def _read_chrome(path: Path, text: TextIO) -> Trace:
 def _devices(text: str) -> Gpus:
     """The GPUs that this part of a file describes."""
     header = DEVICES.search(text)
-    devices = DECODER.raw_decode(text, header.end())[0] if header else []
-    return {device.get("id"): (device.get("name"), device.get("numSms")) for device in devices}
+    if not header:
+        return {}
+    devices, _ = DECODER.raw_decode(text, header.end())
+    return _gpus(devices, "numSms")
 
 
-def _events(path: Path, text: TextIO, buffer: str, gpus: Gpus) -> Iterator[dict[str, Any]]:
+def _gpus(devices: Iterable[Event], sms: str) -> Gpus:
+    """Names and counts of SMs; `sms` is the key of the latter."""
+    return {each.get("id"): (each.get("name"), each.get(sms)) for each in devices}
+
+
+def _events(
+    path: Path,
+    text: TextIO,
+    buffer: str,
+    gpus: Gpus,
+) -> Iterator[Event]:
     """The events of a Chrome trace, one after the other; `buffer` begins within their list.
 
     A file may describe its GPUs behind them (SGLang's merged ranks); they are put into `gpus`.
     """
-    place = count = 0
+    place = 0
+    count = 0
     while True:
         place = next(BETWEEN.finditer(buffer, place)).end()
         if buffer.startswith("]", place):
@@ -140,16 +171,15 @@ def _events(path: Path, text: TextIO, buffer: str, gpus: Gpus) -> Iterator[dict[
             if not more or len(buffer) > MOST_CHARACTERS:
                 words = f"{path} ends within its events, after {count:,}: is it whole?"
                 raise ValueError(words) from error
-            buffer, place = buffer[place:] + more, 0
+            buffer = buffer[place:] + more
+            place = 0
         else:
             count += 1
             yield event if isinstance(event, dict) else {}
 
 
 def _read_nsys(path: Path, base: sqlite3.Connection) -> Trace:
-    base.row_factory = lambda cursor, row: dict(
-        zip((column[0] for column in cursor.description), row, strict=True)
-    )
+    base.row_factory = sqlite3.Row
     tables = {row["name"] for row in base.execute("SELECT name FROM sqlite_master")}
     whole_graphs = f"SELECT * FROM {CUPTI}GRAPH_TRACE LIMIT 1"  # noqa: S608 - our own name
     if f"{CUPTI}GRAPH_TRACE" in tables and base.execute(whole_graphs).fetchone():
@@ -160,26 +190,45 @@ def _read_nsys(path: Path, base: sqlite3.Connection) -> Trace:
     names = {row["id"]: row["value"] for row in strings}
     if len(names) < len(strings):
         raise TypeError("StringIds must have each id once")
-    cards = base.execute("SELECT * FROM TARGET_INFO_GPU") if "TARGET_INFO_GPU" in tables else ()
-    gpus = {row.get("id"): (row.get("name"), row.get("smCount")) for row in cards}
-    events = (
-        _event(row, category, names)
-        for table, category in TABLES.items()
-        if table in tables
-        for row in base.execute(f"SELECT * FROM {table}")  # noqa: S608 - our own name
-        # A mark of a moment, and a range that never ended, have no end.
-        if category != "user_annotation" or row["end"] is not None
-    )
+    gpus: Gpus = {}
+    if "TARGET_INFO_GPU" in tables:
+        rows = base.execute("SELECT * FROM TARGET_INFO_GPU")
+        gpus = _gpus(map(dict, rows), "smCount")
+    events = _nsys_events(base, tables, names)
     return _kept(path, "Nsight Systems", gpus, events)
 
 
-def _event(row: Mapping[str, Any], category: str, names: Mapping[Any, str]) -> dict[str, Any]:
+def _nsys_events(
+    base: sqlite3.Connection,
+    tables: set[str],
+    names: Mapping[Any, str],
+) -> Iterator[Event]:
+    """The rows of an export as events, table by table."""
+    for table, category in TABLES.items():
+        if table not in tables:
+            continue
+        rows = base.execute(f"SELECT * FROM {table}")  # noqa: S608 - our own name
+        for row in map(dict, rows):
+            # A mark of a moment, and a range that never ended, have no end.
+            if category != "user_annotation" or row["end"] is not None:
+                yield _event(row, category, names)
+
+
+def _event(
+    row: Event,
+    category: str,
+    names: Mapping[Any, str],
+) -> Event:
     """A row of an export as torch.profiler would write it; Nsight Systems counts nanoseconds."""
-    known = (row.get(key) for key in ("demangledName", "nameId", "textId"))
-    number = next((n for n in known if n is not None), None)
+    ids = [row.get(key) for key in ("demangledName", "nameId", "textId")]
+    number = next((each for each in ids if each is not None), None)
     if number is not None and number not in names:
         raise TypeError(f"StringIds must have id {number!r}, the name of a {category}")
     name = row.get("text") or names.get(number, "")
+    if category == "gpu_memcpy":
+        name = COPIES.get(row.get("copyKind", 0), "Memcpy")
+    elif category == "gpu_memset":
+        name = "Memset"
     args = {
         "device": row.get("deviceId"),
         "stream": row.get("streamId"),
@@ -191,67 +240,120 @@ def _event(row: Mapping[str, Any], category: str, names: Mapping[Any, str]) -> d
         counts = [row.get(f"{size}{axis}") for axis in "XYZ"]
         args[size] = counts if None not in counts else ()
     start = _number(row, "start")
-    process = (row.get("globalPid") or row.get("globalTid") or 0) >> 24
-    us = {"ts": start / 1e3, "dur": (_number(row, "end") - start) / 1e3}
-    named = {"gpu_memcpy": COPIES.get(row.get("copyKind", 0), "Memcpy"), "gpu_memset": "Memset"}
-    whole = {"ph": "X", "cat": category, "name": named.get(category, name), "args": args}
-    return {**whole, "pid": f"[{process}]", **us}
+    thread = row.get("globalPid") or row.get("globalTid") or 0
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "args": args,
+        "pid": f"[{thread >> 24}]",
+        "ts": start / 1e3,
+        "dur": (_number(row, "end") - start) / 1e3,
+    }
 
 
-def _kept(path: Path, source: str, gpus: Gpus, events: Iterable[Mapping[str, Any]]) -> Trace:
-    """What is looked at, of the GPU that ran most; ValueError if none ran anything."""
-    work: dict[tuple[str, Any], list[Span]] = defaultdict(list)
-    # By process: correlation ids are its own.
-    waits: dict[str, list[Span]] = defaultdict(list)
-    marks: dict[str, list[Span]] = defaultdict(list)
-    launched: dict[str, dict[int, float]] = defaultdict(dict)
-    graphs: dict[str, set[int]] = defaultdict(set)
+class _Kept:
+    """What is looked at of a trace's events, by process: correlation ids are its own."""
+
+    def __init__(self) -> None:
+        self.work: dict[tuple[str, Any], list[Span]] = defaultdict(list)
+        """By process and GPU."""
+        self.waits: dict[str, list[Span]] = defaultdict(list)
+        self.marks: dict[str, list[Span]] = defaultdict(list)
+        self.launched_us: dict[str, dict[int, float]] = defaultdict(dict)
+        self.graphs: dict[str, set[int]] = defaultdict(set)
+        """Launches of CUDA graphs."""
+
+    def take(self, event: Event, start: float, length: float) -> None:
+        """Keep an event of a category that is known; its times are microseconds."""
+        category = event["cat"]
+        name = event["name"]
+        args = event.get("args") or {}
+        pid = event.get("pid")
+        process = ""
+        # Where a file has several, which ran or launched it (SGLang's `[TP0] 7`).
+        if isinstance(pid, str) and pid.startswith("["):
+            process = pid.partition("]")[0]
+        launch = args.get("correlation")
+        if category in GPU_WORK:
+            device = args.get("device", pid)
+            self.work[process, device].append(work_span(event, start))
+        elif category in LAUNCHES and "Synchronize" in name:
+            self.waits[process].append(Span("wait", name, start, length, length))
+        elif category in LAUNCHES and launch is not None:
+            self.launched_us[process][launch] = start
+            if "GraphLaunch" in name:
+                self.graphs[process].add(launch)
+        elif category == "user_annotation" and name.startswith(MARKS):
+            self.marks[process].append(Span("mark", name, start, length, length))
+
+
+def _kept(
+    path: Path,
+    source: str,
+    gpus: Gpus,
+    events: Iterable[Event],
+) -> Trace:
+    """The trace of the GPU that ran most; ValueError if none ran anything."""
+    kept = _Kept()
     begin = None
     for event in events:
         if event.get("ph") != "X":
             continue
-        category, name, args = event.get("cat"), event.get("name"), event.get("args") or {}
+        name = event.get("name")
+        args = event.get("args") or {}
         if not isinstance(name, str) or not isinstance(args, dict):
             raise TypeError(
                 f"an event must have a name and args, got {name!r:.60} and {args!r:.60}"
             )
-        begin = _number(event, "ts") if begin is None else begin
-        if category not in (*GPU_WORK, *LAUNCHES, "user_annotation"):
+        if begin is None:
+            begin = _number(event, "ts")
+        if event.get("cat") not in (*GPU_WORK, *LAUNCHES, "user_annotation"):
             continue
-        start, length = round(_number(event, "ts") - begin, 3), _number(event, "dur")
+        start = round(_number(event, "ts") - begin, 3)
+        length = _number(event, "dur")
         _require_counts(name, args)
-        launch, pid = args.get("correlation"), event.get("pid")
-        # Where a file has several, which ran or launched it (SGLang's `[TP0] 7`).
-        process = pid.partition("]")[0] if isinstance(pid, str) and pid.startswith("[") else ""
-        if category in GPU_WORK:
-            device = args.get("device", event.get("pid"))
-            work[process, device].append(work_span(event, start))
-        elif category in LAUNCHES and "Synchronize" in name:
-            waits[process].append(Span("wait", name, start, length, length))
-        elif category in LAUNCHES and launch is not None:
-            launched[process][launch] = start
-            graphs[process] |= {launch} if "GraphLaunch" in name else set()
-        elif category == "user_annotation" and name.startswith(MARKS):
-            marks[process].append(Span("mark", name, start, length, length))
-    if not any(span.kind == "kernel" for spans in work.values() for span in spans):
+        kept.take(event, start, length)
+    everything = chain.from_iterable(kept.work.values())
+    if not any(span.kind == "kernel" for span in everything):
         raise ValueError(
             f"{path} has no kernel of a GPU: profile with ProfilerActivity.CUDA, or nsys with "
             "--trace cuda, on the process that holds the GPU"
         )
-    process, device = max(work, key=lambda place: len(work[place]))
-    # Older profilers tell a graph's kernels by their launch alone.
-    replays = graphs[process]
-    ran = [
-        span if span.in_graph or span.launch not in replays else replace(span, in_graph=True)
-        for span in work[process, device]
-    ]
-    for spans in (ran, waits[process], marks[process]):
-        spans.sort(key=lambda span: span.start_us)
-    gpu, sms = gpus.get(device, (None, None))
-    if not isinstance(gpu or "", str) or type(sms or 0) is not int or (sms or 0) < 0:
-        raise TypeError(f"a GPU must have a name and a count of SMs, got {gpu!r} and {sms!r}")
-    facts = (path.name, source, gpu or "", sms or 0, len(work))
-    return Trace(*facts, ran, waits[process], marks[process], launched[process])
+    sizes = {place: len(spans) for place, spans in kept.work.items()}
+    process, device = max(sizes, key=sizes.__getitem__)
+    gpu, num_sms = _name_and_sms(gpus, device)
+    work = _in_graphs(kept.work[process, device], kept.graphs[process])
+    return Trace(
+        path=path.name,
+        source=source,
+        gpu=gpu,
+        num_sms=num_sms,
+        gpus=len(kept.work),
+        work=sorted(work, key=BY_START),
+        waits=sorted(kept.waits[process], key=BY_START),
+        marks=sorted(kept.marks[process], key=BY_START),
+        launched_us=kept.launched_us[process],
+    )
+
+
+def _in_graphs(work: Iterable[Span], replays: Set[int]) -> list[Span]:
+    """Work with `in_graph` set: older profilers tell a graph's kernels by their launch alone."""
+    found = []
+    for span in work:
+        is_replayed = span.launch in replays and not span.in_graph
+        found.append(replace(span, in_graph=True) if is_replayed else span)
+    return found
+
+
+def _name_and_sms(gpus: Gpus, device: Any) -> tuple[str, int]:
+    """Name and SMs of a GPU, "" and 0 where the file lacks them; TypeError for other values."""
+    gpu, num_sms = gpus.get(device, (None, None))
+    gpu = gpu or ""
+    num_sms = num_sms or 0
+    if not isinstance(gpu, str) or type(num_sms) is not int or num_sms < 0:
+        raise TypeError(f"a GPU must have a name and a count of SMs, got {gpu!r} and {num_sms!r}")
+    return gpu, num_sms
 
 
 def _number(owner: Mapping[str, Any], name: str) -> float:
@@ -264,8 +366,11 @@ def _number(owner: Mapping[str, Any], name: str) -> float:
 
 def _require_counts(name: str, args: Mapping[str, Any]) -> None:
     """TypeError unless ids, bytes and sizes are whole numbers, where they are given."""
-    sizes = [*(args.get("grid") or ()), *(args.get("block") or ())]
-    counts = [*map(args.get, COUNTS), *sizes]
-    if not {*map(type, counts)} <= {int, type(None)} or min(filter(None, sizes), default=0) < 0:
+    grid = args.get("grid") or ()
+    block = args.get("block") or ()
+    sizes = [*grid, *block]
+    counts = [args.get(key) for key in COUNTS] + sizes
+    are_whole = all(count is None or type(count) is int for count in counts)
+    if not are_whole or any(size is not None and size < 0 for size in sizes):
         words = f"{', '.join(COUNTS)}, grid and block of {name!r:.60} must be whole, sizes >= 0"
         raise TypeError(f"{words}, got {counts!r:.60}")

@@ -181,4 +181,4 @@ def test_ranks_and_graphs_are_asked_where_a_release_has_them(wheel):
         }
     assert "def is_dp_attention_enabled(" in source(archive, "sglang.srt.layers.dp_attention")
     plain = {*sglang_hooks.PLAIN}
-    assert not plain & {*known_in(release, sglang_hooks.POINTS)[1].reads.split()}
+    assert not plain & {*known_in(release, sglang_hooks.POINTS)[1].reads}

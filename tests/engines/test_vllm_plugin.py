@@ -158,7 +158,7 @@ def test_every_hook_point_has_the_parameters_that_were_read_and_no_others(point)
     _, _, name = point.path.replace(":", ".").rpartition(".")
     owner = point.path.removesuffix(name)[:-1]
     (found,) = (line.split() for line in WHEEL[owner] if line.startswith(f"{name} "))
-    assert {*found[1:]} == {*point.reads.split(), *point.knows.split()}
+    assert {*found[1:]} == {*point.reads, *point.knows}
 
 
 @pytest.mark.parametrize("line", fakes.READ.strip().splitlines())

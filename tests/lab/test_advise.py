@@ -179,11 +179,11 @@ def test_the_nearest_batches_choose_well_on_layers_left_out():
             "backend of flashinfer in mode ",
         ),
         (["--heads", "8/1", "--lens", "many"], "lens must be such as 8192x16"),
-        (["--lens", "9"], "heads or model must be given, one of them, got neither"),
+        (["--lens", "9"], "pass either heads or model, got neither"),
         (["--heads", "8/1", "--tp", "2", "--lens", "9"], "tp must go with a model"),
         (
             ["--model", "8/1 heads, head_dim 64", "--head-dim", "128", "--lens", "9"],
-            "which says it, got 128",
+            "which contains it, got 128",
         ),
         (
             ["--heads", "8/1", "--lens", "9", "--batch", "-2"],

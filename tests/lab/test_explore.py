@@ -106,7 +106,7 @@ def test_every_choice_of_records_is_named_by_gpu_and_question_and_one_a_model_is
 def test_a_machine_is_kept_until_a_model_has_no_records_of_it(published_records):
     explorer = explore("Qwen2.5-72B", tp=8, machine="h100")
     assert "NVIDIA H100" in explorer.served.value
-    assert "Qwen2.5-72B at TP 8, FlashInfer 0.7.2.post1, NVIDIA H100" in explorer.words
+    assert "Qwen2.5-72B at TP 8, FlashInfer 0.6.4, NVIDIA H100" in explorer.words
     explorer.controls["model"].value = "Qwen3-0.6B"
     assert explorer.served.value.startswith("<strong>machine h100 has no records on Qwen3-0.6B; ")
     with pytest.raises(ValueError, match="machine must be one of .*nvidia-h100-80gb.*got 'b200'"):

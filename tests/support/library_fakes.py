@@ -56,6 +56,8 @@ class FakeWrapper:
 
     made: list
     positional: tuple
+    library_names: dict = {}
+    """Of `positional`, where the library has another name."""
 
     def __init__(self, workspace, kv_layout="NHD", use_cuda_graph=False, **given):
         assert kv_layout == "NHD"
@@ -88,8 +90,9 @@ class FakeWrapper:
 class FakePrefill(FakeWrapper):
     """What both prefill wrappers have: packed masks, run over requests."""
 
-    def plan(self, *arguments, causal=False, custom_mask=None, sm_scale, window_left=-1, **dtypes):
-        self.hold(arguments)
+    def plan(self, *, causal=False, custom_mask=None, sm_scale, window_left=-1, **dtypes):
+        names = [self.library_names.get(name, name) for name in self.positional]
+        self.hold([dtypes.pop(name) for name in names])
         self._window_left = window_left
         self.q_lens = self.told["qo_indptr"].diff().tolist()
         self.promised = dtypes.pop("uniform_q_len", None)
@@ -138,19 +141,21 @@ class FakeBatchAttention:
         assert kv_layout == "NHD"
         torch.empty(0, device=device)
 
-    def plan(self, *arguments, causal, sm_scale, q_data_type, kv_data_type):
-        qo_indptr, kv_indptr, self.kv_indices, kv_lens, *sizes = arguments
-        assert all(tensor.dtype == torch.int32 for tensor in arguments[:4])
-        assert sizes[2] == sizes[3] <= 256
-        self.q_lens, self.kv_lens = qo_indptr.diff().tolist(), kv_lens.tolist()
-        self.starts, self.causal, self.scale = kv_indptr.tolist(), causal, sm_scale
-        self.dtypes = (q_data_type, kv_data_type)
+    def plan(self, *, qo_indptr, kv_indptr, kv_indices, kv_len_arr, **given):
+        for tensor in (qo_indptr, kv_indptr, kv_indices, kv_len_arr):
+            assert tensor.dtype == torch.int32
+        assert given["head_dim_qk"] == given["head_dim_vo"] <= 256
+        self.kv_indices = kv_indices
+        self.q_lens, self.kv_lens = qo_indptr.diff().tolist(), kv_len_arr.tolist()
+        self.starts = kv_indptr.tolist()
+        self.causal, self.scale = given["causal"], given["sm_scale"]
+        self.dtypes = (given["q_data_type"], given["kv_data_type"])
 
-    def run(self, q, cache):
-        assert self.dtypes == (q.dtype, cache[0].dtype)
+    def run(self, q, kv_cache):
+        assert self.dtypes == (q.dtype, kv_cache[0].dtype)
         pages = [self.kv_indices[a:b] for a, b in zip(self.starts, self.starts[1:], strict=False)]
         sees = masks_of(self.q_lens, self.kv_lens, self.causal)
-        out = attend(q, self.q_lens, gather(pages, self.kv_lens, cache), sees, self.scale)
+        out = attend(q, self.q_lens, gather(pages, self.kv_lens, kv_cache), sees, self.scale)
         return out, torch.empty(out.shape[:2])
 
 
@@ -161,15 +166,21 @@ class FakePaged(FakePrefill):
         *("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len"),
         *("num_qo_heads", "num_kv_heads", "head_dim", "page_size"),
     )
+    library_names = {
+        "kv_indptr": "paged_kv_indptr",
+        "kv_indices": "paged_kv_indices",
+        "kv_last_page_len": "paged_kv_last_page_len",
+        "head_dim": "head_dim_qk",
+    }
 
     def kv_lens(self):
         full = (self.told["kv_indptr"].diff() - 1) * self.told["page_size"]
         return (full + self.told["kv_last_page_len"]).tolist()
 
-    def run(self, q, cache):
+    def run(self, q, paged_kv_cache):
         if self._plan_info != list(range(15)):
             self.follow_plan()
-        return self.attend(q, self.tokens_of(self.kv_lens(), *cache))
+        return self.attend(q, self.tokens_of(self.kv_lens(), *paged_kv_cache))
 
     def follow_plan(self):
         """A plan of ours must be for these rows, and read all that they see."""
@@ -187,15 +198,22 @@ class FakeBatchPod:
         options = {"backend": "fa2", **layout}
         self.chunks, self.decodes = (FakePaged(workspace, **options) for _ in range(2))
 
-    def plan(self, *arguments, **options):
-        assert arguments[0][0] == arguments[4][0] == 0
-        self.chunks.plan(*arguments[:4], *arguments[8:], **options)
-        self.decodes.plan(*arguments[4:], **options)
+    def plan(self, *, head_dim, **given):
+        assert given["qo_indptr_p"][0] == given["qo_indptr_d"][0] == 0
+        parts = {"p": {}, "d": {}}
+        for name in ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len"):
+            library_name = name if name == "qo_indptr" else f"paged_{name}"
+            library_name = library_name.replace("paged_last", "paged_kv_last")
+            for part, arguments in parts.items():
+                arguments[library_name] = given.pop(f"{name}_{part}")
+        self.chunks.plan(**parts["p"], head_dim_qk=head_dim, **given)
+        self.decodes.plan(**parts["d"], head_dim_qk=head_dim, **given)
 
-    def run(self, q_p, cache_p, q_d, cache_d, causal_p):
+    def run(self, *, q_p, paged_kv_cache_p, q_d, paged_kv_cache_d, causal_p):
         assert {*self.decodes.q_lens} == {1}
         self.chunks.causal = causal_p
-        return self.chunks.run(q_p, cache_p), self.decodes.run(q_d, cache_d)
+        chunks = self.chunks.run(q_p, paged_kv_cache_p)
+        return chunks, self.decodes.run(q_d, paged_kv_cache_d)
 
 
 class FakeDecode(FakePaged):
@@ -205,9 +223,15 @@ class FakeDecode(FakePaged):
         assert use_tensor_cores
         super().__init__(workspace, **{n.replace("_buffer", "_buf"): v for n, v in given.items()})
 
-    def plan(self, *arguments, **options):
-        rows = torch.arange(len(arguments[0]), dtype=torch.int32)
-        super().plan(rows, *arguments, **options)
+    def plan(self, *, indptr, indices, last_page_len, head_dim, **options):
+        super().plan(
+            qo_indptr=torch.arange(len(indptr), dtype=torch.int32),
+            paged_kv_indptr=indptr,
+            paged_kv_indices=indices,
+            paged_kv_last_page_len=last_page_len,
+            head_dim_qk=head_dim,
+            **options,
+        )
 
 
 class PlannedWrapper(SimpleNamespace):
@@ -244,6 +268,7 @@ class FakeRagged(FakePrefill):
     """BatchPrefillWithRaggedKVCacheWrapper."""
 
     positional = ("qo_indptr", "kv_indptr", "num_qo_heads", "num_kv_heads", "head_dim")
+    library_names = {"head_dim": "head_dim_qk"}
 
     def kv_lens(self):
         return self.told["kv_indptr"].diff().tolist()
@@ -285,7 +310,8 @@ class FakeMla(FakeWrapper):
         (self.q_len,) = {*self.told["qo_indptr"].diff().tolist()}
         assert self.told["causal"] or self.q_len == 1
 
-    def run(self, q_nope, q_pe, ckv, kpe, **scales):
+    def run(self, q_nope, q_pe, ckv_cache, kpe_cache, **scales):
+        ckv, kpe = ckv_cache, kpe_cache
         fp8 = self.told["kv_data_type"] == torch.float8_e4m3fn
         assert ckv.dtype == kpe.dtype == self.told["kv_data_type"]
         assert set(scales) == ({"ckv_scale", "kpe_scale"} if fp8 else set())
@@ -316,9 +342,9 @@ class FakeFlashAttention:
     def __init__(self):
         self.scheduled, self.launched = [], []
 
-    def get_scheduler_metadata(self, *sizes, **options):
+    def get_scheduler_metadata(self, *sizes, cache_seqlens, **options):
         names = ("batch_size", "max_seqlen_q", "max_seqlen_k", "num_qo_heads", "num_kv_heads")
-        *sizes, seq_lens = sizes
+        seq_lens = cache_seqlens
         given = dict(zip((*names, "head_dim"), sizes, strict=True))
         self.scheduled.append({**given, **options, "seq_lens": seq_lens})
         if options["headdim_v"] == 512:
@@ -355,11 +381,11 @@ class FakeFlashAttention:
         out = attend_latent(rows, tokens, given["softmax_scale"], q.shape[1])
         return out.unflatten(0, q.shape[:2])
 
-    def flash_attn_varlen_func(self, q, k, v, q_sums, k_sums, longest_q, longest_k, **given):
-        lens = k_sums.diff().tolist()
-        assert max(lens) <= longest_k
+    def flash_attn_varlen_func(self, *, q, k, v, cu_seqlens_q, cu_seqlens_k, **given):
+        lens = cu_seqlens_k.diff().tolist()
+        assert max(lens) <= given["max_seqlen_k"]
         tokens = zip(*(x[: sum(lens)].split(lens) for x in (k, v)), strict=True)
-        return self._attend(q, lens, tokens, q_sums, longest_q, given)
+        return self._attend(q, lens, tokens, cu_seqlens_q, given["max_seqlen_q"], given)
 
     def _attend(self, q, kv_lens, tokens, q_sums, longest, given):
         lens = q_sums.diff().tolist()
@@ -438,12 +464,16 @@ class FakeFlashMla:
     def get_mla_metadata(self):
         return SimpleNamespace(tile_scheduler_metadata=None, num_splits=None), None
 
-    def get_mla_decoding_metadata(self, seqlens_k, rows, h_k, h_q, *, use_legacy):
-        assert use_legacy and h_k == 1 and rows % h_q == 0
+    def get_mla_decoding_metadata(
+        self, *, seqlens_k, num_q_tokens_per_head_k, h_k, h_q, use_legacy
+    ):
+        assert use_legacy and h_k == 1 and num_q_tokens_per_head_k % h_q == 0
         return seqlens_k.clone(), seqlens_k.clone()
 
-    def flash_mla_with_kvcache(self, q, k_cache, table, lens, head_dim_v, meta, **options):
+    def flash_mla_with_kvcache(self, *, q, k_cache, head_dim_v, **options):
         assert options.pop("use_legacy") and head_dim_v == 512
+        table, lens = options["block_table"], options["cache_seqlens"]
+        meta = options["tile_scheduler_metadata"]
         assert options.get("causal", False) == (q.shape[1] > 1)
         assert k_cache.shape[2] == 1
         self.calls.append(meta)

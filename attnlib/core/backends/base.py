@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from ..gpu import HOPPER
 from ..schedule import library
@@ -29,12 +30,13 @@ Cache = TypeVar("Cache")
 
 @dataclass(frozen=True, eq=False)
 class Plan(Generic[Batch]):
-    """The result of `plan`. `reported_backend` is what the library says it runs, which only a trace
-    proves; `state` belongs to the backend."""
+    """The result of `plan`."""
 
     batch: Batch
     reported_backend: str
+    """The backend that the library reports; only a trace proves it."""
     state: Any
+    """Belongs to the backend."""
 
 
 class Backend(ABC, Generic[Batch, Cache]):
@@ -51,14 +53,20 @@ class Backend(ABC, Generic[Batch, Cache]):
         self.device = torch.device(device)
         self.cuda_graph = cuda_graph
 
-    def plan(self, batch: Batch, out: Plan[Batch] | None = None) -> Plan[Batch]:
+    def plan(
+        self,
+        batch: Batch,
+        out: Plan[Batch] | None = None,
+    ) -> Plan[Batch]:
         """Prepare for `batch`; with `out`, in place of that plan.
 
         ValueError unless `out` is over as many requests and page-table columns of the same layer.
         """
+        held = None
         if out is not None:
             out.batch.require_alike(batch)
-        state = self.prepare(batch, None if out is None else out.state)
+            held = out.state
+        state = self.prepare(batch, held)
         return Plan(batch, self.reported(state), state)
 
     @abstractmethod
@@ -66,13 +74,15 @@ class Backend(ABC, Generic[Batch, Cache]):
         """The state of a plan for `batch`; `held`, if not None, is one whose buffers it takes."""
 
     def reported(self, state: Any) -> str:
-        """What the library says it runs, or what the mode asks for; of FlashAttention-3 with the
-        distribution that supplied it."""
+        """The backend that the library reports, or the one that the mode asks for; for
+        FlashAttention-3 with the distribution that supplied it."""
         family = self.entry.family or self.entry.name
-        return f"{family} ({library.supplier()})" if self.source == FLASH_ATTN_3 else family
+        if self.source == FLASH_ATTN_3:
+            return f"{family} ({library.supplier()})"
+        return family
 
     @abstractmethod
-    def run(self, q: torch.Tensor, cache: Cache, plan: Plan[Batch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: Cache, plan: Plan[Batch]) -> Tensor:
         """Attention of `q` over `cache`, in the spec's output dtype. ValueError for other pages."""
 
     @classmethod
@@ -80,7 +90,8 @@ class Backend(ABC, Generic[Batch, Cache]):
         """Why the mode cannot run here (and what to install), or the empty string."""
         from packaging.version import Version  # as FlashInfer requires it, this package does not
 
-        name, since = entry.distribution, entry.since or entry.library.since
+        name = entry.distribution
+        since = entry.since or entry.library.since
         if cls.source:
             lacks = library.missing(cls.source)
         elif not (version := installed_version(name)):
@@ -98,7 +109,7 @@ class Backend(ABC, Generic[Batch, Cache]):
 
 
 def _lacks_gpu(entry: Entry) -> str:
-    """Why the GPU here cannot run a mode: there is none, or it is no Hopper (wgmma)."""
+    """Why the GPU cannot run a mode: there is none, or it is not Hopper (wgmma)."""
     if not torch.cuda.is_available():
         return "needs a CUDA GPU (torch.cuda.is_available() is False)"
     major, minor = torch.cuda.get_device_capability()

@@ -10,6 +10,7 @@ import importlib
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
@@ -18,27 +19,32 @@ from .base import Backend, Plan
 from .flashinfer import plan_options
 from .table import Entry
 
+Batches = DecodeBatch | ExtendBatch
 HEAD_DIMS = (64, 128, 256)
 WORKSPACE_BYTES = 2**31
 """The library's own 384 MiB hold no plan of many query heads: 50 of 200 random batches failed."""
 
 
-class BatchAttention(Backend[DecodeBatch | ExtendBatch, PagedKV]):
+class BatchAttention(Backend[Batches, PagedKV]):
     """One query per request, or any number: up to 16 rows of a KV head are one tile, more are tiles
     of 128.
 
-    A plan's state is the library's object and the pages, with room for longer requests.
+    A plan's state is the library's object and a page array, large enough for longer requests.
     """
 
-    def prepare(self, batch: DecodeBatch | ExtendBatch, held: Any) -> tuple[Any, torch.Tensor]:
+    def prepare(self, batch: Batches, held: Any) -> tuple[Any, Tensor]:
         """The library's plan, into the workspace and page array that are held. Synchronises."""
         if isinstance(batch, ExtendBatch):
-            paged, rows, causal = batch.paged, batch.qo_indptr, batch.mask == "causal"
+            paged = batch.paged
+            rows = batch.qo_indptr
+            causal = batch.mask == "causal"
         else:
-            paged, causal = batch, False
+            paged = batch
+            causal = False
             rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         if held is None:
-            wrapper = importlib.import_module("flashinfer").BatchAttention("NHD", str(self.device))
+            flashinfer = importlib.import_module("flashinfer")
+            wrapper = flashinfer.BatchAttention(kv_layout="NHD", device=str(self.device))
             wrapper.float_workspace_buffer = torch.empty(
                 WORKSPACE_BYTES, dtype=torch.uint8, device=self.device
             )
@@ -47,20 +53,26 @@ class BatchAttention(Backend[DecodeBatch | ExtendBatch, PagedKV]):
         kv_indices[: len(paged.kv_indices)].copy_(paged.kv_indices)
         spec = paged.spec
         wrapper.plan(
-            rows,
-            paged.kv_indptr,
-            kv_indices,
-            paged.seq_lens,
-            *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim, spec.page_size),
+            qo_indptr=rows,
+            kv_indptr=paged.kv_indptr,
+            kv_indices=kv_indices,
+            kv_len_arr=paged.seq_lens,
+            num_qo_heads=spec.num_qo_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim_qk=spec.head_dim,
+            head_dim_vo=spec.head_dim,
+            page_size=spec.page_size,
             causal=causal,
             **plan_options(spec),
         )
         return wrapper, kv_indices
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[Any]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[Any]) -> Tensor:
         """The library's run, without its log-sum-exp."""
         cache.require_pages_of(plan.batch.spec)
-        return plan.state[0].run(q, (cache.k_cache, cache.v_cache))[0]
+        wrapper = plan.state[0]
+        out, _ = wrapper.run(q=q, kv_cache=(cache.k_cache, cache.v_cache))
+        return out
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:

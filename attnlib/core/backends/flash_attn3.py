@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
@@ -45,14 +46,17 @@ class FlashAttn3(_FlashAttention[DecodeBatch]):
         """Copy lengths and page table, and precompute the metadata where the mode does."""
         if held is None:
             copy = batch.cloned()
-            return copy, precompute(facts_of(copy), copy.seq_lens) if self.precomputes else None
+            metadata = None
+            if self.precomputes:
+                metadata = precompute(facts_of(copy), copy.seq_lens)
+            return copy, metadata
         copy, metadata = held
         copy.overwrite(batch)
         if metadata is not None:
             metadata.renew(copy.seq_lens)
         return held
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """`attend` with the plan's buffers."""
         held, metadata = plan.state
         return attend(q, cache, held, metadata=metadata)
@@ -74,31 +78,34 @@ class FlashAttn3Extend(_FlashAttention[ExtendBatch]):
         held.overwrite(batch)
         return held
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> Tensor:
         """The library's call: over pages, or over contiguous K and V."""
         cache.require_pages_of(plan.batch.spec)
-        held, scale = plan.state, plan.batch.spec.softmax_scale
-        options = {"causal": held.mask == "causal", "softmax_scale": scale}
+        held = plan.state
+        scale = plan.batch.spec.softmax_scale
+        causal = held.mask == "causal"
         if held.ragged:
             return library.load().flash_attn_varlen_func(
-                q,
-                cache.k_cache[:, 0],
-                cache.v_cache[:, 0],
-                held.qo_indptr,
-                held.paged.kv_indptr,
-                held.max_q_len,
-                held.max_q_len,
-                **options,
+                q=q,
+                k=cache.k_cache[:, 0],
+                v=cache.v_cache[:, 0],
+                cu_seqlens_q=held.qo_indptr,
+                cu_seqlens_k=held.paged.kv_indptr,
+                max_seqlen_q=held.max_q_len,
+                max_seqlen_k=held.max_q_len,
+                causal=causal,
+                softmax_scale=scale,
             )
         return library.load().flash_attn_with_kvcache(
-            q,
-            cache.k_cache,
-            cache.v_cache,
+            q=q,
+            k_cache=cache.k_cache,
+            v_cache=cache.v_cache,
             cache_seqlens=held.paged.seq_lens,
             page_table=held.paged.page_table,
             cu_seqlens_q=held.qo_indptr,
             max_seqlen_q=held.max_q_len,
-            **options,
+            causal=causal,
+            softmax_scale=scale,
         )
 
 
@@ -116,13 +123,13 @@ def require_layer(spec: AttnSpec, mask: str) -> str:
 
 
 def attend(
-    q: torch.Tensor,
+    q: Tensor,
     kv: PagedKV,
     batch: DecodeBatch,
     *,
     metadata: SchedulerMetadata | None = None,
     **options: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """Attention of `q` [bs * q_len, num_qo_heads, head_dim] over `batch`'s pages, like `q`.
 
     `options` are those of `facts_of`. With `metadata` the call is refused (ValueError, nothing
@@ -141,24 +148,24 @@ def attend(
 
 
 def launch(
-    q: torch.Tensor,
+    q: Tensor,
     kv: PagedKV,
     batch: DecodeBatch,
     facts: SchedulerFacts,
     *,
-    words: torch.Tensor | None = None,
-) -> torch.Tensor:
+    words: Tensor | None = None,
+) -> Tensor:
     """The library's call without a check that `words` fit. `attend` is the safe one."""
     out = library.load().flash_attn_with_kvcache(
-        q.view(facts.batch_size, facts.max_seqlen_q, facts.num_qo_heads, facts.head_dim),
-        kv.k_cache,
-        kv.v_cache,
+        q=q.view(facts.batch_size, facts.max_seqlen_q, *q.shape[1:]),
+        k_cache=kv.k_cache,
+        v_cache=kv.v_cache,
         cache_seqlens=batch.seq_lens,
         page_table=batch.page_table,
         softmax_scale=batch.spec.softmax_scale,
         causal=facts.causal,
         window_size=facts.window,
-        scheduler_metadata=words,
+        scheduler_metadata=words,  # None: a prepare kernel in this call
         num_splits=facts.num_splits,
     )
     return out.view(q.shape)
@@ -192,12 +199,14 @@ def facts_of(
     )
 
 
-def _require_tensors(q: torch.Tensor, kv: PagedKV, batch: DecodeBatch, q_len: int) -> None:
+def _require_tensors(q: Tensor, kv: PagedKV, batch: DecodeBatch, q_len: int) -> None:
+    """ValueError unless query and cache are those of the batch's layer."""
     spec = batch.spec
     kv.require_pages_of(spec)
     shape = (batch.batch_size * q_len, spec.num_qo_heads, spec.head_dim)
     dtypes = (q.dtype, kv.k_cache.dtype, kv.v_cache.dtype)
-    if q.shape != shape or {*dtypes} != {getattr(torch, spec.dtype)}:
+    wanted = getattr(torch, spec.dtype)
+    if q.shape != shape or {*dtypes} != {wanted}:
         raise ValueError(
             f"q must be {list(shape)} for {batch.batch_size} requests of q_len {q_len}, and q, "
             f"k_cache and v_cache {spec.dtype}, got {list(q.shape)} and "
@@ -208,7 +217,12 @@ def _require_tensors(q: torch.Tensor, kv: PagedKV, batch: DecodeBatch, q_len: in
 # Cached because every layer needs them: a decode step of one shape costs one dictionary look-up.
 @lru_cache(maxsize=256)
 def _facts(
-    spec: AttnSpec, *, batch_size: int, columns: int, device: torch.device, **options: Any
+    spec: AttnSpec,
+    *,
+    batch_size: int,
+    columns: int,
+    device: torch.device,
+    **options: Any,
 ) -> SchedulerFacts:
     return SchedulerFacts(
         batch_size=batch_size,

@@ -14,10 +14,11 @@ import importlib
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
-from ..spec import CUSTOM_MASKS, AttnSpec
+from ..spec import CUSTOM_MASKS, AttnSpec, ceil_div
 from .base import Backend, Plan, installed_version
 from .limits import why_not
 from .table import Entry
@@ -33,35 +34,48 @@ class Decode(Backend[DecodeBatch, PagedKV]):
 
     def prepare(self, batch: DecodeBatch, held: Any) -> tuple[Any, ...]:
         """FlashInfer's own plan; a wrapper that is held replans in its fixed buffers."""
+        if held is None:
+            held = (self._wrapper(batch), self._scales(batch.spec))
         spec = batch.spec
-        wrapper, *_ = state = held or (self._wrapper(batch), self._scales(spec))
         options = plan_options(spec)
         # Releases before 0.6 have no o_data_type; it is only needed where it differs from q's.
         if spec.out_dtype != spec.dtype:
             options["o_data_type"] = getattr(torch, spec.out_dtype)
-        wrapper.plan(*_paged_lengths(batch), window_left=spec.window - 1, **options)
-        return state
+        held[0].plan(
+            indptr=batch.kv_indptr,
+            indices=batch.kv_indices,
+            last_page_len=batch.kv_last_page_len,
+            num_qo_heads=spec.num_qo_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            page_size=spec.page_size,
+            window_left=spec.window - 1,  # -1: all tokens
+            **options,
+        )
+        return held
 
     def reported(self, state: Any) -> str:
-        """What the wrapper says, which is of tensor cores alone."""
+        """The wrapper's own report, which it has for tensor cores alone."""
         return reported_backend(state[0]) if self._tensor_cores else self.entry.asks
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """FlashInfer's own run."""
         cache.require_pages_of(plan.batch.spec)
-        wrapper, scales = plan.state[:2]
+        wrapper, scales, *_ = plan.state
+        # Scales of FP8 are arguments of the JIT module, which have no names.
         return wrapper.run(q, (cache.k_cache, cache.v_cache), *scales)
 
     @property
     def _tensor_cores(self) -> bool:
         return self.entry.asks != "cuda-cores"
 
-    def _scales(self, spec: AttnSpec) -> tuple[torch.Tensor, ...]:
+    def _scales(self, spec: AttnSpec) -> tuple[Tensor, ...]:
         """Scales of an FP8 query, K and V, one per head; made once, not in every run."""
         if not spec.dtype.startswith("float8"):
             return ()
-        heads = (spec.num_qo_heads, spec.num_kv_heads, spec.num_kv_heads)
-        return tuple(torch.ones(count, device=self.device) for count in heads)
+        query = torch.ones(spec.num_qo_heads, device=self.device)
+        kv = torch.ones(spec.num_kv_heads, device=self.device)
+        return (query, kv, kv.clone())
 
     def _wrapper(self, batch: DecodeBatch) -> Any:
         arguments: dict[str, Any] = {"use_tensor_cores": self._tensor_cores}
@@ -84,12 +98,15 @@ class GraphDecode(Decode):
     """CUDAGraphBatchDecodeWithPagedKVCacheWrapper; engines could not pin its backend."""
 
     def _wrapper(self, batch: DecodeBatch) -> Any:
-        buffers = {
-            f"{name.removeprefix('kv_')}_buffer": buffer
-            for name, buffer in _page_buffers(batch).items()
-        }
-        name = "CUDAGraphBatchDecodeWithPagedKVCacheWrapper"
-        return _make(name, self.device, use_tensor_cores=True, **buffers)
+        buffers = _page_buffers(batch)
+        return _make(
+            "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+            self.device,
+            use_tensor_cores=True,
+            indptr_buffer=buffers["kv_indptr"],
+            indices_buffer=buffers["kv_indices"],
+            last_page_len_buffer=buffers["kv_last_page_len"],
+        )
 
 
 class Prefill(Backend[ExtendBatch, PagedKV]):
@@ -101,33 +118,46 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
 
     def prepare(self, batch: ExtendBatch, held: Any) -> tuple[Any, ...]:
         """FlashInfer's own plan; a wrapper that is held replans in its fixed buffers."""
-        wrapper, *_ = state = held or (self._wrapper(batch),)
-        spec, paged = batch.spec, batch.paged
+        if held is None:
+            held = (self._wrapper(batch),)
+        spec = batch.spec
+        paged = batch.paged
         if batch.ragged:
-            sizes = (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim)
-            lengths: tuple[Any, ...] = (paged.kv_indptr, *sizes)
+            lengths = {"kv_indptr": paged.kv_indptr}
         else:
-            lengths = _paged_lengths(paged)
-        wrapper.plan(
-            batch.qo_indptr,
-            *lengths,
+            lengths = {
+                "paged_kv_indptr": paged.kv_indptr,
+                "paged_kv_indices": paged.kv_indices,
+                "paged_kv_last_page_len": paged.kv_last_page_len,
+                "page_size": spec.page_size,
+            }
+        held[0].plan(
+            qo_indptr=batch.qo_indptr,
+            **lengths,
+            num_qo_heads=spec.num_qo_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim_qk=spec.head_dim,
             causal=batch.mask == "causal",
-            custom_mask=batch.custom_mask,
+            custom_mask=batch.custom_mask,  # replaces `causal` where it is given
             **self._options(batch),
         )
-        return state
+        return held
 
     def reported(self, state: Any) -> str:
-        """What the wrapper says."""
+        """The wrapper's own report."""
         return reported_backend(state[0])
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> Tensor:
         """FlashInfer's own run: [rows, num_qo_heads, head_dim]."""
         cache.require_pages_of(plan.batch.spec)
-        k, v = cache.k_cache, cache.v_cache
+        wrapper = plan.state[0]
         if plan.batch.ragged:
-            return plan.state[0].run(q, k[:, 0], v[:, 0])
-        return plan.state[0].run(q, (k, v))
+            return wrapper.run(
+                q=q,
+                k=cache.k_cache[:, 0],
+                v=cache.v_cache[:, 0],
+            )
+        return wrapper.run(q=q, paged_kv_cache=(cache.k_cache, cache.v_cache))
 
     def _options(self, batch: ExtendBatch) -> dict[str, Any]:
         """Arguments of the library's plan by name, beside the mask."""
@@ -135,17 +165,28 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
 
     def _wrapper(self, batch: ExtendBatch) -> Any:
         form = "Ragged" if batch.ragged else "Paged"
-        graph = {"use_cuda_graph": True, **_prefill_buffers(batch)} if self.cuda_graph else {}
         name = f"BatchPrefillWith{form}KVCacheWrapper"
-        return _make(name, self.device, backend=self.entry.asks, **graph)
+        graph = _prefill_buffers(batch) if self.cuda_graph else {}
+        return _make(
+            name,
+            self.device,
+            backend=self.entry.asks,
+            use_cuda_graph=self.cuda_graph,
+            **graph,
+        )
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
         """FP8 queries, whose scales are not passed, and the limits of the kernels."""
         if "float8" in spec.dtype:
             return f"dtype must be bfloat16 or float16, got {spec.dtype}"
-        release, custom = installed_version(entry.distribution), mask in CUSTOM_MASKS and mask
-        return why_not(entry.asks, spec, mode="prefill_paged", release=release, custom_mask=custom)
+        return why_not(
+            entry.asks,
+            spec,
+            mode="prefill_paged",
+            release=installed_version(entry.distribution),
+            custom_mask=mask if mask in CUSTOM_MASKS else "",
+        )
 
 
 class UniformPrefill(Prefill):
@@ -155,10 +196,11 @@ class UniformPrefill(Prefill):
     """
 
     def _options(self, batch: ExtendBatch) -> dict[str, Any]:
-        least, most = int(batch.q_lens_cpu.min()), batch.max_q_len
+        least = int(batch.q_lens_cpu.min())
+        most = batch.max_q_len
         if least != most:
             raise ValueError(f"q_lens must be equal for {self.entry.name}, got {least} to {most}")
-        return {**super()._options(batch), "uniform_q_len": most}
+        return super()._options(batch) | {"uniform_q_len": most}
 
 
 class BatchPod(Prefill):
@@ -171,46 +213,69 @@ class BatchPod(Prefill):
     def prepare(self, batch: ExtendBatch, held: Any) -> Any:
         """FlashInfer's two plans. ValueError for a graph, which would keep its first plan's launch,
         and unless requests with one query, and others after them, are in the batch."""
-        spec, paged, lens = batch.spec, batch.paged, batch.q_lens_cpu
+        spec = batch.spec
+        paged = batch.paged
+        lens = batch.q_lens_cpu
         decodes = int((lens == 1).sum())
-        if self.cuda_graph or decodes in (0, len(lens)) or bool((lens[:decodes] > 1).any()):
+        is_mixed = 0 < decodes < len(lens)
+        decodes_are_first = int(lens[:decodes].sum()) == decodes
+        if self.cuda_graph or not is_mixed or not decodes_are_first:
             raise ValueError(
                 f"{self.entry.name} must be called eagerly, for requests of 1 query and then of "
                 f"more, got cuda_graph={self.cuda_graph} and q_lens {lens.tolist()[:8]}..."
             )
-        state = held or {"wrapper": _make("BatchPODWithPagedKVCacheWrapper", self.device)}
-        state["decodes"] = decodes
-        rows, pages, last = batch.qo_indptr, paged.kv_indptr, paged.kv_last_page_len
-        state["wrapper"].plan(
-            *(rows[decodes:] - decodes, pages[decodes:], paged.kv_indices, last[decodes:]),
-            *(rows[: decodes + 1], pages[: decodes + 1], paged.kv_indices, last[:decodes]),
-            *(spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.page_size),
+        if held is None:
+            held = {"wrapper": _make("BatchPODWithPagedKVCacheWrapper", self.device)}
+        held["decodes"] = decodes
+        held["wrapper"].plan(
+            # chunks of prefill
+            qo_indptr_p=batch.qo_indptr[decodes:] - decodes,
+            kv_indptr_p=paged.kv_indptr[decodes:],
+            kv_indices_p=paged.kv_indices,
+            last_page_len_p=paged.kv_last_page_len[decodes:],
+            # decodes
+            qo_indptr_d=batch.qo_indptr[: decodes + 1],
+            kv_indptr_d=paged.kv_indptr[: decodes + 1],
+            kv_indices_d=paged.kv_indices,
+            last_page_len_d=paged.kv_last_page_len[:decodes],
+            num_qo_heads=spec.num_qo_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            page_size=spec.page_size,
             **self._options(batch),
         )
-        return state
+        return held
 
     reported = Backend.reported  # the wrapper has one kernel and names none
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> Tensor:
         """FlashInfer's own run, and the copy."""
         cache.require_pages_of(plan.batch.spec)
-        kv, decodes = (cache.k_cache, cache.v_cache), plan.state["decodes"]
-        causal = plan.batch.mask == "causal"
-        chunks, ones = plan.state["wrapper"].run(q[decodes:], kv, q[:decodes], kv, causal_p=causal)
+        kv = (cache.k_cache, cache.v_cache)
+        decodes = plan.state["decodes"]
+        chunks, ones = plan.state["wrapper"].run(
+            q_p=q[decodes:],
+            paged_kv_cache_p=kv,
+            q_d=q[:decodes],
+            paged_kv_cache_d=kv,
+            causal_p=plan.batch.mask == "causal",
+        )
         return torch.cat((ones, chunks))
 
 
 def plan_options(spec: AttnSpec) -> dict[str, Any]:
     """Scale and dtypes, by the names that every plan of the library takes."""
-    dtypes = {"q_data_type": spec.dtype, "kv_data_type": spec.kv_dtype}
-    named = {name: getattr(torch, dtype) for name, dtype in dtypes.items()}
-    return {"sm_scale": spec.softmax_scale, **named}
+    return {
+        "sm_scale": spec.softmax_scale,
+        "q_data_type": getattr(torch, spec.dtype),
+        "kv_data_type": getattr(torch, spec.kv_dtype),
+    }
 
 
 def reported_backend(wrapper: Any) -> str:
-    """The backend that the library says it chose in `plan`."""
-    # `resolved_backend` is public from 0.7.2. Before, only the attribute that plan() overwrites
-    # says it (0.5.3 leaves "auto" there).
+    """The backend that the library chose in `plan`, by its own report."""
+    # `resolved_backend` is public from 0.7.2. Before, plan() overwrites a private attribute (0.5.3
+    # leaves "auto" there).
     return getattr(wrapper, "resolved_backend", None) or wrapper._backend
 
 
@@ -220,13 +285,7 @@ def _make(name: str, device: torch.device, **arguments: Any) -> Any:
     return cls(workspace, kv_layout="NHD", **arguments)
 
 
-def _paged_lengths(batch: DecodeBatch) -> tuple[Any, ...]:
-    spec = batch.spec
-    lengths = (batch.kv_indptr, batch.kv_indices, batch.kv_last_page_len)
-    return (*lengths, spec.num_qo_heads, spec.num_kv_heads, spec.head_dim, spec.page_size)
-
-
-def _page_buffers(batch: DecodeBatch) -> dict[str, torch.Tensor]:
+def _page_buffers(batch: DecodeBatch) -> dict[str, Tensor]:
     return {
         "kv_indptr": torch.zeros_like(batch.kv_indptr),
         # Room for every page-table column, so that a replan with longer requests still fits.
@@ -235,17 +294,20 @@ def _page_buffers(batch: DecodeBatch) -> dict[str, torch.Tensor]:
     }
 
 
-def _prefill_buffers(batch: ExtendBatch) -> dict[str, torch.Tensor]:
+def _prefill_buffers(batch: ExtendBatch) -> dict[str, Tensor]:
     pages = _page_buffers(batch.paged)
     buffers = {"qo_indptr_buf": torch.zeros_like(batch.qo_indptr)}
     if batch.ragged:
         buffers["kv_indptr_buf"] = pages["kv_indptr"]
     else:
-        buffers |= {f"paged_{name}_buf": buffer for name, buffer in pages.items()}
+        for name, buffer in pages.items():
+            buffers[f"paged_{name}_buf"] = buffer
     # The library takes a buffer for a mask to mean that there is one.
     if batch.custom_mask is not None:
         tokens = batch.paged.page_table.shape[1] * batch.spec.page_size
-        packed = batch.paged.batch_size * -(-batch.max_q_len * tokens // MASK_BITS)
-        bits = torch.zeros(packed, dtype=torch.uint8, device=batch.qo_indptr.device)
-        buffers |= {"custom_mask_buf": bits, "mask_indptr_buf": torch.zeros_like(batch.qo_indptr)}
+        packed = ceil_div(batch.max_q_len * tokens, MASK_BITS)  # bytes of a request
+        size = batch.paged.batch_size * packed
+        device = batch.qo_indptr.device
+        buffers["custom_mask_buf"] = torch.zeros(size, dtype=torch.uint8, device=device)
+        buffers["mask_indptr_buf"] = torch.zeros_like(batch.qo_indptr)
     return buffers

@@ -16,6 +16,16 @@ Facts = Mapping[str, Any]
 LATENT_MODES = ("mla", "sparse_mla")
 HOPPER = ("", "sm90")
 """Where fa3 runs. An unknown GPU ("") rules no kernel out."""
+GROUP_SINCE = {
+    1: "0",
+    2: "0",
+    3: "0",
+    4: "0",
+    6: "0.6.18",
+    8: "0",
+    16: "0.7.1",
+}
+"""Group size of a CUDA-core kernel -> the first release with it: DISPATCH_GQA_GROUP_SIZE."""
 PLAIN: Facts = {
     "gpu": "",
     "max_q": 1,
@@ -26,7 +36,7 @@ PLAIN: Facts = {
     "fixed_split": False,
     "sinks": False,
 }
-"""How our wrappers call a layer, unless they say otherwise."""
+"""How our wrappers call a layer by default."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,14 @@ def layer_facts(spec: AttnSpec) -> dict[str, Any]:
     }
 
 
-def why_not(kernel: str, spec: AttnSpec, *, mode: str, release: str, **more: Any) -> str:
+def why_not(
+    kernel: str,
+    spec: AttnSpec,
+    *,
+    mode: str,
+    release: str,
+    **more: Any,
+) -> str:
     """Why `kernel` of FlashInfer's `release` cannot run a call of the layer, or the empty string.
 
     `kernel` is one of `TABLE`, or auto, which may take fa2 or fa3. `mode` is one of
@@ -66,7 +83,9 @@ def why_not(kernel: str, spec: AttnSpec, *, mode: str, release: str, **more: Any
     from packaging.version import Version
 
     version = Version(release or "9999")
-    facts = {**layer_facts(spec), **PLAIN, "mode": mode, "release": version, **more}
+    facts = {**layer_facts(spec), **PLAIN, **more}
+    facts["mode"] = mode
+    facts["release"] = version
     kernels = ("fa2", "fa3") if kernel == "auto" else (kernel,)
     limits = [next(limits_of(name, facts), None) for name in kernels]
     first = limits[0]
@@ -84,8 +103,17 @@ def limits_of(kernel: str, facts: Facts) -> Iterator[Limit]:
 def tested(mode: str) -> set[str]:
     """The facts of `PLAIN` and of a layer that these rules test in a mode."""
     of_call = {"sinks"} if mode in LATENT_MODES else {*PLAIN} - {"sinks"}
-    of_layer = {"dtype", "dtypes", "fp8_query", "fp8_kv", "one_dtype", "head_dim", "head_dims"}
-    return of_call | of_layer | {"group_size"}
+    of_layer = {
+        "dtype",
+        "dtypes",
+        "fp8_query",
+        "fp8_kv",
+        "one_dtype",
+        "head_dim",
+        "head_dims",
+        "group_size",
+    }
+    return of_call | of_layer
 
 
 def _before(call: Facts, release: str) -> bool:
@@ -93,7 +121,8 @@ def _before(call: Facts, release: str) -> bool:
 
 
 def _fa2(call: Facts) -> Iterator[Limit]:
-    latent, head_dim = call["mode"] in LATENT_MODES, call["head_dim"]
+    latent = call["mode"] in LATENT_MODES
+    head_dim = call["head_dim"]
     if latent and _before(call, "0.2.1"):
         yield Limit("release", "not before 0.2.1", "wrapper")
     if latent and call["gpu"] == "sm75":
@@ -107,7 +136,8 @@ def _fa2(call: Facts) -> Iterator[Limit]:
             yield Limit("head_dim", why, "prefill.cuh")
     if not latent and call["fixed_split"] and _before(call, "0.4.0"):
         yield Limit("fixed_split", "no fixed split before 0.4.0", "decode.py")
-    if latent and call["fp8_kv"] and (_before(call, "0.6.18") or call["gpu"] not in HOPPER):
+    reads_fp8 = call["gpu"] in HOPPER and not _before(call, "0.6.18")
+    if latent and call["fp8_kv"] and not reads_fp8:
         why = "MLA over an FP8 cache needs Hopper, and 0.6.18"
         yield Limit("dtypes", why, "mla/_core.py, 0.6.18")
     if latent:
@@ -115,7 +145,8 @@ def _fa2(call: Facts) -> Iterator[Limit]:
 
 
 def _fa3(call: Facts) -> Iterator[Limit]:
-    latent, decode = call["mode"] in LATENT_MODES, call["mode"] == "decode"
+    latent = call["mode"] in LATENT_MODES
+    decode = call["mode"] == "decode"
     if decode and _before(call, "0.6.0"):
         yield Limit("release", "not before 0.6.0", "wrapper")
     if latent and _before(call, "0.2.2"):
@@ -137,7 +168,8 @@ def _fa3(call: Facts) -> Iterator[Limit]:
 
 
 def _fa3_dense(call: Facts) -> Iterator[Limit]:
-    fp8_query, fp8_kv = call["fp8_query"], call["fp8_kv"]
+    fp8_query = call["fp8_query"]
+    fp8_kv = call["fp8_kv"]
     if fp8_kv and not fp8_query:
         why = "an FP8 cache needs an FP8 query: the module does not compile"
         yield Limit("dtypes", why, "#2348")
@@ -184,7 +216,6 @@ def _batch_pod(call: Facts) -> Iterator[Limit]:
 
 
 def _cuda_cores(call: Facts) -> Iterator[Limit]:
-    group = call["group_size"]
     if call["fp8_query"]:
         yield Limit("dtypes", "takes no FP8 query", "decode.cuh")
     if call["max_q"] > 1:
@@ -193,9 +224,8 @@ def _cuda_cores(call: Facts) -> Iterator[Limit]:
         yield Limit("head_dim", "head_dim must be 64, 128, 256 or 512", "utils.cuh")
     if call["fixed_split"]:
         yield Limit("fixed_split", "only tensor cores take a fixed split", "decode.py")
-    # DISPATCH_GQA_GROUP_SIZE of utils.cuh.
-    since = {6: "0.6.18", 16: "0.7.1"}.get(group, "0")
-    if group not in (1, 2, 3, 4, 6, 8, 16) or _before(call, since):
+    since = GROUP_SINCE.get(call["group_size"])
+    if since is None or _before(call, since):
         why = "group size must be 1, 2, 3, 4 or 8, 6 from 0.6.18, or 16 from 0.7.1"
         yield Limit("group_size", why, "utils.cuh")
 
@@ -204,7 +234,8 @@ def _xqa(call: Facts) -> Iterator[Limit]:
     """Rules of decode; those of MLA are in data/rules."""
     if call["mode"] in LATENT_MODES:
         return
-    head_dim, group = call["head_dim"], call["group_size"]
+    head_dim = call["head_dim"]
+    group = call["group_size"]
     if call["fp8_query"]:
         yield Limit("dtypes", "takes no FP8 query", "jit/xqa.py")
     if not (call["one_dtype"] or call["fp8_kv"]):

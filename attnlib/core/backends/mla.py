@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
+from torch import Tensor
 
 from ..mla import NO_TOKEN, MlaBatch, attended_pages, require_pages
 from ..schedule import library
@@ -30,7 +31,7 @@ SPARSE_BLOCK = 64
 """TOPK_BLOCK_SIZE of FlashMLA's sm90 sparse kernel; top-k must be a multiple."""
 
 
-class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
+class FlashInferMla(Backend[MlaBatch, Tensor]):
     """BatchMLAPagedAttentionWrapper: fa2 for any GPU from Ampere on, fa3 for Hopper.
 
     A plan's state is the wrapper, and whether `run` takes structures.
@@ -42,12 +43,20 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         wrapper = self._wrapper(batch) if held is None else held[0]
         rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         rows = rows * batch.q_len
-        lengths = {"qo_indptr": rows, "kv_indptr": sums, "kv_indices": pages, "kv_len_arr": lens}
+        lengths = {
+            "qo_indptr": rows,
+            "kv_indptr": sums,
+            "kv_indices": pages,
+            "kv_len_arr": lens,
+        }
         # From 0.7.1 on both calls take structures; tensors one by one are deprecated.
         structure = getattr(importlib.import_module("flashinfer.mla"), "MLAPlanMetadata", None)
         if structure:
-            layouts = {"query_layout": "split", "kv_cache_layout": "split"}
-            lengths = {"metadata": structure.csr(**lengths), **layouts}
+            lengths = {
+                "metadata": structure.csr(**lengths),
+                "query_layout": "split",
+                "kv_cache_layout": "split",
+            }
         wrapper.plan(
             **lengths,
             num_heads=batch.spec.num_qo_heads,
@@ -62,20 +71,27 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
         return wrapper, bool(structure)
 
     def reported(self, state: Any) -> str:
-        """What the wrapper says."""
+        """The wrapper's own report."""
         return reported_backend(state[0])
 
-    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         """FlashInfer's own run over views of `q` and `cache`: [bs * q_len, num_qo_heads, 512]."""
         wrapper, structured = plan.state
         require_pages(cache, plan.batch.highest_page)
-        pages = cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache
-        fp8 = plan.batch.spec.kv_format == "fp8-576"
-        scales = {"ckv_scale": MLA_SCALE, "kpe_scale": MLA_SCALE} if fp8 else {}
-        query, kv_cache = _latent_and_rope(q), _latent_and_rope(pages)
+        query = _latent_and_rope(q)
+        kv_cache = _latent_and_rope(_pages(cache, plan.batch.spec))
+        scales = {}
+        if plan.batch.spec.kv_format == "fp8-576":
+            scales = {"ckv_scale": MLA_SCALE, "kpe_scale": MLA_SCALE}
         if structured:
             return wrapper.run(query=query, kv_cache=kv_cache, **scales)
-        return wrapper.run(*query, *kv_cache, **scales)
+        return wrapper.run(
+            q_nope=query[0],
+            q_pe=query[1],
+            ckv_cache=kv_cache[0],
+            kpe_cache=kv_cache[1],
+            **scales,
+        )
 
     def _wrapper(self, batch: MlaBatch) -> Any:
         cls = importlib.import_module("flashinfer.mla").BatchMLAPagedAttentionWrapper
@@ -96,13 +112,19 @@ class FlashInferMla(Backend[MlaBatch, torch.Tensor]):
     @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
         """Another cache format than the kernels read, and the limits of the kernels."""
-        layer = AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size, kv_dtype=_dtype(spec))
+        layer = AttnSpec(
+            num_qo_heads=spec.num_qo_heads,
+            num_kv_heads=1,
+            head_dim=MLA_HEAD_DIM,
+            page_size=spec.page_size,
+            kv_dtype=_dtype(spec),
+        )
         release = installed_version(entry.distribution)
         limit = why_not(entry.asks, layer, mode="mla", release=release)
         return _other_format(spec, "bfloat16", "fp8-576") or limit
 
 
-class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
+class FlashMlaDense(Backend[MlaBatch, Tensor]):
     """All tokens of a bfloat16 cache. The first `run` of a plan makes its schedule, on the GPU.
 
     A plan's state is lengths, page table and FlashMLA's schedule.
@@ -110,9 +132,10 @@ class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
 
     source = library.FLASHMLA
 
-    def prepare(self, batch: MlaBatch, held: Any) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    def prepare(self, batch: MlaBatch, held: Any) -> tuple[Tensor, Tensor, Any]:
         """Copy lengths and page table; of a held schedule, write the words anew."""
-        paged, flash_mla = batch.paged, library.load(library.FLASHMLA)
+        paged = batch.paged
+        flash_mla = library.load(library.FLASHMLA)
         if held is None:
             meta = flash_mla.get_mla_metadata()[0]
             return paged.seq_lens.clone(), paged.page_table.clone(), meta
@@ -122,28 +145,32 @@ class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
         if meta.num_splits is not None:
             heads = batch.spec.num_qo_heads
             tiles, splits = flash_mla.get_mla_decoding_metadata(
-                seq_lens, heads * batch.q_len, 1, heads, use_legacy=True
+                seqlens_k=seq_lens,
+                num_q_tokens_per_head_k=heads * batch.q_len,
+                h_k=1,
+                h_q=heads,
+                use_legacy=True,  # as the call
             )
             meta.tile_scheduler_metadata.copy_(tiles)
             meta.num_splits.copy_(splits)
         return seq_lens, page_table, meta
 
-    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         """One dense call: [bs * q_len, num_qo_heads, 512]."""
         seq_lens, page_table, meta = plan.state
         require_pages(cache, plan.batch.highest_page)
         q_len = plan.batch.q_len
         out, _ = library.load(library.FLASHMLA).flash_mla_with_kvcache(
-            q.unflatten(0, (-1, q_len)),
-            cache[:, :, None],
-            page_table,
-            seq_lens,
-            LATENT_DIM,
-            meta,
+            q=q.unflatten(0, (-1, q_len)),
+            k_cache=cache[:, :, None],
+            block_table=page_table,
+            cache_seqlens=seq_lens,
+            head_dim_v=LATENT_DIM,
+            tile_scheduler_metadata=meta,  # filled by the first call
             softmax_scale=plan.batch.spec.softmax_scale,
             causal=q_len > 1,
             is_fp8_kvcache=False,
-            use_legacy=True,
+            use_legacy=True,  # the kernels for Hopper
         )
         return out.flatten(0, 1)
 
@@ -157,7 +184,7 @@ class FlashMlaDense(Backend[MlaBatch, torch.Tensor]):
         return _other_format(spec, "bfloat16")
 
 
-class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
+class FlashMlaSparse(Backend[MlaBatch, Tensor]):
     """Chosen tokens of a cache of 656-byte tokens.
 
     A plan's state is slots [bs, 1, padded top_k] int32, a query [bs, 1, padded heads, 576] or None
@@ -182,27 +209,28 @@ class FlashMlaSparse(Backend[MlaBatch, torch.Tensor]):
             q = torch.zeros(shape, dtype=torch.bfloat16, device=indices.device)
         return indices, q, library.load(library.FLASHMLA).get_mla_metadata()[0]
 
-    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         """Copy the query where heads are padded, then one sparse call: [bs, num_qo_heads, 512]."""
-        (_, padded, _), heads = plan.state, plan.batch.spec.num_qo_heads
+        _, padded, _ = plan.state
+        heads = plan.batch.spec.num_qo_heads
         require_pages(cache, plan.batch.highest_page)
         if padded is not None:
             padded[:, 0, :heads].copy_(q)
             q = padded[:, 0]
         return self._attend(q, cache, plan)[:, :heads]
 
-    def _attend(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+    def _attend(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         indices, _, meta = plan.state
         out, _ = library.load(library.FLASHMLA).flash_mla_with_kvcache(
-            q[:, None],
-            cache.view(torch.float8_e4m3fn)[:, :, None],
-            None,
-            None,
-            LATENT_DIM,
-            meta,
+            q=q[:, None],
+            k_cache=cache.view(torch.float8_e4m3fn)[:, :, None],
+            block_table=None,
+            cache_seqlens=None,
+            head_dim_v=LATENT_DIM,
+            tile_scheduler_metadata=meta,
             softmax_scale=plan.batch.spec.softmax_scale,
             is_fp8_kvcache=True,
-            indices=indices,
+            indices=indices,  # in place of pages and lengths
             use_legacy=True,
         )
         return out[:, 0]
@@ -223,14 +251,19 @@ class FlashMlaSparseBf16(FlashMlaSparse):
     kv_format = "bfloat16"
     block = 2 * SPARSE_BLOCK
 
-    def _attend(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
-        attend = library.load(library.FLASHMLA).flash_mla_sparse_fwd
-        tokens, scale = cache.view(-1, 1, MLA_HEAD_DIM), plan.batch.spec.softmax_scale
+    def _attend(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         indices, *_ = plan.state
-        return attend(q, tokens, indices, scale, use_legacy=True)[0]
+        out, *_ = library.load(library.FLASHMLA).flash_mla_sparse_fwd(
+            q=q,
+            kv=cache.view(-1, 1, MLA_HEAD_DIM),
+            indices=indices,
+            sm_scale=plan.batch.spec.softmax_scale,
+            use_legacy=True,
+        )
+        return out
 
 
-class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
+class FlashAttn3Mla(Backend[MlaBatch, Tensor]):
     """FlashAttention-3 over a bfloat16 cache. `plan` makes its schedule once.
 
     A plan's state is lengths, page table and the schedule's words.
@@ -238,21 +271,27 @@ class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
 
     source = library.FLASH_ATTN_3
 
-    def prepare(self, batch: MlaBatch, held: Any) -> tuple[torch.Tensor, ...]:
+    def prepare(self, batch: MlaBatch, held: Any) -> tuple[Tensor, ...]:
         """Copy lengths and pages, chosen tokens as pages of one."""
-        lens, table, page_size = batch.paged.seq_lens, batch.paged.page_table, batch.spec.page_size
+        lens = batch.paged.seq_lens
+        table = batch.paged.page_table
+        page_size = batch.spec.page_size
         if batch.chosen is not None:
-            slots, page_size = batch.slots(), 1
-            order = (slots == NO_TOKEN).int().argsort(stable=True)
-            table, lens = slots.gather(1, order).clamp(min=0), (slots != NO_TOKEN).sum(1).int()
+            slots = batch.slots()
+            page_size = 1
+            is_none = slots == NO_TOKEN
+            order = is_none.int().argsort(stable=True)  # chosen tokens first
+            table = slots.gather(1, order).clamp(min=0)
+            lens = (~is_none).sum(1).int()
         words = library.load().get_scheduler_metadata(
+            # Builds agree in the order of these, not in their names.
             batch.batch_size,
             batch.q_len,
-            table.shape[1] * page_size,
+            table.shape[1] * page_size,  # max_seqlen_k
             batch.spec.num_qo_heads,
-            1,
+            1,  # KV heads
             ROPE_DIM,
-            lens,
+            cache_seqlens=lens,
             headdim_v=LATENT_DIM,
             page_size=page_size,
             causal=True,
@@ -263,18 +302,18 @@ class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
             tensor.copy_(new)
         return held
 
-    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         """One call: [bs * q_len, num_qo_heads, 512]."""
         lens, table, words = plan.state
         require_pages(cache, plan.batch.highest_page)
-        pages = (cache.view(-1, 1, MLA_HEAD_DIM) if plan.batch.spec.top_k else cache)[:, :, None]
+        pages = _pages(cache, plan.batch.spec)
+        latent, rope = _latent_and_rope(pages[:, :, None])
         latent_q, rope_q = _latent_and_rope(q.unflatten(0, (-1, plan.batch.q_len)))
-        latent, rope = _latent_and_rope(pages)
         out = library.load().flash_attn_with_kvcache(
-            rope_q,
-            rope,
-            latent,
-            qv=latent_q,
+            q=rope_q,
+            k_cache=rope,
+            v_cache=latent,
+            qv=latent_q,  # scores the values
             cache_seqlens=lens,
             page_table=table,
             softmax_scale=plan.batch.spec.softmax_scale,
@@ -285,8 +324,8 @@ class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
-        """FP8 caches, and a build that says it has no such kernel. A build that lacks it without
-        saying so answers wrong, which the oracle shows."""
+        """FP8 caches, and a build whose flags exclude the kernel. A build that lacks it without a
+        flag gives wrong output, which the oracle shows."""
         if not library.has_latent():
             build = library.supplier()
             return (
@@ -296,7 +335,12 @@ class FlashAttn3Mla(Backend[MlaBatch, torch.Tensor]):
         return _other_format(spec, "bfloat16")
 
 
-def _latent_and_rope(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _pages(cache: Tensor, spec: MlaSpec) -> Tensor:
+    """The cache as a call reads it: chosen tokens are pages of one token."""
+    return cache.view(-1, 1, MLA_HEAD_DIM) if spec.top_k else cache
+
+
+def _latent_and_rope(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return tokens[..., :LATENT_DIM], tokens[..., LATENT_DIM:]
 
 
@@ -305,5 +349,7 @@ def _dtype(spec: MlaSpec) -> str:
 
 
 def _other_format(spec: MlaSpec, *formats: str) -> str:
-    wrong = f"kv_format must be {' or '.join(formats)}, got {spec.kv_format}"
-    return "" if spec.kv_format in formats else wrong
+    """Why a cache of another format than `formats` cannot be read, or the empty string."""
+    if spec.kv_format in formats:
+        return ""
+    return f"kv_format must be {' or '.join(formats)}, got {spec.kv_format}"

@@ -14,6 +14,9 @@ from .base import Backend, Batch, Plan, installed_version
 from .flashinfer import Decode, Prefill
 from .table import Entry
 
+State = tuple[Any, ...]
+"""What the library's plan holds, its wrapper first, and a planner."""
+
 
 class _Planned(Backend[Batch, PagedKV]):
     """Comes before the library's wrapper in the bases: always as in a CUDA graph."""
@@ -31,13 +34,15 @@ class _Planned(Backend[Batch, PagedKV]):
             return f"the plan of {', '.join(RELEASES[-3:])} and older is known, got {release}"
         if spec.head_dim not in HEAD_DIMS:
             return f"head_dim must be 64, 128 or 256, got {spec.head_dim}"
-        return f"takes no custom mask, got {mask}" if mask in CUSTOM_MASKS else ""
+        if mask in CUSTOM_MASKS:
+            return f"takes no custom mask, got {mask}"
+        return ""
 
 
 class PlannedDecode(_Planned[DecodeBatch], Decode):
     """BatchDecodeWithPagedKVCacheWrapper of fa2: one query per request, a paged cache."""
 
-    def prepare(self, batch: DecodeBatch, held: Any) -> tuple[Any, ...]:
+    def prepare(self, batch: DecodeBatch, held: Any) -> State:
         """FlashInfer's plan once, which synchronises, then ours over it; of one held ours alone."""
         if held is None:
             held = _taken_over(super().prepare(batch, None), batch, 1)
@@ -46,9 +51,13 @@ class PlannedDecode(_Planned[DecodeBatch], Decode):
 
 class PlannedPrefill(_Planned[ExtendBatch], Prefill):
     """BatchPrefillWithPagedKVCacheWrapper of fa2: as many queries of each request, a paged cache,
-    a causal or a full mask. Bits of a custom one lie where lengths say, and the host packs them."""
+    a causal or a full mask. A custom mask is not taken: the host packs its bits by length."""
 
-    def plan(self, batch: ExtendBatch, out: Plan[ExtendBatch] | None = None) -> Plan[ExtendBatch]:
+    def plan(
+        self,
+        batch: ExtendBatch,
+        out: Plan[ExtendBatch] | None = None,
+    ) -> Plan[ExtendBatch]:
         """As any backend. ValueError for a ragged cache, for requests with unlike numbers of
         queries, and for others than first planned."""
         q_len = batch.max_q_len if out is None else out.batch.max_q_len
@@ -60,23 +69,29 @@ class PlannedPrefill(_Planned[ExtendBatch], Prefill):
             )
         return super().plan(batch, out)
 
-    def prepare(self, batch: ExtendBatch, held: Any) -> tuple[Any, ...]:
+    def prepare(self, batch: ExtendBatch, held: Any) -> State:
         """As `PlannedDecode.prepare`."""
         if held is None:
             held = _taken_over(super().prepare(batch, None), batch.paged, batch.max_q_len)
         return _replanned(held, batch.paged)
 
 
-def _taken_over(first: tuple[Any, ...], paged: DecodeBatch, q_len: int) -> tuple[Any, ...]:
+def _taken_over(first: State, paged: DecodeBatch, q_len: int) -> State:
     """The state of the library's first plan, and a planner of its wrapper."""
     from ..fa2.planner import Fa2Planner  # with Triton, which not all that ask for a reason need
 
-    spec, columns = paged.spec, paged.page_table.shape[1]
-    sizes = {"max_seq_len": columns * spec.page_size, "page_size": spec.page_size, "q_len": q_len}
-    return (*first, Fa2Planner(first[0], head_dim=spec.head_dim, **sizes))
+    spec = paged.spec
+    planner = Fa2Planner(
+        first[0],
+        head_dim=spec.head_dim,
+        max_seq_len=paged.page_table.shape[1] * spec.page_size,
+        page_size=spec.page_size,
+        q_len=q_len,
+    )
+    return (*first, planner)
 
 
-def _replanned(held: tuple[Any, ...], paged: DecodeBatch) -> tuple[Any, ...]:
+def _replanned(held: State, paged: DecodeBatch) -> State:
     """The state with page arrays and plan of `paged`; synchronises nothing."""
     planner = held[-1]
     for name, buffer in planner.page_arrays.items():

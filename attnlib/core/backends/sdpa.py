@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
+from torch import Tensor
 
 from ..batch import DecodeBatch, PagedKV
 from ..spec import AttnSpec
@@ -26,24 +27,26 @@ class Sdpa(Backend[DecodeBatch, PagedKV]):
         """Token indices and mask of `batch`."""
         page_size = batch.spec.page_size
         columns = torch.arange(batch.page_table.shape[1] * page_size, device=self.device)
-        tokens = batch.page_table.long()[:, columns // page_size] * page_size + columns % page_size
+        pages = batch.page_table.long()[:, columns // page_size]
+        tokens = pages * page_size + columns % page_size
         mask = columns < batch.seq_lens[:, None]
         if batch.spec.window:
             mask &= columns >= batch.seq_lens[:, None] - batch.spec.window
         # Dead columns gather the row's first token: finite, where an unused page may hold anything.
-        gathered = torch.where(mask, tokens, tokens[:, :1]), mask[:, None, None, :]
+        tokens = torch.where(mask, tokens, tokens[:, :1])
+        mask = mask[:, None, None, :]
         if held is None:
-            return gathered
-        for buffer, given in zip(held, gathered, strict=True):
-            buffer.copy_(given)
+            return tokens, mask
+        held[0].copy_(tokens)
+        held[1].copy_(mask)
         return held
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """Gather, attend, and return [bs, num_qo_heads, head_dim]."""
         cache.require_pages_of(plan.batch.spec)
         tokens, mask = plan.state
-        halves = (cache.k_cache, cache.v_cache)
-        k, v = (half.flatten(0, 1)[tokens].transpose(1, 2) for half in halves)
+        k = cache.k_cache.flatten(0, 1)[tokens].transpose(1, 2)
+        v = cache.v_cache.flatten(0, 1)[tokens].transpose(1, 2)
         query = q[:, :, None, :]
         out = F.scaled_dot_product_attention(query, k, v, attn_mask=mask, enable_gqa=True)
         return out[:, :, 0, :]
@@ -56,5 +59,6 @@ class Sdpa(Backend[DecodeBatch, PagedKV]):
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
         """FP8 tensors have no SDPA kernel."""
-        fp8 = "float8" in spec.dtype or "float8" in spec.kv_dtype
-        return f"SDPA takes no FP8 tensors, got {spec.dtype}/{spec.kv_dtype}" if fp8 else ""
+        if "float8" in spec.dtypes:
+            return f"SDPA takes no FP8 tensors, got {spec.dtype}/{spec.kv_dtype}"
+        return ""

@@ -1,5 +1,6 @@
 """The backends, a row per mode of a library, and the families that traces prove. No torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -40,14 +41,16 @@ def library_of(backend: str) -> str:
     return max(prefixes, key=len, default="")
 
 
+COMPARED = {
+    prefix: library.distributions[0] for prefix, library in LIBRARIES.items() if library.compared
+}
+"""Prefix of a backend's name -> the distribution whose releases studies compare."""
+
+
 def compared_package(backend: str) -> str:
     """The distribution whose releases studies compare for a backend, or the empty string."""
-    library = LIBRARIES.get(library_of(backend))
-    return library.distributions[0] if library and library.compared else ""
+    return COMPARED.get(library_of(backend), "")
 
-
-COMPARED = {word: lib.distributions[0] for word, lib in LIBRARIES.items() if lib.compared}
-"""Prefix of a backend's name -> the distribution whose releases studies compare."""
 
 _TOOLS = ("torch", "triton", "apache-tvm-ffi", "numpy", "sglang-kernel", "transformers")
 _CUDNN = ("nvidia-cudnn-frontend", "nvidia-cudnn-cu13")
@@ -193,7 +196,7 @@ OF_EXPERTS = (
 @lru_cache(maxsize=4096)
 def role_of(kernel: str) -> str:
     """What a kernel beside attention does, or the empty string."""
-    return next((role for begin, role in ROLE_OF.items() if fnmatchcase(kernel, f"{begin}*")), "")
+    return _of_prefix(kernel, ROLE_OF)
 
 
 @lru_cache(maxsize=4096)
@@ -201,7 +204,15 @@ def family_of(kernel: str) -> str:
     """The family of a kernel's function name, or the empty string."""
     if role_of(kernel) or kernel.startswith(OF_EXPERTS):
         return ""
-    return next((name for begin, name in FAMILY_OF.items() if fnmatchcase(kernel, f"{begin}*")), "")
+    return _of_prefix(kernel, FAMILY_OF)
+
+
+def _of_prefix(kernel: str, table: Mapping[str, str]) -> str:
+    """The value of the first pattern that a kernel's name begins with, or the empty string."""
+    for begin, value in table.items():
+        if fnmatchcase(kernel, f"{begin}*"):
+            return value
+    return ""
 
 
 @dataclass(frozen=True)

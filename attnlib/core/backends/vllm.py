@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..batch import DecodeBatch, PagedKV
 from ..spec import AttnSpec
@@ -18,10 +19,14 @@ from .base import Backend, Plan
 from .table import Entry
 
 PAGE_STEP = 16
-CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+SMALL_BATCHES = range(8, 256, 8)
+LARGE_BATCHES = range(256, 513, 16)
+CAPTURED = (1, 2, 4, *SMALL_BATCHES, *LARGE_BATCHES)
 """vLLM's batch sizes with a CUDA graph, by default (config/vllm.py)."""
-BLOCKS_2D, SEGMENTS = 128, 16
-"""Requests x KV heads from which Triton's kernel splits nothing, and its parts below."""
+BLOCKS_2D = 128
+"""Requests x KV heads from which Triton's kernel does not split KV."""
+SEGMENTS = 16
+"""Splits of a request below that."""
 MOST_SPLITS = 32
 """Splits of FlashAttention-3 in a CUDA graph (flash_attn_max_num_splits_for_cuda_graph)."""
 
@@ -31,7 +36,7 @@ class _Vllm(Backend[DecodeBatch, PagedKV]):
     but query, cache and output."""
 
     def options(self, batch: DecodeBatch) -> dict[str, Any]:
-        """What both kernels are told of a batch, with copies of its lengths and page table."""
+        """Arguments of both kernels, with copies of the batch's lengths and page table."""
         spec = batch.spec
         rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         return {
@@ -50,7 +55,7 @@ class _Vllm(Backend[DecodeBatch, PagedKV]):
         held.keywords["seqused_k"].copy_(batch.seq_lens)
         held.keywords["block_table"].copy_(batch.page_table)
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """The library's call."""
         cache.require_pages_of(plan.batch.spec)
         out = torch.empty_like(q)
@@ -71,20 +76,22 @@ class VllmTriton(_Vllm):
     """Triton's unified attention, which plans nothing."""
 
     def prepare(self, batch: DecodeBatch, held: Any) -> "partial[object]":
-        """Copy lengths and page table; the first time also make room for partial outputs."""
+        """Copy lengths and page table; the first time also reserve memory for partial outputs."""
         if held is not None:
             self.overwrite(held, batch)
             return held
         spec = batch.spec
         most = min(CAPTURED, key=lambda size: abs(size - BLOCKS_2D // spec.num_kv_heads))
         parts = (most, spec.num_qo_heads, SEGMENTS)
-        padded = 1 << (spec.head_dim - 1).bit_length()
+        padded = 1 << (spec.head_dim - 1).bit_length()  # the next power of two
         empty = partial(torch.empty, dtype=torch.float32, device=self.device)
         ops = importlib.import_module("vllm.v1.attention.ops.triton_unified_attention")
         return partial(
             ops.unified_attention,
             **self.options(batch),
-            **dict.fromkeys(("q_descale", "k_descale", "v_descale")),
+            q_descale=None,
+            k_descale=None,
+            v_descale=None,
             softcap=0.0,
             seq_threshold_3D=most,
             num_par_softmax_segments=SEGMENTS,
@@ -121,5 +128,10 @@ class VllmFlashAttn3(_Vllm):
             self.overwrite(held, batch)
             options["scheduler_metadata"].copy_(words)
             return held
-        made = {"scheduler_metadata": words, "num_splits": MOST_SPLITS, "fa_version": 3}
-        return partial(library.flash_attn_varlen_func, **options, **made)
+        return partial(
+            library.flash_attn_varlen_func,
+            **options,
+            scheduler_metadata=words,
+            num_splits=MOST_SPLITS,
+            fa_version=3,
+        )

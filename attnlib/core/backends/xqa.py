@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..batch import DecodeBatch, PagedKV
 from ..spec import AttnSpec
@@ -29,29 +30,32 @@ WORKSPACE_BYTES = 2**27
 class Xqa(Backend[DecodeBatch, PagedKV]):
     """One query per request. A plan's state is the library's call, with all but query and cache."""
 
-    def prepare(self, batch: DecodeBatch, held: Any) -> partial[torch.Tensor]:
+    def prepare(self, batch: DecodeBatch, held: Any) -> partial[Tensor]:
         """Copy lengths and page table."""
         if held is not None:
             held.keywords["block_tables"].copy_(batch.page_table)
             held.keywords["seq_lens"].copy_(batch.seq_lens)
             return held
         spec = batch.spec
+        decode = importlib.import_module("flashinfer.decode")
+        workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
         return partial(
-            importlib.import_module("flashinfer.decode").trtllm_batch_decode_with_kv_cache,
-            workspace_buffer=torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device),
+            decode.trtllm_batch_decode_with_kv_cache,
+            workspace_buffer=workspace,
             block_tables=batch.page_table.clone(memory_format=torch.contiguous_format),
             seq_lens=batch.seq_lens.clone(),
             max_seq_len=batch.page_table.shape[1] * spec.page_size,
             bmm1_scale=spec.softmax_scale,
             window_left=spec.window - 1,
             kv_layout="NHD",
-            backend=self.entry.asks,
+            backend=self.entry.asks,  # "xqa"; by default the library picks by GPU
         )
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """The library's call, which takes any query for contiguous."""
         cache.require_pages_of(plan.batch.spec)
-        return plan.state(query=q.contiguous(), kv_cache=(cache.k_cache, cache.v_cache))
+        kv_cache = (cache.k_cache, cache.v_cache)
+        return plan.state(query=q.contiguous(), kv_cache=kv_cache)
 
     @classmethod
     def unavailable(cls, entry: Entry) -> str:
@@ -59,12 +63,13 @@ class Xqa(Backend[DecodeBatch, PagedKV]):
         if reason := super().unavailable(entry):
             return reason
         major, minor = torch.cuda.get_device_capability()
-        wrong = f"needs compute capability 9.x, 10.x or 12.x, got {major}.{minor}"
-        return "" if major in (9, 10, 12) else wrong
+        if major in (9, 10, 12):
+            return ""
+        return f"needs compute capability 9.x, 10.x or 12.x, got {major}.{minor}"
 
     @classmethod
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
-        """What the table of limits says, and FP8 caches."""
+        """The limits of the kernel, and FP8 caches."""
         release = installed_version(entry.distribution)
         limit = why_not(entry.asks, spec, mode="decode", release=release)
         if limit or "float8" not in spec.kv_dtype:

@@ -5,62 +5,111 @@ planned, its blocks read a part of it, without an error: TensorRT-LLM #18769 cap
 beside seven requests of one, replayed 8 x 4,096, and read 320 tokens of seven requests.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ..spec import require_all_read
-from .library import FA2_INFO
+from ..spec import ceil_div, require_all_read
+from .library import FA2_INFO, by_name
 from .words import WORD
 
 READ = ("request_indices", "kv_tile_indices", "kv_chunk_size_ptr", "block_valid_mask")
-"""The arrays of a plan that say what is read; the workspace of 8 MiB is not copied whole."""
+"""The arrays that decide what is read; the workspace of 8 MiB is not copied whole."""
 
 
-def tokens_read(image: np.ndarray, info: tuple[int, ...], seq_lens: np.ndarray) -> np.ndarray:
+def tokens_read(
+    image: np.ndarray,
+    info: Sequence[int],
+    seq_lens: np.ndarray,
+) -> np.ndarray:
     """Tokens of each request that the blocks of a plan read, [bs] int64.
 
     `image` [words] int32 is the int workspace, `info` is `wrapper._plan_info` of a wrapper with
     tensor cores, `seq_lens` [bs] are the tokens of this call. A block reads chunk number
     `kv_tile_indices` of request `request_indices`, as far as the request goes.
     """
-    facts = dict(zip(FA2_INFO, info, strict=True))
-    blocks, lens = facts["padded_batch_size"], np.asarray(seq_lens, np.int64)
+    facts = by_name(info)
+    blocks = facts["padded_batch_size"]
+    lens = np.asarray(seq_lens, np.int64)
 
     def words(name: str, count: int) -> np.ndarray:
         at = facts[f"{name}_offset"] // WORD
         return image[at : at + count]
 
-    requests, tiles = words("request_indices", blocks), words("kv_tile_indices", blocks)
+    requests = words("request_indices", blocks)
+    tiles = words("kv_tile_indices", blocks)
     if not facts["split_kv"]:
-        return np.where(np.isin(np.arange(len(lens)), requests), lens, 0)
+        is_read = np.isin(np.arange(len(lens)), requests)
+        return np.where(is_read, lens, 0)
     if facts["enable_cuda_graph"]:
-        valid = words("block_valid_mask", -(-blocks // WORD)).view(np.uint8)[:blocks].astype(bool)
-        requests, tiles = requests[valid], tiles[valid]
+        mask = words("block_valid_mask", ceil_div(blocks, WORD)).view(np.uint8)
+        valid = mask[:blocks].astype(bool)
+        requests = requests[valid]
+        tiles = tiles[valid]
     chunk = int(words("kv_chunk_size_ptr", 1)[0])
     pairs = np.unique(np.stack([requests, tiles]), axis=1)
-    of_plan = pairs[:, pairs[0] < len(lens)]
-    ends = np.clip(lens[of_plan[0]] - of_plan[1] * chunk, 0, chunk)
-    return np.bincount(of_plan[0], ends, len(lens)).astype(np.int64)
+    requests, tiles = pairs[:, pairs[0] < len(lens)]
+    tokens = np.clip(lens[requests] - tiles * chunk, 0, chunk)
+    return np.bincount(requests, tokens, len(lens)).astype(np.int64)
 
 
-def require_plan(wrapper: Any, seq_lens: torch.Tensor) -> None:
-    """RuntimeError unless the plan in `wrapper` reads every token of `seq_lens` [bs], integers.
+def require_plan(wrapper: Any, seq_lens: Tensor) -> None:
+    """RuntimeError unless the plan in a wrapper of FlashInfer's fa2 reads every token of a call.
 
-    `wrapper` is FlashInfer's decode wrapper with tensor cores, or a prefill wrapper, planned for
-    fa2; with a window it must read window + tile tokens, as FlashInfer plans. Copies the words and
-    the lengths to the host, so it synchronises. ValueError for a wrapper that has no such plan.
+    With a window it must read window + tile tokens, as FlashInfer plans. Copies the words and the
+    lengths to the host, so it synchronises.
+
+    Parameters
+    ----------
+    wrapper : BatchDecodeWithPagedKVCacheWrapper or BatchPrefillWithPagedKVCacheWrapper
+        Planned for fa2 (decode: with tensor cores).
+    seq_lens : Tensor
+        [bs] integers, tokens per request of the call.
+
+    Raises
+    ------
+    RuntimeError
+        If a request is cut short; names the first one.
+    ValueError
+        For a wrapper that has no such plan.
+
+    Examples
+    --------
+    A plan for requests of 300 tokens, in what `require_plan` reads of a wrapper:
+
+    >>> import numpy as np
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> from attnlib.core import PlanLayout, PlanShape, plan_words
+    >>> shape = PlanShape(32, 8, 128, kv_bytes=2, max_batch_size=2, max_seq_len=512, num_sms=132)
+    >>> plan = plan_words(shape, np.array([300, 300]), chunk=128)
+    >>> image = plan.image(PlanLayout.of(shape).int_bytes // 4)
+    >>> wrapper = SimpleNamespace(
+    ...     _plan_info=plan.info, _int_workspace_buffer=torch.from_numpy(image), _window_left=-1
+    ... )
+    >>> require_plan(wrapper, torch.tensor([300, 200]))
+    >>> require_plan(wrapper, torch.tensor([300, 400]))
+    Traceback (most recent call last):
+        ...
+    RuntimeError: the plan of the wrapper must read all 400 tokens of request 1, it reads 384 ...
     """
     info = getattr(wrapper, "_plan_info", None)
     if info is None or len(info) != len(FA2_INFO):
         got = "none" if info is None else f"one of {len(info)} integers"
         raise ValueError(f"wrapper must have a plan of fa2 ({len(FA2_INFO)} integers), got {got}")
-    facts = dict(zip(FA2_INFO, info, strict=True))
-    end = max(facts[f"{name}_offset"] for name in READ) // WORD + facts["padded_batch_size"]
+    facts = by_name(info)
+    last_array = max(facts[f"{name}_offset"] for name in READ) // WORD
+    end = last_array + facts["padded_batch_size"]
     image = wrapper._int_workspace_buffer.view(torch.int32)[:end].cpu().numpy()
     lens = seq_lens.cpu().numpy().astype(np.int64)
     if wrapper._window_left >= 0:
         lens = np.minimum(lens, wrapper._window_left + facts["cta_tile_q"])
-    when = "before the replay, or inside the graph (Fa2Planner)"
-    require_all_read("the plan of the wrapper", tokens_read(image, tuple(info), lens), lens, when)
+    require_all_read(
+        "the plan of the wrapper",
+        read=tokens_read(image, info, lens),
+        lens=lens,
+        when="before the replay, or inside the graph (Fa2Planner)",
+    )

@@ -12,14 +12,14 @@ Further programs write the page arrays, where those are asked for.
 
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..batch import require_tensor
 from ..metadata import kv_indices as pages
 from ..metadata.kv_indices import write_pages
-from ..metadata.launch import Bound, Grid, Launch, Launcher
+from ..metadata.launch import Bound, Cut, Grid, Launch, Launcher
 from ..metadata.require import (
     PageArrays,
     has_separate_rows,
@@ -27,7 +27,7 @@ from ..metadata.require import (
     require_kv_indices,
     require_one_device,
 )
-from ..spec import INT32_MAX, require_page_size
+from ..spec import INT32_MAX, ceil_div, require_page_size
 from . import choice
 from .choice import PlanShape
 from .library import MIN_CHUNK
@@ -48,13 +48,18 @@ SCORED = 16
 WIDE = 256
 """Requests that it reads at once otherwise."""
 ROUNDING = tl.constexpr(2.0**23)
-"""float32 has whole numbers alone from here to twice as much."""
-REQUESTS, WIDTH = 16, tl.constexpr(64)
-"""Requests whose blocks a program writes, and blocks of each at once."""
+"""From here to twice as much all float32 values are whole numbers."""
+REQUESTS = 16
+"""Requests whose blocks a program writes."""
+WIDTH = tl.constexpr(64)
+"""Blocks of each that it writes at once."""
 BLOCKS = tl.constexpr(128)
 """Unused blocks that it clears at once."""
-WARPS, FEW_WARPS, FEW = 8, 4, 128
-"""Of a program, and where at most FEW requests are captured. Reductions cross fewer warps then."""
+WARPS = 8
+"""Of a program."""
+FEW_WARPS = 4
+"""The same where at most FEW requests are captured: reductions cross fewer warps."""
+FEW = 128
 
 
 class PlanTensors(NamedTuple):
@@ -75,7 +80,8 @@ class PlanTensors(NamedTuple):
 def given_lengths(seq_lens_ptr, rows, batch, delta):
     """Tokens of requests `rows`, int32; 0 past the batch."""
     lens = tl.load(seq_lens_ptr + rows, mask=rows < batch, other=-delta)
-    return tl.maximum(tl.minimum(lens, -delta + FAR_AWAY).to(tl.int32) + delta, 0)
+    lens = tl.minimum(lens, -delta + FAR_AWAY).to(tl.int32)
+    return tl.maximum(lens + delta, 0)
 
 
 @triton.jit
@@ -88,9 +94,11 @@ def counted_lengths(seq_lens_ptr, rows, batch, delta, limit, most):
 
 @triton.jit
 def parts_of(lens, inverse):
-    """ceil(lens / chunk) as float32, given 1 / chunk: what is half a token before that and half a
-    part above, rounded by an addition, as conversions take several times as long. Half a token is
-    more than float32 errs by for up to 2^21 tokens."""
+    """ceil(lens / chunk) as float32, given 1 / chunk, without a conversion between float and int.
+
+    0.5 - 0.5 / chunk is added, and the sum rounded by adding and subtracting 2^23. Exact up to 2^21
+    tokens, as float32 errs by less than half a token there.
+    """
     return lens.to(tl.float32) * inverse + (0.5 - 0.5 * inverse) + ROUNDING - ROUNDING
 
 
@@ -116,13 +124,16 @@ def predicted_time(blocks, chunks, tokens, longest, COPIES: tl.constexpr, SLOTS:
     longest_block = tl.minimum(chunks, longest).to(tl.float32) + BLOCK_TOKENS
     waves = tl.div_rn(blocks * COPIES, blocks * 0 + SLOTS)  # exact where it is a whole number
     rest = waves - tl.floor(waves)
-    last_wave = tl.where(rest > 0, (tl.sqrt(rest * rest + LONE * LONE) - rest) * mean_block, 0.0)
+    has_rest = rest > 0
+    lone_wave = tl.sqrt(rest * rest + LONE * LONE) - rest
+    last_wave = tl.where(has_rest, lone_wave * mean_block, 0.0)
     even = mean_block / longest_block
     even = even * even * even * even
     drain = even * last_wave + (1 - even) * DRAIN * longest_block
     work = waves * mean_block
     lone = longest_block * LONE
-    return tl.sqrt(work * work + lone * lone) + tl.where(waves > 1, drain, 0.0)
+    busy = tl.sqrt(work * work + lone * lone)
+    return busy + tl.where(waves > 1, drain, 0.0)
 
 
 @triton.jit
@@ -210,7 +221,8 @@ def chosen_chunk(
     ladder = ((4 + rung % 4) << (rung // 4)) * 32
     equal = (tl.maximum(longest, 1) + place) // (place + 1)
     equal = (equal + CHUNK_STEP - 1) // CHUNK_STEP * CHUNK_STEP
-    chunks = whole_pages(tl.maximum(tl.where(place < WHOLE, equal, ladder), LEAST), PAGE)
+    chunks = tl.maximum(tl.where(place < WHOLE, equal, ladder), LEAST)
+    chunks = whole_pages(chunks, PAGE)
     uncut = (tl.maximum(longest, 1) + CHUNK_STEP - 1) // CHUNK_STEP * CHUNK_STEP
     uncut = whole_pages(tl.maximum(uncut, LEAST), PAGE)
     limits = (batch, delta, limit, most)
@@ -225,7 +237,8 @@ def chosen_chunk(
 
     # FlashInfer's own, see `choice.library_chunk`.
     if fewest <= wave:
-        between = low + ((high - low) * (tl.arange(0, BETWEEN) + 1) + (BETWEEN - 1)) // BETWEEN
+        steps = (high - low) * (tl.arange(0, BETWEEN) + 1)
+        between = low + (steps + (BETWEEN - 1)) // BETWEEN
         between = whole_pages(between, PAGE)
         counts = blocks_per_head(seq_lens_ptr, between, *limits, BETWEEN, SCORED)
         between_time = predicted_time(counts, between, tokens, longest, COPIES, SLOTS)
@@ -350,19 +363,44 @@ def plan_kernel(
     here = tl.program_id(0)
     if here >= lead:
         if COLS:
-            outputs = (kv_indptr_ptr, kv_indices_ptr, kv_last_page_len_ptr)
-            sizes = (batch, max_batch, delta, max_pages, pool_rows, row_stride, capacity)
-            part = (here - lead, seq_lens_ptr)
-            if block_table_ptr is None:
-                pool = (req_pool_indices_ptr, req_to_token_ptr)
-                write_pages(*part, *pool, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS, True)
-            else:
-                table = (None, block_table_ptr)
-                write_pages(*part, *table, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS, True)
+            by_table: tl.constexpr = block_table_ptr is not None
+            write_pages(
+                here - lead,
+                seq_lens_ptr,
+                None if by_table else req_pool_indices_ptr,
+                block_table_ptr if by_table else req_to_token_ptr,
+                kv_indptr_ptr,
+                kv_indices_ptr,
+                kv_last_page_len_ptr,
+                batch,
+                max_batch,
+                delta,
+                max_pages,
+                pool_rows,
+                row_stride,
+                capacity,
+                SHIFT,
+                SCAN,
+                ROWS,
+                COLS,
+                True,
+            )
     elif tl.program_id(1) == 0:
         chunk, most, refused, pages = chosen_chunk(
-            *(seq_lens_ptr, batch, delta, limit, most, max_blocks, capacity),
-            *(SHIFT, PAGE, Q_TILES, COPIES, SLOTS, SCORED, WIDE),
+            seq_lens_ptr,
+            batch,
+            delta,
+            limit,
+            most,
+            max_blocks,
+            capacity,
+            SHIFT,
+            PAGE,
+            Q_TILES,
+            COPIES,
+            SLOTS,
+            SCORED,
+            WIDE,
         )
         limits = (batch, delta, limit, most)
         inverse = tl.div_rn(1.0, chunk.to(tl.float32))
@@ -401,7 +439,8 @@ def plan_kernel(
 def require_plan(t: PlanTensors, shape: PlanShape, page_size: int) -> None:
     """Raise unless these are tensors of a plan of `shape`."""
     require_tensor("seq_lens", t.seq_lens, (None,), "int32", "int64", contiguous=True)
-    batch, room = t.seq_lens.shape[0], shape.max_batch_size
+    batch = t.seq_lens.shape[0]
+    room = shape.max_batch_size
     if batch > room:
         raise ValueError(f"seq_lens must hold at most {room} requests, as captured, got {batch}")
     words = PlanLayout.of(shape).int_bytes // WORD
@@ -415,17 +454,25 @@ def require_plan(t: PlanTensors, shape: PlanShape, page_size: int) -> None:
 
 def page_launch(t: PlanTensors, shape: PlanShape, page_size: int) -> tuple[Launch, int]:
     """The launch of `build_kv_indices` for these requests, and the pages that a row of their pool
-    or block table has room for."""
-    batch, by_table = len(t.seq_lens), t.block_table is not None
+    or block table holds."""
+    batch = len(t.seq_lens)
+    by_table = t.block_table is not None
     rows = t.block_table if by_table else t.req_to_token
-    sums, last = t.kv_indptr[: batch + 1], t.kv_last_page_len[:batch]
-    arrays = PageArrays(t.seq_lens, t.req_pool_indices, rows, sums, t.kv_indices, last)
+    arrays = PageArrays(
+        seq_lens=t.seq_lens,
+        req_pool_indices=t.req_pool_indices,
+        req_to_token=rows,
+        kv_indptr=t.kv_indptr[: batch + 1],
+        kv_indices=t.kv_indices,
+        kv_last_page_len=t.kv_last_page_len[:batch],
+    )
     if by_table:
         require_block_table(t, page_size)
-        columns, words = rows.shape[1], "block_table must have a column per page"
+        columns = rows.shape[1]
+        words = "block_table must have a column per page"
     else:
         require_kv_indices(arrays, page_size)
-        columns = -(-rows.shape[1] // page_size)
+        columns = ceil_div(rows.shape[1], page_size)
         words = "req_to_token (a block table is given as block_table) must have a column per token"
     if columns * page_size < shape.max_seq_len:
         raise ValueError(
@@ -452,38 +499,70 @@ def require_block_table(t: PlanTensors, page_size: int) -> None:
         )
 
 
+def leading_programs(shape: PlanShape) -> int:
+    """Programs that write the plan: one per REQUESTS requests, and enough to clear the grid."""
+    writing = ceil_div(shape.max_batch_size, REQUESTS)
+    clearing = ceil_div(shape.max_blocks, BLOCKS.value)
+    return max(writing, min(8, clearing))
+
+
 def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launch:
-    """The launch: a program per REQUESTS requests, then those of the page arrays."""
+    """The launch: programs that write the plan, then those of the page arrays."""
     t = PlanTensors(*tensors)
     require_plan(t, shape, page_size)
-    batch, room = len(t.seq_lens), shape.max_batch_size
-    offsets = PlanLayout.of(shape).offsets
-    constants = (shape.page_size, shape.q_len, shape.q_tiles, shape.copies, shape.slots, *offsets)
+    batch = len(t.seq_lens)
+    room = shape.max_batch_size
     width = triton.next_power_of_2(room)
-    constants += (min(width, SCORED), min(width, WIDE), min(width, REQUESTS))
-    lead = max(-(-room // REQUESTS), min(8, -(-shape.max_blocks // BLOCKS.value)))
+    constants = (
+        shape.page_size,
+        shape.q_len,
+        shape.q_tiles,
+        shape.copies,
+        shape.slots,
+        *PlanLayout.of(shape).offsets,
+        min(width, SCORED),
+        min(width, WIDE),
+        min(width, REQUESTS),
+    )
+    lead = leading_programs(shape)
     grid: Grid = (lead, 1)
     tiles: tuple[object, ...] = (0, 0, 0, 0)
-    pool_sizes: tuple[int, ...] = (0, 0, INT32_MAX)
-    limit, max_pages = choice.MAX_TOKENS, 0
+    pool_rows = 0
+    stride = 0
+    capacity = INT32_MAX
+    limit = choice.MAX_TOKENS
+    max_pages = 0
     if page_size:
         of_pages, columns = page_launch(t, shape, page_size)
         # int32 counts the pages of a batch.
         max_pages = min(columns, limit // page_size, INT32_MAX // max(batch, 1))
         limit = max_pages * page_size
-        pool_sizes = of_pages.sizes[1:-1]
-        (parts, wide), tiles, _ = of_pages.cut(0, -(-shape.max_seq_len // page_size))
+        _, pool_rows, stride, capacity, _ = of_pages.sizes
+        longest = ceil_div(shape.max_seq_len, page_size)
+        (parts, wide), tiles, _ = of_pages.cut(0, longest)
         grid = (lead + parts, wide)
     require_one_device(t._asdict())
 
-    def cut(seq_len_delta: int) -> tuple[Grid, tuple[object, ...], int]:
-        return grid, (*constants, *tiles), FEW_WARPS if room <= FEW else WARPS
+    def cut(seq_len_delta: int) -> Cut:
+        warps = FEW_WARPS if room <= FEW else WARPS
+        return grid, (*constants, *tiles), warps
 
     outputs = ("kv_indptr", "kv_last_page_len") if page_size and batch else ()
     return Launch(
         bounds=(Bound("seq_len_delta", INT32_MAX),),
         apart=tuple(kept_apart(t, "seq_lens", output) for output in outputs),
-        sizes=(batch, lead, limit, shape.most_seen, shape.max_blocks, room, max_pages, *pool_sizes),
+        sizes=(
+            batch,
+            lead,
+            limit,
+            shape.most_seen,
+            shape.max_blocks,
+            room,
+            max_pages,
+            pool_rows,
+            stride,
+            capacity,
+        ),
         cut=cut,
     )
 
@@ -493,22 +572,57 @@ LAUNCHER = Launcher(plan_kernel, prepare)
 
 def build_fa2_plan(
     *,
-    seq_lens: torch.Tensor,
-    words: torch.Tensor,
+    seq_lens: Tensor,
+    words: Tensor,
     shape: PlanShape,
     seq_len_delta: int = 0,
     page_size: int = 0,
-    **tensors: torch.Tensor | None,
+    **tensors: Tensor | None,
 ) -> None:
-    """Write the plan of `shape` for `seq_lens` [bs] int32 or int64 into `words`, in one launch.
+    """Write a plan of fa2 in one launch, and with a `page_size` FlashInfer's page arrays too.
 
-    `words` is int32 [`PlanLayout.int_bytes` / 4]. Rows past `seq_lens` are empty. With a
-    `page_size` the same launch writes `kv_indptr` [max_batch_size + 1], `kv_indices` and
-    `kv_last_page_len` [max_batch_size] as `build_kv_indices` does, from `req_pool_indices` and
-    `req_to_token`, or from `block_table` (see `Fa2Planner.plan`); without one they are not used.
+    `Fa2Planner.plan` calls it with a wrapper's buffers. Requests that do not fit are skipped, and
+    counted in `overflow`: see there.
 
-    What does not fit is planned as empty, and counted in `overflow` [2] int32 where that is given:
-    see `Fa2Planner.plan`.
+    Parameters
+    ----------
+    seq_lens : Tensor
+        [bs] int32 or int64, tokens per request; rows past it are empty.
+    words : Tensor
+        [`PlanLayout.int_bytes` / 4] int32, out.
+    shape : PlanShape
+        What is fixed.
+    seq_len_delta : int
+        Added to every length.
+    page_size : int
+        Tokens of a page; 0 writes no page arrays, and the tensors below are not used.
+    overflow : Tensor, optional
+        [2] int32, out: tokens of a request, and pages of a batch, that could not be planned.
+    kv_indptr, kv_indices, kv_last_page_len : Tensor, optional
+        [max_batch_size + 1], [capacity], [max_batch_size] int32, out, as `build_kv_indices` writes.
+    req_pool_indices, req_to_token : Tensor, optional
+        [bs] int32 or int64, [pool, max_ctx] int32: the slot of each token.
+    block_table : Tensor, optional
+        [>= bs, max_pages] int32: pages of request i in row i, in place of slots.
+
+    Raises
+    ------
+    ValueError
+        Before the launch, for tensors that do not fit.
+
+    Examples
+    --------
+    Under TRITON_INTERPRET=1, without a GPU; the kernel writes the words of `plan_words`:
+
+    >>> import numpy as np
+    >>> import torch
+    >>> from attnlib.core import PlanLayout, PlanShape, plan_words
+    >>> shape = PlanShape(32, 8, 128, kv_bytes=2, max_batch_size=2, max_seq_len=512, num_sms=132)
+    >>> words = torch.zeros(PlanLayout.of(shape).int_bytes // 4, dtype=torch.int32)
+    >>> build_fa2_plan(seq_lens=torch.tensor([300, 200]), words=words, shape=shape)
+    >>> wanted = plan_words(shape, np.array([300, 200])).image(len(words))
+    >>> bool((words.numpy() == wanted).all())
+    True
     """
     used = PlanTensors(seq_lens, words, **tensors)
     if not page_size:

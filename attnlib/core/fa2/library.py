@@ -4,25 +4,84 @@ Read in attention/scheduler.cuh (PrefillPlan) and utils.cuh (FA2DetermineCtaTile
 in `RELEASES`.
 """
 
+from collections.abc import Sequence
+
 MIN_CHUNK = 128
-"""FlashInfer cuts no KV chunk below so many tokens, or a page."""
+"""The shortest KV chunk of FlashInfer, in tokens, unless a page is longer."""
 HEAD_DIMS = (64, 128, 256)
 """Those whose query tiles are cut alike in all releases: FA2DetermineCtaTileQ."""
 ROWS_SINCE = "0.7.1"
-"""Release from which partial outputs have room by query row; before it had it by query tile."""
-RELEASES = """
-0.4.0 0.4.1 0.5.0 0.5.1 0.5.2 0.5.3 0.6.0 0.6.1 0.6.2 0.6.3 0.6.4 0.6.5 0.6.6 0.6.7 0.6.7.post1
-0.6.7.post2 0.6.7.post3 0.6.8 0.6.8.post1 0.6.9 0.6.10 0.6.10.post1 0.6.11 0.6.11.post1 0.6.11.post2
-0.6.11.post3 0.6.12 0.6.13 0.6.14 0.6.15 0.6.15.post1 0.6.16 0.6.16.post1 0.6.16.post2 0.6.16.post3
-0.6.16.post4 0.6.17 0.6.18 0.6.18.post1 0.7.0 0.7.0.post1 0.7.1 0.7.2 0.7.2.post1
-""".split()
+"""Release from which FlashInfer reserves partial outputs by query row; before, by query tile."""
+RELEASES = (
+    "0.4.0",
+    "0.4.1",
+    "0.5.0",
+    "0.5.1",
+    "0.5.2",
+    "0.5.3",
+    "0.6.0",
+    "0.6.1",
+    "0.6.2",
+    "0.6.3",
+    "0.6.4",
+    "0.6.5",
+    "0.6.6",
+    "0.6.7",
+    "0.6.7.post1",
+    "0.6.7.post2",
+    "0.6.7.post3",
+    "0.6.8",
+    "0.6.8.post1",
+    "0.6.9",
+    "0.6.10",
+    "0.6.10.post1",
+    "0.6.11",
+    "0.6.11.post1",
+    "0.6.11.post2",
+    "0.6.11.post3",
+    "0.6.12",
+    "0.6.13",
+    "0.6.14",
+    "0.6.15",
+    "0.6.15.post1",
+    "0.6.16",
+    "0.6.16.post1",
+    "0.6.16.post2",
+    "0.6.16.post3",
+    "0.6.16.post4",
+    "0.6.17",
+    "0.6.18",
+    "0.6.18.post1",
+    "0.7.0",
+    "0.7.0.post1",
+    "0.7.1",
+    "0.7.2",
+    "0.7.2.post1",
+)
 """Releases of FlashInfer whose planner was read, oldest first."""
-FA2_INFO = """
-padded_batch_size total_num_rows total_num_rows_offset cta_tile_q request_indices_offset
-qo_tile_indices_offset kv_tile_indices_offset merge_indptr_offset o_indptr_offset
-kv_chunk_size_ptr_offset v_offset s_offset block_valid_mask_offset enable_cuda_graph split_kv
-""".split()
+FA2_INFO = (
+    "padded_batch_size",
+    "total_num_rows",
+    "total_num_rows_offset",
+    "cta_tile_q",
+    "request_indices_offset",
+    "qo_tile_indices_offset",
+    "kv_tile_indices_offset",
+    "merge_indptr_offset",
+    "o_indptr_offset",
+    "kv_chunk_size_ptr_offset",
+    "v_offset",
+    "s_offset",
+    "block_valid_mask_offset",
+    "enable_cuda_graph",
+    "split_kv",
+)
 """Names of the integers of a plan, in order: PrefillPlanInfo."""
+
+
+def by_name(info: Sequence[int]) -> dict[str, int]:
+    """The integers of a plan by their names."""
+    return dict(zip(FA2_INFO, info, strict=True))
 
 
 def base_of(release: str) -> str:
@@ -32,7 +91,7 @@ def base_of(release: str) -> str:
 
 
 def tile_rows(rows: int, head_dim: int) -> int:
-    """Rows of a query tile for so many rows: FA2DetermineCtaTileQ below head_dim 512."""
+    """Rows of a query tile, given the query rows: FA2DetermineCtaTileQ below head_dim 512."""
     if rows > 64 and head_dim < 256:
         return 128
     return 64 if rows > 16 else 16

@@ -19,7 +19,7 @@ float16, so name yours. Without `inputs` the wrapper's page arrays are not writt
 `q` and `out` have rows of `max_batch_size` requests; one without tokens gives zeros (-inf as lse).
 
 It helps where lengths differ and requests x KV heads fill the GPU's slots, two per SM, so that
-FlashInfer cuts nothing. Elsewhere it mostly keeps FlashInfer's chunk and gains nothing.
+FlashInfer disables split-KV. Elsewhere it mostly keeps FlashInfer's chunk and gains nothing.
 """
 
 import warnings
@@ -29,13 +29,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..backends.base import installed_version
 from ..gpu import FA2_MEASURED
-from ..spec import INT32_MAX, require_int, require_page_size, require_word
+from ..spec import INT32_MAX, ceil_div, require_int, require_page_size, require_word
 from .choice import MAX_TOKENS, PlanShape
 from .kernel import LAUNCHER, PlanTensors
-from .library import FA2_INFO, HEAD_DIMS, MIN_CHUNK, RELEASES, ROWS_SINCE, base_of
+from .library import FA2_INFO, HEAD_DIMS, MIN_CHUNK, RELEASES, ROWS_SINCE, base_of, by_name
 from .words import WORD, PlanLayout, library_words
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16)
@@ -43,28 +44,85 @@ CACHE_DTYPES = (*QUERY_DTYPES, torch.float8_e4m3fn, torch.float8_e5m2)
 """What fa2 reads."""
 OUR_INFO = "_attnlib_plan_info"
 """Attribute of a wrapper that holds the last planner's `_plan_info`."""
-FIXED = """
-_int_workspace_buffer _float_workspace_buffer _fixed_batch_size _num_qo_heads _num_kv_heads
-_window_left _cached_q_data_type _cached_kv_data_type
-""".split()
+FIXED = (
+    "_int_workspace_buffer",
+    "_float_workspace_buffer",
+    "_fixed_batch_size",
+    "_num_qo_heads",
+    "_num_kv_heads",
+    "_window_left",
+    "_cached_q_data_type",
+    "_cached_kv_data_type",
+)
 """Attributes that must be what they were when the planner took the wrapper over."""
 PRIVATE = (
-    """
-_plan_info _qo_indptr_buf _use_cuda_graph _backend _paged_kv_indptr_buf _paged_kv_indices_buf
-_paged_kv_last_page_len_buf
-""".split()
-    + FIXED
+    "_plan_info",
+    "_qo_indptr_buf",
+    "_use_cuda_graph",
+    "_backend",
+    "_paged_kv_indptr_buf",
+    "_paged_kv_indices_buf",
+    "_paged_kv_last_page_len_buf",
+    *FIXED,
 )
 """Attributes of a planned wrapper that are not public, the same in all `RELEASES` that can run."""
 
 
 class Fa2Planner:
-    """Plans by length on the GPU. `shape` is what was fixed, `layout` where the words lie,
-    `page_arrays` the wrapper's buffers by the names of `core.metadata.build_kv_indices`.
+    """Plans by length on the GPU, for a wrapper of FlashInfer that it takes over.
 
-    `overflow` [2] int32 on the GPU shows what could not be planned (see `plan`): tokens of a
-    request, pages of a batch; 0 if all could. They stay until they are set to 0: read them
-    whenever the host waits for the GPU anyway.
+    Warns once on a GPU that was not measured.
+
+    Parameters
+    ----------
+    wrapper : BatchDecodeWithPagedKVCacheWrapper or BatchPrefillWithPagedKVCacheWrapper
+        Of fa2 in CUDA-graph mode (decode: with tensor cores), planned once.
+    head_dim : int
+        64, 128 or 256, as the wrapper was planned.
+    max_seq_len : int
+        Tokens of the longest usual request. They size the grid, whose unused blocks take time;
+        longer requests are right too, but cut into fewer chunks.
+    q_len : int
+        Queries per request.
+    page_size : int
+        Tokens of a page of the cache that `run` gets, for chunks of whole pages and for `plan` to
+        write the page arrays; neither if 0.
+    num_sms : int
+        SMs that are planned for; all of the GPU's if 0.
+
+    Attributes
+    ----------
+    shape : PlanShape
+        What was fixed.
+    layout : PlanLayout
+        Where the words lie.
+    page_arrays : dict of str to Tensor
+        The wrapper's buffers by the names of `build_kv_indices`.
+    overflow : Tensor
+        [2] int32 on the GPU: the tokens of a request, and the pages of a batch, that could not be
+        planned (see `plan`); 0 if all could. They stay until they are set to 0: read them whenever
+        the host waits for the GPU anyway.
+
+    Raises
+    ------
+    RuntimeError
+        For a wrapper or release that is not known, and for a build of a known one
+        (`0.7.2.post1+mine`) whose own plan of this wrapper, read back, has other words than that
+        release would write.
+    ValueError
+        For a wrapper that is not fa2 in CUDA-graph mode, was planned for another head_dim or other
+        dtypes than fa2 reads, has a custom mask or too small buffers, and for a number that is out
+        of range.
+
+    Examples
+    --------
+    Needs a GPU and FlashInfer; `wrapper` decodes in CUDA graphs, over pages of 16 tokens:
+
+    >>> planner = Fa2Planner(
+    ...     wrapper, head_dim=128, max_seq_len=16384, page_size=16
+    ... )  # doctest: +SKIP
+    >>> planner.plan(seq_lens, block_table=block_table)  # doctest: +SKIP
+    >>> out = wrapper.run(q, (k_cache, v_cache))  # doctest: +SKIP
     """
 
     def __init__(
@@ -77,20 +135,6 @@ class Fa2Planner:
         page_size: int = 0,
         num_sms: int = 0,
     ) -> None:
-        """Take over a planned wrapper: `q_len` queries per request.
-
-        `max_seq_len` sizes the grid, whose unused blocks take time: the tokens of the longest
-        usual request. Longer ones are right too, but cut into fewer chunks. `page_size` is that
-        of the cache that `run` gets, for chunks of whole pages and for `plan` to write the page
-        arrays; neither if 0. `num_sms` SMs are planned for, all of the GPU's if 0. Warns once on
-        a GPU that was not measured.
-
-        Raises RuntimeError for a wrapper or release that is not known, and for a build of a known
-        one (`0.7.2.post1+mine`) whose own plan of this wrapper, read back, has other words than
-        that release would write. ValueError for a wrapper that is not fa2 in CUDA-graph mode, was
-        planned for another head_dim or other dtypes than fa2 reads, has a custom mask or too small
-        buffers, and for a number that is no integer in its range.
-        """
         release = _known_release()
         state = _private(wrapper)
         _require_fa2(state)
@@ -119,31 +163,40 @@ class Fa2Planner:
         if is_theirs and release not in RELEASES:
             _require_same_words(state, self.shape, page_size, release)
         self.layout = PlanLayout.of(self.shape)
-        room = state.int_workspace_buffer.view(torch.uint8).flatten()
-        _require_room("int workspace", len(room), self.layout.int_bytes, "bytes")
-        floats = state.float_workspace_buffer.view(torch.uint8).flatten()
-        _require_room("float workspace", len(floats), self.layout.float_bytes, "bytes")
-        names = ("kv_indptr", "kv_indices", "kv_last_page_len")
-        self.page_arrays = {name: getattr(state, f"paged_{name}_buf") for name in names}
+        self.page_arrays = {
+            "kv_indptr": state.paged_kv_indptr_buf,
+            "kv_indices": state.paged_kv_indices_buf,
+            "kv_last_page_len": state.paged_kv_last_page_len_buf,
+        }
         self.overflow = torch.zeros(2, dtype=torch.int32, device=device)
-        if page_size:
-            pages = -(-max_seq_len // page_size)
-            _require_room("kv_indices buffer", len(self.page_arrays["kv_indices"]), pages, "pages")
-        self.wrapper, self.page_size, self.info = wrapper, page_size, list(self.layout.info)
-        setattr(wrapper, OUR_INFO, self.info)
+        self.wrapper = wrapper
+        self.page_size = page_size
+        self.info = list(self.layout.info)
+        self._words = self._reserved(state)
         self._fixed = [getattr(wrapper, name) for name in FIXED]
-        self._words = room[: self.layout.int_bytes].view(torch.int32)
         self._mark = torch.zeros(1, device=device)
+        setattr(wrapper, OUR_INFO, self.info)
         state.qo_indptr_buf.copy_(torch.arange(self.shape.max_batch_size + 1) * q_len)
+
+    def _reserved(self, state: Any) -> Tensor:
+        """The words of the plan in the wrapper's workspace; ValueError for too small buffers."""
+        room = state.int_workspace_buffer.view(torch.uint8).flatten()
+        floats = state.float_workspace_buffer.view(torch.uint8).flatten()
+        _require_room("int workspace", len(room), self.layout.int_bytes, "bytes")
+        _require_room("float workspace", len(floats), self.layout.float_bytes, "bytes")
+        if self.page_size:
+            pages = ceil_div(self.shape.max_seq_len, self.page_size)
+            _require_room("kv_indices buffer", len(self.page_arrays["kv_indices"]), pages, "pages")
+        return room[: self.layout.int_bytes].view(torch.int32)
 
     def plan(
         self,
-        seq_lens: torch.Tensor,
+        seq_lens: Tensor,
         *,
         seq_len_delta: int = 0,
-        req_pool_indices: torch.Tensor | None = None,
-        req_to_token: torch.Tensor | None = None,
-        block_table: torch.Tensor | None = None,
+        req_pool_indices: Tensor | None = None,
+        req_to_token: Tensor | None = None,
+        block_table: Tensor | None = None,
         fence: bool = True,
     ) -> None:
         """Plan for `seq_lens` [bs] int32 or int64 on the GPU, `seq_len_delta` added: the tokens
@@ -157,10 +210,11 @@ class Fa2Planner:
           a wider row. Words past a request's last page are not read.
         `wrapper.run` uses this plan until `wrapper.plan` is called again.
 
-        No request is cut. One that has more than 2,097,152 tokens, or more than a row of pool or
-        table has room for, is planned as empty: its output is zeros, and `overflow[0]` gets its
-        tokens. If `kv_indices` cannot hold the pages of all requests, all are planned as empty, and
-        `overflow[1]` gets their number; nothing is written past its end.
+        Requests that do not fit are skipped, never cut short: their output is zeros. One that has
+        more than 2,097,152 tokens, or more than a row of the pool or table holds, is skipped, and
+        its tokens are written to `overflow[0]`. If `kv_indices` cannot hold the pages of all
+        requests, all are skipped, and the number of pages is written to `overflow[1]`; nothing is
+        written past its end.
 
         FlashInfer's kernels read the plan before they wait for the kernel ahead of them
         (programmatic dependent launch), so another one must come in between: that is `fence`. A
@@ -170,15 +224,21 @@ class Fa2Planner:
         planned for other heads, dtypes, window or workspaces.
         """
         self._require_same_wrapper()
+        tensors = PlanTensors(seq_lens, self._words, self.overflow)
+        page_size = 0
         tables = (req_pool_indices, req_to_token, block_table)
-        tensors, page_size = PlanTensors(seq_lens, self._words, self.overflow), 0
         if any(table is not None for table in tables):
             if not self.page_size:
                 raise ValueError(
                     "page_size must be given to the planner that writes page arrays, got none"
                 )
-            tensors = PlanTensors(*tensors[:3], *tables, **self.page_arrays)
             page_size = self.page_size
+            tensors = tensors._replace(
+                req_pool_indices=req_pool_indices,
+                req_to_token=req_to_token,
+                block_table=block_table,
+                **self.page_arrays,
+            )
         LAUNCHER.launch(tensors, (self.shape, page_size), (seq_len_delta,))
         self.wrapper._plan_info = self.info
         if fence:
@@ -195,7 +255,7 @@ class Fa2Planner:
 
 
 def _short(value: object) -> object:
-    return f"at {value.data_ptr():#x}" if isinstance(value, torch.Tensor) else value
+    return f"at {value.data_ptr():#x}" if isinstance(value, Tensor) else value
 
 
 @cache
@@ -238,15 +298,17 @@ def _first_difference(state: Any, shape: PlanShape) -> str:
     """The first word of the wrapper's plan that FlashInfer would not write by the same chunk; ""
     if there is none."""
     memory = state.int_workspace_buffer.view(torch.uint8).flatten().cpu().numpy()
-    info = dict(zip(FA2_INFO, state.plan_info, strict=True))
-    at, tile = info["kv_chunk_size_ptr_offset"], info["cta_tile_q"]
+    info = by_name(state.plan_info)
+    at = info["kv_chunk_size_ptr_offset"]
+    tile = info["cta_tile_q"]
     chunk = int.from_bytes(memory[at : at + WORD].tobytes(), "little")
     if chunk < MIN_CHUNK or chunk % shape.page_size:
         return "kv_chunk_size"
     if tile not in (16, 64, 128):
         return "cta_tile_q"
-    names = ("qo_indptr", "paged_kv_indptr", "paged_kv_last_page_len")
-    q_sums, sums, last = (getattr(state, f"{name}_buf").cpu().numpy() for name in names)
+    q_sums = state.qo_indptr_buf.cpu().numpy()
+    sums = state.paged_kv_indptr_buf.cpu().numpy()
+    last = state.paged_kv_last_page_len_buf.cpu().numpy()
     lens = (np.diff(sums) - 1) * shape.page_size + last
     most = INT32_MAX if shape.window < 0 else shape.window + tile
     seen = np.clip(lens, 1, most)  # FlashInfer gives an empty request a block
@@ -280,20 +342,21 @@ def _require_fa2(state: Any) -> None:
             f"{state.use_cuda_graph}, backend={state.backend!r}, a plan of {words} integers"
         )
     for name, dtypes in (("q", QUERY_DTYPES), ("kv", CACHE_DTYPES)):
-        if (dtype := getattr(state, f"cached_{name}_data_type")) not in dtypes:
+        dtype = getattr(state, f"cached_{name}_data_type")
+        if dtype not in dtypes:
             raise ValueError(f"{name}_data_type must be one of {dtypes} for fa2, got {dtype}")
 
 
 def _require_head_dim(state: Any, head_dim: int, release: str) -> None:
-    """ValueError where FlashInfer's plan left room for partial outputs of another head_dim."""
-    info = dict(zip(FA2_INFO, state.plan_info, strict=True))
+    """ValueError where FlashInfer's plan reserved partial outputs of another head_dim."""
+    info = by_name(state.plan_info)
     rows = info["padded_batch_size"] * info["cta_tile_q"]
     if RELEASES.index(release) >= RELEASES.index(ROWS_SINCE):
-        rows = -(-rows * state.num_kv_heads // state.num_qo_heads)
-    planned = {rows * state.num_qo_heads * other * WORD: other for other in HEAD_DIMS}
-    planned_for = planned.get(info["s_offset"], head_dim)
-    if planned_for != head_dim:
-        raise ValueError(f"head_dim must be the wrapper's, {planned_for}, got {head_dim}")
+        rows = ceil_div(rows * state.num_kv_heads, state.num_qo_heads)
+    for planned_for in HEAD_DIMS:
+        room = rows * state.num_qo_heads * planned_for * WORD
+        if room == info["s_offset"] and planned_for != head_dim:
+            raise ValueError(f"head_dim must be the wrapper's, {planned_for}, got {head_dim}")
 
 
 def _require_room(name: str, have: int, needed: int, unit: str) -> None:

@@ -23,22 +23,44 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..spec import ceil_div
 from .choice import PlanShape, choose, counted
-from .library import FA2_INFO
+from .library import FA2_INFO, by_name
 
 WORD = 4
 """Bytes of a word."""
-ARRAYS = """
-request_indices qo_tile_indices kv_tile_indices o_indptr merge_indptr kv_chunk_size_ptr
-total_num_rows block_valid_mask
-""".split()
+ARRAYS = (
+    "request_indices",
+    "qo_tile_indices",
+    "kv_tile_indices",
+    "o_indptr",
+    "merge_indptr",
+    "kv_chunk_size_ptr",
+    "total_num_rows",
+    "block_valid_mask",
+)
 """In the order of the table."""
 
 
 @dataclass(frozen=True)
 class PlanLayout:
-    """Where the words of a shape lie: `info` as `wrapper._plan_info` holds it, and the bytes that
-    both workspaces must have."""
+    """Where the words of a plan of fa2 lie in FlashInfer's workspaces.
+
+    Attributes
+    ----------
+    info : tuple of int
+        15 integers, as `wrapper._plan_info` holds them.
+    int_bytes, float_bytes : int
+        Bytes that both workspaces must have.
+
+    Examples
+    --------
+    >>> from attnlib.core import PlanShape
+    >>> shape = PlanShape(32, 8, 128, kv_bytes=2, max_batch_size=16, max_seq_len=8192, num_sms=132)
+    >>> layout = PlanLayout.of(shape)
+    >>> layout.int_bytes, layout.float_bytes
+    (644, 544896)
+    """
 
     info: tuple[int, ...]
     int_bytes: int
@@ -47,21 +69,37 @@ class PlanLayout:
     @classmethod
     def of(cls, shape: PlanShape) -> "PlanLayout":
         """The layout of `shape`."""
-        blocks, batch = shape.max_blocks, shape.max_batch_size
-        rows, partial = batch * shape.q_len, blocks // shape.q_tiles * shape.q_len
-        sizes = (blocks, blocks, blocks, batch + 1, rows + 1, 1, 1, 0)
-        info = offsets(dict(zip(ARRAYS, sizes, strict=True)))
+        blocks = shape.max_blocks
+        batch = shape.max_batch_size
+        rows = batch * shape.q_len
+        partial = blocks // shape.q_tiles * shape.q_len
         lse = partial * shape.num_qo_heads * shape.head_dim * WORD
-        info |= {"padded_batch_size": blocks, "total_num_rows": rows, "cta_tile_q": shape.tile}
-        info |= {"s_offset": lse, "enable_cuda_graph": True, "split_kv": True}
-        int_bytes = info["block_valid_mask_offset"] + -(-blocks // WORD) * WORD
+        counts = {
+            "request_indices": blocks,
+            "qo_tile_indices": blocks,
+            "kv_tile_indices": blocks,
+            "o_indptr": batch + 1,
+            "merge_indptr": rows + 1,
+            "kv_chunk_size_ptr": 1,
+            "total_num_rows": 1,
+            "block_valid_mask": 0,  # the last one, in bytes
+        }
+        info = offsets(counts) | {
+            "padded_batch_size": blocks,
+            "total_num_rows": rows,
+            "cta_tile_q": shape.tile,
+            "s_offset": lse,
+            "enable_cuda_graph": True,
+            "split_kv": True,
+        }
+        int_bytes = info["block_valid_mask_offset"] + ceil_div(blocks, WORD) * WORD
         float_bytes = lse + partial * shape.num_qo_heads * WORD
         return cls(in_order(info), int_bytes, float_bytes)
 
     @property
     def offsets(self) -> tuple[int, ...]:
         """Of `ARRAYS`, in words."""
-        info = dict(zip(FA2_INFO, self.info, strict=True))
+        info = by_name(self.info)
         return tuple(info[f"{name}_offset"] // WORD for name in ARRAYS)
 
 
@@ -91,7 +129,7 @@ class Words:
 
     def placed(self) -> Iterator[tuple[str, int, np.ndarray]]:
         """Each of `ARRAYS`, the byte of the int workspace where it begins, its bytes."""
-        starts = dict(zip(FA2_INFO, self.info, strict=True))
+        starts = by_name(self.info)
         for name in ARRAYS:
             dtype = np.bool_ if name == "block_valid_mask" else np.int32
             array = np.atleast_1d(getattr(self, name.removesuffix("_ptr")))
@@ -99,14 +137,16 @@ class Words:
 
 
 def offsets(counts: dict[str, int]) -> dict[str, int]:
-    """Byte of the int workspace where each array of so many words begins.
+    """Byte of the int workspace where each array begins, given its words.
 
     A multiple of 16 but for the chunk size: FlashInfer's AlignedAllocator.
     """
-    places, end = {}, 0
+    places = {}
+    end = 0
     for name, count in counts.items():
-        at = end if name == "kv_chunk_size_ptr" else -(-end // 16) * 16
-        places[f"{name}_offset"], end = at, at + WORD * count
+        at = end if name == "kv_chunk_size_ptr" else ceil_div(end, 16) * 16
+        places[f"{name}_offset"] = at
+        end = at + WORD * count
     return places
 
 
@@ -118,22 +158,31 @@ def in_order(info: dict[str, int]) -> tuple[int, ...]:
 def block_indices(
     tiles: np.ndarray, chunks: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Request, query tile and KV chunk of each block, int32, of requests with so many of them."""
+    """Request, query tile and KV chunk of each block, int32, given tiles and chunks by request."""
     counts = tiles * chunks
     requests = np.repeat(np.arange(len(counts)), counts)
-    block = np.arange(len(requests)) - (np.cumsum(counts) - counts)[requests]
+    first_blocks = np.cumsum(counts) - counts
+    block = np.arange(len(requests)) - first_blocks[requests]
     qo_tiles, kv_tiles = np.divmod(block, chunks[requests])
-    return requests.astype(np.int32), qo_tiles.astype(np.int32), kv_tiles.astype(np.int32)
+    return (
+        requests.astype(np.int32),
+        qo_tiles.astype(np.int32),
+        kv_tiles.astype(np.int32),
+    )
 
 
 def library_words(
-    info: tuple[int, ...], seen: np.ndarray, q_lens: np.ndarray, chunk: int, group_size: int
+    info: tuple[int, ...],
+    seen: np.ndarray,
+    q_lens: np.ndarray,
+    chunk: int,
+    group_size: int,
 ) -> Words:
     """What FlashInfer writes by a plan of these integers for requests of `q_lens` [bs] queries,
     `seen` [bs] tokens cut into chunks of `chunk`; read in scheduler.cuh (PrefillPlan)."""
-    facts = dict(zip(FA2_INFO, info, strict=True))
-    parts = -(-seen // chunk)
-    tiles = -(-q_lens * group_size // facts["cta_tile_q"])
+    facts = by_name(info)
+    parts = ceil_div(seen, chunk)
+    tiles = ceil_div(q_lens * group_size, facts["cta_tile_q"])
     requests, qo_tiles, kv_tiles = block_indices(tiles, parts)
     return Words(
         info=info,
@@ -150,7 +199,8 @@ def library_words(
 
 def prefix_sums(counts: np.ndarray) -> np.ndarray:
     """0 and the sums of `counts` so far, [n + 1] int32."""
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    sums = np.cumsum(counts)
+    return np.concatenate([[0], sums]).astype(np.int32)
 
 
 def chunk_in(words: np.ndarray, layout: PlanLayout) -> int:
@@ -159,22 +209,51 @@ def chunk_in(words: np.ndarray, layout: PlanLayout) -> int:
 
 
 def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
-    """What the kernel writes for `seq_lens` [bs] tokens, word for word; a positive `chunk`, in
-    tokens, takes the place of the choice.
+    """The plan that `build_fa2_plan` writes, word for word, in NumPy.
 
-    Rows from bs to `max_batch_size` are empty. Raises as `choose` does, and ValueError for a chunk
-    that cuts into more blocks than the grid has.
+    Parameters
+    ----------
+    shape : PlanShape
+        What is fixed.
+    seq_lens : ndarray
+        [bs] integers, tokens per request; rows from bs to `max_batch_size` are empty.
+    chunk : int
+        Tokens of a KV chunk, in place of the choice; 0 chooses.
+
+    Returns
+    -------
+    Words
+        The arrays of the plan, and its chunk.
+
+    Raises
+    ------
+    ValueError
+        For more than `max_batch_size` requests, and for a chunk that cuts into more blocks than the
+        grid has.
+
+    Examples
+    --------
+    One long request beside fifteen short ones is cut into many parts:
+
+    >>> import numpy as np
+    >>> from attnlib.core import PlanShape
+    >>> shape = PlanShape(32, 8, 128, kv_bytes=2, max_batch_size=16, max_seq_len=8192, num_sms=132)
+    >>> words = plan_words(shape, np.array([8192] + [100] * 15))
+    >>> words.kv_chunk_size, int(words.block_valid_mask.sum())
+    (456, 33)
     """
     lens = np.zeros(shape.max_batch_size, np.int64)
     given = counted(shape, seq_lens)
     lens[: len(given)] = given
     chunk = chunk or choose(shape, given).chunk
-    parts, most = -(-lens // chunk), shape.max_blocks
+    parts = ceil_div(lens, chunk)
+    most = shape.max_blocks
     blocks = int(parts.sum()) * shape.q_tiles
     if blocks > most:
         raise ValueError(f"chunk must cut into at most {most} blocks, got {blocks} of {chunk}")
     indices = block_indices(np.full_like(parts, shape.q_tiles), parts)
-    requests, q_tiles, kv_tiles = (np.pad(index, (0, most - blocks)) for index in indices)
+    unused = (0, most - blocks)
+    requests, q_tiles, kv_tiles = (np.pad(index, unused) for index in indices)
     rows = np.repeat(parts, shape.q_len)
     return Words(
         info=PlanLayout.of(shape).info,
@@ -185,5 +264,5 @@ def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
         merge_indptr=prefix_sums(rows),
         kv_chunk_size=chunk,
         total_num_rows=len(rows),
-        block_valid_mask=np.arange(-(-most // WORD) * WORD) < blocks,
+        block_valid_mask=np.arange(ceil_div(most, WORD) * WORD) < blocks,
     )

@@ -5,7 +5,14 @@
 - `page_table[i, p] = req_to_token[req_pool_indices[i], p * page_size] // page_size`
 - `swa_page_table[i, p] = swa_slot_map[that slot] // page_size`
 
-for `p < min(max_pages, ceil(cache_seqlens[i] / page_size))`.
+for `p < min(max_pages, ceil(cache_seqlens[i] / page_size))`. Semantics: SGLang's
+`normal_decode_set_metadata`, with its live-page bound of 0.5.18 and later.
+
+Columns past a row's live pages, and from `max_pages` on, stay as they are. Slots are translated,
+then divided; slot -1 stays -1. Out of range: a pool row outside `req_to_token` gives pages of -1,
+and so does a slot outside the map; neither is read. Lengths and their sum must be below 2^31, which
+is not checked. `cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0,
+as in SGLang under CUDA graphs.
 
 Program 0 writes the lengths and scans them, block by block; no program waits for it. The others
 copy pages: a row's programs take its blocks of columns in turn and stop at the last live page, so
@@ -19,9 +26,11 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from ..spec import ceil_div
 from .device import scan_width, store_live, wait_for_predecessor, write_lengths, write_schedule
-from .launch import Grid, Launch, Launcher
+from .launch import Cut, Launch, Launcher
 from .require import DecodeTensors, kept_apart, page_bounds, require_decode, row_stride
 
 MANY_ROWS = 1024
@@ -36,8 +45,11 @@ class Tiling(NamedTuple):
 
 
 SHORT_ROWS = Tiling(128, 1, 4)
-COPY_SMALL, COPY_LARGE = Tiling(1024, 4, 1), Tiling(2048, 4, 2)
-GATHER_SMALL, GATHER_LARGE, GATHER_HUGE = Tiling(128, 4, 1), Tiling(256, 8, 4), Tiling(512, 8, 4)
+COPY_SMALL = Tiling(1024, 4, 1)
+COPY_LARGE = Tiling(2048, 4, 2)
+GATHER_SMALL = Tiling(128, 4, 1)
+GATHER_LARGE = Tiling(256, 8, 4)
+GATHER_HUGE = Tiling(512, 8, 4)
 
 
 def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
@@ -133,10 +145,12 @@ def decode_metadata_kernel(
         target = tl.multiple_of(row.to(tl.int64) * table_stride, VECTOR)
         live = tl.minimum((length + (1 << SHIFT) - 1) >> SHIFT, max_pages)
         readable = tl.multiple_of((live + VECTOR - 1) // VECTOR * VECTOR, VECTOR)
-        for start in range(tl.program_id(1) * COLS, live, tl.num_programs(1) * COLS):
+        step = tl.num_programs(1) * COLS
+        for start in range(tl.program_id(1) * COLS, live, step):
             cols = tl.multiple_of(start, COLS) + tl.arange(0, COLS)
             inside = cols < (readable if SHIFT == 0 else live)
-            slots = tl.load(tokens + (cols.to(tl.int64) << SHIFT), mask=inside & in_pool, other=-1)
+            first_tokens = tokens + (cols.to(tl.int64) << SHIFT)
+            slots = tl.load(first_tokens, mask=inside & in_pool, other=-1)
             store_live(page_table_ptr + target, cols, slots >> SHIFT, live, VECTOR)
             if HAS_SWA:
                 mapped = (cols < live) & (slots >= 0) & (slots < num_slots)
@@ -147,9 +161,23 @@ def decode_metadata_kernel(
         if part == 0:
             write_lengths(seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, delta, SCAN)
         elif words_ptr is not None:
-            step = (seq_lens_ptr, words_ptr, batch, delta)
-            facts = (split_cap, m_blocks, block_n, heads, sms, l2_blocks, unpacked)
-            write_schedule(part - 1, *step, *facts, SORTS, SWIZZLES, SPAN)
+            write_schedule(
+                part - 1,
+                seq_lens_ptr,
+                words_ptr,
+                batch,
+                delta,
+                split_cap,
+                m_blocks,
+                block_n,
+                heads,
+                sms,
+                l2_blocks,
+                unpacked,
+                SORTS,
+                SWIZZLES,
+                SPAN,
+            )
 
 
 class Schedule(NamedTuple):
@@ -168,15 +196,22 @@ def launch_of(t: DecodeTensors, page_size: int, schedule: Schedule = NO_SCHEDULE
     """The launch for checked tensors, with a schedule or without."""
     batch, columns = t.page_table.shape
     pool_rows, max_ctx = t.req_to_token.shape
-    strides = row_stride(t.req_to_token), row_stride(t.page_table)
+    strides = (row_stride(t.req_to_token), row_stride(t.page_table))
     num_slots = 0 if t.swa_slot_map is None else len(t.swa_slot_map)
     vector = 1 if any(words % 4 for words in (max_ctx, *strides)) else 4
-    shift, first_row = page_size.bit_length() - 1, 1 + schedule.programs
-    constants = (shift, t.swa_slot_map is not None, vector, scan_width(batch), *schedule.flags)
+    shift = page_size.bit_length() - 1
+    first_row = 1 + schedule.programs
+    constants = (
+        shift,
+        t.swa_slot_map is not None,
+        vector,
+        scan_width(batch),
+        *schedule.flags,
+    )
 
-    def cut(seq_len_delta: int, max_pages: int) -> tuple[Grid, tuple[Any, ...], int]:
+    def cut(seq_len_delta: int, max_pages: int) -> Cut:
         cols, warps, turns = tiling_of(batch, max_pages, page_size)
-        programs = -(-max_pages // (cols * turns)) or 1
+        programs = ceil_div(max_pages, cols * turns) or 1
         return (first_row + batch, programs), (*constants, cols), warps
 
     # Without a delta int32 lengths are rewritten with the same values, whoever reads them.
@@ -201,20 +236,62 @@ LAUNCHER = Launcher(decode_metadata_kernel, prepare)
 
 
 def build_decode_metadata(
-    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
+    *,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+    **tensors: Tensor | None,
 ) -> None:
     """Lengths, their prefix sum and page tables of a decode step, in place, in one launch.
 
-    `tensors` are those of `DecodeTensors`, by name. `page_size` is a power of two, `max_pages` the
-    number of columns that may be written, and `seq_len_delta` >= 0 is added to every length.
+    Values that are out of range: see the module. What holds for all builders: `core.metadata`.
 
-    Columns past a row's live pages, ceil((seq_len + delta) / page_size), and from `max_pages` on
-    stay as they are. Slots are translated, then divided; slot -1 stays -1. A pool row outside
-    `req_to_token` gives pages of -1, and so does a slot outside the map: neither is read. Lengths
-    and their sum must be below 2^31, which is not checked.
+    Parameters
+    ----------
+    page_size, max_pages : int
+        A power of two; columns of the page tables that may be written.
+    seq_len_delta : int
+        At least 0; added to every length.
+    seq_lens : Tensor
+        [bs] int32 or int64, tokens in the cache before `seq_len_delta`.
+    req_pool_indices : Tensor
+        [bs] int32 or int64, each request's row of `req_to_token`.
+    req_to_token : Tensor
+        [pool, max_ctx] int32, KV slot of each token; -1: none.
+    cache_seqlens : Tensor
+        [bs] int32, out: `seq_lens + seq_len_delta`.
+    cu_seqlens_k : Tensor
+        [bs + 1] int32, out: 0 and the running sums of `cache_seqlens`.
+    page_table : Tensor
+        [bs, >= max_pages] int32, out: first slot of each page // page_size.
+    swa_slot_map : Tensor, optional
+        [slots] int32 or int64, slot of the full pool -> slot of the window's pool.
+    swa_page_table : Tensor, optional
+        As `page_table`, out, of the translated slots; with the map, or neither.
 
-    `cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0, as in SGLang
-    under CUDA graphs. See `core.metadata` for what holds for all builders. Semantics: SGLang's
-    `normal_decode_set_metadata`, with its live-page bound of 0.5.18 and later.
+    Raises
+    ------
+    ValueError, TypeError
+        Before the launch, naming the argument.
+
+    Examples
+    --------
+    Under TRITON_INTERPRET=1, without a GPU. The one request has 5 tokens, in slots 8 to 12:
+
+    >>> import torch
+    >>> page_table = torch.zeros((1, 2), dtype=torch.int32)
+    >>> build_decode_metadata(
+    ...     page_size=4,
+    ...     max_pages=2,
+    ...     seq_lens=torch.tensor([5]),
+    ...     req_pool_indices=torch.tensor([0]),
+    ...     req_to_token=torch.arange(8, 16, dtype=torch.int32)[None],
+    ...     cache_seqlens=torch.zeros(1, dtype=torch.int32),
+    ...     cu_seqlens_k=torch.zeros(2, dtype=torch.int32),
+    ...     page_table=page_table,
+    ... )
+    >>> page_table.tolist()
+    [[2, 3]]
     """
-    LAUNCHER.launch((*DecodeTensors(**tensors), None), (page_size,), (seq_len_delta, max_pages))
+    all_tensors = (*DecodeTensors(**tensors), None)  # no words of a schedule
+    LAUNCHER.launch(all_tensors, (page_size,), (seq_len_delta, max_pages))

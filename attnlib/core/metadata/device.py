@@ -36,7 +36,8 @@ def wait_for_predecessor(OVERLAP: tl.constexpr):
 @triton.jit
 def load_lengths(seq_lens_ptr, rows, end, delta):
     """Lengths + delta of `rows`, int32; 0 from row `end` on, where nothing is read."""
-    return tl.load(seq_lens_ptr + rows, mask=rows < end, other=-delta).to(tl.int32) + delta
+    lens = tl.load(seq_lens_ptr + rows, mask=rows < end, other=-delta)
+    return lens.to(tl.int32) + delta
 
 
 @triton.jit
@@ -50,7 +51,8 @@ def write_lengths(
         rows = start + tl.arange(0, SCAN)
         lens = load_lengths(seq_lens_ptr, rows, batch, delta)
         tl.store(cache_seqlens_ptr + rows, lens, mask=rows < batch)
-        tl.store(cu_seqlens_k_ptr + 1 + rows, total + tl.cumsum(lens, 0), mask=rows < batch)
+        after = cu_seqlens_k_ptr + 1 + rows
+        tl.store(after, total + tl.cumsum(lens, 0), mask=rows < batch)
         total += tl.sum(lens, 0)
 
 
@@ -89,10 +91,12 @@ def write_schedule(
     blocks = kv_blocks(seq_lens_ptr, rows, rows < batch, delta, block_n)
     others_blocks = kv_blocks(seq_lens_ptr, others, inside, delta, block_n)
     # In float32 and in this order: the library rounds after each step.
-    work = (tl.sum(others_blocks, 0) * m_blocks).to(tl.float32) * 1.1 * heads.to(tl.float32)
-    share = tl.ceil(tl.div_rn(work, sms.to(tl.float32))).to(tl.int32)
-    share = tl.maximum(share, 1)
-    splits = tl.maximum(tl.minimum((blocks + share - 1) // share, split_cap), 1)
+    tiles = tl.sum(others_blocks, 0) * m_blocks
+    work = tiles.to(tl.float32) * 1.1 * heads.to(tl.float32)
+    share = tl.ceil(tl.div_rn(work, sms.to(tl.float32)))
+    share = tl.maximum(share.to(tl.int32), 1)
+    splits = tl.minimum((blocks + share - 1) // share, split_cap)
+    splits = tl.maximum(splits, 1)
     split_blocks = (blocks + splits - 1) // splits
     places = rows
     if SORTS:
@@ -103,21 +107,28 @@ def write_schedule(
         earlier = others[None, :] < rows[:, None]
         ahead = others_split_blocks[None, :] > split_blocks[:, None]
         ahead |= (others_split_blocks[None, :] == split_blocks[:, None]) & earlier
-        places = tl.where(rows < batch, first + tl.sum(ahead.to(tl.int32), 1), rows)
+        place = first + tl.sum(ahead.to(tl.int32), 1)
+        places = tl.where(rows < batch, place, rows)
     padded = (batch + 3) // 4 * 4
-    live, room = rows < batch, rows < padded
+    live = rows < batch
+    room = rows < padded
     tl.store(words_ptr + places, tl.where(live, splits, 0), mask=room)
-    tl.store(words_ptr + padded + places, tl.where(live, m_blocks, 0), mask=room)
+    target = words_ptr + padded + places
+    tl.store(target, tl.where(live, m_blocks, 0), mask=room)
     end = 2 * padded
     if SORTS:
-        tl.store(words_ptr + end + places, tl.where(live, rows, 0), mask=room)
+        target = words_ptr + end + places
+        tl.store(target, tl.where(live, rows, 0), mask=room)
         end += padded
     if SWIZZLES:
         fit = l2_blocks // tl.maximum(split_blocks, 1)
-        in_l2 = tl.where(fit >= 4, 4, tl.where(fit >= 2, 2, 1))
-        in_l2 = tl.where(fit >= 16, 16, tl.where(fit >= 8, 8, in_l2))
+        in_l2 = tl.where(fit >= 2, 2, 1)
+        in_l2 = tl.where(fit >= 4, 4, in_l2)
+        in_l2 = tl.where(fit >= 8, 8, in_l2)
+        in_l2 = tl.where(fit >= 16, 16, in_l2)
         in_l2 = tl.minimum(in_l2 * unpacked, heads)
-        tl.store(words_ptr + end + places, tl.where(live, in_l2, 0), mask=room)
+        target = words_ptr + end + places
+        tl.store(target, tl.where(live, in_l2, 0), mask=room)
         end += padded
     if block == 0:
         tl.store(words_ptr + end, 0)
@@ -126,5 +137,6 @@ def write_schedule(
 @triton.jit
 def kv_blocks(seq_lens_ptr, rows, inside, delta, block_n):
     """Blocks of `block_n` tokens that each of `rows` has; 0 outside."""
-    lens = tl.load(seq_lens_ptr + rows, mask=inside, other=-delta).to(tl.int32) + delta
+    lens = tl.load(seq_lens_ptr + rows, mask=inside, other=-delta)
+    lens = lens.to(tl.int32) + delta
     return (lens + block_n - 1) // block_n

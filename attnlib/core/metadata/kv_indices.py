@@ -5,6 +5,21 @@
 - `kv_indices[kv_indptr[i] + p] = req_to_token[req_pool_indices[i], p * page_size] // page_size`
 - `kv_last_page_len[i] = min(page_size, seq_lens[i] + delta - (pages[i] - 1) * page_size)`
 
+Semantics: SGLang's cumulative sum and `create_flashinfer_kv_indices_triton`, which know page size 1
+only, with FlashInfer's `plan` for the other page sizes.
+
+A request that `max_pages` cuts off ends in a full page, so the three arrays always agree on its
+length. Slot -1 gives page -1, and so does a pool row outside `req_to_token`, which is not read. An
+empty request has no page and a last page of 0 tokens: FlashInfer's kernels do not read it, and its
+`get_seq_lens` adds it to 0 full pages.
+
+Words of `kv_indices` from `kv_indptr[bs]` on are left untouched. Pages that do not fit are dropped:
+the host cannot know the sum of the pages, and engines share a buffer smaller than bs * max_pages.
+`kv_indptr` counts dropped pages too, so `kv_indptr[bs] > capacity` shows it. A sum beyond int32
+raises an error, by bs * max_pages. With `kv_start` lengths count from there: a sliding window's
+beginning, or an encoder's end. Tokens outside a row of `req_to_token` give page -1 and are not
+read.
+
 A row's pages start where those of the rows before it end. Every program sums the lengths before its
 own rows itself: they lie in the L2 cache, and to wait for another program would cost more. Program
 0 scans them all and writes the two small arrays.
@@ -14,24 +29,27 @@ at any word of `kv_indices`, so lanes take neighbouring words, one each.
 """
 
 from itertools import product
-from typing import Any
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from ..spec import INT32_MAX
+from ..spec import INT32_MAX, ceil_div
 from .device import load_lengths, scan_width, wait_for_predecessor
-from .launch import Grid, Launch, Launcher
+from .launch import Cut, Launch, Launcher
 from .require import PageArrays, kept_apart, page_bounds, require_kv_indices, row_stride
 
 SMALL_GRID = 1024
 """Tiles up to which each has a program of its own. Chosen by hand on an H200, as the sizes below;
 study `page_arrays` shows where one is wrong."""
-FEW_PAGES, REQUESTS_PER_ROW, MANY_REQUESTS = 512, 512, 1024
-"""Pages of a row up to which its program takes a row for so many requests of the batch; with more
-pages two from so many on. Else the sum of the lengths would outlast the copy."""
-WARPS, PAGES_AT_ONCE = 4, 1024
+FEW_PAGES = 512
+REQUESTS_PER_ROW = 512
+MANY_REQUESTS = 1024
+"""A program copies several rows of a large batch, or the sum of the lengths would outlast the copy.
+Rows of up to `FEW_PAGES` pages: one for each `REQUESTS_PER_ROW` requests of the batch. Longer rows:
+two from more than `MANY_REQUESTS` requests on."""
+WARPS = 4
+PAGES_AT_ONCE = 1024
 LENGTHS_PER_WARP = 512
 """Lengths scanned at once: with twice as many, registers halve the programs that are resident."""
 
@@ -67,7 +85,8 @@ def load_slots(tokens, cols, readable, SHIFT: tl.constexpr):
     """First slots of pages `cols` [COLS] of each row of `tokens` [ROWS]; -1 past `readable`."""
     first_tokens = cols.to(tl.int64) << SHIFT
     live = cols[None, :] < readable[:, None]
-    return tl.load(tokens[:, None] + first_tokens[None, :], mask=live, other=-1)
+    slots = tokens[:, None] + first_tokens[None, :]
+    return tl.load(slots, mask=live, other=-1)
 
 
 @triton.jit
@@ -130,7 +149,8 @@ def write_pages(
             readable = tl.where((pool >= 0) & (pool < pool_rows), pages, 0)
             tokens = req_to_token_ptr + pool * token_stride
             if kv_start_ptr is not None:
-                moved = tl.load(kv_start_ptr + rows, mask=rows < batch, other=0).to(tl.int64)
+                moved = tl.load(kv_start_ptr + rows, mask=rows < batch, other=0)
+                moved = moved.to(tl.int64)
                 inside = (moved >= 0) & (moved < max_ctx)
                 remaining = (max_ctx - moved + ((1 << SHIFT) - 1)) >> SHIFT
                 readable = tl.where(inside, tl.minimum(readable, remaining), 0)
@@ -193,35 +213,63 @@ def kv_indices_kernel(
 ):
     """See `build_kv_indices`; SHIFT = log2(page_size), tiles of ROWS x COLS pages."""
     wait_for_predecessor(OVERLAP)
-    inputs = (seq_lens_ptr, req_pool_indices_ptr, req_to_token_ptr)
-    outputs = (kv_indptr_ptr, kv_indices_ptr, kv_last_page_len_ptr)
-    sizes = (batch, batch, delta, max_pages, pool_rows, token_stride, capacity)
-    start = (False, kv_start_ptr, max_ctx)
-    write_pages(tl.program_id(0), *inputs, *outputs, *sizes, SHIFT, SCAN, ROWS, COLS, *start)
+    write_pages(
+        tl.program_id(0),
+        seq_lens_ptr,
+        req_pool_indices_ptr,
+        req_to_token_ptr,
+        kv_indptr_ptr,
+        kv_indices_ptr,
+        kv_last_page_len_ptr,
+        batch,
+        batch,
+        delta,
+        max_pages,
+        pool_rows,
+        token_stride,
+        capacity,
+        SHIFT,
+        SCAN,
+        ROWS,
+        COLS,
+        False,
+        kv_start_ptr,
+        max_ctx,
+    )
 
 
 def launch_of(t: PageArrays, page_size: int) -> Launch:
     """The launch of the kernel; a program takes several tiles in turn where the grid is large."""
-    batch, (pool_rows, max_ctx) = len(t.seq_lens), t.req_to_token.shape
+    batch = len(t.seq_lens)
+    pool_rows, max_ctx = t.req_to_token.shape
     scan = min(scan_width(batch), LENGTHS_PER_WARP * WARPS)
 
-    def cut(seq_len_delta: int, max_pages: int) -> tuple[Grid, tuple[Any, ...], int]:
+    def cut(seq_len_delta: int, max_pages: int) -> Cut:
         if max_pages > FEW_PAGES:
             rows = 1 if batch <= MANY_REQUESTS else 2
-            cols, turns = PAGES_AT_ONCE, 2 * rows
+            cols = PAGES_AT_ONCE
+            turns = 2 * rows
         else:
-            rows = min(8, triton.next_power_of_2(max(1, -(-batch // REQUESTS_PER_ROW))))
-            cols, turns = PAGES_AT_ONCE // rows, rows
-        groups, blocks = -(-batch // rows), -(-max_pages // cols)
+            wanted = max(1, ceil_div(batch, REQUESTS_PER_ROW))
+            rows = min(8, triton.next_power_of_2(wanted))
+            cols = PAGES_AT_ONCE // rows
+            turns = rows
+        groups = ceil_div(batch, rows)
+        blocks = ceil_div(max_pages, cols)
         if groups * blocks > SMALL_GRID:
-            blocks = -(-blocks // turns)
+            blocks = ceil_div(blocks, turns)
         constants = (page_size.bit_length() - 1, scan, rows, cols)
         return (1 + groups, max(1, blocks)), constants, WARPS
 
-    inputs = ["seq_lens"] if t.kv_start is None else ["seq_lens", "kv_start"]
-    outputs = ["kv_indptr"] if t.kv_last_page_len is None else ["kv_indptr", "kv_last_page_len"]
+    inputs = ["seq_lens", "kv_start"]
+    outputs = ["kv_indptr", "kv_last_page_len"]
+    if t.kv_start is None:
+        inputs.remove("kv_start")
+    if t.kv_last_page_len is None:
+        outputs.remove("kv_last_page_len")
     pairs = product(inputs, outputs) if batch else ()
-    room, reason = INT32_MAX // max(1, batch), f"int32 counts the pages of {batch} requests"
+    room = INT32_MAX // max(1, batch)
+    reason = f"int32 counts the pages of {batch} requests"
     capacity = min(len(t.kv_indices), INT32_MAX)
     return Launch(
         bounds=page_bounds(t, page_size, room, reason),
@@ -241,27 +289,62 @@ LAUNCHER = Launcher(kv_indices_kernel, prepare)
 
 
 def build_kv_indices(
-    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
+    *,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+    **tensors: Tensor | None,
 ) -> None:
     """FlashInfer's description of a paged KV cache, in place, in one launch.
 
-    `tensors` are those of `PageArrays`, by name. `page_size` is a power of two, `seq_len_delta`
-    >= 0 is added to every length, and pages of a request from `max_pages` on are cut off.
+    Values that are out of range: see the module. What holds for all builders: `core.metadata`.
 
-    Without `kv_last_page_len` nothing is written there: with pages of one token engines share one
-    of ones. Lengths count from `kv_start`, a multiple of `page_size`: a sliding window's beginning,
-    or an encoder's end. Tokens outside a row of `req_to_token` give page -1 and are not read.
+    Parameters
+    ----------
+    page_size : int
+        A power of two.
+    max_pages : int
+        Pages of a request from here on are cut off.
+    seq_len_delta : int
+        At least 0; added to every length.
+    seq_lens : Tensor
+        [bs] int32 or int64, tokens in the cache before `seq_len_delta`.
+    req_pool_indices : Tensor
+        [bs] int32 or int64, each request's row of `req_to_token`.
+    req_to_token : Tensor
+        [pool, max_ctx] int32, KV slot of each token; -1: none.
+    kv_indptr : Tensor
+        [bs + 1] int32, out: 0 and running sums of the requests' **pages**.
+    kv_indices : Tensor
+        [capacity] int32, out: their pages, one request after another.
+    kv_last_page_len : Tensor, optional
+        [bs] int32, out: tokens in the last page, 1..page_size; 0: no page.
+    kv_start : Tensor, optional
+        [bs] int32 or int64, a request's first token that counts, a multiple of `page_size`.
 
-    A request that `max_pages` cuts off ends in a full page, so the three arrays always agree on its
-    length. Slot -1 gives page -1, and so does a pool row outside `req_to_token`, which is not read.
-    An empty request has no page and a last page of 0 tokens: FlashInfer's kernels do not look at
-    it, and its `get_seq_lens` adds it to 0 full pages.
+    Raises
+    ------
+    ValueError, TypeError
+        Before the launch, naming the argument.
 
-    Words of `kv_indices` from `kv_indptr[bs]` on are left untouched. What does not fit is dropped:
-    the host cannot know the sum of the pages, and engines share a buffer smaller than
-    bs * max_pages. `kv_indptr` counts dropped pages too, so `kv_indptr[bs] > capacity` shows it.
-    A sum beyond int32 is refused, by bs * max_pages. See `core.metadata` for what holds for all
-    builders. Semantics: SGLang's cumulative sum and `create_flashinfer_kv_indices_triton`, which
-    know page size 1 only, with FlashInfer's `plan` for the other page sizes.
+    Examples
+    --------
+    Under TRITON_INTERPRET=1, without a GPU. Two requests of 5 and 2 tokens:
+
+    >>> import torch
+    >>> req_to_token = torch.tensor([[0, 1, 2, 3, -1, -1], [8, 9, 10, 11, 12, -1]])
+    >>> kv_indptr = torch.zeros(3, dtype=torch.int32)
+    >>> kv_indices = torch.full((4,), -1, dtype=torch.int32)
+    >>> build_kv_indices(
+    ...     page_size=4,
+    ...     max_pages=2,
+    ...     seq_lens=torch.tensor([5, 2]),
+    ...     req_pool_indices=torch.tensor([1, 0]),
+    ...     req_to_token=req_to_token.int(),
+    ...     kv_indptr=kv_indptr,
+    ...     kv_indices=kv_indices,
+    ... )
+    >>> kv_indptr.tolist(), kv_indices.tolist()
+    ([0, 2, 3], [2, 3, 0, -1])
     """
     LAUNCHER.launch(PageArrays(**tensors), (page_size,), (seq_len_delta, max_pages))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from torch import Tensor
 from triton import knobs
 
 from ..gpu import HOPPER
@@ -21,21 +22,38 @@ from ..spec import require_int
 
 ACCESS_BYTES = 16
 """The widest load; Triton compiles another kernel for pointers that are not multiples of it."""
-NO_OVERLAP, WAIT, WAIT_AND_LET_START = 0, 1, 2
-"""Programmatic dependent launch: none; start early and wait for the previous kernel; also let the
-next kernel start early, which only pays while our whole grid is on the GPU at once."""
+NO_OVERLAP = 0
+"""No programmatic dependent launch."""
+WAIT = 1
+"""Start early, and wait for the previous kernel."""
+WAIT_AND_LET_START = 2
+"""Also let the next kernel start early: it pays only while our whole grid is resident."""
 OLDEST_TRITON = (3, 6)
 """With older ones no kernel was tried; an engine's environment may have one."""
 MAX_REMEMBERED = 4096
 """Shapes; eager steps bring new ones all the time."""
 
 Grid = tuple[int, int]
+Cut = tuple[Grid, tuple[Any, ...], int]
+"""Grid, the kernel's constants, and the warps of a program."""
+Arguments = tuple[Any, ...]
+Numbers = tuple[int, ...]
+Pointers = list[int | None]
 _OVERLAPPING = ContextVar("overlapping", default=True)
 
 
 @contextmanager
 def without_overlap() -> Iterator[None]:
-    """Launch kernels one after the other, to measure what the overlap gives."""
+    """Launch kernels one after the other, to measure what the overlap gives.
+
+    On Hopper and later a kernel of ours may start before the previous one has ended (programmatic
+    dependent launch). Within this context none does.
+
+    Examples
+    --------
+    >>> with without_overlap():  # doctest: +SKIP
+    ...     build_decode_metadata(**call)
+    """
     token = _OVERLAPPING.set(False)
     try:
         yield
@@ -75,19 +93,21 @@ class Launch:
     bounds: tuple[Bound, ...]
     apart: tuple[Apart, ...]
     sizes: tuple[int, ...]
-    cut: Callable[..., tuple[Grid, tuple[Any, ...], int]]
+    cut: Callable[..., Cut]
     compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
-    def check_numbers(self, numbers: tuple[int, ...]) -> None:
+    def check_numbers(self, numbers: Numbers) -> None:
         """Raise for a number out of range."""
-        for number, (name, largest, reason) in zip(numbers, self.bounds, strict=True):
-            if type(number) is int and 0 <= number <= largest:
+        for number, bound in zip(numbers, self.bounds, strict=True):
+            if type(number) is int and 0 <= number <= bound.largest:
                 continue
-            require_int(name, number, least=0)
-            if number > largest:
-                raise ValueError(f"{name} must be <= {largest}{reason}, got {number}")
+            require_int(bound.name, number, least=0)
+            if number > bound.largest:
+                raise ValueError(
+                    f"{bound.name} must be <= {bound.largest}{bound.reason}, got {number}"
+                )
 
-    def check_apart(self, pointers: list[int | None], delta: int) -> None:
+    def check_apart(self, pointers: Pointers, delta: int) -> None:
         """Raise where an output is an input."""
         for source, output, names, same_if_zero in self.apart:
             if pointers[source] == pointers[output] and (delta or not same_if_zero):
@@ -106,12 +126,16 @@ class Launcher:
     """
 
     def __init__(self, kernel: Any, prepare: Callable[..., Launch]) -> None:
-        self.kernel, self.prepare = kernel, prepare
+        self.kernel = kernel
+        self.prepare = prepare
         self.remembered: dict[tuple[Any, ...], Launch] = {}
 
     def check(
-        self, tensors: tuple[Any, ...], structure: tuple[Any, ...], numbers: tuple[int, ...]
-    ) -> tuple[Launch, list[int | None]]:
+        self,
+        tensors: Arguments,
+        structure: Arguments,
+        numbers: Numbers,
+    ) -> tuple[Launch, Pointers]:
         """The launch and the tensors' addresses, or the error for a wrong argument."""
         shapes, pointers = shapes_of(tensors, structure)
         launch = None if shapes is None else self.remembered.get(shapes)
@@ -127,12 +151,16 @@ class Launcher:
         return launch, pointers
 
     def launch(
-        self, tensors: tuple[Any, ...], structure: tuple[Any, ...], numbers: tuple[int, ...]
+        self,
+        tensors: Arguments,
+        structure: Arguments,
+        numbers: Numbers,
     ) -> None:
         """Launch on the current stream, or raise with nothing launched."""
         launch, pointers = self.check(tensors, structure, numbers)
         grid, constants, warps = launch.cut(*numbers)
-        overlap = overlap_of(grid[0] * grid[1], programs_at_once(tensors[0].get_device()))
+        at_once = programs_at_once(tensors[0].get_device())
+        overlap = overlap_of(grid[0] * grid[1], at_once)
         values = (*numbers, *launch.sizes, *constants, overlap)
         key = (overlap, warps, constants)
         aligned = not any(pointer and pointer % ACCESS_BYTES for pointer in pointers)
@@ -147,33 +175,35 @@ class Launcher:
 
 
 def shapes_of(
-    tensors: tuple[Any, ...], structure: tuple[Any, ...]
-) -> tuple[tuple[Any, ...] | None, list[int | None]]:
-    """A hashable key of all that `prepare` looks at, and the tensors' addresses.
+    tensors: Arguments,
+    structure: Arguments,
+) -> tuple[Arguments | None, Pointers]:
+    """A hashable key of all that `prepare` reads, and the tensors' addresses.
 
     The key is None where something must be wrong (not a tensor, several devices, another device
     than the current one), and off CUDA devices: nothing is remembered then.
     """
     parts: list[Any] = [*structure, *map(type, structure)]
-    pointers: list[int | None] = []
+    pointers: Pointers = []
     devices = set()
     for tensor in tensors:
         if tensor is None:
             parts.append(None)
             pointers.append(None)
-        elif isinstance(tensor, torch.Tensor):
+        elif isinstance(tensor, Tensor):
             devices.add(tensor.get_device())
             parts += (tensor.shape, tensor.stride(), tensor.dtype)
             pointers.append(tensor.data_ptr())
         else:
             return None, pointers
-    if len(devices) != 1 or min(devices) < 0 or devices != {torch.cuda.current_device()}:
+    is_one_gpu = len(devices) == 1 and min(devices) >= 0  # -1: the CPU
+    if not is_one_gpu or devices != {torch.cuda.current_device()}:
         return None, pointers
     return (*parts, *devices), pointers
 
 
 def overlap_of(programs: int, at_once: int) -> int:
-    """The overlap of a launch of so many programs; 0 if none can overlap.
+    """The overlap of a launch of `programs` programs; 0 if none can overlap.
 
     A successor that waits takes places that our own programs have not had yet.
     """
@@ -184,7 +214,7 @@ def overlap_of(programs: int, at_once: int) -> int:
 
 @cache
 def programs_at_once(device: int) -> int:
-    """Programs that surely are on a GPU at once, two per multiprocessor; 0: no overlap there."""
+    """Programs that are resident on a GPU together, two per SM; 0: no overlap there."""
     if interpreting() or torch.cuda.get_device_capability(device)[0] < HOPPER:
         return 0
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,16 +1,16 @@
 """The tensors that the metadata builders take, and the error for every other one.
 
-Checked on the host, from shapes, dtypes, strides and devices alone: to look at a value on the GPU
-means to wait for it. What the kernels do about values out of range stands in the builders'
-docstrings; no kernel reads or writes outside a tensor because of one.
+Checked on the host, from shapes, dtypes, strides and devices alone: reading a value on the GPU
+would synchronise. See each builder's docstring for out-of-range values; no kernel reads or writes
+outside a tensor because of one.
 """
 
 from typing import Any, NamedTuple
 
-import torch
+from torch import Tensor
 
 from ..batch import require_tensor
-from ..spec import INT32_MAX, require_page_size
+from ..spec import INT32_MAX, ceil_div, require_page_size
 from .launch import Apart, Bound
 
 EITHER_WIDTH = {"seq_lens", "req_pool_indices", "kv_start", "swa_slot_map"}
@@ -20,49 +20,28 @@ IN_ROWS = {"req_to_token", "page_table", "swa_page_table"}
 
 
 class DecodeTensors(NamedTuple):
-    """What `build_decode_metadata` reads and writes.
+    """What `build_decode_metadata` reads and writes; shapes and dtypes are there."""
 
-    | tensor | shape, dtype | |
-    |---|---|---|
-    | `seq_lens` | [bs] int32 or int64 | tokens in the cache before `seq_len_delta` |
-    | `req_pool_indices` | [bs] int32 or int64 | each request's row of `req_to_token` |
-    | `req_to_token` | [pool, max_ctx] int32 | KV slot of each token; -1: none |
-    | `cache_seqlens` | [bs] int32, out | `seq_lens + seq_len_delta` |
-    | `cu_seqlens_k` | [bs + 1] int32, out | 0 and their running sums |
-    | `page_table` | [bs, >= max_pages] int32, out | first slot of each page // page_size |
-    | `swa_slot_map` | [slots] int32 or int64 | slot of the full pool -> slot of the window's pool |
-    | `swa_page_table` | as `page_table`, out | of the translated slots; with the map, or neither |
-    """
-
-    seq_lens: torch.Tensor
-    req_pool_indices: torch.Tensor
-    req_to_token: torch.Tensor
-    cache_seqlens: torch.Tensor
-    cu_seqlens_k: torch.Tensor
-    page_table: torch.Tensor
-    swa_slot_map: torch.Tensor | None = None
-    swa_page_table: torch.Tensor | None = None
+    seq_lens: Tensor
+    req_pool_indices: Tensor
+    req_to_token: Tensor
+    cache_seqlens: Tensor
+    cu_seqlens_k: Tensor
+    page_table: Tensor
+    swa_slot_map: Tensor | None = None
+    swa_page_table: Tensor | None = None
 
 
 class PageArrays(NamedTuple):
-    """What `build_kv_indices` reads and writes.
+    """What `build_kv_indices` reads and writes; shapes and dtypes are there."""
 
-    | tensor | shape, dtype | |
-    |---|---|---|
-    | `seq_lens`, `req_pool_indices`, `req_to_token` | | as in `DecodeTensors` |
-    | `kv_indptr` | [bs + 1] int32, out | 0 and running sums of the requests' **pages** |
-    | `kv_indices` | [capacity] int32, out | their pages, one request after another |
-    | `kv_last_page_len` | [bs] int32, out | tokens in the last page, 1..page_size; 0: no page |
-    | `kv_start` | [bs] int32 or int64 | a request's first token that counts, 0 without |
-    """
-
-    seq_lens: torch.Tensor
-    req_pool_indices: torch.Tensor
-    req_to_token: torch.Tensor
-    kv_indptr: torch.Tensor
-    kv_indices: torch.Tensor
-    kv_last_page_len: torch.Tensor | None = None
-    kv_start: torch.Tensor | None = None
+    seq_lens: Tensor
+    req_pool_indices: Tensor
+    req_to_token: Tensor
+    kv_indptr: Tensor
+    kv_indices: Tensor
+    kv_last_page_len: Tensor | None = None
+    kv_start: Tensor | None = None
 
 
 def require_decode(t: DecodeTensors, page_size: int) -> None:
@@ -98,7 +77,7 @@ def require_kv_indices(t: PageArrays, page_size: int) -> None:
     require_one_device(t._asdict())
 
 
-def require_one_device(tensors: dict[str, torch.Tensor | None]) -> None:
+def require_one_device(tensors: dict[str, Tensor | None]) -> None:
     """Raise unless all given tensors are on the first one's device."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     first = next(iter(given))
@@ -111,21 +90,31 @@ def require_one_device(tensors: dict[str, torch.Tensor | None]) -> None:
 def page_bounds(
     t: DecodeTensors | PageArrays, page_size: int, room: int, reason: str
 ) -> tuple[Bound, Bound]:
-    """Bounds of `seq_len_delta` and `max_pages`: there is `room` for so many pages, and
-    `req_to_token` must hold their first tokens."""
+    """Bounds of `seq_len_delta` and `max_pages`: the output holds `room` pages, and `req_to_token`
+    must hold their first tokens."""
     max_ctx = t.req_to_token.shape[1]
     reason = f" ({reason}, req_to_token {max_ctx} tokens a request, page_size {page_size})"
-    largest = min(room, -(-max_ctx // page_size))
+    largest = min(room, ceil_div(max_ctx, page_size))
     return Bound("seq_len_delta", INT32_MAX), Bound("max_pages", largest, reason)
 
 
-def kept_apart(t: Any, source: str, output: str, *, same_if_zero: bool = False) -> Apart:
+def kept_apart(
+    t: Any,
+    source: str,
+    output: str,
+    *,
+    same_if_zero: bool = False,
+) -> Apart:
     """The rule that `output` must not start where `source` does."""
-    places = t._fields.index(source), t._fields.index(output)
-    return Apart(*places, (source, output), same_if_zero)
+    return Apart(
+        source=t._fields.index(source),
+        output=t._fields.index(output),
+        names=(source, output),
+        same_if_zero=same_if_zero,
+    )
 
 
-def row_stride(tensor: torch.Tensor) -> int:
+def row_stride(tensor: Tensor) -> int:
     """Words from one row of a tensor to the next: its width, unless it is part of a wider one."""
     return tensor.stride(0) if len(tensor) > 1 else tensor.shape[1]
 
@@ -148,7 +137,8 @@ def _require(bundle: Any, name: str, *size: int | None) -> None:
 
 def has_separate_rows(tensor: Any) -> bool:
     """Whether each row is contiguous, and no row begins in another one."""
-    if not isinstance(tensor, torch.Tensor) or tensor.ndim != 2:
+    if not isinstance(tensor, Tensor) or tensor.ndim != 2:
         return False
-    (rows, columns), (down, along) = tensor.shape, tensor.stride()
+    rows, columns = tensor.shape
+    down, along = tensor.stride()
     return (along == 1 or columns < 2) and (down >= columns or rows < 2)

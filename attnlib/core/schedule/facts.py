@@ -20,7 +20,15 @@ from functools import cached_property
 
 import numpy as np
 
-from ..spec import ELEMENT_BYTES, INT32_MAX, Grouped, require_given, require_int, require_word
+from ..spec import (
+    ELEMENT_BYTES,
+    INT32_MAX,
+    Grouped,
+    ceil_div,
+    require_given,
+    require_int,
+    require_word,
+)
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 """Head dims that kernels are compiled for; V alone may also have 512."""
@@ -32,6 +40,14 @@ L2_BYTES = 50 * 2**20
 """What the heuristic takes an L2 cache to hold, whatever the GPU has."""
 FULL = (-1, -1)
 BUILDS = ("upstream", "vllm", "sglang", "sglang-0.4.4")
+Tile = tuple[int, int]
+"""Query rows and tokens of a block."""
+VLLM_FP8_TILES = {
+    64: (192, 128),
+    96: (128, 128),
+    128: (128, 192),
+    192: (128, 96),
+}
 ONE_WARPGROUP = 64
 """Query rows of one MMA warpgroup, the tile of short calls (use_one_mma_wg of heuristics.h)."""
 
@@ -40,15 +56,61 @@ ONE_WARPGROUP = 64
 class SchedulerFacts(Grouped):
     """One call, as FlashAttention-3 sees it.
 
-    `batch_size` counts padding too, head counts are those of this GPU. `head_dim_v` 0 means K's.
-    `max_seqlen_q` and `max_seqlen_k` are tokens: of the longest query, and of the page table's
-    width x page_size (or of a contiguous cache, whose `page_size` is None). `sm_margin` of the
-    `num_sms` multiprocessors are left to others. `window` is (left, right) tokens, -1 unlimited;
-    `varlen_q` says whether cu_seqlens_q is passed. `pack_gqa` None and `num_splits` 0 let the
-    library decide. `hdim96`: whether the build has kernels of head_dim 96. `build` is one of
-    `BUILDS`.
+    Parameters
+    ----------
+    batch_size : int
+        Requests, padding too.
+    num_qo_heads, num_kv_heads : int
+        Heads of this GPU.
+    head_dim : int
+        Of Q and K.
+    max_seqlen_q : int
+        Tokens of the longest query.
+    max_seqlen_k : int
+        Tokens: of the page table's width x page_size, or of a contiguous cache.
+    num_sms : int
+        Multiprocessors of the GPU.
+    page_size : int or None
+        Tokens of a KV page; None for a contiguous cache.
+    dtype : str
+        Of query and cache.
+    head_dim_v : int
+        Of V; 0 means K's.
+    causal : bool
+        Whether a query sees its own token and those before it alone.
+    window : tuple of int
+        (left, right) tokens, -1 unlimited.
+    has_softcap : bool
+        Whether scores are capped.
+    varlen_q : bool
+        Whether cu_seqlens_q is passed.
+    pack_gqa : bool or None
+        None lets the library decide.
+    num_splits : int
+        0 lets the library decide.
+    sm_margin : int
+        Multiprocessors that are left to others.
+    hdim96 : bool
+        Whether the build has kernels of head_dim 96.
+    build : str
+        `upstream`, `vllm`, `sglang` or `sglang-0.4.4`.
 
-    Raises ValueError naming the field, what it must be and what it was.
+    Raises
+    ------
+    ValueError
+        Naming the field, what it must be and what it was.
+
+    Examples
+    --------
+    Llama-3.1-8B on an H100: a decode step of 4 requests, in a context of 8,192 tokens. Upstream's
+    build takes tiles of 128 query rows, SGLang's of 64:
+
+    >>> facts = SchedulerFacts(4, 32, 8, 128, 1, 8192, num_sms=132, page_size=16, causal=True)
+    >>> facts.tile, facts.split_cap
+    ((128, 128), 15)
+    >>> from dataclasses import replace
+    >>> replace(facts, build="sglang").tile
+    (64, 128)
     """
 
     batch_size: int
@@ -107,6 +169,11 @@ class SchedulerFacts(Grouped):
         return self.max_seqlen_k * (self.head_dim + self.head_dim_v) * self.element_bytes
 
     @property
+    def packed_rows(self) -> int:
+        """Query rows of a KV head for the longest query, with a group's heads packed."""
+        return self.max_seqlen_q * self.group_size
+
+    @property
     def usable_sms(self) -> int:
         """Multiprocessors that the schedule counts on."""
         return self.num_sms - self.sm_margin
@@ -128,8 +195,11 @@ class SchedulerFacts(Grouped):
             return True, None
         if (left, right) == FULL:
             return False, None
-        most = (self.max_seqlen_k - 1, self.max_seqlen_q - 1)
-        return False, (left if left >= 0 else most[0], right if right >= 0 else most[1])
+        if left < 0:
+            left = self.max_seqlen_k - 1
+        if right < 0:
+            right = self.max_seqlen_q - 1
+        return False, (left, right)
 
     @property
     def is_causal(self) -> bool:
@@ -152,10 +222,10 @@ class SchedulerFacts(Grouped):
         if self.build != "upstream" and self.is_local:
             return True
         block_m, block_n = self._tile(gathers=False)
-        return self.page_size % block_n != 0 or self.max_seqlen_q * self.group_size <= block_m
+        return self.page_size % block_n != 0 or self.packed_rows <= block_m
 
     @cached_property
-    def tile(self) -> tuple[int, int]:
+    def tile(self) -> Tile:
         """(block_m, block_n) of the kernel that runs: query rows, with packed heads, and tokens."""
         return self._tile(gathers=self.paged_gather)
 
@@ -168,19 +238,21 @@ class SchedulerFacts(Grouped):
     @property
     def one_warpgroup(self) -> bool:
         """Whether all query rows fit the 64-row tile that the engines' builds have."""
-        windows = self.build != "vllm" or not self.is_local
-        small = self.head_dim in (64, 128) and self.max_seqlen_q * self.group_size <= ONE_WARPGROUP
-        return self.build != "upstream" and windows and small
+        if self.build == "upstream" or self.head_dim not in (64, 128):
+            return False
+        if self.build == "vllm" and self.is_local:
+            return False
+        return self.packed_rows <= ONE_WARPGROUP
 
     @property
     def must_pack(self) -> bool:
-        """Whether only kernels with packed query heads exist, whatever `pack_gqa` says."""
+        """Whether only kernels with packed query heads exist, whatever `pack_gqa` is."""
         return self.paged_gather or self.split_cap > 1
 
     @cached_property
     def packs(self) -> bool:
         """Whether the metadata call counts a group's query heads as rows of one tile. vLLM's build
-        does, whatever `pack_gqa` says, where K and V have one head_dim."""
+        does, whatever `pack_gqa` is, where K and V have one head_dim."""
         if self.build == "vllm" and self.head_dim == self.head_dim_v:
             return self.group_size > 1
         if self.pack_gqa is not None:
@@ -189,12 +261,10 @@ class SchedulerFacts(Grouped):
             return True
         if self.varlen_q or self.group_size == 1:
             return self.group_size > 1
-        # Packing pays where it leaves less of the tiles idle; in float32, as the library does.
-        rows, packed = self.max_seqlen_q, self.max_seqlen_q * self.group_size
-        alone, together = (
-            np.float32(n) / np.float32(-(-n // self.tile[0]) * self.tile[0]) for n in (rows, packed)
-        )
-        return float(alone) < 0.9 * float(together)
+        # Packing pays where it leaves less of the tiles idle.
+        alone = _filled(self.max_seqlen_q, self.tile[0])
+        together = _filled(self.packed_rows, self.tile[0])
+        return alone < 0.9 * together
 
     @cached_property
     def settled(self) -> "SchedulerFacts":
@@ -210,30 +280,44 @@ class SchedulerFacts(Grouped):
 
     def differences(self, other: "SchedulerFacts") -> dict[str, tuple[object, object]]:
         """Fields that differ once both are settled: name -> (this one's, the other's)."""
-        mine, others = self.settled, other.settled
-        pairs = {f.name: (getattr(mine, f.name), getattr(others, f.name)) for f in fields(mine)}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        found = {}
+        for field in fields(self):
+            mine = getattr(self.settled, field.name)
+            others = getattr(other.settled, field.name)
+            if mine != others:
+                found[field.name] = (mine, others)
+        return found
 
     def require_q(self, name: str, given: object) -> None:
-        """ValueError unless what says each request's query tokens goes with `varlen_q`."""
+        """ValueError unless query tokens by request are given with `varlen_q`, and only then."""
         here = f"varlen_q={self.varlen_q}"
         require_given(name, given, self.varlen_q, "if facts.varlen_q", here)
 
-    def _tile(self, *, gathers: bool) -> tuple[int, int]:
+    def _tile(self, *, gathers: bool) -> Tile:
         compiled = [dim for dim in HEAD_DIMS if self.hdim96 or dim != 96]
         dim = next(dim for dim in compiled if dim >= self.head_dim)
         if self.element_bytes == 1:
             return _tile_fp8(self, dim, gathers)
-        dim_v = next((dim for dim in HEAD_DIMS if dim >= self.head_dim_v), 512)
-        return _tile_16_bit(self, dim, dim if self.head_dim_v == self.head_dim else dim_v, gathers)
+        dim_v = dim
+        if self.head_dim_v != self.head_dim:
+            dim_v = next((each for each in HEAD_DIMS if each >= self.head_dim_v), 512)
+        return _tile_16_bit(self, dim, dim_v, gathers)
 
 
-def _tile_16_bit(call: SchedulerFacts, dim: int, dim_v: int, gathers: bool) -> tuple[int, int]:
-    vllm, narrow = call.build == "vllm", call.is_local or gathers
+def _filled(rows: int, block_m: int) -> float:
+    """Share of the tiles that rows fill; in float32, as the library does."""
+    in_tiles = ceil_div(rows, block_m) * block_m
+    return float(np.float32(rows) / np.float32(in_tiles))
+
+
+def _tile_16_bit(call: SchedulerFacts, dim: int, dim_v: int, gathers: bool) -> Tile:
+    vllm = call.build == "vllm"
+    narrow = call.is_local or gathers
     if dim <= 64:
-        wide_v = {512: (64, 64), 256: (128, 96)}
-        if dim_v in wide_v:
-            return wide_v[dim_v]
+        if dim_v == 512:
+            return 64, 64
+        if dim_v == 256:
+            return 128, 96
         if call.one_warpgroup:
             return ONE_WARPGROUP, 192
         if vllm and narrow and not call.is_causal:
@@ -248,16 +332,19 @@ def _tile_16_bit(call: SchedulerFacts, dim: int, dim_v: int, gathers: bool) -> t
         plain = 160 if vllm and not call.one_warpgroup else 176
         return rows, 128 if narrow or call.is_causal else plain
     if dim <= 192:
-        wide = 96 if vllm else 112
-        return 128, 96 if narrow else (128 if dim_v <= 128 else wide)
+        if narrow:
+            return 128, 96
+        if dim_v <= 128:
+            return 128, 128
+        return 128, 96 if vllm else 112
     return 128, 64 if call.is_local else 80
 
 
-def _tile_fp8(call: SchedulerFacts, dim: int, gathers: bool) -> tuple[int, int]:
+def _tile_fp8(call: SchedulerFacts, dim: int, gathers: bool) -> Tile:
     if call.one_warpgroup:
         return ONE_WARPGROUP, 128 if dim <= 96 else 96
     if call.build == "vllm" and dim <= 192:  # Its accumulation in two levels takes registers.
-        return {64: (192, 128), 96: (128, 128), 128: (128, 192), 192: (128, 96)}[dim]
+        return VLLM_FP8_TILES[dim]
     if dim <= 96:
         return 192, 160 if dim <= 64 else 128
     if dim <= 128:
@@ -269,18 +356,21 @@ def _tile_fp8(call: SchedulerFacts, dim: int, gathers: bool) -> tuple[int, int]:
 
 
 def _heuristic_cap(facts: SchedulerFacts) -> int:
+    """`num_splits_heuristic` of heuristics.h, and what flash_api.cpp passes to it."""
     block_m, block_n = facts.tile
     sms = facts.usable_sms
     requests = facts.batch_size if facts.build == "sglang" else 1
-    rows = facts.max_seqlen_q * facts.group_size
-    tiles = facts.num_kv_heads * math.ceil(requests * rows / block_m)
+    tiles = facts.num_kv_heads * math.ceil(requests * facts.packed_rows / block_m)
     # The rule for KV beyond the L2 takes the query blocks of one request, whatever the build.
-    m_blocks = math.ceil(rows / block_m)
+    m_blocks = math.ceil(facts.packed_rows / block_m)
     if np.float32(tiles) >= np.float32(0.8) * np.float32(sms):
-        masked = facts.is_causal or facts.is_local
-        twice_over = facts.kv_head_bytes > L2_BYTES and m_blocks >= 2 * sms and not masked
-        return min(math.ceil(facts.kv_head_bytes / L2_BYTES), MAX_SPLITS) if twice_over else 1
-    loaded, window = facts.max_seqlen_k, facts.mask[1]
+        is_masked = facts.is_causal or facts.is_local
+        fits_l2 = facts.kv_head_bytes <= L2_BYTES
+        if is_masked or fits_l2 or m_blocks < 2 * sms:
+            return 1
+        return min(math.ceil(facts.kv_head_bytes / L2_BYTES), MAX_SPLITS)
+    loaded = facts.max_seqlen_k
+    window = facts.mask[1]
     if window is not None:
         loaded = max(0, min(loaded, sum(window) + 1 + block_m))
     n_blocks = math.ceil(loaded / block_n)

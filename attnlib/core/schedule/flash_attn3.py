@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from ..batch import require_tensor
 from . import library
@@ -31,9 +32,32 @@ from .splits import num_words
 
 @dataclass(frozen=True, eq=False)
 class SchedulerMetadata:
-    """`words` [n] int32 on the GPU, the library's tensor, and the settled `facts` of its call."""
+    """FlashAttention-3's schedule of a step, and the call that it is for.
 
-    words: torch.Tensor
+    Attributes
+    ----------
+    words : Tensor
+        [n] int32 on the GPU, the library's tensor.
+    facts : SchedulerFacts
+        Of its call, settled.
+
+    Examples
+    --------
+    Reserved words are no schedule yet, and a call of another shape is refused:
+
+    >>> import torch
+    >>> from attnlib.core import SchedulerFacts, reserve
+    >>> facts = SchedulerFacts(4, 32, 8, 128, 1, 8192, num_sms=132, page_size=16, causal=True)
+    >>> metadata = reserve(facts, torch.device("cpu"))
+    >>> metadata.require_fits(facts, device=torch.device("cpu"))
+    Traceback (most recent call last):
+        ...
+    ValueError: words must be written before they are used, got words only reserved
+    >>> metadata.facts.differences(SchedulerFacts(8, 32, 8, 128, 1, 8192, 132, 16, causal=True))
+    {'batch_size': (4, 8)}
+    """
+
+    words: Tensor
     facts: SchedulerFacts
     _writes: list[int | None] = field(default_factory=list, repr=False)
 
@@ -68,7 +92,12 @@ class SchedulerMetadata:
         torch.autograd.graph.increment_version(self.words)
         self.mark_used()
 
-    def renew(self, seq_lens: torch.Tensor, *, cu_seqlens_q: torch.Tensor | None = None) -> None:
+    def renew(
+        self,
+        seq_lens: Tensor,
+        *,
+        cu_seqlens_q: Tensor | None = None,
+    ) -> None:
         """Write the metadata of new lengths into the same words; arguments as for `precompute`."""
         self.words.copy_(_checked_words(self.facts, seq_lens, cu_seqlens_q))
         self.mark_used()
@@ -76,18 +105,41 @@ class SchedulerMetadata:
 
 def precompute(
     facts: SchedulerFacts,
-    seq_lens: torch.Tensor,
+    seq_lens: Tensor,
     *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> SchedulerMetadata:
-    """The metadata of one step, from one kernel on the current stream.
+    """The schedule of one step, from one kernel of the library on the current stream.
 
-    `seq_lens` [batch_size] int32 is the KV tokens of each request on the GPU, which are not read
-    here. `cu_seqlens_q` [batch_size + 1] int32 goes with `facts.varlen_q`. `out` [>= words] int32
-    is the caller's buffer (`splits.max_words` sizes it); the words are its head, and its tail
-    becomes zero. Raises ValueError naming the argument, what it must be and what it was, before any
-    launch.
+    Parameters
+    ----------
+    facts : SchedulerFacts
+        Of the attention calls that will use it.
+    seq_lens : Tensor
+        [batch_size] int32 on the GPU, KV tokens of each request; not read here.
+    cu_seqlens_q : Tensor, optional
+        [batch_size + 1] int32, with `facts.varlen_q`.
+    out : Tensor, optional
+        [>= words] int32, the caller's buffer (`splits.max_words` sizes it); the words are its head,
+        and its tail becomes zero.
+
+    Returns
+    -------
+    SchedulerMetadata
+        For `metadata=` of `attend`, in every layer of the step.
+
+    Raises
+    ------
+    ValueError
+        Before any launch, naming the argument, what it must be and what it was.
+
+    Examples
+    --------
+    Needs a GPU and FlashAttention-3:
+
+    >>> metadata = precompute(facts, seq_lens)  # doctest: +SKIP
+    >>> metadata.renew(longer_seq_lens)  # the next step  # doctest: +SKIP
     """
     settled = facts.settled
     _require_packing(facts)
@@ -99,11 +151,39 @@ def precompute(
 
 
 def reserve(
-    facts: SchedulerFacts, device: torch.device, *, out: torch.Tensor | None = None
+    facts: SchedulerFacts,
+    device: torch.device,
+    *,
+    out: Tensor | None = None,
 ) -> SchedulerMetadata:
-    """Zeros in the place of metadata, for `build_step_metadata` to write; no call takes them yet.
+    """Memory for a schedule that `build_step_metadata` writes; no attention call takes it before.
 
-    `out`, errors and cap as in `precompute`.
+    Parameters
+    ----------
+    facts : SchedulerFacts
+        Of the attention calls that will use it; not of vLLM's build, whose words are not known.
+    device : torch.device
+        Where the words are.
+    out : Tensor, optional
+        [>= words] int32, the caller's buffer; it becomes zero.
+
+    Returns
+    -------
+    SchedulerMetadata
+        Zeros.
+
+    Raises
+    ------
+    ValueError
+        As `precompute`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from attnlib.core import SchedulerFacts
+    >>> facts = SchedulerFacts(4, 32, 8, 128, 1, 8192, num_sms=132, page_size=16, causal=True)
+    >>> reserve(facts, torch.device("cpu")).words.shape  # splits, tiles, order, heads; semaphore
+    torch.Size([17])
     """
     if facts.build == "vllm":
         raise ValueError("build must be upstream or sglang, whose words are known, got vllm")
@@ -128,12 +208,18 @@ def sm_count(device: torch.device) -> int:
 
 
 def ask_library(
-    facts: SchedulerFacts, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None = None
-) -> torch.Tensor:
+    facts: SchedulerFacts, seq_lens: Tensor, cu_seqlens_q: Tensor | None = None
+) -> Tensor:
     """The library's call, without any check of the arguments. See `precompute`."""
     return library.load().get_scheduler_metadata(
-        *(facts.batch_size, facts.max_seqlen_q, facts.max_seqlen_k),
-        *(facts.num_qo_heads, facts.num_kv_heads, facts.head_dim, seq_lens),
+        # Builds agree in the order of these, not in their names.
+        facts.batch_size,
+        facts.max_seqlen_q,
+        facts.max_seqlen_k,
+        facts.num_qo_heads,
+        facts.num_kv_heads,
+        facts.head_dim,
+        cache_seqlens=seq_lens,
         qkv_dtype=getattr(torch, facts.dtype),
         headdim_v=facts.head_dim_v,
         cu_seqlens_q=cu_seqlens_q,
@@ -149,10 +235,10 @@ def ask_library(
 
 def _checked_words(
     settled: SchedulerFacts,
-    seq_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor | None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor | None,
+    out: Tensor | None = None,
+) -> Tensor:
     require_tensor("seq_lens", seq_lens, (settled.batch_size,), "int32", contiguous=True)
     if out is not None:
         _require_room(out, num_words(settled), seq_lens.device)
@@ -171,14 +257,16 @@ def _checked_words(
     return words
 
 
-def writes(words: torch.Tensor) -> int | None:
+def writes(words: Tensor) -> int | None:
     """PyTorch's count of writes to the buffer beneath; a tensor of inference mode has none."""
     return None if words.is_inference() else words._version
 
 
 def misfit(differing: Mapping[str, tuple[object, object]]) -> str:
     """The message for fields that differ: name -> (the metadata's value, the call's)."""
-    fields = "; ".join(f"{name} must be {a!r}, got {b!r}" for name, (a, b) in differing.items())
+    fields = "; ".join(
+        f"{name} must be {made!r}, got {call!r}" for name, (made, call) in differing.items()
+    )
     return f"scheduler metadata does not fit the call: {fields}"
 
 
@@ -197,7 +285,7 @@ def _require_sm_count(facts: SchedulerFacts, device: torch.device) -> None:
         )
 
 
-def _require_room(out: torch.Tensor, size: int, device: torch.device) -> None:
+def _require_room(out: Tensor, size: int, device: torch.device) -> None:
     require_tensor("out", out, (None,), "int32", contiguous=True)
     if len(out) < size:
         raise ValueError(f"out must be [>= {size}] int32, got {list(out.shape)}")

@@ -26,6 +26,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..spec import dtype_name, require_word
@@ -43,21 +44,30 @@ ENGINES = {
     "flash-attn-3": ("flash_attn_interface",),
 }
 """Who calls FlashAttention-3 -> modules that have it; a release of SGLang has two of the three."""
-MAKES, ATTENDS = "get_scheduler_metadata", ("flash_attn_with_kvcache", "flash_attn_varlen_func")
-OFF, MODES = "off", ("raise", "log")
+MAKES = "get_scheduler_metadata"
+ATTENDS = ("flash_attn_with_kvcache", "flash_attn_varlen_func")
+OFF = "off"
+MODES = ("raise", "log")
 CPU_SMS = 132
-SIZES = ("batch_size", "max_seqlen_q", "max_seqlen_k", "num_qo_heads", "num_kv_heads", "head_dim")
+SIZES = (
+    "batch_size",
+    "max_seqlen_q",
+    "max_seqlen_k",
+    "num_qo_heads",
+    "num_kv_heads",
+    "head_dim",
+)
 Function = Callable[..., Any]
 Calls = set[tuple[int, SchedulerFacts]]
 
 _made: dict[int, tuple[StorageWeakRef, SchedulerFacts | None]] = {}
-"""Address of words -> what tells whether their memory is alive, and the facts they are made for."""
+"""Address of words -> a reference to their memory, and the facts they were made for."""
 _active: list["Guard"] = []
 # Cached, because every layer asks: equal calls are one object, which is settled once.
 _known = lru_cache(maxsize=256)(SchedulerFacts)
 
 
-class _Words(torch.Tensor):
+class _Words(Tensor):
     """Words that remember their facts when an engine copies them, or a slice, into its buffer.
 
     Results of all other operations are plain tensors.
@@ -65,18 +75,22 @@ class _Words(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Function, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Function,
+        types: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **(kwargs or {}))
-            if func is torch.Tensor.__getitem__ and type(out) is torch.Tensor:
+            if func is Tensor.__getitem__ and type(out) is Tensor:
                 return out.as_subclass(cls)
-            if func is torch.Tensor.__setitem__:
+            if func is Tensor.__setitem__:
                 # SGLang's graphs: `self._sched_meta_buf[:n] = words`
                 buffer, index, words = args
                 if isinstance(words, cls):
                     _keep_copy(words, buffer[index])
-            if func is torch.Tensor.copy_:
+            if func is Tensor.copy_:
                 buffer, words = args[:2]
                 if isinstance(words, cls):
                     _keep_copy(words, buffer)
@@ -91,7 +105,8 @@ class Guard:
     """
 
     def __init__(self, engine: str) -> None:
-        self.engine, self.mode = engine, OFF
+        self.engine = engine
+        self.mode = OFF
         self.build = {"sglang": sglang_build(), "vllm": "vllm"}.get(engine, "upstream")
         self._log = lru_cache(logging.getLogger("attnlib").error)  # each message once
         self._swapped: list[tuple[Function, Function]] = []
@@ -133,15 +148,17 @@ class Guard:
         def checked(*args: Any, **options: Any) -> Any:
             if self.mode == OFF:
                 return call(*args, **options)
-            arguments = {**defaults, **dict(zip(defaults, args, strict=False)), **options}
+            by_position = dict(zip(defaults, args, strict=False))
+            arguments = defaults | by_position | options
             if "scheduler_metadata" not in arguments:
                 words = call(*args, **options)
-                if isinstance(words, torch.Tensor):
+                if isinstance(words, Tensor):
                     _keep(words, self._facts(arguments))
                     words = words.as_subclass(_Words)
                 return words
             words = arguments["scheduler_metadata"]
-            if words is not None and (facts := self._facts(arguments)):
+            facts = None if words is None else self._facts(arguments)
+            if facts is not None:
                 self._check(words.data_ptr(), facts)
                 if self._captured is not None:
                     self._captured.add((words.data_ptr(), facts))
@@ -212,13 +229,14 @@ def _replace(old: Function, new: Function) -> None:
                 setattr(owner, name, new)
 
 
-def _keep(words: torch.Tensor, facts: SchedulerFacts | None) -> None:
-    for address in [at for at, (memory, _) in list(_made.items()) if memory.expired()]:
-        _made.pop(address, None)  # another thread may have
+def _keep(words: Tensor, facts: SchedulerFacts | None) -> None:
+    for address, (memory, _) in list(_made.items()):
+        if memory.expired():
+            _made.pop(address, None)  # another thread may have
     _made[words.data_ptr()] = StorageWeakRef(words.untyped_storage()), facts
 
 
-def _keep_copy(words: torch.Tensor, into: torch.Tensor) -> None:
+def _keep_copy(words: Tensor, into: Tensor) -> None:
     if words.data_ptr() in _made:
         _, facts = _made[words.data_ptr()]
         _keep(into, facts)
@@ -238,7 +256,7 @@ def _differing(made: SchedulerFacts, call: SchedulerFacts) -> str:
 
 def _facts(arguments: dict[str, Any], build: str) -> SchedulerFacts:
     """The facts of a call that makes words or takes them, of this build."""
-    if isinstance(arguments["causal"], torch.Tensor):
+    if isinstance(arguments["causal"], Tensor):
         raise TypeError("causal must be a bool, got a tensor")
     sizes = _attention_facts(arguments) if "q" in arguments else _metadata_facts(arguments)
     device = sizes.pop("device")
@@ -265,8 +283,13 @@ def _attention_facts(arguments: dict[str, Any]) -> dict[str, Any]:
     if sums is None:
         batch_size, max_seqlen_q = q.shape[:2]
     else:
-        batch_size, max_seqlen_q = len(sums) - 1, arguments["max_seqlen_q"]
-    width = k.shape[1] if table is None else table.shape[1] * k.shape[1]
+        batch_size = len(sums) - 1
+        max_seqlen_q = arguments["max_seqlen_q"]
+    width = k.shape[1]
+    page_size = None
+    if table is not None:
+        width *= table.shape[1]
+        page_size = k.shape[1]
     return {
         "batch_size": batch_size,
         "max_seqlen_q": max_seqlen_q,
@@ -275,7 +298,7 @@ def _attention_facts(arguments: dict[str, Any]) -> dict[str, Any]:
         "num_kv_heads": k.shape[-2],
         "head_dim": k.shape[-1],
         "head_dim_v": v.shape[-1],
-        "page_size": None if table is None else k.shape[1],
+        "page_size": page_size,
         "dtype": dtype_name(q.dtype),
         "has_softcap": arguments["softcap"] > 0,
         "device": q.device,

@@ -12,11 +12,14 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
-FLASH_ATTN_3, FLASHMLA = "FlashAttention-3", "FlashMLA"
+FLASH_ATTN_3 = "FlashAttention-3"
+FLASHMLA = "FlashMLA"
 SGLANG_FLASH_ATTN_3 = "SGLang's FlashAttention-3"
 SGLANG_KERNEL = "sglang-kernel"
-OLDEST_KERNEL, NEWEST_KERNEL = "0.4.4", "0.4.10"
-"""The releases of sglang-kernel whose cap of splits was read, and held to the library's words."""
+OLDEST_KERNEL = "0.4.4"
+"""The first release of sglang-kernel whose cap of splits was read and tested."""
+NEWEST_KERNEL = "0.4.10"
+"""The last one."""
 MODULES = {
     FLASH_ATTN_3: ("flash_attn_interface", "sgl_kernel.flash_attn"),
     FLASHMLA: ("flash_mla",),
@@ -31,7 +34,11 @@ INSTALL = {
 
 def find_module(library: str = FLASH_ATTN_3) -> str:
     """Name of the module that would be loaded, or the empty string."""
-    return next((name for name in MODULES[library] if _found(name.partition(".")[0])), "")
+    for name in MODULES[library]:
+        package, _, _ = name.partition(".")
+        if _found(package):
+            return name
+    return ""
 
 
 def supplier() -> str:
@@ -42,8 +49,10 @@ def supplier() -> str:
 @lru_cache
 def _distribution(package: str) -> str:
     """Read once: every installed distribution's files are looked at, which takes seconds."""
-    names = metadata.packages_distributions().get(package, []) if package else []
-    return re.sub(r"[-_.]+", "-", names[0]).lower() if names else "flash-attn-3"
+    names = metadata.packages_distributions().get(package) if package else None
+    if not names:
+        return "flash-attn-3"
+    return re.sub(r"[-_.]+", "-", names[0]).lower()
 
 
 def missing(library: str) -> str:
@@ -107,12 +116,12 @@ def unread_release() -> str:
 
 
 def has_hdim96() -> bool:
-    """Whether the build has kernels of head_dim 96; builds that do not say so have them."""
+    """Whether the build has kernels of head_dim 96; builds without a flag have them."""
     return not _build_flags().get("FLASHATTENTION_DISABLE_HDIM96", False)
 
 
 def has_latent() -> bool:
-    """The same of keys of 64 and values of 512 dims. A build without answers wrong, no error."""
+    """Whether it has keys of 64 and values of 512 dims. Without, output is wrong, with no error."""
     return not _build_flags().get("FLASH_ATTENTION_DISABLE_HDIMDIFF64", False)
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..spec import INT32_MAX, require_between, require_int
+from ..spec import INT32_MAX, ceil_div, require_between, require_int
 from .facts import SchedulerFacts
 
 BATCHES_PER_CTA = 992
@@ -44,38 +44,79 @@ class SplitPlan:
 
 
 def plan_splits(
-    facts: SchedulerFacts, seq_lens: np.ndarray, q_lens: np.ndarray | None = None
+    facts: SchedulerFacts,
+    seq_lens: np.ndarray,
+    q_lens: np.ndarray | None = None,
 ) -> SplitPlan:
-    """The schedule of `seq_lens` [batch_size] tokens of KV and `q_lens` [batch_size] query tokens.
+    """The splits that FlashAttention-3's prepare kernel gives each request.
 
-    `q_lens` goes with `facts.varlen_q`; without it every request has `max_seqlen_q` tokens.
-    Raises ValueError for a wrong shape, a length outside 0..max_seqlen_k or 0..max_seqlen_q, and
-    sums of blocks that the kernel cannot divide by: zero, or past int32.
+    Parameters
+    ----------
+    facts : SchedulerFacts
+        The call.
+    seq_lens : ndarray
+        [batch_size] integers, tokens of KV.
+    q_lens : ndarray, optional
+        [batch_size] integers, query tokens; with `facts.varlen_q`. Without, every request has
+        `max_seqlen_q`.
+
+    Returns
+    -------
+    SplitPlan
+        Query tiles, KV blocks and splits, by request.
+
+    Raises
+    ------
+    ValueError
+        For a wrong shape, a length outside 0..max_seqlen_k or 0..max_seqlen_q, and sums of blocks
+        that the kernel cannot divide by: zero, or past int32.
+
+    Examples
+    --------
+    One long request beside three short ones gets most of the splits:
+
+    >>> import numpy as np
+    >>> from attnlib.core import SchedulerFacts
+    >>> facts = SchedulerFacts(4, 32, 8, 128, 1, 8192, num_sms=132, page_size=16, causal=True)
+    >>> plan_splits(facts, np.array([8192, 512, 512, 512])).num_splits.tolist()
+    [11, 1, 1, 1]
     """
     kv = _lengths("seq_lens", seq_lens, facts.batch_size, facts.max_seqlen_k)
     facts.require_q("q_lens", q_lens)
-    rows = np.full(facts.batch_size, facts.max_seqlen_q) if q_lens is None else q_lens
-    rows = _lengths("q_lens", rows, facts.batch_size, facts.max_seqlen_q)
+    if q_lens is None:
+        q_lens = np.full(facts.batch_size, facts.max_seqlen_q)
+    rows = _lengths("q_lens", q_lens, facts.batch_size, facts.max_seqlen_q)
+    if facts.packs:
+        rows *= facts.group_size
     block_m, block_n = facts.tile
-    rows = rows * (facts.group_size if facts.packs else 1)
-    m_blocks, n_blocks = -(-rows // block_m), -(-kv // block_n)
+    m_blocks = ceil_div(rows, block_m)
+    n_blocks = ceil_div(kv, block_n)
     if facts.batch_size > BATCHES_PER_CTA or facts.split_cap == 1:
         return SplitPlan(facts, m_blocks, n_blocks, np.ones_like(n_blocks))
     blocks_per_sm = math.ceil(work_share(facts, int((m_blocks * n_blocks).sum())))
-    splits = np.clip(-(-n_blocks // blocks_per_sm), 1, facts.split_cap)
+    splits = np.clip(ceil_div(n_blocks, blocks_per_sm), 1, facts.split_cap)
     return SplitPlan(facts, m_blocks, n_blocks, splits)
 
 
 def num_words(facts: SchedulerFacts) -> int:
     """Words of the tensor of `facts`; the attention call refuses any other length."""
-    parts = 2 + (not facts.is_local) + (facts.is_causal or facts.is_local)
-    return parts * (-(-facts.batch_size // 4) * 4) + 1
+    parts = 2  # splits and m_blocks
+    if not facts.is_local:
+        parts += 1  # batch order
+    if facts.is_causal or facts.is_local:
+        parts += 1  # heads in L2
+    return parts * _rounded(facts.batch_size) + 1
+
+
+def _rounded(batch_size: int) -> int:
+    """The next multiple of 4."""
+    return ceil_div(batch_size, 4) * 4
 
 
 def max_words(max_batch_size: int) -> int:
     """Words that hold the metadata of any call with at most `max_batch_size` requests."""
     require_int("max_batch_size", max_batch_size)
-    return 4 * (-(-max_batch_size // 4) * 4) + 1
+    return 4 * _rounded(max_batch_size) + 1
 
 
 def blocks_in_l2(facts: SchedulerFacts) -> int:
@@ -104,7 +145,13 @@ def work_share(facts: SchedulerFacts, total_blocks: int) -> np.float32:
     return np.float32(work / np.float32(facts.usable_sms))
 
 
-def _lengths(name: str, values: np.ndarray, batch_size: int, most: int) -> np.ndarray:
+def _lengths(
+    name: str,
+    values: np.ndarray,
+    batch_size: int,
+    most: int,
+) -> np.ndarray:
+    """Lengths as int64; ValueError for another shape, dtype or range."""
     lens = np.asarray(values)
     if lens.shape != (batch_size,) or lens.dtype.kind not in "iu":
         raise ValueError(
