@@ -1,0 +1,407 @@
+"""Records as rows: made, checked, and written as Parquet.
+
+A record is a dict of the columns of `schema`, flat, where a worker makes one; many are an Arrow
+table. `validate` is the one check of either: no check, no time. A record has samples only when its
+status is `ok`, and one with a case is `ok` only when the oracle's error lies within its budget;
+else it is `incorrect`. `refused` is what backend, library or GPU says beforehand that it cannot
+run, `error` a Python exception, `crashed` a process that died or lost its CUDA context, `timeout`
+no answer in the item's time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyarrow import parquet
+
+from ..kinds.cases import item_from_dict
+from ..kinds.item import Item
+from . import schema
+from .schema import BY_NAME, COLUMNS, STATUSES, column_named
+
+Row = dict[str, Any]
+CASE_PREFIX = "case."
+ITEM = ("backend", "timer", "release", "again")
+"""Columns that say, beside those of the case, what was measured."""
+REQUIRED = tuple(column.name for column in COLUMNS if column.required)
+SAMPLES = ("run_us", "plan_us", "kernels")
+ZSTD_LEVEL = 19
+
+
+class RowError(ValueError):
+    """A row that is no record: its number in the table, and why."""
+
+    def __init__(self, row: int, words: str) -> None:
+        super().__init__(f"row {row} {words}")
+        self.row = int(row)
+        self.words = words
+
+
+# ---- one record
+
+
+def row_of(item: Item, machine: Mapping[str, Any], **found: Any) -> Row:
+    """The record of an item: `found` are its other columns, or dicts of members (`versions`)."""
+    gpu_id = machine["gpu_id"]
+    identity = record_id(found["study"], found["round"], item, gpu_id)
+    form = {"id": identity, "schema": schema.VERSION, "machine": machine}
+    return flat_row(form | item.to_dict() | found)
+
+
+def flat_row(form: Mapping[str, Any]) -> Row:
+    """A JSON form as a row: a column for each member of a dict. Earlier versions wrote dicts."""
+    row: Row = {}
+    for name, value in form.items():
+        if isinstance(value, dict):
+            row |= {f"{name}.{member}": inner for member, inner in value.items()}
+        elif value is not None:
+            row[name] = value
+    return row
+
+
+def to_json(row: Row) -> bytes:
+    """A record's file: one line, keys sorted, no NaN."""
+    text = json.dumps(row, sort_keys=True, allow_nan=False, separators=(",", ":"))
+    return f"{text}\n".encode()
+
+
+def members(row: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """The columns of a group, such as `machine.gpu`, by their names in it; without nulls."""
+    prefix = f"{group}."
+    return {
+        name.removeprefix(prefix): value
+        for name, value in row.items()
+        if name.startswith(prefix) and value is not None
+    }
+
+
+def record_id(study: str, round_: int, item: Item, gpu_id: str) -> str:
+    """Sixteen hex digits of SHA-256 over who a measurement is."""
+    # As `json.dumps` writes the list of the four, keys sorted.
+    identity = f"[{json.dumps(study)}, {round_}, {item.identity}, {json.dumps(gpu_id)}]"
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+def machine_slug(machine: Mapping[str, Any]) -> str:
+    """Folder name of a machine's records: `nvidia-h200-1a2b3c4d`, or `cpu-x86_64`."""
+    if not machine["gpu"]:
+        return f"cpu-{machine.get('cpu', '')}"
+    return f"{machine['gpu'].lower().replace(' ', '-')}-{machine['gpu_id']}"
+
+
+def strip_folders(text: str) -> str:
+    """`text` with absolute paths cut to their last part: folders say nothing to a reader."""
+    return re.sub(r"(?<![\w.])/[^\s'\"]*/", "", text)
+
+
+# ---- tables
+
+
+def table_of(rows: Sequence[Row]) -> pa.Table:
+    """The rows as a table: every column that is no member, and the members that any row has.
+
+    Raises RowError for a column that records do not have and for a value of another type.
+    """
+    names = {column.name for column in COLUMNS if not column.is_member}
+    names = names.union(*rows)
+    arrays = {}
+    for name in schema.in_order(names):
+        arrays[name] = _array(name, rows)
+    return pa.table(arrays)
+
+
+def _array(name: str, rows: Sequence[Row]) -> pa.Array:
+    column = column_named(name)
+    if column is None:
+        first = next(number for number, row in enumerate(rows) if name in row)
+        raise RowError(first, f"must have the columns of data/README.md, not {name!r}")
+    values = [row.get(name, column.empty) for row in rows]
+    if column.required:
+        values = [row.get(name) for row in rows]
+    try:
+        # Arrow makes 1.0 of True and 1 of 1.5 where the type is given, so it is inferred first.
+        if _fits(pa.array(values).type, column.type):
+            return pa.array(values, column.type)
+    except (pa.ArrowException, ValueError, OverflowError):
+        pass
+    if len(rows) > 1:
+        for number, row in enumerate(rows):
+            try:
+                _array(name, [row])
+            except RowError as error:
+                raise RowError(number, error.words) from None
+    raise RowError(0, f"must have {name} of type {column.type}, got {values[0]!r}")
+
+
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of a type are of the wanted one, or nulls or integers in place of floats."""
+    types = pa.types
+    if types.is_list(wanted):
+        is_list = types.is_list(found) or types.is_large_list(found)
+        return types.is_null(found) or (is_list and _fits(found.value_type, wanted.value_type))
+    if types.is_struct(wanted):
+        if not types.is_struct(found):
+            return types.is_null(found)
+        of_found = {field.name: field.type for field in found}
+        of_wanted = {field.name: field.type for field in wanted}
+        same_names = of_found.keys() == of_wanted.keys()
+        return same_names and all(_fits(of_found[name], of_wanted[name]) for name in of_found)
+    if types.is_null(found) or found == wanted:
+        return True
+    if types.is_large_string(found):
+        return wanted == schema.TEXT
+    return types.is_integer(found) and types.is_floating(wanted)
+
+
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of all tables, each with the columns of any."""
+    table = pa.concat_tables(tables, promote_options="default").combine_chunks()
+    return table.select(schema.in_order({*table.column_names}))
+
+
+def rows_of(table: pa.Table) -> list[Row]:
+    """The rows as dicts, without nulls: inverse of `table_of`."""
+    rows = table.to_pylist()
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+
+def encode(table: pa.Table) -> bytes:
+    """A Parquet file of the table. The same rows give the same bytes, from one release of pyarrow.
+
+    Its pages have checksums, so that a flipped bit is not read as another time.
+    """
+    file = io.BytesIO()
+    # Samples hardly repeat: a dictionary of them makes the file larger.
+    repeated = [name for name in table.column_names if name not in SAMPLES]
+    parquet.write_table(
+        table,
+        file,
+        compression="zstd",
+        compression_level=ZSTD_LEVEL,
+        use_dictionary=repeated,
+        write_page_checksum=True,
+    )
+    return file.getvalue()
+
+
+def decode(data: bytes) -> pa.Table:
+    """The table of a published file, with every column that is no member.
+
+    Raises ValueError for bytes that are no whole Parquet file, and for other columns.
+    """
+    try:
+        source = pa.BufferReader(data)
+        found = parquet.ParquetFile(source, page_checksum_verification=True).read()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"must be a whole Parquet file: {error}") from error
+    given = found.column_names
+    unknown = {name for name in given if column_named(name) is None}
+    doubled = {name for name in given if given.count(name) > 1}
+    if wrong := unknown | doubled | ({*REQUIRED} - {*given}):
+        raise ValueError(f"must have the columns of data/README.md; differs in {sorted(wrong)}")
+    table = {}
+    plain = {column.name for column in COLUMNS if not column.is_member}
+    for name in schema.in_order(plain.union(given)):
+        column = column_named(name) or BY_NAME[name]
+        if name not in given:
+            table[name] = pa.array([column.empty] * found.num_rows, column.type)
+        elif _fits(found[name].type, column.type):
+            table[name] = found[name].combine_chunks().cast(column.type)
+        else:
+            raise ValueError(f"must have {name} of type {column.type}, got {found[name].type}")
+    return pa.table(table)
+
+
+def numbers(table: pa.Table, name: str, empty: float = 0.0) -> NDArray[np.float64]:
+    """A column as floats; `empty` where the table or the row has none."""
+    if name not in table.column_names:
+        return np.full(table.num_rows, empty)
+    column = table[name].cast(pa.float64()).fill_null(empty)
+    return np.asarray(column.to_numpy(), np.float64)
+
+
+def case_names(table: pa.Table) -> list[str]:
+    """The columns of cases that a table has."""
+    return [name for name in table.column_names if name.startswith(CASE_PREFIX)]
+
+
+def list_sizes(table: pa.Table, name: str) -> NDArray[np.int64]:
+    """How many values each row of a column of lists has; none where it is null."""
+    sizes = pc.fill_null(pc.list_value_length(table[name]), 0)
+    return np.asarray(sizes.to_numpy(), np.int64)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A column of lists: all their values in a row, and how many each row has."""
+
+    values: NDArray[Any]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: pa.Table, name: str) -> Samples:
+        """The samples of a column; a null is an empty list, a null in a list not a number."""
+        values = table[name].combine_chunks().flatten()
+        return cls(values.to_numpy(zero_copy_only=False), list_sizes(table, name))
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Where the values of each row begin."""
+        return np.cumsum(self.counts) - self.counts
+
+    def split(self) -> list[NDArray[Any]]:
+        """The values of each row."""
+        return np.split(self.values, self.starts[1:]) if len(self.counts) else []
+
+    def row_of(self, place: int) -> int:
+        """The row of the value at a place."""
+        return int(np.searchsorted(np.cumsum(self.counts), place, side="right"))
+
+    def each(
+        self, function: Callable[[NDArray[Any]], NDArray[np.float64]], empty: float
+    ) -> NDArray[np.float64]:
+        """A number a row: `function` of a block [rows, samples] gives those of rows of one size."""
+        found = np.full(len(self.counts), empty)
+        for count in np.unique(self.counts[self.counts > 0]):
+            rows = np.flatnonzero(self.counts == count)
+            places = self.starts[rows, None] + np.arange(count)
+            found[rows] = function(self.values[places])
+        return found
+
+
+# ---- the check
+
+
+def validate(table: pa.Table, machine: str) -> list[Item]:
+    """RowError for the first row that is no record of the machine; else the item of every row."""
+    if not table.num_rows:
+        raise ValueError("must hold a record, it has none")
+    _require_values(table)
+    _require_times(table)
+    _require_oracle(table)
+    _require_machine(table, machine)
+    items = items_of(table)
+    _require_ids(table, items)
+    return items
+
+
+def _refuse(bad: NDArray[np.bool_], words: Callable[[int], str]) -> None:
+    """RowError for the first bad row, with the words for it."""
+    if bad.any():
+        row = int(bad.argmax())
+        raise RowError(row, words(row))
+
+
+def _require_values(table: pa.Table) -> None:
+    """A schema and a status that are known, and no required value missing."""
+    for name in REQUIRED:
+        if table[name].null_count:
+            raise RowError(table[name].is_null().index(True).as_py(), f"must have a {name}")
+    versions = table["schema"].to_numpy()
+    _refuse(
+        (versions < 1) | (versions > schema.VERSION),
+        lambda row: f"schema must be 1 to {schema.VERSION}, got {versions[row]}: update attnlib",
+    )
+    statuses = table["status"].to_pylist()
+    known = ", ".join(STATUSES)
+    _refuse(
+        np.array([status not in STATUSES for status in statuses]),
+        lambda row: f"status must be one of {known}, got {statuses[row]!r}",
+    )
+
+
+def _require_times(table: pa.Table) -> None:
+    """Samples exactly when the status is ok, and every time finite and above 0."""
+    statuses = table["status"].to_pylist()
+    counts = Samples.of(table, "run_us").counts
+    _refuse(
+        _is_ok(table) != (counts > 0),
+        lambda row: (
+            f"run_us must hold samples exactly when status is ok, "
+            f"got {counts[row]} samples with status {statuses[row]!r}"
+        ),
+    )
+    for name in ("run_us", "plan_us"):
+        samples = Samples.of(table, name)
+        is_time = np.isfinite(samples.values) & (samples.values > 0)
+        if not is_time.all():
+            first = int(is_time.argmin())
+            words = f"{name} must be finite microseconds > 0, got {samples.values[first]}"
+            raise RowError(samples.row_of(first), words)
+
+
+def _require_oracle(table: pa.Table) -> None:
+    """An error within its budget wherever a case has times."""
+    error = numbers(table, "oracle_error", empty=np.nan)
+    budget = numbers(table, "oracle_budget", empty=np.nan)
+    has_case = np.zeros(table.num_rows, bool)
+    for name in case_names(table):
+        has_case |= table[name].is_valid().to_numpy()
+    passed = np.isfinite(error) & (error <= budget)
+    _refuse(
+        _is_ok(table) & has_case & ~passed,
+        lambda row: (
+            f"oracle_error must be finite and within oracle_budget for status ok, "
+            f"got {error[row]} of {budget[row]}"
+        ),
+    )
+
+
+def _is_ok(table: pa.Table) -> NDArray[np.bool_]:
+    is_ok: NDArray[np.bool_] = pc.equal(table["status"], "ok").to_numpy()
+    return is_ok
+
+
+def _require_machine(table: pa.Table, machine: str) -> None:
+    """All rows of this machine: its folder's name."""
+    names = [f"machine.{name}" for name in ("gpu", "gpu_id", "cpu")]
+    names = [name for name in names if name in table.column_names]
+    for measured_on in table.select(names).group_by(names).aggregate([]).to_pylist():
+        slug = machine_slug(members(measured_on, "machine"))
+        if slug != machine:
+            row = table["machine.gpu_id"].index(measured_on["machine.gpu_id"]).as_py()
+            raise RowError(row, f"must be of {machine!r}, it is of {slug!r}")
+
+
+def _require_ids(table: pa.Table, items: Sequence[Item]) -> None:
+    """Every id the content key of its row, and none twice."""
+    seen: set[str] = set()
+    names = ("id", "study", "round", "machine.gpu_id")
+    columns = [table[name].to_pylist() for name in names]
+    for row, (given, study, round_, gpu_id) in enumerate(zip(*columns, strict=True)):
+        key = record_id(study, round_, items[row], gpu_id)
+        if given != key:
+            raise RowError(row, f"id must be the content key {key}, got {given}")
+        if given in seen:
+            raise RowError(row, f"id must stand once, {given} stands in an earlier row too")
+        seen.add(given)
+
+
+def items_of(table: pa.Table) -> list[Item]:
+    """The item of every row; rows of one item share it."""
+    names = case_names(table)
+    fields = [name.removeprefix(CASE_PREFIX) for name in names]
+    columns = [table[name].to_pylist() for name in (*ITEM, *names)]
+    made: dict[tuple[Any, ...], Item] = {}
+    items = []
+    for row, key in enumerate(zip(*columns, strict=True)):
+        if key not in made:
+            form = dict(zip(ITEM, key, strict=False))
+            values = zip(fields, key[len(ITEM) :], strict=True)
+            form["case"] = {name: value for name, value in values if value is not None}
+            try:
+                made[key] = item_from_dict(form)
+            except (ValueError, KeyError, TypeError) as error:
+                raise RowError(row, f"must be a record: {error}") from error
+        items.append(made[key])
+    return items
