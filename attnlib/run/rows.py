@@ -27,7 +27,7 @@ from pyarrow import parquet
 from ..kinds.cases import item_from_dict
 from ..kinds.item import Item
 from . import schema
-from .schema import BY_NAME, COLUMNS, STATUSES, column_named
+from .schema import BY_NAME, COLUMNS, STATUSES
 
 Row = dict[str, Any]
 CASE_PREFIX = "case."
@@ -113,34 +113,32 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
     Raises RowError for a column that records do not have and for a value of another type.
     """
     names = {column.name for column in COLUMNS if not column.is_member}
-    names = names.union(*rows)
-    arrays = {}
-    for name in schema.in_order(names):
-        arrays[name] = _array(name, rows)
-    return pa.table(arrays)
+    for number, row in enumerate(rows):
+        if unknown := row.keys() - BY_NAME.keys():
+            words = f"must have the columns of data/README.md, not {sorted(unknown)}"
+            raise RowError(number, words)
+        names |= row.keys()
+    return pa.table({name: _array(BY_NAME[name], rows) for name in schema.in_order(names)})
 
 
-def _array(name: str, rows: Sequence[Row]) -> pa.Array:
-    column = column_named(name)
-    if column is None:
-        first = next(number for number, row in enumerate(rows) if name in row)
-        raise RowError(first, f"must have the columns of data/README.md, not {name!r}")
-    values = [row.get(name, column.empty) for row in rows]
-    if column.required:
-        values = [row.get(name) for row in rows]
+def _array(column: schema.Column, rows: Sequence[Row]) -> pa.Array:
+    """The values of a column; RowError for one of another type."""
+    empty = None if column.required else column.empty
+    values = [row.get(column.name, empty) for row in rows]
     try:
         # Arrow makes 1.0 of True and 1 of 1.5 where the type is given, so it is inferred first.
         if _fits(pa.array(values).type, column.type):
             return pa.array(values, column.type)
-    except (pa.ArrowException, ValueError, OverflowError):
+    except (ValueError, TypeError, OverflowError):  # Arrow's own errors are among them
         pass
-    if len(rows) > 1:
-        for number, row in enumerate(rows):
-            try:
-                _array(name, [row])
-            except RowError as error:
-                raise RowError(number, error.words) from None
-    raise RowError(0, f"must have {name} of type {column.type}, got {values[0]!r}")
+    if len(rows) == 1:
+        raise RowError(0, f"must have {column.name} of type {column.type}, got {values[0]!r}")
+    for number, row in enumerate(rows):
+        try:
+            _array(column, [row])
+        except RowError as error:
+            raise RowError(number, error.words) from None
+    raise RowError(0, f"must have {column.name} of one type")
 
 
 def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -205,14 +203,14 @@ def decode(data: bytes) -> pa.Table:
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"must be a whole Parquet file: {error}") from error
     given = found.column_names
-    unknown = {name for name in given if column_named(name) is None}
+    unknown = {*given} - BY_NAME.keys()
     doubled = {name for name in given if given.count(name) > 1}
     if wrong := unknown | doubled | ({*REQUIRED} - {*given}):
         raise ValueError(f"must have the columns of data/README.md; differs in {sorted(wrong)}")
     table = {}
     plain = {column.name for column in COLUMNS if not column.is_member}
     for name in schema.in_order(plain.union(given)):
-        column = column_named(name) or BY_NAME[name]
+        column = BY_NAME[name]
         if name not in given:
             table[name] = pa.array([column.empty] * found.num_rows, column.type)
         elif _fits(found[name].type, column.type):

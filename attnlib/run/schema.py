@@ -11,9 +11,6 @@ import pyarrow as pa
 
 VERSION = 1
 STATUSES = ("ok", "incorrect", "refused", "error", "crashed", "timeout")
-VERSIONS = "versions."
-"""Prefix of the columns of library versions: one a library, whichever are installed."""
-
 TEXT, COUNT, NUMBER, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 KERNELS = pa.list_(pa.struct([("name", TEXT), ("launches", NUMBER), ("gpu_us", NUMBER)]))
 
@@ -261,18 +258,40 @@ COLUMNS = (
     Column("state_after.sm_clock_mhz", COUNT, "SM clock after the measurement"),
     Column("state_after.temperature_c", COUNT, "temperature after the measurement"),
     Column("state_after.throttle_reasons", COUNT, "NVML's bits after the measurement"),
+    Column("versions.apache-tvm-ffi", TEXT, "release of the ABI of FlashInfer's kernels"),
+    Column("versions.cuda", TEXT, "release of CUDA that PyTorch was built with"),
+    Column("versions.flash-attn-3", TEXT, "release of FlashAttention-3, upstream's build"),
+    Column("versions.flash-mla", TEXT, "release of FlashMLA, upstream's build"),
+    Column("versions.flashinfer-python", TEXT, "release of FlashInfer"),
+    Column("versions.numpy", TEXT, "release of NumPy"),
+    Column("versions.nvidia-cudnn-cu13", TEXT, "release of cuDNN"),
+    Column(
+        "versions.nvidia-cudnn-frontend",
+        TEXT,
+        "release of cuDNN's front end",
+    ),
+    Column("versions.python", TEXT, "release of Python"),
+    Column("versions.sgl-flash-mla", TEXT, "release of FlashMLA, SGLang's build"),
+    Column(
+        "versions.sgl-kernel",
+        TEXT,
+        "release of SGLang's kernels, old name",
+    ),
+    Column("versions.sglang", TEXT, "release of SGLang"),
+    Column(
+        "versions.sglang-kernel",
+        TEXT,
+        "release of SGLang's kernels",
+    ),
+    Column("versions.tokenspeed-fa3", TEXT, "release of FlashAttention-3, TokenSpeed's build"),
+    Column("versions.torch", TEXT, "release of PyTorch"),
+    Column("versions.transformers", TEXT, "release of Transformers"),
+    Column("versions.triton", TEXT, "release of Triton"),
+    Column("versions.vllm", TEXT, "release of vLLM"),
 )
 BY_NAME = {column.name: column for column in COLUMNS}
 
 
-def column_named(name: str) -> Column | None:
-    """The column of that name; None for one that records do not have."""
-    if name.startswith(VERSIONS):
-        return Column(name, TEXT, "release of a library that decides a number, or of Python, CUDA")
-    return BY_NAME.get(name)
-
-
 def in_order(names: set[str]) -> list[str]:
-    """Names of columns in the order of the table, libraries last and sorted."""
-    place = {column.name: number for number, column in enumerate(COLUMNS)}
-    return sorted(names, key=lambda name: (place.get(name, len(place)), name))
+    """Names of columns in the order of the table."""
+    return [name for name in BY_NAME if name in names]

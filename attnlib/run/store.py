@@ -37,7 +37,6 @@ from .rows import (
     to_json,
     validate,
 )
-from .schema import VERSIONS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -181,9 +180,9 @@ def provenance(study: str, machine: str) -> dict[str, Any]:
     last = rows_of(table.slice(table.num_rows - 1))[0]
     versions = {}
     for name in table.column_names:
-        if name.startswith(VERSIONS) and table[name].null_count < table.num_rows:
-            seen = table[name].unique().drop_null()
-            versions[name.removeprefix(VERSIONS)] = sorted(seen.to_pylist())
+        library = name.removeprefix("versions.")
+        if library != name and table[name].null_count < table.num_rows:
+            versions[library] = sorted(table[name].unique().drop_null().to_pylist())
     return {
         "study": study,
         "file": ", ".join(place.relative_to(data_root().parent).as_posix() for place in files),
