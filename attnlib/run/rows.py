@@ -33,6 +33,14 @@ Row = dict[str, Any]
 CASE_PREFIX = "case."
 ITEM = ("backend", "timer", "release", "again")
 """Columns that say, beside those of the case, what was measured."""
+MACHINE = ("machine.gpu", "machine.gpu_id", "machine.cpu")
+"""Columns that name the folder of a machine's records."""
+PYTHON_TYPES: dict[pa.DataType, Any] = {
+    schema.TEXT: str,
+    schema.COUNT: int,
+    schema.NUMBER: (float, int),
+    schema.FLAG: bool,
+}
 REQUIRED = tuple(column.name for column in COLUMNS if column.required)
 SAMPLES = ("run_us", "plan_us", "kernels")
 ZSTD_LEVEL = 19
@@ -125,40 +133,30 @@ def _array(column: schema.Column, rows: Sequence[Row]) -> pa.Array:
     """The values of a column; RowError for one of another type."""
     empty = None if column.required else column.empty
     values = [row.get(column.name, empty) for row in rows]
-    try:
-        # Arrow makes 1.0 of True and 1 of 1.5 where the type is given, so it is inferred first.
-        if _fits(pa.array(values).type, column.type):
-            return pa.array(values, column.type)
-    except (ValueError, TypeError, OverflowError):  # Arrow's own errors are among them
-        pass
-    if len(rows) == 1:
-        raise RowError(0, f"must have {column.name} of type {column.type}, got {values[0]!r}")
-    for number, row in enumerate(rows):
-        try:
-            _array(column, [row])
-        except RowError as error:
-            raise RowError(number, error.words) from None
-    raise RowError(0, f"must have {column.name} of one type")
+    for number, value in enumerate(values):
+        if not _holds(column.type, value):
+            raise RowError(number, f"must have {column.name} of type {column.type}, got {value!r}")
+    return pa.array(values, column.type)
 
 
-def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of a type are of the wanted one, or nulls or integers in place of floats."""
-    types = pa.types
-    if types.is_list(wanted):
-        is_list = types.is_list(found) or types.is_large_list(found)
-        return types.is_null(found) or (is_list and _fits(found.value_type, wanted.value_type))
-    if types.is_struct(wanted):
-        if not types.is_struct(found):
-            return types.is_null(found)
-        of_found = {field.name: field.type for field in found}
-        of_wanted = {field.name: field.type for field in wanted}
-        same_names = of_found.keys() == of_wanted.keys()
-        return same_names and all(_fits(of_found[name], of_wanted[name]) for name in of_found)
-    if types.is_null(found) or found == wanted:
+def _holds(kind: pa.DataType, value: Any) -> bool:
+    """Whether a column of a type may hold a value. Arrow itself takes True for 1.0, 1.5 for 1."""
+    if value is None:
         return True
-    if types.is_large_string(found):
-        return wanted == schema.TEXT
-    return types.is_integer(found) and types.is_floating(wanted)
+    if pa.types.is_list(kind):
+        is_list = isinstance(value, list | tuple)
+        return is_list and all(_holds(kind.value_type, each) for each in value)
+    if pa.types.is_struct(kind):
+        names = {field.name for field in kind}
+        if not isinstance(value, dict) or value.keys() != names:
+            return False
+        return all(_holds(kind.field(name).type, value[name]) for name in names)
+    if isinstance(value, str) and value != value.encode(errors="replace").decode():
+        return False  # half a surrogate pair, which is no UTF-8
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return False
+    is_flag = isinstance(value, bool)  # which Python has as an integer
+    return is_flag == (kind == schema.FLAG) and isinstance(value, PYTHON_TYPES[kind])
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
@@ -213,7 +211,7 @@ def decode(data: bytes) -> pa.Table:
         column = BY_NAME[name]
         if name not in given:
             table[name] = pa.array([column.empty] * found.num_rows, column.type)
-        elif _fits(found[name].type, column.type):
+        elif found[name].type in (column.type, pa.null(), pa.large_string()):
             table[name] = found[name].combine_chunks().cast(column.type)
         else:
             raise ValueError(f"must have {name} of type {column.type}, got {found[name].type}")
@@ -362,13 +360,15 @@ def _is_ok(table: pa.Table) -> NDArray[np.bool_]:
 
 def _require_machine(table: pa.Table, machine: str) -> None:
     """All rows of this machine: its folder's name."""
-    names = [f"machine.{name}" for name in ("gpu", "gpu_id", "cpu")]
-    names = [name for name in names if name in table.column_names]
-    for measured_on in table.select(names).group_by(names).aggregate([]).to_pylist():
-        slug = machine_slug(members(measured_on, "machine"))
-        if slug != machine:
-            row = table["machine.gpu_id"].index(measured_on["machine.gpu_id"]).as_py()
-            raise RowError(row, f"must be of {machine!r}, it is of {slug!r}")
+    names = [name for name in MACHINE if name in table.column_names]
+    columns = [table[name].to_pylist() for name in names]
+    known = set()
+    for row, measured_on in enumerate(zip(*columns, strict=True)):
+        if measured_on not in known:
+            slug = machine_slug(members(dict(zip(names, measured_on, strict=True)), "machine"))
+            if slug != machine:
+                raise RowError(row, f"must be of {machine!r}, it is of {slug!r}")
+            known.add(measured_on)
 
 
 def _require_ids(table: pa.Table, items: Sequence[Item]) -> None:

@@ -20,6 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from ..kinds.cases import Case
 from ..kinds.item import Item
 from ..measure.files import remove_unfinished, write_whole
@@ -40,7 +42,6 @@ from .rows import (
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "data"
 JOURNAL = ".jsonl"
@@ -243,9 +244,10 @@ def _read(study: str, machine: str) -> tuple[pa.Table, list[Item]]:
         (found,) = filter(None, (measured, published))
         return found
     newer = set(measured[0]["id"].to_pylist())
-    old = [row for row, each in enumerate(published[0]["id"].to_pylist()) if each not in newer]
-    table = joined([published[0].take(old), measured[0]])
-    return table, [published[1][row] for row in old] + measured[1]
+    stays = [row_id not in newer for row_id in published[0]["id"].to_pylist()]
+    items = [item for item, stay in zip(published[1], stays, strict=True) if stay]
+    table = joined([published[0].filter(pa.array(stays)), measured[0]])
+    return table, items + measured[1]
 
 
 def _checked_published(study: str, machine: str) -> tuple[pa.Table, list[Item]] | None:
@@ -285,7 +287,9 @@ def _age(row: Row) -> tuple[str, str, str]:
 
 def _rows_in(path: Path) -> Iterator[tuple[str, Row]]:
     """The records of a file, a line each, and where each stands."""
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    data = path.read_bytes()
+    lines = data.splitlines() if path.suffix == JOURNAL else [data]
+    for number, line in enumerate(lines, 1):
         place = f"{path} line {number}" if path.suffix == JOURNAL else str(path)
         try:
             form = json.loads(line)

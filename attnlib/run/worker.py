@@ -91,8 +91,8 @@ def run_job(path: Path) -> int:
 
 
 def now() -> str:
-    """UTC to the millisecond: records are sorted by it."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    """UTC to the microsecond: records are sorted by it."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
 
 
 def _reason(error: Exception) -> str:

@@ -18,7 +18,8 @@ from attnlib.kinds.engine.case import ARMS, SIDE_BY_SIDE, EngineCase
 from attnlib.kinds.engine.group import EngineEndedError, EngineGroup
 from attnlib.kinds.engine.measure import EngineSubject
 from attnlib.kinds.item import Item
-from attnlib.run import parquet, store
+from attnlib.run import rows
+from attnlib.run.frame import frame_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = EngineCase("llama-3.1-8b", 2, 300, output_len=3)
@@ -116,9 +117,9 @@ def test_one_engine_serves_all_arms_that_take_turns_and_all_cases(subject, tmp_p
 
 def test_a_record_is_published_with_every_step_and_loaded_with_them(subject, make_record):
     fields = subject().measure(item(timer="profiler"))
-    record = make_record(item=item(timer="profiler"), **fields)
-    assert parquet.records_of(parquet.read_table(parquet.encode([record]))) == [record]
-    (row,) = store.frame([record]).itertuples()
+    table = rows.table_of([make_record(item=item(timer="profiler"), **fields)])
+    assert rows.decode(rows.encode(table)).equals(table)
+    (row,) = frame_of(table, rows.items_of(table)).itertuples()
     assert (row.steps_us, row.kernels[0].launches, row.model) == (
         (10.0, 11.0, 12.0),
         32.0,

@@ -5,6 +5,8 @@ from collections import Counter
 import pytest
 
 from attnlib.run import store
+from attnlib.run.frame import item_of
+from attnlib.run.rows import rows_of
 from attnlib.studies import STUDIES, fa2_plan
 from attnlib.studies.fa3_decode_regression import STUDY as REGRESSION
 
@@ -33,19 +35,22 @@ def test_every_item_of_a_study_is_on_record_and_live_ones_are_a_part(study):
     if study.name in ODD:  # of its last round the ceilings, which come last, are lost
         asked -= {(round_, item) for round_, item in asked if round_ == 3 and item.case is None}
     machines = store.machines(study.name)  # grids of one study may be on several
-    found = [record for machine in machines for record in store.read(study.name, machine)]
+    found = set()
+    for machine in machines:
+        for row in store.load(study.name, machine).itertuples():
+            found.add((row.round, item_of(row)))
     rounds = Counter(item for _, item in asked)
-    assert rounds <= Counter(item for _, item in {(record.round, record.item) for record in found})
+    assert rounds <= Counter(item for _, item in found)
     live = {item for job in study.jobs(headline=True) for item in job.items}
     assert live < {item for _, item in asked}
 
 
 def test_every_decode_record_lists_kernels_samples_and_clocks():
-    for record in store.read(REGRESSION.name, REGRESSION.reference_machine):
-        if record.status == "ok":
-            assert record.kernels and len(record.run_us) >= 7
-            assert record.state_before["sm_clock_mhz"] and record.state_after["sm_clock_mhz"]
-            assert record.versions["torch"] and record.machine["driver"]
+    for row in rows_of(store.read(REGRESSION.name, REGRESSION.reference_machine)):
+        if row["status"] == "ok":
+            assert row["kernels"] and len(row["run_us"]) >= 7
+            assert row["state_before.sm_clock_mhz"] and row["state_after.sm_clock_mhz"]
+            assert row["versions.torch"] and row["machine.driver"]
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
