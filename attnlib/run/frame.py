@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from math import nan
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from ..kinds.form import flat_fields
 from ..kinds.item import Item
 from ..measure.spans import Kernel
 from ..measure.stats import FASTER, SLOWER, Pair, Ratio, Saving, judge_ratios, judge_savings
-from .rows import CASE_PREFIX, Samples, case_names, list_sizes, numbers
+from .rows import CASE_PREFIX, case_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,31 +76,31 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     samples of an engine's case. Times are medians in us, `plan_samples` has all of them; `drift`
     is the last third of the samples over the first, less 1.
     """
-    run_us = Samples.of(table, "run_us")
-    plan_us = Samples.of(table, "plan_us")
+    run_us = table["run_us"].to_pylist()
+    plan_us = table["plan_us"].to_pylist()
     frame = table.select(AS_THEY_ARE).to_pandas()
     frame["repeat"] = [item.again > 0 for item in items]
     frame = pd.concat([frame, _case_columns(table, items)], axis=1)
-    frame["run_us"] = run_us.each(_medians, empty=np.nan)
-    frame["plan_us"] = plan_us.each(_medians, empty=np.nan)
-    frame["plan_samples"] = plan_us.split()
-    frame["settle_us"] = numbers(table, "settle_us")
-    frame["peak_bytes"] = numbers(table, "peak_bytes")
-    frame["drift"] = run_us.each(_drifts, empty=0.0)
-    frame["kernels"] = _kernels(table)
+    frame["run_us"] = [_median(samples) for samples in run_us]
+    frame["plan_us"] = [_median(samples) for samples in plan_us]
+    frame["plan_samples"] = plan_us
+    frame["settle_us"] = _numbers(table, "settle_us")
+    frame["peak_bytes"] = _numbers(table, "peak_bytes")
+    frame["drift"] = [_drift(samples) for samples in run_us]
+    frame["kernels"] = [tuple(Kernel(**k) for k in row) for row in table["kernels"].to_pylist()]
     is_engine = [item.case is not None and item.case.kind == "engine" for item in items]
     if any(is_engine):
-        steps = pd.Series([tuple(samples.tolist()) for samples in run_us.split()], dtype=object)
+        steps = pd.Series([tuple(samples) for samples in run_us], dtype=object)
         frame["steps_us"] = steps.where(is_engine, None)
-    before = numbers(table, "state_before.throttle_reasons").astype(int)
-    after = numbers(table, "state_after.throttle_reasons").astype(int)
+    before = _numbers(table, "state_before.throttle_reasons").astype(int)
+    after = _numbers(table, "state_after.throttle_reasons").astype(int)
     frame["throttled"] = ((before | after) & THROTTLED) > 0
     for name in ("gpu", "gpu_id", "compute_capability"):
         column = f"machine.{name}"
         frame[name] = table[column].to_pandas() if column in table.column_names else ""
     for name in ("power_limit_w", "num_sms"):
-        frame[name] = numbers(table, f"machine.{name}").astype(int)
-    frame["l2_mib"] = numbers(table, "machine.l2_mib")
+        frame[name] = _numbers(table, f"machine.{name}").astype(int)
+    frame["l2_mib"] = _numbers(table, "machine.l2_mib")
     return frame
 
 
@@ -116,13 +118,11 @@ def _case_columns(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     return frame
 
 
-def _kernels(table: pa.Table) -> list[tuple[Kernel, ...]]:
-    structs = table["kernels"].combine_chunks().flatten()
-    columns = [structs.field(name).to_pylist() for name in Kernel._fields]
-    kernels = [Kernel(*values) for values in zip(*columns, strict=True)]
-    ends = np.cumsum(list_sizes(table, "kernels"))
-    starts = [0, *ends[:-1]]
-    return [tuple(kernels[start:end]) for start, end in zip(starts, ends, strict=False)]
+def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
+    """A column as floats; 0 where the table or the row has none."""
+    if name not in table.column_names:
+        return np.zeros(table.num_rows)
+    return table[name].to_pandas().fillna(0).to_numpy(float)
 
 
 def item_of(row: Any) -> Item:
@@ -136,16 +136,14 @@ def heads_of(case: Any) -> str | None:
     return spec.heads if spec else None
 
 
-def _medians(block: NDArray[Any]) -> NDArray[np.float64]:
-    return np.median(block, axis=1)
+def _median(samples: Sequence[float]) -> float:
+    return median(samples) if samples else nan
 
 
-def _drifts(block: NDArray[Any]) -> NDArray[np.float64]:
+def _drift(samples: Sequence[float]) -> float:
     """Median of the last third over that of the first, less 1; 0 with fewer than six values."""
-    third = block.shape[1] // 3
-    if third < 2:
-        return np.zeros(len(block))
-    return _medians(block[:, -third:]) / _medians(block[:, :third]) - 1
+    third = len(samples) // 3
+    return median(samples[-third:]) / median(samples[:third]) - 1 if third > 1 else 0.0
 
 
 def require_comparable(rows: pd.DataFrame) -> None:

@@ -13,35 +13,31 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pyarrow import parquet
 
 from ..kinds.cases import item_from_dict
 from ..kinds.item import Item
 from . import schema
-from .schema import BY_NAME, COLUMNS, STATUSES
+from .schema import BY_NAME, COLUMNS, NULLABLE, REQUIRED, STATUSES
 
 Row = dict[str, Any]
 CASE_PREFIX = "case."
 ITEM = ("backend", "timer", "release", "again")
 """Columns that say, beside those of the case, what was measured."""
-MACHINE = ("machine.gpu", "machine.gpu_id", "machine.cpu")
-"""Columns that name the folder of a machine's records."""
 PYTHON_TYPES: dict[pa.DataType, Any] = {
     schema.TEXT: str,
     schema.COUNT: int,
     schema.NUMBER: (float, int),
     schema.FLAG: bool,
 }
-REQUIRED = tuple(column.name for column in COLUMNS if column.required)
+CHECKED = (*REQUIRED, "run_us", "plan_us", "oracle_error", "oracle_budget", "machine.cpu")
+"""Columns that `what_is_wrong` reads."""
 SAMPLES = ("run_us", "plan_us", "kernels")
 ZSTD_LEVEL = 19
 
@@ -131,8 +127,7 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
 
 def _array(column: schema.Column, rows: Sequence[Row]) -> pa.Array:
     """The values of a column; RowError for one of another type."""
-    empty = None if column.required else column.empty
-    values = [row.get(column.name, empty) for row in rows]
+    values = [row.get(column.name, column.empty) for row in rows]
     for number, value in enumerate(values):
         if not _holds(column.type, value):
             raise RowError(number, f"must have {column.name} of type {column.type}, got {value!r}")
@@ -215,64 +210,14 @@ def decode(data: bytes) -> pa.Table:
             table[name] = found[name].combine_chunks().cast(column.type)
         else:
             raise ValueError(f"must have {name} of type {column.type}, got {found[name].type}")
+        if column.empty is not None and table[name].null_count:
+            raise ValueError(f"must have {name} in every row")
     return pa.table(table)
-
-
-def numbers(table: pa.Table, name: str, empty: float = 0.0) -> NDArray[np.float64]:
-    """A column as floats; `empty` where the table or the row has none."""
-    if name not in table.column_names:
-        return np.full(table.num_rows, empty)
-    column = table[name].cast(pa.float64()).fill_null(empty)
-    return np.asarray(column.to_numpy(), np.float64)
 
 
 def case_names(table: pa.Table) -> list[str]:
     """The columns of cases that a table has."""
     return [name for name in table.column_names if name.startswith(CASE_PREFIX)]
-
-
-def list_sizes(table: pa.Table, name: str) -> NDArray[np.int64]:
-    """How many values each row of a column of lists has; none where it is null."""
-    sizes = pc.fill_null(pc.list_value_length(table[name]), 0)
-    return np.asarray(sizes.to_numpy(), np.int64)
-
-
-@dataclass(frozen=True)
-class Samples:
-    """A column of lists: all their values in a row, and how many each row has."""
-
-    values: NDArray[Any]
-    counts: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, table: pa.Table, name: str) -> Samples:
-        """The samples of a column; a null is an empty list, a null in a list not a number."""
-        values = table[name].combine_chunks().flatten()
-        return cls(values.to_numpy(zero_copy_only=False), list_sizes(table, name))
-
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        """Where the values of each row begin."""
-        return np.cumsum(self.counts) - self.counts
-
-    def split(self) -> list[NDArray[Any]]:
-        """The values of each row."""
-        return np.split(self.values, self.starts[1:]) if len(self.counts) else []
-
-    def row_of(self, place: int) -> int:
-        """The row of the value at a place."""
-        return int(np.searchsorted(np.cumsum(self.counts), place, side="right"))
-
-    def each(
-        self, function: Callable[[NDArray[Any]], NDArray[np.float64]], empty: float
-    ) -> NDArray[np.float64]:
-        """A number a row: `function` of a block [rows, samples] gives those of rows of one size."""
-        found = np.full(len(self.counts), empty)
-        for count in np.unique(self.counts[self.counts > 0]):
-            rows = np.flatnonzero(self.counts == count)
-            places = self.starts[rows, None] + np.arange(count)
-            found[rows] = function(self.values[places])
-        return found
 
 
 # ---- the check
@@ -282,107 +227,47 @@ def validate(table: pa.Table, machine: str) -> list[Item]:
     """RowError for the first row that is no record of the machine; else the item of every row."""
     if not table.num_rows:
         raise ValueError("must hold a record, it has none")
-    _require_values(table)
-    _require_times(table)
-    _require_oracle(table)
-    _require_machine(table, machine)
     items = items_of(table)
-    _require_ids(table, items)
+    checked = [name for name in CHECKED if name in table.column_names]
+    seen = set()
+    for number, row in enumerate(table.select(checked).to_pylist()):
+        if words := what_is_wrong(row, items[number], machine):
+            raise RowError(number, words)
+        if row["id"] in seen:
+            raise RowError(number, f"id must stand once, {row['id']} stands in an earlier row too")
+        seen.add(row["id"])
     return items
 
 
-def _refuse(bad: NDArray[np.bool_], words: Callable[[int], str]) -> None:
-    """RowError for the first bad row, with the words for it."""
-    if bad.any():
-        row = int(bad.argmax())
-        raise RowError(row, words(row))
-
-
-def _require_values(table: pa.Table) -> None:
-    """A schema and a status that are known, and no required value missing."""
+def what_is_wrong(row: Row, item: Item, machine: str) -> str:
+    """Why a row is no record of a machine, or the empty string: no check, no time."""
     for name in REQUIRED:
-        if table[name].null_count:
-            raise RowError(table[name].is_null().index(True).as_py(), f"must have a {name}")
-    versions = table["schema"].to_numpy()
-    _refuse(
-        (versions < 1) | (versions > schema.VERSION),
-        lambda row: f"schema must be 1 to {schema.VERSION}, got {versions[row]}: update attnlib",
-    )
-    statuses = table["status"].to_pylist()
-    known = ", ".join(STATUSES)
-    _refuse(
-        np.array([status not in STATUSES for status in statuses]),
-        lambda row: f"status must be one of {known}, got {statuses[row]!r}",
-    )
-
-
-def _require_times(table: pa.Table) -> None:
-    """Samples exactly when the status is ok, and every time finite and above 0."""
-    statuses = table["status"].to_pylist()
-    counts = Samples.of(table, "run_us").counts
-    _refuse(
-        _is_ok(table) != (counts > 0),
-        lambda row: (
-            f"run_us must hold samples exactly when status is ok, "
-            f"got {counts[row]} samples with status {statuses[row]!r}"
-        ),
-    )
+        if row[name] is None:
+            return f"must have a {name}"
+    if not 0 < row["schema"] <= schema.VERSION:
+        return f"schema must be 1 to {schema.VERSION}, got {row['schema']}: update attnlib"
+    status, samples = row["status"], row["run_us"] or []
+    if status not in STATUSES:
+        return f"status must be one of {', '.join(STATUSES)}, got {status!r}"
+    if (status == "ok") != bool(samples):
+        words = f"got {len(samples)} samples with status {status!r}"
+        return f"run_us must hold samples exactly when status is ok, {words}"
     for name in ("run_us", "plan_us"):
-        samples = Samples.of(table, name)
-        is_time = np.isfinite(samples.values) & (samples.values > 0)
-        if not is_time.all():
-            first = int(is_time.argmin())
-            words = f"{name} must be finite microseconds > 0, got {samples.values[first]}"
-            raise RowError(samples.row_of(first), words)
-
-
-def _require_oracle(table: pa.Table) -> None:
-    """An error within its budget wherever a case has times."""
-    error = numbers(table, "oracle_error", empty=np.nan)
-    budget = numbers(table, "oracle_budget", empty=np.nan)
-    has_case = np.zeros(table.num_rows, bool)
-    for name in case_names(table):
-        has_case |= table[name].is_valid().to_numpy()
-    passed = np.isfinite(error) & (error <= budget)
-    _refuse(
-        _is_ok(table) & has_case & ~passed,
-        lambda row: (
-            f"oracle_error must be finite and within oracle_budget for status ok, "
-            f"got {error[row]} of {budget[row]}"
-        ),
-    )
-
-
-def _is_ok(table: pa.Table) -> NDArray[np.bool_]:
-    is_ok: NDArray[np.bool_] = pc.equal(table["status"], "ok").to_numpy()
-    return is_ok
-
-
-def _require_machine(table: pa.Table, machine: str) -> None:
-    """All rows of this machine: its folder's name."""
-    names = [name for name in MACHINE if name in table.column_names]
-    columns = [table[name].to_pylist() for name in names]
-    known = set()
-    for row, measured_on in enumerate(zip(*columns, strict=True)):
-        if measured_on not in known:
-            slug = machine_slug(members(dict(zip(names, measured_on, strict=True)), "machine"))
-            if slug != machine:
-                raise RowError(row, f"must be of {machine!r}, it is of {slug!r}")
-            known.add(measured_on)
-
-
-def _require_ids(table: pa.Table, items: Sequence[Item]) -> None:
-    """Every id the content key of its row, and none twice."""
-    seen: set[str] = set()
-    names = ("id", "study", "round", "machine.gpu_id")
-    columns = [table[name].to_pylist() for name in names]
-    for row, (given, study, round_, gpu_id) in enumerate(zip(*columns, strict=True)):
-        key = record_id(study, round_, items[row], gpu_id)
-        if given != key:
-            raise RowError(row, f"id must be the content key {key}, got {given}")
-        if given in seen:
-            raise RowError(row, f"id must stand once, {given} stands in an earlier row too")
-        seen.add(given)
+        for time in row[name] or []:
+            if time is None or not 0 < time < math.inf:
+                return f"{name} must be finite microseconds > 0, got {time}"
+    error, budget = row["oracle_error"], row["oracle_budget"]
+    if status == "ok" and item.case is not None:
+        if error is None or budget is None or not (math.isfinite(error) and error <= budget):
+            words = f"got {error} of {budget}"
+            return f"oracle_error must be finite and within oracle_budget for status ok, {words}"
+    slug = machine_slug(members(row, "machine"))
+    if slug != machine:
+        return f"must be of {machine!r}, it is of {slug!r}"
+    key = record_id(row["study"], row["round"], item, row["machine.gpu_id"])
+    if row["id"] != key:
+        return f"id must be the content key {key}, got {row['id']}"
+    return ""
 
 
 def items_of(table: pa.Table) -> list[Item]:

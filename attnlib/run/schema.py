@@ -5,7 +5,7 @@ or a row of a Parquet file, and these are its columns everywhere. data/README.md
 table; a test compares them.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -15,29 +15,22 @@ TEXT, COUNT, NUMBER, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 KERNELS = pa.list_(pa.struct([("name", TEXT), ("launches", NUMBER), ("gpu_us", NUMBER)]))
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column: its Arrow type and its meaning.
-
-    A record without a value of it is refused if the column is `required`. Else the value is null
-    if it is `nullable`, or empty: no text, no items, zero.
-    """
+class Column(NamedTuple):
+    """A column: its Arrow type and its meaning."""
 
     name: str
     type: pa.DataType
     meaning: str
-    required: bool = False
-    nullable: bool = False
 
     @property
     def is_member(self) -> bool:
-        """Whether only some records have the column: it has a dot in its name."""
+        """Whether a record may lack it: it has a dot in its name, as one of a group."""
         return "." in self.name
 
     @property
     def empty(self) -> object:
         """What stands in a record that says nothing of the column."""
-        if self.nullable or self.is_member:
+        if self.is_member or self.name in (*REQUIRED, *NULLABLE):
             return None
         if pa.types.is_list(self.type):
             return []
@@ -49,24 +42,21 @@ COLUMNS = (
         "id",
         TEXT,
         "16 hex digits of SHA-256 over study, round, backend, timer, case, release and GPU",
-        required=True,
     ),
     Column(
         "study",
         TEXT,
         "name in `attnlib.studies`; `bisect_` and that name: the steps of a version bisect; "
         "`explorer`: what the explorer measured",
-        required=True,
     ),
-    Column("round", COUNT, "number of the fresh process: the unit of statistics", required=True),
+    Column("round", COUNT, "number of the fresh process: the unit of statistics"),
     Column(
         "status",
         TEXT,
         "`ok`, `incorrect`, `refused`, `error`, `crashed` or `timeout`; only `ok` has times",
-        required=True,
     ),
-    Column("command", TEXT, "the command that measures the study again", required=True),
-    Column("started_at", TEXT, "UTC, ISO 8601", required=True),
+    Column("command", TEXT, "the command that measures the study again"),
+    Column("started_at", TEXT, "UTC, ISO 8601"),
     Column("reason", TEXT, "why it is not `ok`"),
     Column(
         "reported_backend",
@@ -109,13 +99,11 @@ COLUMNS = (
         "worst relative L2 error of an output row against float64; of metadata, how many "
         "words differ; of an engine's `steps`, relative error of a request's logits; of "
         "`offline`, requests or tokens that are missing",
-        nullable=True,
     ),
     Column(
         "oracle_budget",
         NUMBER,
         "the largest `oracle_error` with which the record is `ok`",
-        nullable=True,
     ),
     Column("oracle_rows", COUNT, "output rows (request, query head) that were checked"),
     Column(
@@ -129,12 +117,11 @@ COLUMNS = (
         NUMBER,
         "bytes that a call must move (attention, `copy`), or FLOPs (`matmul`)",
     ),
-    Column("schema", COUNT, "version of this table", required=True),
+    Column("schema", COUNT, "version of this table"),
     Column(
         "backend",
         TEXT,
         "what was asked for: a backend, a design of the metadata, or a ceiling (`copy`, `matmul`)",
-        required=True,
     ),
     Column(
         "timer",
@@ -142,7 +129,6 @@ COLUMNS = (
         "`graph`, `graph-cold`, `graph-behind`, `eager`, `profiler`, `host` or `ahead`; "
         "`attnlib/measure/timer.py` says what each of them times, "
         "`attnlib/kinds/engine/measure.py` what of an engine",
-        required=True,
     ),
     Column("release", TEXT, "release of the backend's distribution; empty where none is compared"),
     Column(
@@ -150,7 +136,6 @@ COLUMNS = (
         COUNT,
         "null, or 1: the same measured once more in the same process (A/A; in one of its own "
         "where items are isolated), to say how far one thing lies from itself",
-        nullable=True,
     ),
     Column("case.batch_size", COUNT, "requests"),
     Column(
@@ -224,12 +209,11 @@ COLUMNS = (
     Column("machine.cores", COUNT, "cores of the host's CPU"),
     Column("machine.cpu", TEXT, "architecture of the CPU, where no GPU was measured on"),
     Column("machine.driver", TEXT, "release of NVIDIA's driver"),
-    Column("machine.gpu", TEXT, "name of the GPU; empty: measured on a CPU", required=True),
+    Column("machine.gpu", TEXT, "name of the GPU; empty: measured on a CPU"),
     Column(
         "machine.gpu_id",
         TEXT,
         "eight hex digits of SHA-256 of the GPU's UUID, or `cpu`",
-        required=True,
     ),
     Column("machine.l2_mib", NUMBER, "L2 cache of the GPU"),
     Column("machine.max_sm_clock_mhz", COUNT, "the highest SM clock that the GPU has"),
@@ -289,6 +273,22 @@ COLUMNS = (
     Column("versions.triton", TEXT, "release of Triton"),
     Column("versions.vllm", TEXT, "release of vLLM"),
 )
+REQUIRED = (
+    "id",
+    "schema",
+    "study",
+    "round",
+    "backend",
+    "timer",
+    "status",
+    "command",
+    "started_at",
+    "machine.gpu",
+    "machine.gpu_id",
+)
+"""Columns without which a row is no record."""
+NULLABLE = ("oracle_error", "oracle_budget", "again")
+"""Columns that are null where a record says nothing of them; others but members are empty."""
 BY_NAME = {column.name: column for column in COLUMNS}
 
 

@@ -278,7 +278,7 @@ def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> dict[str,
         return row | {"verdict": AMBIGUOUS if comparison.pairs[item] else NOT_ON_RECORD}
     last = comparison.pairs[item][-1]
     for name, side in zip(("base", "new"), zip(*comparison.pairs[item], strict=True), strict=True):
-        plans = [time for each in side for time in each.plan_samples.tolist()]
+        plans = [time for each in side for time in each.plan_samples]
         row |= {f"{name}_us": median(each.run_us for each in side)}
         row |= {f"{name}_ran": families_of(side)}
         row |= {f"{name}_plan_us": median(plans) if plans else None}

@@ -128,15 +128,15 @@ INVALID = {
     "a time of zero": (right_row(run_us=(0.0,)), f"run_us {TIMES} 0.0"),
     "no number": (right_row(run_us=(10.0, math.nan)), f"run_us {TIMES} nan"),
     "an endless plan": (right_row(plan_us=(math.inf,)), f"plan_us {TIMES} inf"),
-    "a null among times": (right_row(run_us=(10.0, None)), f"run_us {TIMES} nan"),
+    "a null among times": (right_row(run_us=(10.0, None)), f"run_us {TIMES} None"),
     "ok without samples": (right_row(run_us=()), "run_us must hold .* got 0 samples with .* 'ok'"),
     "samples of a failure": (
         right_row(status="error", run_us=(9.0,)),
         "run_us must hold .* got 1 samples with status 'error'",
     ),
     "an error over budget": (right_row(oracle_error=9.0), f"{ORACLE} 9.0 of 0.008"),
-    "no error": (right_row(oracle_error=None), f"{ORACLE} nan of 0.008"),
-    "no budget": (right_row(oracle_budget=None), f"{ORACLE} 0.002 of nan"),
+    "no error": (right_row(oracle_error=None), f"{ORACLE} None of 0.008"),
+    "no budget": (right_row(oracle_budget=None), f"{ORACLE} 0.002 of None"),
     "endless both": (
         right_row(oracle_error=math.inf, oracle_budget=math.inf),
         f"{ORACLE} inf of inf",

@@ -135,23 +135,26 @@ def test_a_doubled_row_is_refused():
     assert_refused(rf"^{path} row 3 id must stand once")
 
 
+def with_column(table, name, values):
+    """The table with other values of a column."""
+    if name in table.column_names:
+        table = table.drop_columns(name)
+    return table.append_column(name, [values])
+
+
 def test_a_file_with_other_columns_is_refused():
     table = rows.table_of(rounds(2))
-    news = pyarrow.array([1, 2])
-    times = pyarrow.array([["12"], ["13"]])
     for words, changed in {
         "must have the columns .*; differs in .'status'": table.drop_columns("status"),
-        "must have the columns .*; differs in .'news'": table.append_column("news", news),
-        "must have .*; differs in .'versions.news'": table.append_column("versions.news", news),
-        "must have the columns .*; differs in .'round'": table.append_column("round", news),
+        "must have the columns .*; differs in .'news'": with_column(table, "news", [1, 2]),
+        "must have .*; differs in .'versions.news'": with_column(table, "versions.news", ["", ""]),
         "must have .*; differs in .'machine.gpu_id'": table.drop_columns("machine.gpu_id"),
-        "must have run_us of type": table.set_column(0, "run_us", times).drop_columns("study"),
+        "must have the columns .*; differs in .'round'": table.append_column("round", [[1, 2]]),
+        "must have run_us of type list.* got list": with_column(table, "run_us", [["1"], ["2"]]),
+        "must have run_us in every row": with_column(table, "run_us", [[1.0], None]),
         "must hold a record, it has none": table.slice(0, 0),
     }.items():
         path = write_table(changed)
-        if "run_us" in words:
-            plain = table.drop_columns("run_us").append_column("run_us", times)
-            path = write_table(plain)
         assert_refused(rf"^{re.escape(str(path))} {words}")
 
 
