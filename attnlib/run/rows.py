@@ -24,7 +24,7 @@ from pyarrow import parquet
 from ..kinds.cases import item_from_dict
 from ..kinds.item import Item
 from . import schema
-from .schema import BY_NAME, COLUMNS, NULLABLE, REQUIRED, STATUSES
+from .schema import BY_NAME, COLUMNS, REQUIRED, STATUSES
 
 Row = dict[str, Any]
 CASE_PREFIX = "case."
@@ -118,20 +118,25 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
     """
     names = {column.name for column in COLUMNS if not column.is_member}
     for number, row in enumerate(rows):
-        if unknown := row.keys() - BY_NAME.keys():
-            words = f"must have the columns of data/README.md, not {sorted(unknown)}"
+        if words := wrong_value(row):
             raise RowError(number, words)
         names |= row.keys()
-    return pa.table({name: _array(BY_NAME[name], rows) for name in schema.in_order(names)})
+    table = {}
+    for name in schema.in_order(names):
+        column = BY_NAME[name]
+        values = [row.get(name, column.empty) for row in rows]
+        table[name] = pa.array(values, column.type)
+    return pa.table(table)
 
 
-def _array(column: schema.Column, rows: Sequence[Row]) -> pa.Array:
-    """The values of a column; RowError for one of another type."""
-    values = [row.get(column.name, column.empty) for row in rows]
-    for number, value in enumerate(values):
-        if not _holds(column.type, value):
-            raise RowError(number, f"must have {column.name} of type {column.type}, got {value!r}")
-    return pa.array(values, column.type)
+def wrong_value(row: Row) -> str:
+    """Why no table can hold a row, or the empty string."""
+    if unknown := row.keys() - BY_NAME.keys():
+        return f"must have the columns of data/README.md, not {sorted(unknown)}"
+    for name, value in row.items():
+        if not _holds(BY_NAME[name].type, value):
+            return f"must have {name} of type {BY_NAME[name].type}, got {value!r}"
+    return ""
 
 
 def _holds(kind: pa.DataType, value: Any) -> bool:
@@ -239,30 +244,37 @@ def validate(table: pa.Table, machine: str) -> list[Item]:
     return items
 
 
-def what_is_wrong(row: Row, item: Item, machine: str) -> str:
+def require_record(row: Row) -> None:
+    """ValueError unless the row is a record, of whatever machine. Arrow is not asked: its first
+    array would import pandas, which a worker need not wait for."""
+    if words := wrong_value(row) or what_is_wrong(row, _item_in(row)):
+        raise ValueError(f"a record {words}")
+
+
+def what_is_wrong(row: Row, item: Item, machine: str = "") -> str:
     """Why a row is no record of a machine, or the empty string: no check, no time."""
     for name in REQUIRED:
-        if row[name] is None:
+        if row.get(name) is None:
             return f"must have a {name}"
     if not 0 < row["schema"] <= schema.VERSION:
         return f"schema must be 1 to {schema.VERSION}, got {row['schema']}: update attnlib"
-    status, samples = row["status"], row["run_us"] or []
+    status, samples = row["status"], row.get("run_us") or []
     if status not in STATUSES:
         return f"status must be one of {', '.join(STATUSES)}, got {status!r}"
     if (status == "ok") != bool(samples):
         words = f"got {len(samples)} samples with status {status!r}"
         return f"run_us must hold samples exactly when status is ok, {words}"
     for name in ("run_us", "plan_us"):
-        for time in row[name] or []:
+        for time in row.get(name) or []:
             if time is None or not 0 < time < math.inf:
                 return f"{name} must be finite microseconds > 0, got {time}"
-    error, budget = row["oracle_error"], row["oracle_budget"]
+    error, budget = row.get("oracle_error"), row.get("oracle_budget")
     if status == "ok" and item.case is not None:
         if error is None or budget is None or not (math.isfinite(error) and error <= budget):
             words = f"got {error} of {budget}"
             return f"oracle_error must be finite and within oracle_budget for status ok, {words}"
     slug = machine_slug(members(row, "machine"))
-    if slug != machine:
+    if machine and slug != machine:
         return f"must be of {machine!r}, it is of {slug!r}"
     key = record_id(row["study"], row["round"], item, row["machine.gpu_id"])
     if row["id"] != key:
@@ -272,19 +284,21 @@ def what_is_wrong(row: Row, item: Item, machine: str) -> str:
 
 def items_of(table: pa.Table) -> list[Item]:
     """The item of every row; rows of one item share it."""
-    names = case_names(table)
-    fields = [name.removeprefix(CASE_PREFIX) for name in names]
-    columns = [table[name].to_pylist() for name in (*ITEM, *names)]
+    names = [*ITEM, *case_names(table)]
+    columns = [table[name].to_pylist() for name in names]
     made: dict[tuple[Any, ...], Item] = {}
     items = []
-    for row, key in enumerate(zip(*columns, strict=True)):
+    for number, key in enumerate(zip(*columns, strict=True)):
         if key not in made:
-            form = dict(zip(ITEM, key, strict=False))
-            values = zip(fields, key[len(ITEM) :], strict=True)
-            form["case"] = {name: value for name, value in values if value is not None}
             try:
-                made[key] = item_from_dict(form)
-            except (ValueError, KeyError, TypeError) as error:
-                raise RowError(row, f"must be a record: {error}") from error
+                made[key] = _item_in(dict(zip(names, key, strict=True)))
+            except ValueError as error:
+                raise RowError(number, f"must be a record: {error}") from error
         items.append(made[key])
     return items
+
+
+def _item_in(row: Row) -> Item:
+    """The item of a row; ValueError for a case that is none."""
+    form = {name: row.get(name) for name in ITEM}
+    return item_from_dict({**form, "release": form["release"] or "", "case": members(row, "case")})

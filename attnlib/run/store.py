@@ -34,6 +34,7 @@ from .rows import (
     joined,
     machine_slug,
     members,
+    require_record,
     rows_of,
     table_of,
     to_json,
@@ -100,7 +101,7 @@ def keep(row: Row) -> Path:
     Raises ValueError for what is no record. Raises OSError that names the file where it cannot be
     written, as on a full disk; an earlier record of the id is then as it was.
     """
-    validate(table_of([row]), machine_slug(members(row, "machine")))
+    require_record(row)
     path = _path_of(row)
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_whole(path, to_json(row))
@@ -271,18 +272,14 @@ def _checked_measured(study: str, machine: str) -> tuple[pa.Table, list[Item]] |
                 newest[str(row.get("id"))] = place, row
     if not newest:
         return None
-    found = sorted(newest.values(), key=lambda each: _age(each[1]))
+    # What started at the same time stays in the order of a journal, or of ids.
+    found = sorted(newest.values(), key=lambda each: str(each[1].get("started_at")))
     places = [place for place, _ in found]
     try:
         table = table_of([row for _, row in found])
         return table, validate(table, machine)
     except RowError as error:
         raise ValueError(f"{places[error.row]} {error.words}") from error
-
-
-def _age(row: Row) -> tuple[str, str, str]:
-    """What sorts records by when they were measured; these may not be checked yet."""
-    return str(row.get("started_at")), f"{row.get('round'):>9}", str(row.get("id"))
 
 
 def _rows_in(path: Path) -> Iterator[tuple[str, Row]]:

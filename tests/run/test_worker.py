@@ -2,13 +2,15 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from math import nan
 from unittest.mock import Mock
 
 import pytest
 import torch
-from support.records import measure
+from support.records import found, measure, right_row
 
 from attnlib.core.backends import TABLE
 from attnlib.core.backends.sdpa import Sdpa
@@ -136,3 +138,17 @@ def test_a_record_is_on_disk_before_its_item_is_called_done(tmp_path, monkeypatc
     job = tmp_path / "job.json"
     job.write_text(json.dumps({**JOB, "items": [ITEM.to_dict()], "progress": str(progress)}))
     assert (worker.main([str(job)]), seen) == (0, ["start\n"])
+
+
+KEEPS = """
+import json, sys
+from attnlib.run import store, worker
+store.keep(json.loads(sys.stdin.read()))
+print({"pandas", "torch", "matplotlib"} & {*sys.modules})
+"""
+
+
+def test_to_keep_a_record_a_worker_waits_for_no_library():
+    row = json.dumps(right_row())
+    done = subprocess.run([sys.executable, "-c", KEEPS], input=row, capture_output=True, text=True)
+    assert done.stdout == "set()\n" and len(found()) == 1, done.stderr

@@ -87,9 +87,8 @@ def measure(item, device="cpu"):
     """The record that a worker in this process makes of `item`, which must be right."""
     job = {"study": "demo", "round": 0, "device": device, "command": "repeat me"}
     row = Worker(job).measure(item)
-    table = rows.table_of([row])
-    rows.validate(table, rows.machine_slug(rows.members(row, "machine")))
-    return told(rows.rows_of(table)[0], item)
+    rows.require_record(row)
+    return told(whole(row)[0], item)
 
 
 def told(row, item=None):
