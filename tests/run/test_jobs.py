@@ -177,3 +177,12 @@ def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path):
     with pytest.raises(RuntimeError, match="died before its first item: exit status 3; broken"):
         run_job(job_of("demo", 16), CPU, tmp_path, Watch())
     assert store.machines("demo") == []
+
+
+@pytest.mark.parametrize(("before", "after"), [("ok", "ok"), ("error", "timeout")])
+def test_a_death_replaces_a_failure_but_no_measurement(make_record, before, after):
+    job = job_of("demo", 16)
+    named = {"study": job.study, "round": job.round, "machine": CPU, "item": job.items[0]}
+    store.keep(make_record(status=before, **named))
+    jobs._record_death(job, CPU, job.items[0], "timeout after 1 s")
+    assert statuses_of("demo") == {16: after}
