@@ -189,25 +189,22 @@ def _measure(
 ) -> None:
     """Measure on this GPU what a study lacks; records go to data/records/."""
     from .run import store
-    from .run.record import machine_slug
+    from .run.rows import machine_slug
     from .run.study import Sweep, describe
 
     chosen = _study_named(study)
     count = Sweep(overlays=_overlays(overlay), **how).measure(chosen)
     machine = machine_slug(describe(chosen.device))
-    print(f"{count} items measured; records in {store.journal_path(chosen.name, machine)}")
-    torn = store.torn_path(chosen.name, machine)
-    if torn.exists():
-        print(f"lines that killed writers left cut short are in {torn}", file=sys.stderr)
+    print(f"{count} items measured; records in {store.measured_path(chosen.name, machine)}")
 
 
 def _publish(study: str, machine: str = "") -> None:
-    """Turn a study's journal into its published Parquet file."""
+    """Move a study's measured records into its published Parquet file."""
     from .run import store
 
     path = store.publish(study, machine)
-    count = len(store.read(path.stem, path.parent.name))
-    print(f"{count} records published in {path}; the journal is in it, and removed")
+    count = len(store.load(path.stem, path.parent.name))
+    print(f"{count} records published in {path}; their own files are removed")
 
 
 def _bisect(

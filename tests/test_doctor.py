@@ -20,7 +20,7 @@ def test_the_command_prints_all_that_is_known_in_aligned_lines_or_as_json(
     without_gpu, make_record, capsys
 ):
     first, *others = STUDIES
-    store.append(make_record(study=first))
+    store.keep(make_record(study=first))
     assert cli.main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["mode      replay (ATTNLIB_MODE=auto)", "machine   no CUDA GPU (cpu)"]

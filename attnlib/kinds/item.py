@@ -1,6 +1,8 @@
 """Items: what a study asks for, and a worker measures."""
 
+import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from .form import NamedCase
@@ -33,3 +35,8 @@ class Item(Generic[CaseT]):
             "release": self.release,
         }
         return form | ({"again": self.again} if self.again else {})
+
+    @cached_property
+    def identity(self) -> str:
+        """The JSON form as text, keys sorted: the item's part in the id of its records."""
+        return json.dumps(self.to_dict(), sort_keys=True)

@@ -16,7 +16,7 @@ from ..core.spec import require_int
 from ..draw.cards import STYLE, as_html, as_text
 from ..kinds.decode.case import DecodeCase
 from ..run.jobs import StoppedError
-from ..run.record import strip_folders
+from ..run.rows import strip_folders
 from ..studies import STUDIES
 from .advise import advise
 from .source import (

@@ -24,8 +24,9 @@ from ..kinds.decode.case import DecodeCase
 from ..kinds.item import Item
 from ..kinds.mla.case import MlaCase
 from ..run import store
+from ..run.frame import item_of
 from ..run.jobs import Job
-from ..run.record import machine_slug
+from ..run.rows import machine_slug
 from ..run.study import Sweep, describe, mode
 from ..studies import STUDIES
 
@@ -171,7 +172,7 @@ def find_source(
         if reason := why_not_live(model):
             raise RuntimeError(f"{model} must be measured on a CUDA GPU: {reason}")
         here = machine_slug(describe(DEVICE))
-        return Source(LIVE, here, store.frame(store.recover(EXPLORER, here)))
+        return Source(LIVE, here, store.find(EXPLORER, here))
     pairs = sources_of(model)
     if not pairs:
         raise ValueError(
@@ -310,9 +311,9 @@ def measure_missing(choice: Choice, **options: Any) -> int:
         own_release = release if _has_releases(name) else ""
         calls.append(Item(name, choice.arguments["timer"], choice.case, own_release))
     backends_of: defaultdict[int, set[str]] = defaultdict(set)
-    for record in store.recover(EXPLORER, machine_slug(describe(DEVICE))):
-        if record.item in calls:
-            backends_of[record.round].add(record.item.backend)
+    for row in store.find(EXPLORER, machine_slug(describe(DEVICE))).itertuples():
+        if item_of(row) in calls:
+            backends_of[row.round].add(row.backend)
     complete = sum(set(backends) <= names for names in backends_of.values())
     first = 1 + max(backends_of, default=-1)
     items = [*(Item(name, "graph") for name in CEILINGS), *calls]

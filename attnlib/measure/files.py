@@ -28,6 +28,17 @@ def write_whole(path: Path, data: bytes) -> Path:
     return path
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what writers left in `folder` that were killed; those that live go on."""
+    for path in folder.glob(f"*{UNFINISHED}"):
+        try:
+            os.kill(int(path.name.split(".")[-2]), 0)
+        except ProcessLookupError:
+            path.unlink(missing_ok=True)
+        except (ValueError, PermissionError):  # not ours, or of another user who lives
+            pass
+
+
 def require_writable(out: Path) -> None:
     """ValueError unless a file can be made beside `out` and put in its place."""
     if out.exists() and not out.is_file():

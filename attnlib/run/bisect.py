@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from packaging.version import Version
 
 from ..core.backends.table import BACKENDS, compared_package
@@ -24,7 +25,6 @@ from ..kinds.item import Item
 from ..measure.stats import AMBIGUOUS, Ratio
 from . import store
 from .pairs import PREFIX, SPARE_ROUNDS, TIMER, Comparison, families_of, next_round
-from .record import Record
 from .releases import available_releases, parse_release, releases_between
 from .study import Study, Sweep, machine_shown, mode
 
@@ -95,11 +95,12 @@ class Bisection:
         """The study that the records are of."""
         return PREFIX + self.study
 
-    def records(self) -> list[Record]:
+    def records(self) -> pd.DataFrame:
         """The records of the case and backend."""
-        mine = (self.backend, TIMER, self.case)
-        records = store.find(self.records_of, self.machine)
-        return [r for r in records if (r.item.backend, r.item.timer, r.item.case) == mine]
+        rows = store.find(self.records_of, self.machine)
+        return rows[
+            (rows.backend == self.backend) & (rows.timer == TIMER) & (rows.case == self.case)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; the case by its key."""
@@ -188,18 +189,25 @@ class _Search:
         comparison = Comparison(question.records_of, both, question.looks, pairs={item: []})
         if self.sweep:
             start = next_round(question.records_of, question.machine)
+
+            def records() -> pd.DataFrame:
+                # A release that failed in an earlier search is tried again.
+                rows = question.records()
+                return rows[(rows.status == "ok") | (rows["round"] >= start)]
+
             comparison.measure(
                 self.sweep,
-                lambda: [r for r in question.records() if r.status == "ok" or r.round >= start],
+                records,
                 device=self.device,
                 command=question.command,
                 number=start,
             )
         else:
-            comparison.take(record for record in question.records() if record.status == "ok")
+            rows = question.records()
+            comparison.take(rows[rows.status == "ok"])
         if failure := comparison.failed.get(item):
             words = f"it was {failure.status}: {' '.join(failure.reason.split())}"
-            raise RuntimeError(f"release {failure.item.release} must run, {words}")
+            raise RuntimeError(f"release {failure.release} must run, {words}")
         verdict = comparison.verdicts().get(item)
         if verdict is None or verdict.verdict == AMBIGUOUS:
             raise self.undecided(release, verdict, len(comparison.pairs[item]))
@@ -247,8 +255,8 @@ def recorded_releases(search: Bisection) -> list[str]:
     """
     ends = {Version(search.good), Version(search.bad)}
     seen: set[Version] = set()
-    for record in reversed(search.records()):
-        option = RELEASES.search(record.command)
+    for command in reversed(search.records().command.tolist()):
+        option = RELEASES.search(command)
         listed = option[1].split(",") if option else []
         versions = set(map(Version, listed))
         if ends <= versions:

@@ -1,6 +1,6 @@
-"""From a study's frame to the rows, times and ratios that tables and figures share.
+"""Records as a frame, and the rows, times and ratios that tables and figures share.
 
-A frame has one row per record (`store.frame`). Ratios pair two backends round by round, within one
+A frame has one row per record (`frame_of`). Ratios pair two backends round by round, within one
 case, release and timer, and refuse rows of different GPUs, power limits, timers or schemas. A table
 per case has the column `case` and the case's own columns, in the order of `COLUMNS`.
 """
@@ -9,17 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from math import nan
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from packaging.version import Version
 
 from ..core.backends.table import TABLE
 from ..kinds.cases import KINDS
 from ..kinds.cost import Ceilings
 from ..kinds.form import flat_fields
+from ..kinds.item import Item
+from ..measure.spans import Kernel
 from ..measure.stats import FASTER, SLOWER, Pair, Ratio, Saving, judge_ratios, judge_savings
-from .store import require_comparable
+from .rows import CASE_PREFIX, case_names
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CASE = ["heads", "head_dim", "dtype", "kv_dtype", "page_size", "batch_size", "kv_len", "lengths"]
 SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
@@ -33,7 +42,119 @@ FA2, FA3, AUTO = "flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto"
 GRAPH_AUTO, CUDA_CORES = "flashinfer-graph-auto", "flashinfer-cuda-cores"
 RATIO_COLUMNS = [field.name for field in fields(Ratio)]
 SAVING_COLUMNS = [field.name for field in fields(Saving)]
+COMPARABLE = ("gpu_id", "power_limit_w", "timer", "schema")
+"""Columns that must not differ within one comparison: each moves times, whatever the backend."""
+AS_THEY_ARE = [
+    "id",
+    "study",
+    "round",
+    "backend",
+    "timer",
+    "release",
+    "status",
+    "reason",
+    "reported_backend",
+    "kernel_family",
+    "oracle_error",
+    "work_per_call",
+    "schema",
+    "started_at",
+    "command",
+]
+"""Columns of records that a frame has as they are."""
+THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
+"""Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
+and a measurement taken then is left out."""
 LABELS = {entry.name: entry.label for entry in TABLE.values() if entry.label}
+
+
+def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
+    """A row per record, in the table's order; `items` are those of its rows (`rows.validate`).
+
+    `case` holds the `Case` (None of a ceiling) and its fields stand beside it; `repeat` marks A/A
+    items, the same item measured again. `kernels` is a tuple of `Kernel`; `steps_us` has the
+    samples of an engine's case. Times are medians in us, `plan_samples` has all of them; `drift`
+    is the last third of the samples over the first, less 1.
+    """
+    run_us = table["run_us"].to_pylist()
+    plan_us = table["plan_us"].to_pylist()
+    frame = table.select(AS_THEY_ARE).to_pandas()
+    frame["repeat"] = [item.again > 0 for item in items]
+    frame = pd.concat([frame, _case_columns(table, items)], axis=1)
+    frame["run_us"] = [_median(samples) for samples in run_us]
+    frame["plan_us"] = [_median(samples) for samples in plan_us]
+    frame["plan_samples"] = plan_us
+    frame["settle_us"] = _numbers(table, "settle_us")
+    frame["peak_bytes"] = _numbers(table, "peak_bytes")
+    frame["drift"] = [_drift(samples) for samples in run_us]
+    frame["kernels"] = [tuple(Kernel(**k) for k in row) for row in table["kernels"].to_pylist()]
+    is_engine = [item.case is not None and item.case.kind == "engine" for item in items]
+    if any(is_engine):
+        steps = pd.Series([tuple(samples) for samples in run_us], dtype=object)
+        frame["steps_us"] = steps.where(is_engine, None)
+    before = _numbers(table, "state_before.throttle_reasons").astype(int)
+    after = _numbers(table, "state_after.throttle_reasons").astype(int)
+    frame["throttled"] = ((before | after) & THROTTLED) > 0
+    for name in ("gpu", "gpu_id", "compute_capability"):
+        column = f"machine.{name}"
+        frame[name] = table[column].to_pandas() if column in table.column_names else ""
+    for name in ("power_limit_w", "num_sms"):
+        frame[name] = _numbers(table, f"machine.{name}").astype(int)
+    frame["l2_mib"] = _numbers(table, "machine.l2_mib")
+    return frame
+
+
+def _case_columns(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
+    """`case`, `heads` and the fields of the cases."""
+    names = case_names(table)
+    fields = table.select(names).rename_columns([name.removeprefix(CASE_PREFIX) for name in names])
+    frame = fields.to_pandas()
+    cases = [item.case for item in items]
+    heads = {id(case): heads_of(case) for case in cases}
+    frame.insert(0, "case", pd.Series(cases, dtype=object))
+    frame.insert(1, "heads", [heads[id(case)] for case in cases])
+    if "window" in frame:  # layers without one do not say so
+        frame["window"] = frame["window"].astype(float).fillna(0).where(frame.heads.notna())
+    return frame
+
+
+def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
+    """A column as floats; 0 where the table or the row has none."""
+    if name not in table.column_names:
+        return np.zeros(table.num_rows)
+    return table[name].to_pandas().fillna(0).to_numpy(float)
+
+
+def item_of(row: Any) -> Item:
+    """The item of a row of a frame (`DataFrame.itertuples`)."""
+    return Item(row.backend, row.timer, row.case, row.release, again=int(row.repeat))
+
+
+def heads_of(case: Any) -> str | None:
+    """Query and KV heads of a case of attention, such as `32/8`."""
+    spec = getattr(getattr(case, "decode", case), "spec", None)
+    return spec.heads if spec else None
+
+
+def _median(samples: Sequence[float]) -> float:
+    return median(samples) if samples else nan
+
+
+def _drift(samples: Sequence[float]) -> float:
+    """Median of the last third over that of the first, less 1; 0 with fewer than six values."""
+    third = len(samples) // 3
+    return median(samples[-third:]) / median(samples[:third]) - 1 if third > 1 else 0.0
+
+
+def require_comparable(rows: pd.DataFrame) -> None:
+    """ValueError, naming column and values, unless all rows share what `COMPARABLE` names."""
+    for name in COMPARABLE:
+        seen = rows[name].unique().tolist()
+        if len(seen) > 1:
+            raise ValueError(
+                f"{name} must be the same in all rows of a comparison, "
+                f"got {seen[0]!r} and {seen[1]!r}"
+            )
 
 
 def ceilings(frame: pd.DataFrame, needed: Sequence[str] = ("copy", "matmul")) -> Ceilings:

@@ -1,11 +1,10 @@
 """A job: the items of one (round, release), run in a fresh subprocess that may die.
 
-The `worker` appends each record itself. If it dies, the item it had started gets a record that says
+The `worker` keeps each record itself. If it dies, the item it had started gets a record that says
 how, and the rest of the job goes on in a new process. If we die, it dies too: its stdin is ours.
 Its process group, such as a compiler that it runs, dies with it.
 """
 
-import datetime
 import json
 import os
 import signal
@@ -21,8 +20,8 @@ from typing import IO, Any
 
 from ..kinds.item import Item
 from . import store
-from .record import Record, machine_slug, record_id, strip_folders
-from .worker import CANNOT_WRITE
+from .rows import record_id, row_of, strip_folders
+from .worker import CANNOT_WRITE, now
 
 ITEM_TIMEOUT_S = 600.0
 """Long enough for FlashInfer to compile a kernel module first: fa3 took 54 s on 16 cores."""
@@ -67,11 +66,7 @@ def run_job(job: Job, machine: dict[str, Any], overlay: Path | None, watch: Watc
     """Run `job` to its end, in as many processes as it takes; one record per item, always."""
     left = job.items
     while left:
-        try:
-            done, died_measuring, words = _run_process(replace(job, items=left), overlay, watch)
-        except (StoppedError, KeyboardInterrupt):
-            store.recover(job.study, machine_slug(machine))
-            raise
+        done, died_measuring, words = _run_process(replace(job, items=left), overlay, watch)
         if died_measuring:
             _record_death(job, machine, left[done], words)
             done += 1
@@ -146,21 +141,16 @@ def worker_environment(overlay: Path | None = None) -> dict[str, str]:
 
 
 def _record_death(job: Job, machine: dict[str, Any], item: Item, words: str) -> None:
-    wanted = job.id_of(item, machine)
-    records = store.recover(job.study, machine_slug(machine))
-    # Killed after its record was on disk, before it could say so: the measurement is good.
-    if any(record.id == wanted and record.status == "ok" for record in records):
-        return
-    store.append(
-        Record(
-            study=job.study,
-            round=job.round,
-            item=item,
-            status="timeout" if words.startswith("timeout") else "crashed",
-            reason=strip_folders(words),
-            machine=machine,
-            versions={},
-            command=job.command,
-            started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        )
+    row = row_of(
+        item,
+        machine,
+        study=job.study,
+        round=job.round,
+        status="timeout" if words.startswith("timeout") else "crashed",
+        reason=strip_folders(words),
+        command=job.command,
+        started_at=now(),
     )
+    # Killed after its record was on disk, before it could say so: the measurement is good.
+    if not store.is_kept_ok(row):
+        store.keep(row)

@@ -12,14 +12,15 @@ look: nobody looked between them. Those of a search were looked at; they are jud
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from ..kinds.item import Item
 from ..measure.stats import AMBIGUOUS, Ratio, judge_ratios
 from . import store
+from .frame import item_of
 from .jobs import Job
-from .record import Record
 from .study import Sweep
 
 PREFIX = "bisect_"
@@ -28,15 +29,17 @@ TIMER = "graph"
 """How engines run decode, and what the headline numbers of the studies are taken with."""
 SPARE_ROUNDS = 12
 """How many rounds a look may take beyond its number, because some are throttled."""
-Pair = tuple[Record, Record]
+Row = Any
+"""A row of a frame of records, as `DataFrame.itertuples` gives it."""
+Pair = tuple[Row, Row]
 
 
 @dataclass
 class Comparison:
     """The whole rounds of each item (less its release) that `both` releases ran: base, then new.
 
-    `study` is that of the rounds that were judged at `looks`. `failed` has a record of each item
-    that one of them could not run.
+    `pairs` has the items that are compared, from the start. `study` is that of the rounds that were
+    judged at `looks`. `failed` has a record of each item that one of them could not run.
     """
 
     study: str
@@ -44,28 +47,29 @@ class Comparison:
     looks: Sequence[int]
     not_slower: float = 0.0
     pairs: dict[Item, list[Pair]] = field(default_factory=dict)
-    failed: dict[Item, Record] = field(default_factory=dict)
+    failed: dict[Item, Row] = field(default_factory=dict)
 
-    def take(self, records: Iterable[Record]) -> None:
+    def take(self, frame: pd.DataFrame) -> None:
         """Take the rounds of items that both releases tried, where they are more than before.
 
         Of an item that failed on both, the base's record is kept.
         """
         base, new = self.both
-        tried: dict[Item, dict[str, dict[int, Record]]] = {}
-        for record in records:
-            if record.item.release in self.both:
-                sides = tried.setdefault(replace(record.item, release=""), {base: {}, new: {}})
-                sides[record.item.release][record.round] = record
+        tried: dict[Item, dict[str, dict[int, Row]]] = {}
+        for row in frame[frame.release.isin(self.both)].itertuples():
+            item = replace(item_of(row), release="")
+            if item in self.pairs:
+                sides = tried.setdefault(item, {base: {}, new: {}})
+                sides[row.release][row.round] = row
         for item, sides in tried.items():
             rounds = sorted(sides[base].keys() & sides[new].keys())
             pairs = [(sides[base][number], sides[new][number]) for number in rounds]
-            good = [p for p in pairs if all(r.status == "ok" and not r.throttled for r in p)]
-            if sides[base] and sides[new] and len(good) >= len(self.pairs.get(item, ())):
+            good = [pair for pair in pairs if all(map(_is_good, pair))]
+            if sides[base] and sides[new] and len(good) >= len(self.pairs[item]):
                 self.pairs[item] = good
-            failures = [r for side in (new, base) for r in sides[side].values() if r.status != "ok"]
-            if failures and item in self.pairs:
-                self.failed[item] = failures[-1]
+            for row in (*sides[new].values(), *sides[base].values()):
+                if row.status != "ok":
+                    self.failed[item] = row
 
     def verdicts(self) -> dict[Item, Ratio]:
         """New over base, all items as one table; an item before its first look has none."""
@@ -79,7 +83,7 @@ class Comparison:
                 looks = len(self.looks)
             if count:
                 base, new = zip(*pairs[:count], strict=True)
-                table[item] = (times_of(new), times_of(base))
+                table[item] = ([row.run_us for row in new], [row.run_us for row in base])
         ratios = judge_ratios([*table.values()], not_slower=self.not_slower, looks=looks)
         return dict(zip(table, ratios, strict=True))
 
@@ -92,7 +96,7 @@ class Comparison:
     def measure(
         self,
         sweep: Sweep,
-        records: Callable[[], list[Record]],
+        records: Callable[[], pd.DataFrame],
         *,
         device: str,
         command: str,
@@ -122,14 +126,13 @@ class Comparison:
 
 def next_round(study: str, machine: str) -> int:
     """The number of the next round of a study on a machine, which is about to be measured."""
-    return 1 + max((record.round for record in store.recover(study, machine)), default=-1)
+    return 1 + max(store.find(study, machine)["round"], default=-1)
 
 
-def times_of(records: Iterable[Record]) -> list[float]:
-    """The median time of each record, us."""
-    return [float(np.median(record.run_us)) for record in records]
-
-
-def families_of(records: Iterable[Record]) -> str:
+def families_of(rows: Iterable[Row]) -> str:
     """The kernel families that ran."""
-    return ", ".join(sorted({record.kernel_family for record in records} - {""})) or "unknown"
+    return ", ".join(sorted({row.kernel_family for row in rows} - {""})) or "unknown"
+
+
+def _is_good(row: Row) -> bool:
+    return row.status == "ok" and not row.throttled

@@ -33,8 +33,8 @@ from ..measure.progress import progress_bar
 from . import store
 from .jobs import Job, Watch, run_job, worker_environment
 from .lock import hold_gpu
-from .record import machine_slug
 from .releases import overlay_for
+from .rows import machine_slug
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -253,13 +253,15 @@ class Sweep:
         return total
 
     def _missing(self, jobs: list[Job], machine: dict[str, Any]) -> list[Job]:
-        records = store.recover(jobs[0].study, machine_slug(machine))
-        failed = ("error", "crashed", "timeout") if self.retry else ()
-        have = {record.id for record in records if record.status not in failed}
+        rows = store.find(jobs[0].study, machine_slug(machine))
+        if self.retry:
+            rows = rows[~rows.status.isin(["error", "crashed", "timeout"])]
+        have = set(rows["id"])
         left = []
         for job in jobs:
             items = tuple(item for item in job.items if job.id_of(item, machine) not in have)
-            left += [replace(job, items=items)] if items else []
+            if items:
+                left.append(replace(job, items=items))
         return left
 
 

@@ -4,8 +4,8 @@
     python -m attnlib.run.worker --describe cuda   prints the machine as JSON
 
 A job is `{"study", "round", "device", "command", "items": [item, ...], "progress": PATH}`.
-For each item, in order, the worker writes `start` to the progress file, measures, appends the
-record to the store, writes `done`. Whatever kills the process, the parent knows which item did it
+For each item, in order, the worker writes `start` to the progress file, measures, puts the
+record into the store, writes `done`. Whatever kills the process, the parent knows which item did it
 and goes on with the rest. With `--end-with-stdin` it ends with its process group, whose leader it
 is, when its parent closes stdin, so that an orphan cannot go on using the GPU without the lock.
 """
@@ -26,7 +26,7 @@ from ..kinds.cases import item_from_dict, subject_class
 from ..kinds.item import Item
 from ..measure.machine import describe_machine, describe_state, describe_versions
 from . import store
-from .record import Record, strip_folders
+from .rows import Row, row_of, strip_folders
 
 CONTEXT_LOST, CANNOT_WRITE = 75, 74
 """Exit status after a CUDA error that poisons the process (EX_TEMPFAIL: start a new one), and where
@@ -44,10 +44,10 @@ class Worker:
         self.versions = describe_versions(RECORDED)
         self._subjects: dict[object, Subject] = {}
 
-    def measure(self, item: Item) -> Record:
+    def measure(self, item: Item) -> Row:
         """The record of one item; every failure that leaves the process sane becomes a status."""
         before = describe_state(self.device)
-        started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        started = now()
         try:
             cls = subject_class(item.case)
             if cls not in self._subjects:
@@ -57,11 +57,11 @@ class Worker:
             # These leave the CUDA context unusable; an out-of-memory error does not.
             lost = "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"
             fields = {"status": "crashed" if lost else "error", "reason": _reason(error)}
-        return Record(
+        return row_of(
+            item,
+            self.machine,
             study=self.job["study"],
             round=self.job["round"],
-            item=item,
-            machine=self.machine,
             versions=self.versions,
             command=self.job["command"],
             started_at=started,
@@ -78,16 +78,21 @@ def run_job(path: Path) -> int:
         worker = Worker(job)
         for form in job["items"]:
             progress.write("start\n")
-            record = worker.measure(item_from_dict(form))
+            row = worker.measure(item_from_dict(form))
             try:
-                store.append(record)
+                store.keep(row)
             except OSError as error:
                 print(error, file=sys.stderr)
                 return CANNOT_WRITE
             progress.write("done\n")
-            if record.status == "crashed":
+            if row["status"] == "crashed":
                 return CONTEXT_LOST
     return 0
+
+
+def now() -> str:
+    """UTC to the microsecond: records are sorted by it."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
 
 
 def _reason(error: Exception) -> str:

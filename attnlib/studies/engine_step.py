@@ -16,8 +16,7 @@ import pandas as pd
 
 from ..kinds.engine.case import EngineCase
 from ..measure.stats import judge_savings
-from ..run.frame import good_rows, launches, release_order
-from ..run.store import require_comparable
+from ..run.frame import good_rows, launches, release_order, require_comparable
 from ..run.study import Study
 
 LLAMA, QWEN = "llama-3.1-8b", "qwen3-32b-tp4"

@@ -36,9 +36,9 @@ from ..measure.stats import (
     Ratio,
 )
 from ..run import store
-from ..run.pairs import PREFIX, Comparison, families_of, next_round, times_of
-from ..run.record import Record
+from ..run.pairs import PREFIX, Comparison, families_of, next_round
 from ..run.releases import InvalidVersion, Version, build_version, overlay_for, own_build
+from ..run.rows import machine_slug
 from ..run.study import Sweep, machine_shown, mode
 from ..select.libraries import LIBRARIES, find
 from . import STUDIES
@@ -272,20 +272,21 @@ def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> dict[str,
     row |= {"case": item.case.key, "backend": item.backend, "timer": item.timer}
     row |= {"rounds": len(comparison.pairs[item]), "kernels": ""}
     if failed := comparison.failed.get(item):
-        new_failed = failed.item.release == comparison.both[1]
+        new_failed = failed.release == comparison.both[1]
         return row | {"verdict": "fails" if new_failed else "not run"}
     if verdict is None:
         return row | {"verdict": AMBIGUOUS if comparison.pairs[item] else NOT_ON_RECORD}
     last = comparison.pairs[item][-1]
     for name, side in zip(("base", "new"), zip(*comparison.pairs[item], strict=True), strict=True):
-        plans = [time for record in side for time in record.plan_us]
-        row |= {f"{name}_us": median(times_of(side)), f"{name}_ran": families_of(side)}
+        plans = [time for each in side for time in each.plan_samples]
+        row |= {f"{name}_us": median(each.run_us for each in side)}
+        row |= {f"{name}_ran": families_of(side)}
         row |= {f"{name}_plan_us": median(plans) if plans else None}
-    a, b = ({k["name"]: k["launches"] for k in record.kernels} for record in last)
+    a, b = ({kernel.name: kernel.launches for kernel in each.kernels} for each in last)
     changed = [f"{k} {a.get(k, 0):g} to {b.get(k, 0):g}" for k in a | b if a.get(k) != b.get(k)]
     row |= {name: getattr(verdict, name) for name in (*RATIO, "rounds", "verdict")}
     row |= {"kernels": ", ".join(changed), "study": last[0].study}
-    return row | {"machine": last[0].machine_slug}
+    return row | {"machine": machine_slug({"gpu": last[0].gpu, "gpu_id": last[0].gpu_id})}
 
 
 def _upgrade(comparison: Comparison, builds: Mapping[str, Path], taken: Sequence[str]) -> Upgrade:
@@ -297,7 +298,7 @@ def _upgrade(comparison: Comparison, builds: Mapping[str, Path], taken: Sequence
         words = "is a build of your own: it needs a CUDA GPU."
         notes += [f"{path} {words}" for path in builds.values()]
     for item, record in comparison.failed.items():
-        why = f"{record.item.release} {record.status}: {' '.join(record.reason.split())}"
+        why = f"{record.release} {record.status}: {' '.join(record.reason.split())}"
         notes.append(f"{item.case.key}, {item.backend}: {why}")
     near, step = [], next_step(comparison)
     missing = [item for item in comparison.undecided() if not comparison.pairs[item]]
@@ -319,10 +320,6 @@ def _rows(*comparisons: Comparison) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _plain(record: Record) -> Item:
-    return replace(record.item, release="")
-
-
 def _measure(comparison: Comparison, items: list[Item], sweep: Sweep) -> None:
     """Measure rounds of `items` until all are decided; on record they count too."""
     base, new = comparison.both
@@ -331,13 +328,14 @@ def _measure(comparison: Comparison, items: list[Item], sweep: Sweep) -> None:
     # A build may have been made anew under its old version: only the rounds of now count.
     first = number if sweep.overlays else 0
     comparison.pairs = {item: [] for item in items}
+
+    def records() -> pd.DataFrame:
+        rows = store.find(NAME, machine)
+        return rows[rows["round"] >= first]
+
     comparison.measure(
         sweep,
-        lambda: [
-            record
-            for record in store.find(NAME, machine)
-            if record.round >= first and _plain(record) in comparison.pairs
-        ],
+        records,
         device="cuda",
         command=f"python -m attnlib compare --base {base} --new {new}",
         number=number,
@@ -355,5 +353,4 @@ def _replay(comparison: Comparison, items: list[Item]) -> None:
     wish = os.environ.get("ATTNLIB_MACHINE", "")
     comparison.pairs = {item: [] for item in items}
     for name, machine in store.on_machine("ATTNLIB_MACHINE", wish, sources):
-        records = store.find(name, machine)
-        comparison.take(record for record in records if _plain(record) in comparison.pairs)
+        comparison.take(store.find(name, machine))

@@ -1,6 +1,5 @@
 """One attention call in the worker, kind by kind: judged, timed, named, refused."""
 
-import json
 from itertools import product
 
 import pytest
@@ -15,7 +14,6 @@ from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.extend.case import MODES, ExtendCase
 from attnlib.kinds.item import Item
 from attnlib.kinds.mla.case import MlaCase
-from attnlib.run.record import Record
 
 VERIFY = ExtendCase(DecodeCase(AttnSpec(4, 2, 64, 16), 3, 40, "ragged"), "target_verify", 5)
 SPARSE = MlaCase(MlaSpec(16, 70, 64, "fp8-656"), 3, 300, "ragged")
@@ -36,7 +34,6 @@ def test_a_right_output_gets_times_and_its_bytes(name, case, family, rows, libra
     assert record.run_us and record.plan_us
     assert (record.kernel_family, record.oracle_rows) == (family, rows)
     assert record.work_per_call == case.cost.io_bytes
-    assert Record.from_form(json.loads(record.to_json())) == record
 
 
 def test_a_mask_that_a_backend_lacks_gets_no_time(libraries):

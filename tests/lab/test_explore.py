@@ -29,9 +29,8 @@ import time
 from attnlib.run import store
 from attnlib.run.study import describe
 def asked_of(spec):
-    (path,) = store.data_root().glob("records/*/explorer.jsonl")
-    with path.open("ab") as file:
-        file.write(b'{{"backend":"sdpa","calls_per_sam')
+    (folder,) = store.data_root().glob("records/*/explorer")
+    (folder / "0.json.1.unfinished").write_text('{{"backend":"sdpa","calls_per_sam')
     time.sleep(60)
 """
 
@@ -147,7 +146,7 @@ def test_on_a_gpu_it_opens_to_measure_there(instant_jobs, monkeypatch):
     assert explorer.controls["records"].value == ("live", "")
     assert explorer.served.value == "Measures here; not on record yet."
     assert explorer.view.times.ran.tolist() == ["not on record"] * 2
-    assert not list(store.data_root().rglob("*.jsonl")), "to look writes nothing"
+    assert not list(store.data_root().rglob("*.json")), "to look writes nothing"
     explorer.measure.click()
     wait(explorer)
     assert explorer.view.times.rounds.tolist() == [3, 3]

@@ -265,4 +265,4 @@ def test_a_named_release_is_measured_of_flashinfer_alone(monkeypatch):
     assert job.study == EXPLORER and job.release == "0.6.3"
     wanted = [Item("sdpa", "graph", choice.case, ""), Item(FA2, "graph", choice.case, "0.6.3")]
     assert sorted(job.items[2:], key=lambda item: item.release) == wanted
-    assert not store.find(EXPLORER, made.MACHINE)
+    assert store.find(EXPLORER, made.MACHINE).empty

@@ -19,7 +19,7 @@ from attnlib.run import releases, store
 from attnlib.run import study as studying
 from attnlib.run.bisect import ROUND_LIMIT, bisect, first_changed
 from attnlib.run.pairs import SPARE_ROUNDS
-from attnlib.run.record import STATUSES
+from attnlib.run.schema import STATUSES
 from attnlib.run.study import Grid, Study
 from attnlib.studies import STUDIES, context_width
 
@@ -113,8 +113,8 @@ def test_rounds_run_a_b_b_a_numbered_on_through_the_steps_and_none_is_measured_a
 def test_rounds_cut_short_or_of_another_search_do_not_count_for_a_pair(lab):
     run(bad="0.6.0", rounds=2)
     lab.keep("bisect_demo", 3)
-    with store.journal_path("bisect_demo", SLUG).open("ab") as journal:
-        journal.write(b'{"half a rec')  # killed as it wrote the fourth
+    folder = store.measured_path("bisect_demo", SLUG)
+    (folder / "0.json.1.unfinished").write_text('{"half a rec')  # killed as it wrote the fourth
     assert run(bad="0.6.0", rounds=2).steps[0].verdict.rounds == 2
     assert lab.order() == [(2, "0.5.3"), (2, "0.6.0")]
     assert run(good="0.6.4", bad="0.6.3").changed == "0.6.4"
@@ -235,7 +235,8 @@ def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatc
     out = capsys.readouterr().out.rstrip()
     assert "first slower release: 0.6.1" in out and out.endswith(" ".join(given))
     assert overlay_for.call_args.args[2][f"{PACKAGE}==0.6.1"] == tmp_path / "0.6.1"
-    assert not any(str(tmp_path) in r.command for r in store.read("bisect_demo", SLUG))
+    commands = store.load("bisect_demo", SLUG).command
+    assert not commands.str.contains(str(tmp_path), regex=False).any()
 
 
 def test_kernels_of_metadata_are_searched_through_the_releases_of_their_own_library(

@@ -14,15 +14,16 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from support.records import told
 from support.studies import CPU, INSTANT
 
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.measure.machine import describe_machine
-from attnlib.run import jobs, store
+from attnlib.run import jobs, rows, store
 from attnlib.run.jobs import Job, StoppedError, Watch, run_job
-from attnlib.run.record import machine_slug
+from attnlib.run.rows import machine_slug
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED, WAITS, CONTEXT_LOST, OUT_OF_MEMORY, DISK_FULL = 24, 40, 56, 72, 88
@@ -35,15 +36,10 @@ class OutOfMemoryError(RuntimeError):
 def fail(error):
     raise error
 def fill_disk():
-    (path,) = store.data_root().glob("records/*/full.jsonl")
-    most = path.stat().st_size + 100
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400, 400))
 def die_writing():
     print("last words of /opt/engine/kernel.so", file=sys.stderr, flush=True)
-    (path,) = store.data_root().glob("records/*/demo.jsonl")
-    with path.open("ab") as file:
-        file.write(b'{{"backend":"sdpa","calls_per_sam')
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
 
 faults = {{
     {KILLED}: die_writing,
@@ -64,8 +60,10 @@ def job_of(study, *head_dims):
 
 def records_of(study):
     """By head_dim, whichever machine wrote them: we write for dead workers."""
-    found = [r for machine in store.machines(study) for r in store.read(study, machine)]
-    by_head_dim = {record.item.case.spec.head_dim: record for record in found}
+    found = []
+    for machine in store.machines(study):
+        found += rows.rows_of(store.read(study, machine))
+    by_head_dim = {row["case.head_dim"]: told(row) for row in found}
     assert len(by_head_dim) == len(found)
     return by_head_dim
 
@@ -106,8 +104,8 @@ def test_whatever_kills_a_worker_costs_one_item_and_the_record_says_how(faults, 
     assert (killed.round, killed.machine) == (3, machine)
     assert killed.command == "repeat me"
     assert killed.started_at.endswith("+00:00")
-    torn = store.torn_path("demo", machine_slug(machine)).read_bytes()
-    assert torn == b'{"backend":"sdpa","calls_per_sam\n'
+    (unfinished,) = store.measured_path("demo", machine_slug(machine)).glob("*.unfinished")
+    assert unfinished.read_bytes().endswith(b"}\n"), "killed as the record was put in its place"
 
 
 @pytest.fixture
@@ -134,8 +132,8 @@ def test_a_stop_kills_the_worker_with_its_children_and_leaves_its_item_without_a
     assert statuses_of("stopped") == {16: "ok"}
 
 
-def test_a_full_disk_ends_the_job_with_the_name_of_the_journal_and_no_half_record(faults):
-    words = r"could not be written, the sweep ends: \[Errno 27\] .*/full\.jsonl'$"
+def test_a_full_disk_ends_the_job_with_the_name_of_the_file_and_no_half_record(faults):
+    words = r"could not be written, the sweep ends: \[Errno 27\] .*/full/\w+\.json'$"
     with pytest.raises(RuntimeError, match=words):
         run_job(job_of("full", 16, DISK_FULL, 32), CPU, faults, Watch())
     assert statuses_of("full") == {16: "ok"}
@@ -164,7 +162,7 @@ def test_neither_worker_nor_its_children_nor_a_file_outlive_the_sweep_that_start
     pickle.dump((job_of("orphan", 16, WAITS), CPU, faults, held), sweep.stdin)
     sweep.stdin.close()
     os.close(held)
-    while not any(path.stat().st_size for path in data.glob("records/*/orphan.jsonl")):
+    while not any(data.glob("records/*/orphan/*.json")):
         assert sweep.poll() is None
         time.sleep(0.05)
     sweep.kill()
@@ -179,3 +177,12 @@ def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path):
     with pytest.raises(RuntimeError, match="died before its first item: exit status 3; broken"):
         run_job(job_of("demo", 16), CPU, tmp_path, Watch())
     assert store.machines("demo") == []
+
+
+@pytest.mark.parametrize(("before", "after"), [("ok", "ok"), ("error", "timeout")])
+def test_a_death_replaces_a_failure_but_no_measurement(make_record, before, after):
+    job = job_of("demo", 16)
+    named = {"study": job.study, "round": job.round, "machine": CPU, "item": job.items[0]}
+    store.keep(make_record(status=before, **named))
+    jobs._record_death(job, CPU, job.items[0], "timeout after 1 s")
+    assert statuses_of("demo") == {16: after}

@@ -14,7 +14,7 @@ from support.studies import SPEC, grid_of, hand_made, study_of
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.kinds.item import Item
 from attnlib.run import store, study
-from attnlib.run.record import machine_slug
+from attnlib.run.rows import machine_slug
 from attnlib.run.study import Study, Sweep, load_or_measure, mode, record_machine
 from attnlib.studies import PACE
 
@@ -40,7 +40,7 @@ def test_a_study_killed_in_the_middle_is_measured_to_its_end_without_repeats_and
     progress = Mock()
     sweep = multiprocessing.get_context("fork").Process(target=measure, args=[TINY])
     sweep.start()
-    while not any(path.stat().st_size for path in data.glob("records/*/demo.jsonl")):
+    while not any(data.glob("records/*/demo/*.json")):
         assert sweep.is_alive()
         time.sleep(0.01)
     sweep.kill()
@@ -51,25 +51,24 @@ def test_a_study_killed_in_the_middle_is_measured_to_its_end_without_repeats_and
     assert sum(call.args[0] for call in progress().update.call_args_list) == left
     progress().close.assert_called_once_with()
     (machine,) = store.machines("demo")
-    assert len(store.journal_path("demo", machine).read_text().splitlines()) == 6
-    records = store.read("demo", machine)
-    order = [(record.round, record.item.case) for record in records]
+    assert len([*store.measured_path("demo", machine).glob("*.json")]) == 6
+    frame = store.load("demo", machine)
+    order = list(zip(frame["round"], frame.case, strict=True))
     assert order == [(0, c) for c in (SMALL, LARGE, FP8)] + [(1, c) for c in (FP8, LARGE, SMALL)]
-    for record in records:
-        assert record.status == ("refused" if record.item.case == FP8 else "ok")
-        assert {"python", "torch"} <= set(record.versions)
-        assert record.command == "python -m attnlib measure demo"
+    assert frame.status.tolist() == ["ok", "ok", "refused", "refused", "ok", "ok"]
+    assert {"python", "torch"} <= set(store.provenance("demo", machine)["versions"])
+    assert set(frame.command) == {"python -m attnlib measure demo"}
     assert measure(TINY) == 0
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
     monkeypatch.setenv("ATTNLIB_MACHINE", machine)
-    assert load_or_measure(TINY)["id"].tolist() == [record.id for record in records]
+    assert load_or_measure(TINY)["id"].tolist() == frame["id"].tolist()
     monkeypatch.chdir(tmp_path)
     assert machine_slug(study.describe.__wrapped__("cpu")) == machine, "from any folder"
 
 
 def test_a_failure_counts_as_measured_unless_it_is_to_be_tried_again(instant_jobs, make_record):
     item = Item("sdpa", "host", SMALL)
-    store.append(make_record(item=item, machine=study.describe("cpu"), status="crashed"))
+    store.keep(make_record(item=item, machine=study.describe("cpu"), status="crashed"))
     assert measure(study_of(grid_of(SMALL))) == 0
     assert measure(study_of(grid_of(SMALL)), retry=True) == 1
 
@@ -77,11 +76,11 @@ def test_a_failure_counts_as_measured_unless_it_is_to_be_tried_again(instant_job
 def test_what_was_published_counts_as_measured_but_not_by_another_machine(
     instant_jobs, make_record
 ):
-    store.append(make_record(item=Item("sdpa", "host", SMALL)))
+    store.keep(make_record(item=Item("sdpa", "host", SMALL)))
     assert measure(TINY) == 6
     store.publish("demo", CPU_SLUG)
     assert (measure(TINY), measure(TINY, rounds=3)) == (0, 3)
-    assert len(store.read("demo", CPU_SLUG)) == 9
+    assert len(store.load("demo", CPU_SLUG)) == 9
 
 
 def test_rounds_are_outermost_and_odd_ones_run_backwards():
@@ -182,7 +181,7 @@ def test_replay_takes_the_studys_machine_unless_another_is_named_and_live_this_o
 def test_live_a_study_of_which_nothing_ran_says_why(instant_jobs, make_record, monkeypatch):
     monkeypatch.setattr(study, "_has_cuda", lambda: True)
     told = {"machine": study.describe("cpu"), "status": "refused", "reason": "pip install fa9"}
-    store.append(make_record(item=Item("sdpa", "host", SMALL), **told))
+    store.keep(make_record(item=Item("sdpa", "host", SMALL), **told))
     with pytest.warns(UserWarning, match="^no case of demo could run here: pip install fa9$"):
         assert len(load_or_measure(study_of(grid_of(SMALL, headline=True)))) == 1
     both = load_or_measure(study_of(grid_of(SMALL, LARGE, headline=True)))
@@ -192,7 +191,7 @@ def test_live_a_study_of_which_nothing_ran_says_why(instant_jobs, make_record, m
 def test_a_study_without_a_machine_lists_those_that_have_it(without_gpu, make_record):
     with pytest.raises(ValueError, match="'demo' has no published records: measure it on a GPU"):
         load_or_measure(TINY)
-    store.append(make_record())
+    store.keep(make_record())
     with pytest.raises(ValueError, match="set ATTNLIB_MACHINE to one of: test-gpu-0badcafe"):
         load_or_measure(TINY)
 
@@ -223,7 +222,7 @@ def test_a_retired_study_is_read_and_says_what_to_do_in_place_of_measuring(
     instant_jobs, make_record, monkeypatch
 ):
     retired = Study("demo", "?", reference_machine=MACHINE, retired="look at its records")
-    store.append(make_record())
+    store.keep(make_record())
     words = "study 'demo' cannot be measured any more: look at its records"
     with pytest.raises(ValueError, match=words):
         measure(retired)

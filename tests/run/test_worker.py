@@ -2,13 +2,15 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from math import nan
 from unittest.mock import Mock
 
 import pytest
 import torch
-from support.records import measure
+from support.records import found, measure, right_row
 
 from attnlib.core.backends import TABLE
 from attnlib.core.backends.sdpa import Sdpa
@@ -18,7 +20,6 @@ from attnlib.kinds.decode.measure import DecodeSubject, build_workload
 from attnlib.kinds.item import Item
 from attnlib.measure import timer
 from attnlib.run import worker
-from attnlib.run.record import Record
 from attnlib.run.worker import Worker
 
 CASE = DecodeCase(AttnSpec(4, 2, 16, 4), batch_size=3, kv_len=20, lengths="ragged")
@@ -58,7 +59,6 @@ def test_a_wrong_output_is_incorrect_and_has_no_times(monkeypatch, factor, error
     assert (record.status, record.run_us, record.plan_us) == ("incorrect", (), ())
     assert record.oracle_error == error
     assert f"over budget {record.oracle_budget:.3g}" in record.reason
-    assert Record.from_form(json.loads(record.to_json())) == record
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,28 @@ def test_neighbours_of_one_case_share_its_tensors(monkeypatch):
     build = Mock(side_effect=build_workload)
     monkeypatch.setattr(DecodeSubject, "build", build)
     own, other = Worker(JOB), with_spec(head_dim=32)
-    statuses = [own.measure(item).status for item in (ITEM, ITEM, other, ITEM)]
+    statuses = [own.measure(item)["status"] for item in (ITEM, ITEM, other, ITEM)]
     assert statuses == ["ok"] * 4
     assert [call.args for call in build.call_args_list] == [(CASE,), (other.case,), (CASE,)]
 
 
 def test_a_record_is_on_disk_before_its_item_is_called_done(tmp_path, monkeypatch):
     seen, progress = [], tmp_path / "progress"
-    monkeypatch.setattr(worker.store, "append", lambda record: seen.append(progress.read_text()))
+    monkeypatch.setattr(worker.store, "keep", lambda row: seen.append(progress.read_text()))
     job = tmp_path / "job.json"
     job.write_text(json.dumps({**JOB, "items": [ITEM.to_dict()], "progress": str(progress)}))
     assert (worker.main([str(job)]), seen) == (0, ["start\n"])
+
+
+KEEPS = """
+import json, sys
+from attnlib.run import store, worker
+store.keep(json.loads(sys.stdin.read()))
+print({"pandas", "torch", "matplotlib"} & {*sys.modules})
+"""
+
+
+def test_to_keep_a_record_a_worker_waits_for_no_library():
+    row = json.dumps(right_row())
+    done = subprocess.run([sys.executable, "-c", KEEPS], input=row, capture_output=True, text=True)
+    assert done.stdout == "set()\n" and len(found()) == 1, done.stderr

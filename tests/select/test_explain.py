@@ -8,6 +8,7 @@ import pytest
 from attnlib.core.spec import AttnSpec
 from attnlib.kinds.extend import case as extend_case
 from attnlib.run import store
+from attnlib.run.rows import items_of, rows_of
 from attnlib.select import Call, explain
 from attnlib.select.text import headline
 from attnlib.studies.fa3_decode_regression import STUDY
@@ -260,13 +261,15 @@ def test_what_an_h200_could_not_run_has_a_problem_and_raises_by_name():
 
 @pytest.mark.usefixtures("published_records")
 def test_what_auto_ran_in_the_modes_of_an_engine_is_what_the_tables_say():
-    machines = store.machines("engine_modes")
-    everything = [r for machine in machines for r in store.read("engine_modes", machine)]
-    records = [r for r in everything if r.status == "ok"]
-    ran = [r for r in records if r.item.backend == "flashinfer-prefill-auto"]
-    assert {record.item.case.mode for record in ran} == set(extend_case.MODES)
-    for record in ran:
-        case, release = record.item.case, record.versions["flashinfer-python"]
+    ran = []
+    for machine in store.machines("engine_modes"):
+        table = store.read("engine_modes", machine)
+        for item, row in zip(items_of(table), rows_of(table), strict=True):
+            if row["status"] == "ok" and item.backend == "flashinfer-prefill-auto":
+                ran.append((item.case, row))
+    assert {case.mode for case, _ in ran} == set(extend_case.MODES)
+    for case, row in ran:
+        release = row["versions.flashinfer-python"]
         call = Call(custom_mask=case.mask in ("tree", "chain"))
         choice = auto(case.spec, release, mode=case.mode, call=call)
-        assert choice.kernel == record.kernel_family == record.reported_backend, case
+        assert choice.kernel == row["kernel_family"] == row["reported_backend"], case

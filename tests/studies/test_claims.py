@@ -47,9 +47,10 @@ def test_every_claim_has_a_verdict_and_its_records_are_in_the_store(published_re
         assert row.reason
         if row.claim.study:
             machine = STUDIES[row.claim.study].reference_machine
-            ids = {record.id for record in store.read(row.claim.study, machine)}
+            ids = set(store.load(row.claim.study, machine)["id"])
             assert row.records
             assert set(row.records) <= ids
+
     counts = Counter(row.verdict for row in judged)
     assert counts == {"confirmed": 28, "partly": 13, "not measurable here": 13, "open": 2}
     open_ = [row.claim.id for row in judged if row.verdict == claims.OPEN]
@@ -126,18 +127,19 @@ def test_a_pair_is_judged_by_what_is_expected(write, monkeypatch, expect, somewh
 
 
 def test_records_vote_by_the_family_or_the_kernel_that_ran(write, monkeypatch, make_record):
-    record = make_record()
-    rows = store.frame([record])
+    path = store.keep(make_record())
+    rows = store.load(path.parent.name, path.parents[1].name)
+    (record,) = rows.itertuples()
     monkeypatch.setattr(claims, "_rows", lambda study, cases: rows)
-    check = {"study": "x", "cases": "all", "backend": record.item.backend}
+    check = {"study": "x", "cases": "all", "backend": record.backend}
 
     def verdict(*wanted):
-        releases = {record.item.release: list(wanted)}
+        releases = {record.release: list(wanted)}
         (claim,) = write({"ran": check | {"releases": releases}})
         return claims.judge(claim).verdict
 
     assert verdict(record.kernel_family) == "confirmed"
-    kernel = record.kernels[0]["name"]
+    kernel = record.kernels[0].name
     assert verdict(kernel[:4]) == "confirmed"
     assert verdict("another") == "refuted"
     other = check | {"releases": {"0.0.1": ["fa2"]}}

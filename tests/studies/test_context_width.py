@@ -1,6 +1,7 @@
 """The context's width: what the tables say of times that are known."""
 
-from attnlib.run import store
+from attnlib.run import rows
+from attnlib.run.frame import frame_of
 from attnlib.studies import context_width as study
 
 WIDE_US = {"0.5.14": 8.0, "0.5.16": 64.0, "0.5.17": 32.0, "0.5.23": 32.0, "": 4.0}
@@ -25,7 +26,9 @@ def test_means_tails_and_the_widest_case_are_of_the_pair_that_is_named(make_reco
                 run_us=(us, us, us),
             )
             records.append(record)
-    frame = store.frame(records)
+    rows_of_all = rows.table_of(records)
+    frame = frame_of(rows_of_all, rows.items_of(rows_of_all))
+
     assert len(study.CASES) == 18
     table = study.width_ratios(frame).set_index(["time of", "over"])[SHOWN]
     unguarded = table.loc["SGLang 0.5.16", "SGLang 0.5.14"]

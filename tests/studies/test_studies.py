@@ -5,6 +5,8 @@ from collections import Counter
 import pytest
 
 from attnlib.run import store
+from attnlib.run.frame import item_of
+from attnlib.run.rows import rows_of
 from attnlib.studies import STUDIES, decode_metadata, fa2_plan
 from attnlib.studies.fa3_decode_regression import STUDY as REGRESSION
 
@@ -40,9 +42,10 @@ def test_every_item_of_a_study_is_on_record_and_live_ones_are_a_part(study):
                 asked.add((job.round, item))
     found = set()
     for machine in store.machines(study.name):  # grids of one study may be on several
-        for record in store.read(study.name, machine):
-            found.add((record.round, record.item))
+        for row in store.load(study.name, machine).itertuples():
+            found.add((row.round, item_of(row)))
     assert Counter(item for _, item in asked) <= Counter(item for _, item in found)
+
     live = {item for job in study.jobs(headline=True) for item in job.items}
     assert live < {item for _, item in asked}
 
@@ -60,14 +63,14 @@ def test_records_of_a_rival_that_is_measured_no_more_are_read_and_not_shown():
 
 
 def test_every_decode_record_lists_kernels_samples_and_clocks():
-    for record in store.read(REGRESSION.name, REGRESSION.reference_machine):
-        if record.status == "ok":
-            assert record.kernels
-            assert len(record.run_us) >= 7
-            assert record.state_before["sm_clock_mhz"]
-            assert record.state_after["sm_clock_mhz"]
-            assert record.versions["torch"]
-            assert record.machine["driver"]
+    for row in rows_of(store.read(REGRESSION.name, REGRESSION.reference_machine)):
+        if row["status"] == "ok":
+            assert row["kernels"]
+            assert len(row["run_us"]) >= 7
+            assert row["state_before.sm_clock_mhz"]
+            assert row["state_after.sm_clock_mhz"]
+            assert row["versions.torch"]
+            assert row["machine.driver"]
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)

@@ -28,7 +28,7 @@ def publish(patch, name, *cases, backends):
 def keep(make, study, item, us, **fields):
     """Store a record of `us` microseconds; `fields` as those of a Record."""
     times = {"run_us": (us,)} if fields.get("status", "ok") == "ok" else {}
-    store.append(make(**{"study": study, "item": item, "machine": GPU, **times, **fields}))
+    store.keep(make(**{"study": study, "item": item, "machine": GPU, **times, **fields}))
 
 
 def keep_ceilings(make, study):

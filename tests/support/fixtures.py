@@ -4,7 +4,6 @@ import logging
 import os
 import sys
 import tempfile
-from dataclasses import replace
 from types import SimpleNamespace
 
 import matplotlib
@@ -19,6 +18,7 @@ if not torch.cuda.is_available():
 from support import library_fakes as fakes
 from support.interpreter import make_quick
 from support.metadata_cases import FEWER
+from support.records import right_row
 from support.studies import CPU, QUICK_START
 
 from attnlib import cli
@@ -28,12 +28,9 @@ from attnlib.core.fa2 import planner
 from attnlib.core.metadata import decode, device, kv_indices
 from attnlib.core.schedule import flash_attn3 as scheduler
 from attnlib.core.schedule import library
-from attnlib.core.spec import AttnSpec
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.item import Item
 from attnlib.measure import timer
 from attnlib.run import store, study
-from attnlib.run.record import Record
+from attnlib.run.worker import now
 
 # One thread per process, and per process that a test starts: two workers share few cores.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -46,8 +43,6 @@ for logger in logging.root.manager.loggerDict.values():
     logger.propagate = True
 
 SWITCHES = ("MODE", "MACHINE", "WHEELS")
-GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}
-NO_TIMES = {"run_us": (), "plan_us": (), "calls_per_sample": 0, "kernels": ()}
 folders = []
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
@@ -127,37 +122,7 @@ def on_hopper():
 @pytest.fixture
 def make_record():
     """A right record, less what the overrides change; a status other than ok takes its times."""
-
-    def make(**overrides):
-        failed = overrides.get("status", "ok") != "ok"
-        return replace(RIGHT, **(NO_TIMES if failed else {}), **overrides)
-
-    return make
-
-
-CASE = DecodeCase(AttnSpec(8, 2, 64, 16), batch_size=3, kv_len=40, lengths="ragged", seed=5)
-ORACLE = {"oracle_error": 0.002, "oracle_budget": 0.008, "oracle_rows": 24}
-TIMES = {"run_us": (10.125, 12.0, 11.0), "calls_per_sample": 64, "plan_us": (50.0, 40.0)}
-ATTEND = {"name": "AttendKernel", "launches": 1.0, "gpu_us": 8.25}
-MERGE = {"name": "MergeKernel", "launches": 2.0, "gpu_us": 1.5}
-RIGHT = Record(
-    study="demo",
-    round=0,
-    item=Item("flashinfer-fa2", "graph", CASE, "0.6.3"),
-    status="ok",
-    machine=GPU,
-    versions={"torch": "2.13.0", "flashinfer-python": "0.6.3"},
-    command="python -m attnlib measure demo",
-    started_at="2026-01-02T03:04:05+00:00",
-    reported_backend="fa2",
-    kernel_family="fa2",
-    kernels=(ATTEND, MERGE),
-    work_per_call=4096.0,
-    state_before={"sm_clock_mhz": 1980},
-    state_after={"sm_clock_mhz": 1965},
-    **TIMES,
-    **ORACLE,
-)
+    return right_row
 
 
 class InstantJobs:
@@ -170,7 +135,8 @@ class InstantJobs:
         self.jobs.append(job)
         self.overlays.append(overlay)
         for item in job.items:
-            store.append(self.make(study=job.study, round=job.round, item=item, machine=machine))
+            named = {"study": job.study, "round": job.round, "item": item, "machine": machine}
+            store.keep(self.make(**named, started_at=now()))
             watch.on_done(1)
 
 

@@ -1,6 +1,7 @@
 """A stand-in for a GPU that measures at once."""
 
 from attnlib.run import store, study
+from attnlib.run.worker import now
 
 SLUG = "test-gpu-0badcafe"
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "compute_capability": "9.0"}
@@ -29,9 +30,10 @@ class Lab:
         monkeypatch.setattr(study, "overlay_for", lambda package, release, given: None)
 
     def keep(self, name, count):
-        """Keep the first lines of a study's journal, as if the search had been stopped there."""
-        path = store.journal_path(name, SLUG)
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))
+        """Keep the first records of a study, as if the search had been stopped there."""
+        folder = store.measured_path(name, SLUG)
+        for row_id in store.load(name, SLUG)["id"][count:]:
+            (folder / f"{row_id}.json").unlink()
         self.jobs.clear()
 
     def run(self, job, machine, overlay, watch):
@@ -46,7 +48,8 @@ class Lab:
                 times["state_after"] = {"throttle_reasons": 0x40}
             found = {"kernel_family": family, "command": job.command, **times}
             named = {"study": job.study, "round": job.round, "item": item, "machine": machine}
-            store.append(self.make(status=status, **named, **found))
+            named["started_at"] = now()
+            store.keep(self.make(status=status, **named, **found))
 
     def order(self):
         """Round, release and number of items of each job since this was asked last."""

@@ -20,7 +20,7 @@ import torch
 from attnlib.core.backends.table import RECORDED
 from attnlib.measure.files import write_whole
 from attnlib.measure.machine import describe_versions, identify_gpu
-from attnlib.run.record import strip_folders
+from attnlib.run.rows import strip_folders
 
 BUILD = Path("build/gpu").resolve()
 RECORDS, SUMMARY = Path("data/records"), Path("data/live_run.json")

@@ -1,0 +1,295 @@
+"""The columns of a record, each with its type and its meaning: the one place that declares them.
+
+A record is a row. In memory it is a dict (`rows.row_of`) or a row of a table, on disk a JSON object
+or a row of a Parquet file, and these are its columns everywhere. data/README.md shows the same
+table; a test compares them.
+"""
+
+from typing import NamedTuple
+
+import pyarrow as pa
+
+VERSION = 1
+STATUSES = ("ok", "incorrect", "refused", "error", "crashed", "timeout")
+TEXT, COUNT, NUMBER, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+KERNELS = pa.list_(pa.struct([("name", TEXT), ("launches", NUMBER), ("gpu_us", NUMBER)]))
+
+
+class Column(NamedTuple):
+    """A column: its Arrow type and its meaning."""
+
+    name: str
+    type: pa.DataType
+    meaning: str
+
+    @property
+    def is_member(self) -> bool:
+        """Whether a record may lack it: it has a dot in its name, as one of a group."""
+        return "." in self.name
+
+    @property
+    def empty(self) -> object:
+        """What stands in a record that says nothing of the column."""
+        if self.is_member or self.name in (*REQUIRED, *NULLABLE):
+            return None
+        if pa.types.is_list(self.type):
+            return []
+        return "" if self.type == TEXT else 0
+
+
+COLUMNS = (
+    Column(
+        "id",
+        TEXT,
+        "16 hex digits of SHA-256 over study, round, backend, timer, case, release and GPU",
+    ),
+    Column(
+        "study",
+        TEXT,
+        "name in `attnlib.studies`; `bisect_` and that name: the steps of a version bisect; "
+        "`explorer`: what the explorer measured",
+    ),
+    Column("round", COUNT, "number of the fresh process: the unit of statistics"),
+    Column(
+        "status",
+        TEXT,
+        "`ok`, `incorrect`, `refused`, `error`, `crashed` or `timeout`; only `ok` has times",
+    ),
+    Column("command", TEXT, "the command that measures the study again"),
+    Column("started_at", TEXT, "UTC, ISO 8601"),
+    Column("reason", TEXT, "why it is not `ok`"),
+    Column(
+        "reported_backend",
+        TEXT,
+        "the library's own word for what it chose, after `plan`; of an engine, its arm and a "
+        "hash of tokens and logits",
+    ),
+    Column(
+        "kernel_family",
+        TEXT,
+        "what the traced kernel names prove to have run: `fa2`, `fa3`, `cuda-cores`, "
+        "`flash-attn-3`, `mla-fa2`, `mla-fa3`, `flashmla-dense`, `flashmla-sparse`, "
+        "`flashmla-sparse-prefill`, `xqa`, `cudnn`, `batch-attention`, `batch-pod`, "
+        "`triton-unified`, `triton-decode`; or empty",
+    ),
+    Column(
+        "kernels",
+        KERNELS,
+        "every kernel of a call: its name, launches per call and microseconds per call "
+        "(torch.profiler)",
+    ),
+    Column("run_us", pa.list_(NUMBER), "microseconds of a call of `run`, a value per sample"),
+    Column("calls_per_sample", COUNT, "calls between the two events of a sample"),
+    Column(
+        "settle_us",
+        NUMBER,
+        "microseconds of the same work before the first sample, until clocks and power had "
+        "settled; 0: the timer did not wait",
+    ),
+    Column("power_w", pa.list_(COUNT), "watts, read while each sample ran"),
+    Column("sm_clock_mhz", pa.list_(COUNT), "the SM clock, read while each sample ran"),
+    Column(
+        "plan_us",
+        pa.list_(NUMBER),
+        "microseconds of the host in a call of `plan`, a value per call",
+    ),
+    Column(
+        "oracle_error",
+        NUMBER,
+        "worst relative L2 error of an output row against float64; of metadata, how many "
+        "words differ; of an engine's `steps`, relative error of a request's logits; of "
+        "`offline`, requests or tokens that are missing",
+    ),
+    Column(
+        "oracle_budget",
+        NUMBER,
+        "the largest `oracle_error` with which the record is `ok`",
+    ),
+    Column("oracle_rows", COUNT, "output rows (request, query head) that were checked"),
+    Column(
+        "peak_bytes",
+        COUNT,
+        "bytes of GPU memory that one call allocates on top of what is held: output, partial "
+        "outputs, words; 0 or null: not measured",
+    ),
+    Column(
+        "work_per_call",
+        NUMBER,
+        "bytes that a call must move (attention, `copy`), or FLOPs (`matmul`)",
+    ),
+    Column("schema", COUNT, "version of this table"),
+    Column(
+        "backend",
+        TEXT,
+        "what was asked for: a backend, a design of the metadata, or a ceiling (`copy`, `matmul`)",
+    ),
+    Column(
+        "timer",
+        TEXT,
+        "`graph`, `graph-cold`, `graph-behind`, `eager`, `profiler`, `host` or `ahead`; "
+        "`attnlib/measure/timer.py` says what each of them times, "
+        "`attnlib/kinds/engine/case.py` what of an engine",
+    ),
+    Column("release", TEXT, "release of the backend's distribution; empty where none is compared"),
+    Column(
+        "again",
+        COUNT,
+        "null, or 1: the same measured once more in the same process (A/A; in one of its own "
+        "where items are isolated), to say how far one thing lies from itself",
+    ),
+    Column("case.batch_size", COUNT, "requests"),
+    Column(
+        "case.builder",
+        TEXT,
+        "of metadata: what is built, `decode` (lengths, prefix sums, page table) or `kv_indices`",
+    ),
+    Column(
+        "case.context",
+        COUNT,
+        "longest request that the engine was started for, so the width of the page table in "
+        "tokens; 0 or null: the driver's own, of metadata as `max_ctx`, of a call as wide as "
+        "its longest request",
+    ),
+    Column("case.dp", COUNT, "of an engine: groups of GPUs with requests of their own"),
+    Column(
+        "case.driver",
+        TEXT,
+        "of an engine: who asks for steps, `steps` one at a time, `offline` as users do",
+    ),
+    Column("case.dtype", TEXT, "of the query"),
+    Column("case.head_dim", COUNT, "of query and KV heads"),
+    Column(
+        "case.kind",
+        TEXT,
+        "what a call is: `extend`, `mla`, `metadata`, `step`, `plan` or `engine` (read only);"
+        " null: decode",
+    ),
+    Column("case.kv_dtype", TEXT, "of the cache"),
+    Column(
+        "case.kv_format",
+        TEXT,
+        "of a token in an MLA cache: `bfloat16`, `fp8-656` (FlashMLA) or `fp8-576` (FlashInfer)",
+    ),
+    Column("case.kv_len", COUNT, "the most tokens of a request after the call"),
+    Column("case.layers", COUNT, "of a step: attention calls, one per layer"),
+    Column(
+        "case.lengths",
+        TEXT,
+        "how lengths are drawn (`attnlib/kinds/lengths.py`), or all of them: `33+1+60`",
+    ),
+    Column("case.mask", TEXT, "`causal`, `full`, or drafts as a custom one, `chain` or `tree`"),
+    Column("case.max_ctx", COUNT, "of metadata: tokens of the longest request"),
+    Column(
+        "case.mode",
+        TEXT,
+        "of an extend call: `target_verify`, `draft_extend`, `dllm_extend`, `prefill_paged` "
+        "or `prefill_ragged`",
+    ),
+    Column("case.model", TEXT, "of an engine"),
+    Column("case.num_kv_heads", COUNT, "KV heads, of one GPU"),
+    Column("case.num_qo_heads", COUNT, "query heads, of one GPU"),
+    Column("case.output_len", COUNT, "of an engine: decode steps"),
+    Column("case.page_size", COUNT, "tokens of a KV page"),
+    Column(
+        "case.pool_size",
+        COUNT,
+        "of metadata: rows of the pool of requests, at least as many as requests",
+    ),
+    Column("case.q_len", COUNT, "query tokens per request; of ragged ones the most"),
+    Column("case.q_lengths", TEXT, "all query tokens, where they differ: `1+1+512`"),
+    Column("case.seed", COUNT, "of lengths, pages and inputs"),
+    Column("case.seq_len_delta", COUNT, "of metadata: added to every length"),
+    Column("case.swa", FLAG, "of metadata: whether the sliding window's page table is built too"),
+    Column("case.top_k", COUNT, "of MLA: tokens of a request that are attended to; 0: all"),
+    Column("case.tp", COUNT, "of an engine: GPUs that the model is split over"),
+    Column("case.window", COUNT, "tokens that a layer with a sliding window sees; null: all"),
+    Column("machine.compute_capability", TEXT, "of the GPU, such as `9.0`"),
+    Column("machine.cores", COUNT, "cores of the host's CPU"),
+    Column("machine.cpu", TEXT, "architecture of the CPU, where no GPU was measured on"),
+    Column("machine.driver", TEXT, "release of NVIDIA's driver"),
+    Column("machine.gpu", TEXT, "name of the GPU; empty: measured on a CPU"),
+    Column(
+        "machine.gpu_id",
+        TEXT,
+        "eight hex digits of SHA-256 of the GPU's UUID, or `cpu`",
+    ),
+    Column("machine.l2_mib", NUMBER, "L2 cache of the GPU"),
+    Column("machine.max_sm_clock_mhz", COUNT, "the highest SM clock that the GPU has"),
+    Column("machine.memory_gib", NUMBER, "memory of the GPU"),
+    Column("machine.num_sms", COUNT, "multiprocessors of the GPU"),
+    Column("machine.power_limit_w", COUNT, "power limit of the GPU in watts"),
+    Column(
+        "state_before.memory_clock_mhz",
+        COUNT,
+        "clock of the GPU's memory before the measurement",
+    ),
+    Column("state_before.power_w", COUNT, "watts before the measurement"),
+    Column("state_before.sm_clock_mhz", COUNT, "SM clock before the measurement"),
+    Column("state_before.temperature_c", COUNT, "temperature before the measurement"),
+    Column(
+        "state_before.throttle_reasons",
+        COUNT,
+        "NVML's bits before the measurement: why clocks are held down",
+    ),
+    Column(
+        "state_after.memory_clock_mhz",
+        COUNT,
+        "clock of the GPU's memory after the measurement",
+    ),
+    Column("state_after.power_w", COUNT, "watts after the measurement"),
+    Column("state_after.sm_clock_mhz", COUNT, "SM clock after the measurement"),
+    Column("state_after.temperature_c", COUNT, "temperature after the measurement"),
+    Column("state_after.throttle_reasons", COUNT, "NVML's bits after the measurement"),
+    Column("versions.apache-tvm-ffi", TEXT, "release of the ABI of FlashInfer's kernels"),
+    Column("versions.cuda", TEXT, "release of CUDA that PyTorch was built with"),
+    Column("versions.flash-attn-3", TEXT, "release of FlashAttention-3, upstream's build"),
+    Column("versions.flash-mla", TEXT, "release of FlashMLA, upstream's build"),
+    Column("versions.flashinfer-python", TEXT, "release of FlashInfer"),
+    Column("versions.numpy", TEXT, "release of NumPy"),
+    Column("versions.nvidia-cudnn-cu13", TEXT, "release of cuDNN"),
+    Column(
+        "versions.nvidia-cudnn-frontend",
+        TEXT,
+        "release of cuDNN's front end",
+    ),
+    Column("versions.python", TEXT, "release of Python"),
+    Column("versions.sgl-flash-mla", TEXT, "release of FlashMLA, SGLang's build"),
+    Column(
+        "versions.sgl-kernel",
+        TEXT,
+        "release of SGLang's kernels, old name",
+    ),
+    Column("versions.sglang", TEXT, "release of SGLang"),
+    Column(
+        "versions.sglang-kernel",
+        TEXT,
+        "release of SGLang's kernels",
+    ),
+    Column("versions.tokenspeed-fa3", TEXT, "release of FlashAttention-3, TokenSpeed's build"),
+    Column("versions.torch", TEXT, "release of PyTorch"),
+    Column("versions.transformers", TEXT, "release of Transformers"),
+    Column("versions.triton", TEXT, "release of Triton"),
+    Column("versions.vllm", TEXT, "release of vLLM"),
+)
+REQUIRED = (
+    "id",
+    "schema",
+    "study",
+    "round",
+    "backend",
+    "timer",
+    "status",
+    "command",
+    "started_at",
+    "machine.gpu",
+    "machine.gpu_id",
+)
+"""Columns without which a row is no record."""
+NULLABLE = ("oracle_error", "oracle_budget", "again")
+"""Columns that are null where a record says nothing of them; others but members are empty."""
+BY_NAME = {column.name: column for column in COLUMNS}
+
+
+def in_order(names: set[str]) -> list[str]:
+    """Names of columns in the order of the table."""
+    return [name for name in BY_NAME if name in names]

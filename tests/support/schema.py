@@ -1,0 +1,26 @@
+"""The table of columns in data/README.md, made from the schema.
+
+python tests/support/schema.py      writes it
+"""
+
+from pathlib import Path
+
+from attnlib.run.schema import COLUMNS
+
+README = Path(__file__).resolve().parents[2] / "data" / "README.md"
+TABLE_HEAD = "| column | type | meaning |\n|---|---|---|\n"
+
+
+def readme_table():
+    """A row per column."""
+    rows = []
+    for column in COLUMNS:
+        # What an item of a list is called depends on the release of pyarrow.
+        kind = str(column.type).replace("<item: ", "<").replace("<element: ", "<")
+        rows.append(f"| `{column.name}` | {kind} | {column.meaning} |\n")
+    return TABLE_HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    before = README.read_text().partition(TABLE_HEAD)[0]
+    README.write_text(before + readme_table())
