@@ -42,7 +42,7 @@ from ..run.releases import InvalidVersion, Version, build_version, overlay_for, 
 from ..run.study import Sweep, machine_shown, mode
 from ..select.libraries import LIBRARIES, find
 from . import STUDIES
-from .next_step import nearest_calls, next_step, releases_on_record, why_not_run
+from .next_step import nearest_items, next_step, releases_on_record, why_not_run
 from .usual_calls import LIBRARY, backends_named, calls_of, items_of, layers_named
 
 PACKAGE = COMPARED[LIBRARY]
@@ -303,7 +303,7 @@ def _upgrade(comparison: Comparison, builds: Mapping[str, Path], taken: Sequence
     missing = [item for item in comparison.undecided() if not comparison.pairs[item]]
     can_run = [item for item in missing if not why_not_run(item, comparison.both)]
     if can_run:
-        for pair, item in nearest_calls(can_run[0], comparison.both).items():
+        for pair, item in nearest_items(can_run[0], comparison.both).items():
             near.append(replace(comparison, both=pair, pairs={}, failed={}))
             _replay(near[-1], [item])
         step += "" if near else f"; {releases_on_record(can_run[0])}"
