@@ -133,7 +133,7 @@ def test_a_backend_that_the_engine_lacks_is_said_to_be_none_of_its(engine, gpu, 
 def test_a_call_is_found_however_its_lengths_are_written_and_wide_its_page_table_is():
     layer = AttnSpec(8, 1, 128, 16)
     advice = attnlib.advise(layer, [1024] * 256, gpu="H100")
-    (words,) = {words for _, words in advice.facts if "page table" in words}
+    words = dict(advice.facts)["in split_cap"]
     assert "graph, page table of 131,072 tokens, us: " in words
     assert "sglang-flash-attn-3@bounded (sglang-kernel 0.4.10) " in words
     wide = DecodeCase(layer, 256, 1024, context=131072)

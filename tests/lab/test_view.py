@@ -298,10 +298,9 @@ def test_the_width_of_the_page_table_tells_calls_apart_and_lengths_are_in_few_wo
     title = repr(seen).splitlines()[0]
     assert title.endswith("context 131072") and len(title) < 200
     assert eval(seen.choice.call, {"attnlib": attnlib}).choice.case == seen.choice.case
-    with pytest.raises(
-        ValueError, match=r"^lengths must be one of .*requests.*got 'chat'$"
-    ) as error:
-        view(heads="8/1", lengths="chat", **SPLIT_CAP)
+    words = r"^lengths must be one of .*requests.*got 'chat'$"
+    with pytest.raises(ValueError, match=words) as error:
+        view(heads="8/1", page_size=1, lengths="chat", **SPLIT_CAP)
     assert len(str(error.value)) < 2000
     verify = view("DeepSeek MLA", variant=variant_with_queries(), **SPLIT_CAP)
     assert verify.choice.case.q_len == 4
