@@ -198,7 +198,8 @@ class Advice(Shown):
         if not choice.inner and self.ours not in ("", choice.backend):
             picked += f", here {self.ours}"
         near = f"{nearest.distance.iloc[0]:.2f} to {nearest.distance.iloc[-1]:.2f}"
-        days = " to ".join(dict.fromkeys((nearest.day.min(), nearest.day.max())))
+        first, last = nearest.day.min(), nearest.day.max()
+        days = first if first == last else f"{first} to {last}"
         release = f"FlashInfer {nearest.release.iloc[0]}"
         return [
             (f"rule of {choice.library}", picked),
@@ -210,7 +211,8 @@ class Advice(Shown):
 
     def _facts_of_this_call(self) -> list[tuple[str, str]]:
         """Records of this very call, by study, GPU, timer and width of the page table."""
-        groups = [*self.same.groupby(["study", "gpu", "timer", "page_table"], sort=False)]
+        columns = ["study", "gpu", "timer", "page_table"]
+        groups = [*self.same.groupby(columns, sort=False)]
         groups.sort(key=lambda group: -len(group[1]))
         facts = []
         for (study, gpu, timer, page_table), rows in groups[:SHOWN_STUDIES]:
@@ -275,10 +277,8 @@ def advise(
 
     Raises
     ------
-    TypeError
-        For a call of another kind.
-    ValueError
-        For lengths that are missing or below 1, for MLA, and as `explain` does.
+    TypeError, ValueError
+        For another call, lengths that are missing or below 1, MLA, and as `explain` does.
 
     Examples
     --------
@@ -426,8 +426,8 @@ def recorded_calls(case: DecodeCase) -> pd.DataFrame:
                 tables.append(rows.assign(page_table=width_of(recorded)))
     rows = pd.concat(tables, ignore_index=True)
     rows = rows[(rows.status == "ok") & ~rows.throttled.astype(bool)]
-    rows = rows.assign(age=rows.release.map(lambda release: Version(release or "0")))
-    rows = rows.sort_values("age", kind="stable")
+    ages = rows.release.map(lambda release: Version(release or "0"))
+    rows = rows.assign(age=ages).sort_values("age", kind="stable")
     newest = rows.groupby(by).release.transform("last")
     times = rows[rows.release == newest].groupby([*by, "release"]).run_us
     table = times.agg(us="median", rounds="size").reset_index()
@@ -469,8 +469,9 @@ def recorded_batches(draw: str = "all layers") -> pd.DataFrame:
     wide = rows.pivot_table("run_us", keys, "backend", "median", sort=False)
     times = rows.groupby([*keys, "backend"], sort=False).run_us
     ends = times.agg(["min", "max", "size"])
+    spreads = ends["max"] / ends["min"] - 1
     rounds = ends["size"].groupby(keys, sort=False).min()
-    spread = (ends["max"] / ends["min"] - 1).groupby(keys, sort=False).max()
+    spread = spreads.groupby(keys, sort=False).max()
     table = wide.assign(rounds=rounds, spread=spread).reset_index()
     sizes = pd.DataFrame([sizes_of(case) for case in table.case])
     machines = rows.drop_duplicates("machine").set_index("machine")

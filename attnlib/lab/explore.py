@@ -24,6 +24,7 @@ from .source import (
     LIVE,
     NAMES,
     ROUNDS,
+    Place,
     find_case,
     layer_named,
     measure_missing,
@@ -125,7 +126,7 @@ class Explorer(w.VBox):
     def __init__(self, wishes: dict[str, Any]) -> None:
         self.wishes = wishes
         self.view: View | None = None
-        self.usual: dict[str, tuple[str, str]] = {}
+        self.usual: dict[str, Place] = {}
         self.thread: Thread | None = None
         self.is_refreshing = False
         self.must_stop = Event()
@@ -267,7 +268,7 @@ class Explorer(w.VBox):
             notes[name] = f"{note}; {shown} is shown"
         return View(replace(choice, notes=notes))
 
-    def _records_offered(self, model: str) -> dict[tuple[str, str], str]:
+    def _records_offered(self, model: str) -> dict[Place, str]:
         """Study and machine that have a model -> how they are called; then this GPU."""
         offered = {}
         for study, machine in sources_of(model):
@@ -275,7 +276,7 @@ class Explorer(w.VBox):
         offered[LIVE, ""] = "measure on this GPU"
         return offered
 
-    def _drop_records(self, model: str, offered: Collection[tuple[str, str]]) -> dict[str, str]:
+    def _drop_records(self, model: str, offered: Collection[Place]) -> dict[str, str]:
         """Forget a study or machine that a model has no records of; returns a note on it."""
         wishes = self.wishes
         records = wishes.get("records") or ""
@@ -322,9 +323,11 @@ class Explorer(w.VBox):
     def _advise(self, _: object = None) -> None:
         """Show the rule and the nearest recorded batches of the case that is shown."""
         try:
-            if self.view is None or not isinstance(self.view.choice.case, DecodeCase):
+            case = self.view.choice.case if self.view else None
+            if self.view is None or not isinstance(case, DecodeCase):
                 raise ValueError("advice must be of a decode call that is shown; of MLA none is")
-            self.advice.value = as_html(advise(self.view.choice.case, gpu=self.view.gpu).card())
+            advice = advise(case, gpu=self.view.gpu)
+            self.advice.value = as_html(advice.card())
         except Exception as error:  # whatever it is: a callback that raises shows nothing
             self.advice.value = _problem(_words_of(error))
 

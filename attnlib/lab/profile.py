@@ -309,7 +309,8 @@ def _profiled(
         call()
 
     steps = warmup + 2 * calls
-    with closing(progress_bar(total=steps, unit="call", desc=f"profile {name}", delay=0.5)) as bar:
+    bar = progress_bar(total=steps, unit="call", desc=f"profile {name}", delay=0.5)
+    with closing(bar):
         for _ in range(warmup):
             counted()
             bar.update()

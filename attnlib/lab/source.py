@@ -44,7 +44,11 @@ CEILINGS = ("copy", "matmul")
 ROUNDS = 3
 """Measured by default."""
 FLASHINFER = COMPARED["flashinfer"]
-NO_WISHES: Mapping[str, Any] = {}
+Wishes = Mapping[str, Any]
+"""Arguments of a view -> what was asked for; None or none at all is no wish."""
+Place = tuple[str, str]
+"""A study, and a machine that has records of it."""
+NO_WISHES: Wishes = {}
 WORDS = ("model", "heads", "records", "machine", "release", "timer", "variant", "lengths")
 SIZES = ("tp", "page_size", "batch", "kv_len", "rounds")
 USUAL = {
@@ -120,7 +124,12 @@ class ChosenCase:
         return package_of(self.arguments["release"], self.rows)
 
 
-def layer_named(model: str, tp: int = 1, heads: str = "", head_dim: int = 0) -> str:
+def layer_named(
+    model: str,
+    tp: int = 1,
+    heads: str = "",
+    head_dim: int = 0,
+) -> str:
     """How a view calls a layer: the model as given, or its heads; the first of `NAMES` if nothing
     is given. ValueError for more than `MLA`, and what `core.layer.parse_layer` raises."""
     if model == MLA:
@@ -135,7 +144,7 @@ def layer_named(model: str, tp: int = 1, heads: str = "", head_dim: int = 0) -> 
     return f"{model} at TP {tp}" if tp > 1 else model
 
 
-def require_kinds(wishes: Mapping[str, Any]) -> None:
+def require_kinds(wishes: Wishes) -> None:
     """ValueError for a wish of another kind: words, sizes of 1 or more, a list of backends."""
     for name in WORDS:
         if not isinstance(wishes.get(name), str | None):
@@ -149,22 +158,22 @@ def require_kinds(wishes: Mapping[str, Any]) -> None:
         raise ValueError(f"backends must be a list of names, got {backends!r}")
 
 
-def sources_of(model: str) -> list[tuple[str, str]]:
-    """Study and machine of all published records of calls of `model`, reference machines first.
+def sources_of(model: str) -> list[Place]:
+    """Where there are published records of calls of `model`, reference machines first.
 
     The environment variable ATTNLIB_MACHINE leaves only the machines that it names, as the
     argument `machine` of a view does; ValueError lists them if there is none.
     """
     layer = _recorded_as(model)
-    pairs = []
+    places = []
     for study in STUDIES.values():
         machines = store.machines(study.name)
         machines.sort(key=lambda machine: machine != study.reference_machine)
         for machine in machines:
             if layer in _layers(study.name, machine):
-                pairs.append((study.name, machine))
+                places.append((study.name, machine))
     wish = os.environ.get("ATTNLIB_MACHINE", "")
-    return store.on_machine("ATTNLIB_MACHINE", wish, pairs)
+    return store.on_machine("ATTNLIB_MACHINE", wish, places)
 
 
 def _recorded_as(model: str) -> str:
@@ -192,7 +201,10 @@ def _layers_on_record() -> str:
 
 
 def find_case(
-    model: str, records: str = "", machine: str = "", wishes: Mapping[str, Any] = NO_WISHES
+    model: str,
+    records: str = "",
+    machine: str = "",
+    wishes: Wishes = NO_WISHES,
 ) -> ChosenCase:
     """The case that meets the wishes, or the nearest one on record.
 
@@ -206,9 +218,12 @@ def find_case(
     is_usual = not records and not machine and model != MLA
     if records == LIVE or (is_usual and mode() == LIVE):
         return choose(live_source(model), model, wishes)
-    pairs = _pairs_named(model, records, machine)
-    choices = [choose(Source(*pair, store.load(*pair)), model, wishes) for pair in pairs]
-    return max(choices, key=lambda choice: (-len(choice.notes), _release_of_flashinfer(choice)))
+    choices = []
+    for study, folder in _places_named(model, records, machine):
+        source = Source(study, folder, store.load(study, folder))
+        choices.append(choose(source, model, wishes))
+    choices.sort(key=_release_of_flashinfer, reverse=True)
+    return min(choices, key=lambda choice: len(choice.notes))
 
 
 def live_source(model: str) -> Source:
@@ -219,25 +234,25 @@ def live_source(model: str) -> Source:
     return Source(LIVE, here, store.frame(store.recover(EXPLORER, here)))
 
 
-def _pairs_named(model: str, records: str, machine: str) -> list[tuple[str, str]]:
+def _places_named(model: str, records: str, machine: str) -> list[Place]:
     """Those of `sources_of` that are named; ValueError lists what there is."""
-    pairs = sources_of(model)
-    if not pairs:
+    places = sources_of(model)
+    if not places:
         raise ValueError(
             f"no records on {model} are published: measure it on a GPU (records='live'), or take a "
             f"layer on record: {_layers_on_record()}"
         )
     if records:
-        studies = dict.fromkeys(name for name, _ in pairs)
+        studies = dict.fromkeys(study for study, _ in places)
         require_word("records", records, [LIVE, *studies])
-        pairs = [pair for pair in pairs if pair[0] == records]
-    return store.on_machine("machine", machine, pairs)
+        places = [place for place in places if place[0] == records]
+    return store.on_machine("machine", machine, places)
 
 
 def _release_of_flashinfer(choice: ChosenCase) -> Version:
     """The release of a case; releases of other libraries are not compared with it."""
-    is_flashinfer = choice.package == FLASHINFER
-    return Version(choice.arguments["release"] or "0") if is_flashinfer else Version("0")
+    release = choice.arguments["release"]
+    return Version(release if release and choice.package == FLASHINFER else "0")
 
 
 def why_not_live(model: str) -> str:
@@ -254,7 +269,7 @@ def why_not_live(model: str) -> str:
     return "torch sees no CUDA GPU"
 
 
-def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> ChosenCase:
+def choose(source: Source, model: str, wishes: Wishes) -> ChosenCase:
     """Choose a value on each axis, backends, and whom they are compared with.
 
     A value is as wished (None is no wish) or what is usual; where a wish is not on record for the
@@ -295,7 +310,7 @@ def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> ChosenCase:
     return ChosenCase(source, arguments, options, notes, case, rows)
 
 
-def _values_on_record(rows: pd.DataFrame, wishes: Mapping[str, Any]) -> dict[str, Any]:
+def _values_on_record(rows: pd.DataFrame, wishes: Wishes) -> dict[str, Any]:
     """The value on each axis that is wished or usual, else of the nearest record.
 
     The usual release is the newest that has the other wishes; then each axis in turn.
@@ -315,8 +330,9 @@ def _values_on_record(rows: pd.DataFrame, wishes: Mapping[str, Any]) -> dict[str
         if axis in given:
             in_turn.append(_far_from_wish(rows, axis, wishes[axis]))
         in_turn.append(_far_from_usual(rows, axis))
-    (nearest,) = look_up(rows[[*AXES]], *in_turn).head(1).to_dict("records")
-    return nearest | {"release": release}
+    nearest = look_up(rows[[*AXES]], *in_turn)
+    (values,) = nearest.head(1).to_dict("records")
+    return values | {"release": release}
 
 
 def _far_from_wish(rows: pd.DataFrame, axis: str, wish: Any) -> pd.Series:
@@ -329,17 +345,18 @@ def _far_from_wish(rows: pd.DataFrame, axis: str, wish: Any) -> pd.Series:
 
 def _far_from_usual(rows: pd.DataFrame, axis: str) -> pd.Series:
     """The place of each record's value among all of an axis, the most usual one first."""
-    values = {*rows[axis]}
+    ordered = sorted({*rows[axis]})
+    usual = USUAL.get(axis)
     if axis == "release":
-        ordered = sorted(values, key=lambda release: Version(release or "0"), reverse=True)
-    elif isinstance(USUAL[axis], int):
-        ordered = sorted(values, key=lambda size: (abs(math.log(size / USUAL[axis])), size))
+        ordered.sort(key=lambda release: Version(release or "0"), reverse=True)
+    elif isinstance(usual, int):
+        ordered.sort(key=lambda size: abs(math.log(size / usual)))
     else:
-        ordered = sorted(values, key=lambda word: (word != USUAL[axis], word))
+        ordered.sort(key=lambda word: word != usual)
     return rows[axis].map(ordered.index)
 
 
-def _live_values(wishes: Mapping[str, Any]) -> dict[str, Any]:
+def _live_values(wishes: Wishes) -> dict[str, Any]:
     """The value on each axis of what is measured here: as wished, else usual."""
     given = {axis: wishes[axis] for axis in AXES if wishes.get(axis) is not None}
     return {"release": "", **USUAL, **given}
