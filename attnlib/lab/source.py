@@ -59,7 +59,7 @@ USUAL = {
     "batch": 16,
     "kv_len": 8192,
 }
-"""What is preferred on each axis; of releases it is the newest."""
+"""What is preferred on each axis but the release, of which it is the newest."""
 BASELINES = (
     "flashinfer-fa2",
     "flashinfer-mla-fa2",
@@ -291,7 +291,7 @@ def choose(source: Source, model: str, wishes: Wishes) -> ChosenCase:
             notes[axis] = _refusal(axis, options[axis], wish)
         rows = rows[_matches(rows, axis, values[axis])]
     known = [*BACKENDS] if source.is_live else sorted({*rows.backend})
-    usual = LIVE_BACKENDS if source.is_live else known
+    usual = [*LIVE_BACKENDS] if source.is_live else known
     wished = wishes.get("backends") or ()
     unknown = [name for name in wished if name not in known]
     if unknown:
@@ -319,14 +319,15 @@ def _values_on_record(rows: pd.DataFrame, wishes: Wishes) -> dict[str, Any]:
     apart = [_far_from_wish(rows, axis, wishes[axis]) for axis in given]
     if wishes.get("backends"):
         apart.append(~rows.backend.isin(wishes["backends"]))
-    release = look_up(rows, *apart, _far_from_usual(rows, "release")).release.iloc[0]
+    nearest = look_up(rows, *apart, _far_from_usual(rows, "release"))
+    release = nearest.release.iloc[0]
     if release:
         rows = rows[rows.release == release]
     else:  # only libraries that go along with every release have the wishes
         release = _on_record("release", rows)[-1]
         rows = rows[_matches(rows, "release", release)]
     in_turn = []
-    for axis in AXES:
+    for axis in USUAL:
         if axis in given:
             in_turn.append(_far_from_wish(rows, axis, wishes[axis]))
         in_turn.append(_far_from_usual(rows, axis))
@@ -339,8 +340,7 @@ def _far_from_wish(rows: pd.DataFrame, axis: str, wish: Any) -> pd.Series:
     """How far the records are from a wish: factors of two of sizes; words are alike or not."""
     if isinstance(wish, int):
         return rows[axis].map(lambda size: abs(math.log2(size / wish)))
-    # What goes along with a release stands behind what has it.
-    return (rows[axis] != wish).astype(int) + ~_matches(rows, axis, wish)
+    return ~_matches(rows, axis, wish)
 
 
 def _far_from_usual(rows: pd.DataFrame, axis: str) -> pd.Series:

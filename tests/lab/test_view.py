@@ -229,6 +229,14 @@ def test_options_are_of_the_choices_before_them_and_another_wish_is_refused(demo
             view(MODEL, **wish)
 
 
+def test_a_library_that_goes_along_with_every_release_may_alone_have_the_wish(demo, make_record):
+    keep(make_record, "demo", timed("sdpa", replace(QWEN, batch_size=4), ""), 100.0)
+    for wishes in ({"batch": 4}, {"batch": 4, "release": "0.6.3"}):
+        seen = view(MODEL, **wishes)
+        assert seen.backends == ["sdpa"] and seen.choice.arguments["release"] == "0.6.3"
+    assert view(MODEL).choice.case == QWEN
+
+
 def test_what_only_a_gpu_can_answer_is_refused_with_the_reason(without_gpu, monkeypatch):
     reasons = {"live": "live needs a CUDA GPU", "replay": "ATTNLIB_MODE=replay asks for records"}
     for mode, reason in {**reasons, "auto": "torch sees no CUDA GPU"}.items():
