@@ -12,29 +12,31 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from ..core.backends.table import BACKENDS
+from ..core.backends.table import BACKENDS, compared_package
 from ..core.layer import lengths_of_case, words_of_lengths
+from ..core.schedule.caps import BOUNDED, UPSTREAM
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_int, require_word
 from ..draw.cards import Card, Shown, in_words
 from ..kinds.decode.case import DecodeCase
 from ..kinds.lengths import sample_seq_lens
 from ..run import store
+from ..run.look_up import OTHER_KERNEL, distances, kernel_of, nearest_calls, recorded_as, sizes_of
 from ..run.releases import Version
 from ..run.study import in_about
 from ..select import Call, Choice, explain
 from ..select.facts import gpu_named
 from ..select.libraries import AUTO, find
 from ..studies import PACE, STUDIES, plan_rivals, random_batches
-from ..studies.next_step import OTHER_KERNEL, features, kernel_of
-from .source import ROUNDS
+from .source import FLASHINFER, ROUNDS, width_of
 
-NEAREST, SHOWN_BATCHES, SHOWN_CALLS = 16, 3, 2
+NEAREST = 16
+SHOWN_BATCHES = 3
+SHOWN_STUDIES = 2
 RECORDED_GPU = "sm90"
 PRESENT_PLANNER = "2026-11-26"
 DRAWS = {
@@ -44,9 +46,18 @@ DRAWS = {
 }
 """Random batches -> the study, the GPU and FlashInfer's release. All rivals are on record for
 head_dim 128 and 16 bits."""
-SHOWN = (*random_batches.BACKENDS, plan_rivals.BATCH_ATTENTION, *plan_rivals.PAGES_OF_16)
+SHOWN = (
+    *random_batches.BACKENDS,
+    plan_rivals.BATCH_ATTENTION,
+    *plan_rivals.PAGES_OF_16,
+)
 NAMES = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
 FEATURES = "tokens x KV heads, requests, longest / mean length, (query heads per KV head) ^ 3"
+SGLANG = "sglang"
+FLASH_ATTN_3 = "flash-attn-3"
+SGLANG_FA3 = "sglang-flash-attn-3"
+CAPS_SINCE = Version("0.5.16")
+"""The first SGLang in which our plugin may choose the cap of splits (`engines.sglang`)."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,15 +88,22 @@ class Advice(Shown):
     def ours(self) -> str:
         """The column of `times` that is what the rule chose, or the empty string; where vLLM's
         build of a kernel is not on record, another build of it."""
-        return next((name for name in _builds(self.choice) if name in self.times), "")
+        recorded = [name for name in _builds(self.choice) if name in self.times]
+        return recorded[0] if recorded else ""
 
     @property
     def command(self) -> str:
         """The line that measures this call on a GPU: all backends, round by round."""
         layer = self.layer
-        words = [f"--heads {layer.heads}", f"--head-dim {layer.head_dim}"]
-        words += [f"--page-size {layer.page_size}", f"--dtype {layer.dtype}"]
-        words += [f"--kv-dtype {layer.kv_dtype}", f"--lens {words_of_lengths(self.lengths)}"]
+        options = {
+            "heads": layer.heads,
+            "head-dim": layer.head_dim,
+            "page-size": layer.page_size,
+            "dtype": layer.dtype,
+            "kv-dtype": layer.kv_dtype,
+            "lens": words_of_lengths(self.lengths),
+        }
+        words = [f"--{name} {value}" for name, value in options.items()]
         return f"python -m attnlib advise --measure {' '.join(words)}"
 
     def table(self) -> pd.DataFrame:
@@ -94,24 +112,27 @@ class Advice(Shown):
         over the fastest, and as what the engine has it."""
         times = self.times
         over_best = times.div(times.min(axis=1), axis=0)
-        table = {"fastest in": times.idxmin(axis=1).value_counts()}
+        fastest = times.idxmin(axis=1).value_counts()
+        table = pd.DataFrame(index=times.columns)
+        table["fastest in"] = fastest.reindex(times.columns, fill_value=0)
         if self.ours:
             over = times.div(times[self.ours], axis=0)
-            table["over the rule's"] = np.exp(np.log(over).mean()).round(3)
-            table["least"], table["most"] = over.min().round(3), over.max().round(3)
-        table["mean of time / best"] = np.exp(np.log(over_best).mean()).round(3)
+            table["over the rule's"] = _geometric_mean(over)
+            table["least"] = over.min().round(3)
+            table["most"] = over.max().round(3)
+        table["mean of time / best"] = _geometric_mean(over_best)
         table["worst"] = over_best.max().round(3)
         if self.runs is not None:
-            table["in the engine"] = pd.Series(self.runs)
-        rows = pd.DataFrame(table).reindex(times.columns)
-        rows = rows.fillna({"fastest in": 0, "in the engine": "no"})
-        rows = rows.astype({"fastest in": int}).sort_values("mean of time / best")
-        return rows.rename_axis("backend").reset_index()
+            table["in the engine"] = [self.runs.get(name, "no") for name in table.index]
+        table = table.sort_values("mean of time / best")
+        return table.rename_axis("backend").reset_index()
 
     @property
     def batches(self) -> pd.DataFrame:
         """The few that are nearest of all, in words: the fastest backend of each and its time."""
-        batches, times = self.nearest.head(SHOWN_BATCHES), self.times.head(SHOWN_BATCHES)
+        batches = self.nearest.head(SHOWN_BATCHES)
+        times = self.times.head(SHOWN_BATCHES)
+        spread = batches.spread.map("{:.1%}".format)
         return pd.DataFrame(
             {
                 "batch": [case.key for case in batches.case],
@@ -119,76 +140,101 @@ class Advice(Shown):
                 "fastest": times.idxmin(axis=1),
                 "us": times.min(axis=1).map("{:.1f}".format),
                 "rounds": batches.rounds,
-                "spread": batches.spread.map("{:.1%}".format).where(batches.rounds > 1, "-"),
+                "spread": spread.where(batches.rounds > 1, "-"),
             }
         )
 
     @property
     def notes(self) -> list[str]:
         """What to mind: of the records, of the rule, of the engine."""
-        layer, choice, nearest = self.layer, self.choice, self.nearest
+        layer = self.layer
+        choice = self.choice
+        nearest = self.nearest
         notes = ["Recorded times, not predictions."]
         if nearest.day.min() < PRESENT_PLANNER:
             notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
         if choice.refused_page:
             words = f"takes pages of {choice.pages}, not of {choice.refused_page}"
             notes.append(f"{choice.backend} of {choice.library} {words}.")
-        if (near := nearest.distance.iloc[0]) > OTHER_KERNEL:
+        near = nearest.distance.iloc[0]
+        if near > OTHER_KERNEL:
             notes.append(f"Nothing near is on record: the nearest batch is at distance {near:.1f}.")
         if choice.problem:
             notes.append(f"The rule's pick cannot run: {choice.problem}.")
         if choice.gpu != RECORDED_GPU:
-            gpus = ", ".join(dict.fromkeys(nearest.gpu))
+            gpus = _listed(nearest.gpu)
             notes.append(f"No batch is on record of {choice.gpu}: these are of {gpus}.")
         for name, words in NAMES.items():
-            recorded, value = sorted({*nearest[name]}), kernel_of(layer)[name]
+            value = kernel_of(layer)[name]
+            recorded = sorted({*nearest[name]})
             if value not in recorded:
-                words = f"{words} {value}: these are of {', '.join(map(str, recorded))}"
+                words = f"{words} {value}: these are of {_listed(recorded)}"
                 notes.append(f"No batch near it is on record of {words}.")
         if layer.window or self.has_sinks:
             notes.append("No batch has a window or sinks, and the last line measures without.")
         if not self.ours:
             notes.append(f"No batch near it is on record of {choice.kernel or 'the pick'}.")
-        lacked = sorted({*self.times, *self.same.backend} - {*(self.runs or ())})
-        if self.runs is not None and lacked:
-            notes.append(f"Not in {choice.library} on {choice.gpu}: {', '.join(lacked)}.")
+        if lacked := self._lacked_by_engine():
+            where = f"{choice.library} on {choice.gpu}"
+            notes.append(f"Not in {where}: {', '.join(lacked)}.")
         if layer.page_size % 16:
             words = f"Left out, as they refuse pages of {layer.page_size}"
             notes.append(f"{words}: {', '.join(plan_rivals.PAGES_OF_16)}.")
         return notes
 
+    def _lacked_by_engine(self) -> list[str]:
+        """The backends with records that the engine does not have, if one is named."""
+        if self.runs is None:
+            return []
+        recorded = {*self.times, *self.same.backend}
+        return sorted(recorded - {*self.runs})
+
     @property
     def facts(self) -> list[tuple[str, str]]:
         """The rule's pick and why, which batches those are, and records of this very call."""
-        choice, nearest = self.choice, self.nearest
-        ran = f", here {self.ours}" if self.ours not in ("", choice.backend) else ""
-        near, far = nearest.distance.iloc[0], nearest.distance.iloc[-1]
-        days = " to ".join(dict.fromkeys((nearest.day.min(), nearest.day.max())))
-        gpus = ", ".join(dict.fromkeys(nearest.gpu))
-        this_call = []
-        groups = [*self.same.groupby(["study", "gpu", "timer"], sort=False)]
-        for (study, on, timer), rows in sorted(groups, key=lambda group: -len(group[1])):
-            times = ", ".join(f"{row.backend} {row.us:.1f}" for row in rows.itertuples())
-            this_call.append((f"in {study}", f"this call, {on}, {timer}, us: {times}"))
+        choice = self.choice
+        nearest = self.nearest
+        picked = choice.picked
+        if not choice.inner and self.ours not in ("", choice.backend):
+            picked += f", here {self.ours}"
+        near = f"{nearest.distance.iloc[0]:.2f} to {nearest.distance.iloc[-1]:.2f}"
+        first, last = nearest.day.min(), nearest.day.max()
+        days = first if first == last else f"{first} to {last}"
+        release = f"FlashInfer {nearest.release.iloc[0]}"
         return [
-            (f"rule of {choice.library}", choice.picked + ("" if choice.inner else ran)),
+            (f"rule of {choice.library}", picked),
             ("decided by", f"{choice.decided_by.why} ({choice.decided_by.source})"),
-            ("nearest batches", f"{len(nearest)}, distance {near:.2f} to {far:.2f}"),
-            ("measured on", f"{gpus}, FlashInfer {nearest.release.iloc[0]}, L2 cold, {days}"),
-            *this_call[:SHOWN_CALLS],
+            ("nearest batches", f"{len(nearest)}, distance {near}"),
+            ("measured on", f"{_listed(nearest.gpu)}, {release}, L2 cold, {days}"),
+            *self._facts_of_this_call(),
         ]
+
+    def _facts_of_this_call(self) -> list[tuple[str, str]]:
+        """Records of this very call, by study, GPU, timer and width of the page table."""
+        columns = ["study", "gpu", "timer", "page_table"]
+        groups = [*self.same.groupby(columns, sort=False)]
+        groups.sort(key=lambda group: -len(group[1]))
+        facts = []
+        for (study, gpu, timer, page_table), rows in groups[:SHOWN_STUDIES]:
+            how = ", ".join(filter(None, ("this call", gpu, timer, page_table)))
+            times = ", ".join(f"{_in_words(row)} {row.us:.1f}" for row in rows.itertuples())
+            facts.append((f"in {study}", f"{how}, us: {times}"))
+        return facts
 
     def card(self) -> Card:
         """The rule, what other backends would change, the nearest batches, how to measure."""
-        layer, table = self.layer, self.table()
-        count = f"{len(self.lengths)} request{'s' * (len(self.lengths) > 1)}"
-        heads = f"{layer.heads} heads, head_dim {layer.head_dim}, {count}"
+        layer = self.layer
+        table = self.table()
+        numbers = table.select_dtypes("float").columns
+        count = len(self.lengths)
+        requests = "1 request" if count == 1 else f"{count} requests"
+        tokens = f"{sum(self.lengths):,} tokens"
         time = in_about((ROUNDS, ROUNDS * len(BACKENDS)), pace=PACE)
         return Card(
-            title=f"decode, {heads}, {sum(self.lengths):,} tokens",
+            title=f"decode, {layer.heads} heads, head_dim {layer.head_dim}, {requests}, {tokens}",
             notes=self.notes,
             facts=self.facts,
-            table=in_words(table, dict.fromkeys(table.select_dtypes("float"), ".3f")),
+            table=in_words(table, dict.fromkeys(numbers, ".3f")),
             caption="backends among the nearest recorded batches",
             footer=f"distance: sum of differences of log2({FEATURES})",
             more=[("the nearest of them", self.batches)],
@@ -206,52 +252,105 @@ def advise(
     gpu: str = RECORDED_GPU,
     facts: Call | None = None,
 ) -> Advice:
-    """The rule of `library` for a decode call, and the nearest recorded batches.
+    """The rule of a library for a decode call, and the nearest recorded batches.
 
-    `call` is a case, or a layer with the `lengths` (tokens) of its requests. `library` is an engine
-    or FlashInfer, `backend` the one that its user pins, `gpu` a name such as h100 or sm90. `facts`
-    are others that rules test. An engine takes its own page size for a layer, unless the facts have
-    `pinned_page`; that of a case is pinned. Raises TypeError for a call of another kind, ValueError
-    for lengths that are missing or below 1, and what `explain` raises.
+    Parameters
+    ----------
+    call : DecodeCase or AttnSpec
+        The call, or its layer. An engine takes its own page size for a layer, unless `facts` have
+        `pinned_page`; the page size of a case is pinned.
+    lengths : sequence of int
+        Tokens of each request, with a layer alone.
+    library : str
+        An engine or FlashInfer, with its release: `sglang==0.5.23`.
+    backend : str
+        The one that a user of the library pins; by default the library chooses.
+    gpu : str
+        A name such as `h100`, or a compute capability such as `sm90`.
+    facts : Call, optional
+        Other facts that rules test.
+
+    Returns
+    -------
+    Advice
+        Shown by a notebook; times are microseconds, measured, not predicted.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another call, lengths that are missing or below 1, MLA, and as `explain` does.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> advice = attnlib.advise(attnlib.AttnSpec(8, 1, 128, 16), [2048, 30720])
+    >>> advice.choice.picked, len(advice.nearest)
+    ('fa2', 16)
     """
-    if not isinstance(call, DecodeCase | AttnSpec):
-        raise TypeError(f"call must be a DecodeCase or an AttnSpec, got {type(call).__name__}")
-    if isinstance(call, DecodeCase) == bool(len(lengths)):
-        words = "lengths must be given with an AttnSpec, and not with a case"
-        raise ValueError(f"{words}, got {len(lengths)} with {type(call).__name__}")
-    tokens = np.asarray(lengths if isinstance(call, AttnSpec) else sample_seq_lens(call))
-    kv_lens = tuple(tokens.tolist())
-    for length in kv_lens:
-        require_int("lengths", length)
+    kv_lens = _lengths_of(call, lengths)
     layer = call.spec if isinstance(call, DecodeCase) else call
-    if layer.head_dim == MLA_HEAD_DIM:
-        raise ValueError(f"head_dim must not be of MLA (explain: mode mla), got {MLA_HEAD_DIM}")
     stated = facts or Call()
-    pinned = stated.pinned_page or isinstance(call, DecodeCase)
-    stated = replace(stated, kv_lens=kv_lens, graph=True, pinned_page=pinned)
+    is_pinned = stated.pinned_page or isinstance(call, DecodeCase)
+    stated = replace(stated, kv_lens=kv_lens, graph=True, pinned_page=is_pinned)
     find(library)[0].require_policy(backend, ["decode"], "backend")
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
     choice = explain(layer, mode="decode", call=stated, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)
+    case = call if isinstance(call, DecodeCase) else _case_of(layer, kv_lens)
+    nearest = nearest_calls(case, _batches_for(layer, gpu)).head(NEAREST)
+    same = _preferably_of(gpu, recorded_calls(case))
+    runs = _run_by_engine(layer, stated, {*nearest, *same.backend}, **how)
+    nearest = nearest.reset_index(drop=True)
+    return Advice(layer, kv_lens, choice, nearest, same, stated.sinks, runs)
+
+
+def _lengths_of(call: DecodeCase | AttnSpec, lengths: Sequence[int]) -> tuple[int, ...]:
+    """Tokens of each request of a call; TypeError or ValueError for what `advise` cannot take."""
+    is_case = isinstance(call, DecodeCase)
+    if not isinstance(call, DecodeCase | AttnSpec):
+        raise TypeError(f"call must be a DecodeCase or an AttnSpec, got {type(call).__name__}")
+    if is_case == bool(len(lengths)):
+        words = "lengths must be given with an AttnSpec, and not with a case"
+        raise ValueError(f"{words}, got {len(lengths)} with {type(call).__name__}")
+    tokens = np.asarray(sample_seq_lens(call) if is_case else lengths).tolist()
+    for length in tokens:
+        require_int("lengths", length)
+    layer = call.spec if isinstance(call, DecodeCase) else call
+    if layer.head_dim == MLA_HEAD_DIM:
+        raise ValueError(f"head_dim must not be of MLA (explain: mode mla), got {MLA_HEAD_DIM}")
+    return tuple(tokens)
+
+
+def _case_of(layer: AttnSpec, lengths: tuple[int, ...]) -> DecodeCase:
+    return DecodeCase(layer, **lengths_of_case(lengths))
+
+
+def _batches_for(layer: AttnSpec, gpu: str) -> pd.DataFrame:
+    """The random batches with most rivals on record, of the GPU where there are some."""
     is_usual = layer.head_dim == 128 and "float8" not in layer.dtypes
     draw = "all rivals" if is_usual else "all layers"
-    batches = recorded_batches("h100" if "h100" in gpu.lower() else draw)
+    if "h100" in gpu.lower():
+        draw = "h100"
+    batches = recorded_batches(draw)
     if layer.page_size % 16:
-        batches = batches.drop(columns=[*plan_rivals.PAGES_OF_16], errors="ignore")
-    batches = batches.assign(distance=distances(layer, tokens, batches).round(3))
-    nearest = batches.nsmallest(NEAREST, "distance").reset_index(drop=True)
-    case = call if isinstance(call, DecodeCase) else DecodeCase(layer, **lengths_of_case(kv_lens))
-    same = recorded_calls(case)
+        return batches.drop(columns=[*plan_rivals.PAGES_OF_16], errors="ignore")
+    return batches
+
+
+def _preferably_of(gpu: str, same: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the GPU that was named, or all where it has none."""
     of_gpu = same[same.gpu.str.contains(gpu.upper(), regex=False)]
-    same = of_gpu if len(of_gpu) else same
-    runs = _run_by_engine(layer, stated, {*nearest, *same.backend}, **how)
-    return Advice(layer, kv_lens, choice, nearest, same, stated.sinks, runs)
+    return of_gpu if len(of_gpu) else same
 
 
 def _builds(choice: Choice) -> tuple[str, str, str]:
     """What a choice's kernel is called in the records, another build of it last."""
     name = (choice.inner or choice).ours
-    return name, f"{name}-precomputed", f"{name.removeprefix('vllm-')}-precomputed"
+    return (
+        name,
+        f"{name}-precomputed",
+        f"{name.removeprefix('vllm-')}-precomputed",
+    )
 
 
 def _run_by_engine(
@@ -259,60 +358,108 @@ def _run_by_engine(
 ) -> dict[str, str] | None:
     """Our names of what an engine has on this GPU, or of another build that is `recorded` in its
     place -> its names; None for FlashInfer. Without cubins it takes FlashInfer's own decode."""
-    engine = find(how["library"])[0]
+    engine, release = find(how["library"])
     if not engine.calls:
         return None
     runs: dict[str, str] = {}
     policies = [name for name in engine.policies_for("decode") if name != AUTO]
-    for policy, cubins in product(policies, (True, False)):
-        with suppress(RuntimeError):
-            facts = replace(call, cubins=cubins)
-            choice = explain(layer, mode="decode", call=facts, **how | {"policy": policy})
-            *own, other = _builds(choice)
+    for policy in policies:
+        how["policy"] = policy
+        for cubins in (True, False):
             words = policy if cubins else f"{policy}, cubins=no"
-            names = own if own[0] and not choice.problem else []
-            runs = dict.fromkeys(names, words) | runs
-            if names and not {*names} & {*recorded}:
-                runs.setdefault(other, f"{words}, of another build")
+            with suppress(RuntimeError):
+                facts = replace(call, cubins=cubins)
+                choice = explain(layer, mode="decode", call=facts, **how)
+                _add_builds(runs, choice, words, recorded)
     if random_batches.FA2 in runs:
         runs[random_batches.PLANNED] = "our planner"
+    if engine.name == SGLANG and FLASH_ATTN_3 in runs:
+        runs[SGLANG_FA3] = runs[FLASH_ATTN_3]
+        if release and release >= CAPS_SINCE:
+            for cap in (UPSTREAM, BOUNDED):
+                runs[f"{SGLANG_FA3}@{cap}"] = f"our plugin, SPLITS={cap}"
     return runs
 
 
+def _add_builds(
+    runs: dict[str, str], choice: Choice, words: str, recorded: Collection[str]
+) -> None:
+    """Add what an engine's backend is called in the records, where an earlier one is not."""
+    name, precomputed, other_build = _builds(choice)
+    if not name or choice.problem:
+        return
+    runs.setdefault(name, words)
+    runs.setdefault(precomputed, words)
+    if name not in recorded and precomputed not in recorded:
+        runs.setdefault(other_build, f"{words}, of another build")
+
+
+def _geometric_mean(ratios: pd.DataFrame) -> pd.Series:
+    return np.exp(np.log(ratios).mean()).round(3)
+
+
+def _listed(values: Sequence[Any]) -> str:
+    """Each value once, in words."""
+    return ", ".join(map(str, dict.fromkeys(values)))
+
+
+def _in_words(row: Any) -> str:
+    """A backend, and its library's release where that is not FlashInfer."""
+    package = compared_package(row.backend)
+    if row.release and package != FLASHINFER:
+        return f"{row.backend} ({package} {row.release})"
+    return row.backend
+
+
 def recorded_calls(case: DecodeCase) -> pd.DataFrame:
-    """The records of a call in all studies: a row per study, GPU, timer and backend, fastest first
-    of each; the median time (us) and the rounds of the newest release.
+    """The records of a call in all studies: a row per study, GPU, timer, width of the page table
+    and backend, fastest first of each; the median time (us) and the rounds of the newest release.
 
     Records of a library that was installed have no release, and are the oldest.
     """
-    places = [(name, machine) for name in STUDIES for machine in store.machines(name)]
-    tables = [store.load(*place, case=case) for place in places]
-    rows = pd.concat([table for table in tables if len(table)] or tables, ignore_index=True)
+    by = ["study", "gpu", "timer", "page_table", "backend"]
+    tables = [pd.DataFrame(columns=[*by, "release", "run_us", "status", "throttled"])]
+    for study in STUDIES:
+        for machine in store.machines(study):
+            for recorded in recorded_as(case, study, machine):
+                rows = store.load(study, machine, case=recorded)
+                tables.append(rows.assign(page_table=width_of(recorded)))
+    rows = pd.concat(tables, ignore_index=True)
     rows = rows[(rows.status == "ok") & ~rows.throttled.astype(bool)]
-    rows = rows.assign(age=rows.release.map(lambda release: Version(release or "0")))
-    rows = rows.sort_values("age", kind="stable")
-    by = ["study", "gpu", "timer", "backend"]
+    ages = rows.release.map(lambda release: Version(release or "0"))
+    rows = rows.assign(age=ages).sort_values("age", kind="stable")
     newest = rows.groupby(by).release.transform("last")
     times = rows[rows.release == newest].groupby([*by, "release"]).run_us
     table = times.agg(us="median", rounds="size").reset_index()
     return table.sort_values([*by[:-1], "us"], ignore_index=True)
 
 
-def distances(layer: AttnSpec, lens: NDArray[np.int64], rows: pd.DataFrame) -> NDArray[np.float64]:
-    """How far the recorded batches are from a call: 1 is a factor of two in one feature."""
-    apart = np.zeros(len(rows))
-    for name, value in features(layer, lens).items():
-        apart += np.abs(rows[name].to_numpy() - value)
-    for name, kind in kernel_of(layer).items():
-        apart += OTHER_KERNEL * (rows[name].to_numpy() != kind)
-    return apart
-
-
 @cache
 def recorded_batches(draw: str = "all layers") -> pd.DataFrame:
-    """A row per recorded random batch: case, features, median us per backend, where measured.
+    """The recorded random batches: which backend decoded each in what time.
 
-    `draw` is one of `DRAWS`, else ValueError.
+    Parameters
+    ----------
+    draw : {"all layers", "all rivals", "h100"}
+        Which batches: of all layers, of fewer layers with all rivals, or those of an H100.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row per batch: `case`, sizes as logarithms, a column of median microseconds per backend,
+        `rounds`, `spread` between them (a fraction), and where it was measured.
+
+    Raises
+    ------
+    ValueError
+        For another draw.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> batches = attnlib.recorded_batches("h100")
+    >>> batches.gpu.unique().tolist()
+    ['NVIDIA H100 80GB HBM3']
     """
     require_word("draw", draw, DRAWS)
     study, gpu, release = DRAWS[draw]
@@ -320,15 +467,16 @@ def recorded_batches(draw: str = "all layers") -> pd.DataFrame:
     rows = rows[rows.gpu.str.contains(gpu)]
     keys = ["machine", "case"]
     wide = rows.pivot_table("run_us", keys, "backend", "median", sort=False)
-    ends = rows.groupby([*keys, "backend"], sort=False).run_us.agg(["min", "max", "size"])
+    times = rows.groupby([*keys, "backend"], sort=False).run_us
+    ends = times.agg(["min", "max", "size"])
+    spreads = ends["max"] / ends["min"] - 1
     rounds = ends["size"].groupby(keys, sort=False).min()
-    spread = (ends["max"] / ends["min"] - 1).groupby(keys, sort=False).max()
+    spread = spreads.groupby(keys, sort=False).max()
     table = wide.assign(rounds=rounds, spread=spread).reset_index()
-    cases = table.case
-    sizes = (features(case.spec, sample_seq_lens(case)) | kernel_of(case.spec) for case in cases)
+    sizes = pd.DataFrame([sizes_of(case) for case in table.case])
     machines = rows.drop_duplicates("machine").set_index("machine")
-    return pd.concat([table, pd.DataFrame(sizes)], axis=1).assign(
-        heads=[case.spec.heads for case in cases],
+    return pd.concat([table, sizes], axis=1).assign(
+        heads=[case.spec.heads for case in table.case],
         gpu=table.machine.map(machines.gpu),
         day=table.machine.map(machines.started_at.str[:10]),
         release=release,
@@ -336,18 +484,40 @@ def recorded_batches(draw: str = "all layers") -> pd.DataFrame:
 
 
 def neighbour_loss(backends: Sequence[str] = random_batches.BACKENDS) -> pd.Series:
-    """Time of the backend that the nearest batches of *other layers* choose / the best, - 1.
+    """How much slower the backend is that the nearest batches of *other layers* choose.
 
-    The choice is the backend with the least mean of log(time / best). A value per recorded batch
-    that has all `backends`; batches of the same layer are left out.
+    The choice is the backend with the least mean of log(time / best) over the 16 nearest.
+
+    Parameters
+    ----------
+    backends : sequence of str
+        Names of backends; batches that lack one of them are left out.
+
+    Returns
+    -------
+    pandas.Series
+        Time of the choice over that of the best backend, less 1: a value per recorded batch.
+
+    Raises
+    ------
+    KeyError
+        For a backend that no batch was measured with.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> bool(attnlib.neighbour_loss().mean() < 0.05)
+    True
     """
-    batches = recorded_batches().dropna(subset=list(backends)).reset_index(drop=True)
-    times = batches[list(backends)].to_numpy()
+    names = [*backends]
+    batches = recorded_batches().dropna(subset=names).reset_index(drop=True)
+    times = batches[names].to_numpy()
     over_best = times / times.min(axis=1, keepdims=True)
-    layers, _ = pd.factorize(np.array([case.spec for case in batches.case], dtype=object))
+    specs = np.array([case.spec for case in batches.case], dtype=object)
+    layers, _ = pd.factorize(specs)
     losses = []
     for place, case in enumerate(batches.case):
-        far = distances(case.spec, sample_seq_lens(case), batches)
+        far = distances(case, batches)
         far[layers == layers[place]] = np.inf
         nearest = np.argsort(far)[:NEAREST]
         chosen = np.log(over_best[nearest]).mean(axis=0).argmin()

@@ -10,8 +10,10 @@
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,30 +43,39 @@ class Difference(Shown):
 
     def totals(self) -> list[tuple[str, float, float]]:
         """Each quantity of the whole call, in a and in b."""
-        a, b = self.a, self.b
-        gpu = a.device == "cuda"
-        totals = [
-            ("kernels" if gpu else "operators", a.launches, b.launches),
-            ("launches by the host", a.host_launches, b.host_launches),
+        a = self.a
+        b = self.b
+        totals = [("operators", a.launches, b.launches)]
+        if a.is_of_gpu:
+            totals = [
+                ("kernels", a.launches, b.launches),
+                ("launches by the host", a.host_launches, b.host_launches),
+            ]
+        return [
+            *totals,
             ("their time, us", a.time_us, b.time_us),
             ("gaps between them, us, traced", a.gap_us, b.gap_us),
             ("host time, us, untraced", median(a.host_us), median(b.host_us)),
             ("time per call of many, us, untraced", a.wall_us, b.wall_us),
         ]
-        return totals if gpu else [totals[0], *totals[2:]]
 
     def card(self) -> Card:
         """The changes, and what they come to for the whole call."""
         table = self.table()
-        forms = dict(zip(table.columns[2:], FORMATS, strict=True))
+        numbers = table.columns.drop([self.a.row_word, "change"])
+        forms = dict(zip(numbers, FORMATS, strict=True))
         tally = table.change.value_counts()
         changes = ", ".join(f"{count} {word}" for word, count in tally.items()) or "nothing ran"
+        notes = [self.a.note, self.b.note, NO_VERDICT]
         facts = []
         for name, a, b in self.totals():
-            facts.append((name, f"{a:,.6g} to {b:,.6g}" + (f" ({b / a:.2f} x)" if a else "")))
+            words = f"{a:,.6g} to {b:,.6g}"
+            if a:
+                words += f" ({b / a:.2f} x)"
+            facts.append((name, words))
         return Card(
             title=f"{self.a.name} (a) to {self.b.name} (b), {self.a.row_word}s: {changes}",
-            notes=[note for note in dict.fromkeys((self.a.note, self.b.note, NO_VERDICT)) if note],
+            notes=[note for note in dict.fromkeys(notes) if note],
             facts=facts,
             table=in_words(table, forms),
             caption=f"{self.a.row_word}s of a call, times in microseconds",
@@ -73,10 +84,65 @@ class Difference(Shown):
 
 
 def compare(a: Profile, b: Profile) -> Difference:
-    """What changed from profile `a` to profile `b`, name by name (`trace.short_name`).
+    """What changed from profile `a` to profile `b`, name by name (`measure.spans.short_name`).
 
-    TypeError for what is no profile; ValueError for kernels against operators, and for two GPUs.
+    Parameters
+    ----------
+    a, b : Profile
+        What `attnlib.profile` returned: both of kernels or both of operators, of one GPU.
+
+    Returns
+    -------
+    Difference
+        `.table()` has a row per name: its word (see the module), launches and microseconds per
+        call in each, and their difference, the largest first.
+
+    Raises
+    ------
+    TypeError
+        For what is no profile.
+    ValueError
+        For kernels against operators, and for profiles of two GPUs.
+
+    Examples
+    --------
+    >>> import attnlib, torch
+    >>> x = torch.ones(8)
+    >>> relu = attnlib.profile(torch.relu, x, device="cpu")
+    >>> exp = attnlib.profile(torch.exp, x, device="cpu")
+    >>> table = attnlib.compare(relu, exp).table().set_index("CPU operator")
+    >>> table.change["aten::relu"], table.change["aten::exp"]
+    ('gone', 'new')
     """
+    _require_profiles(a, b)
+    times_a = per_call(a.work, a.calls)
+    times_b = per_call(b.work, b.calls)
+    launches_a = _launches(a)
+    launches_b = _launches(b)
+    rows: list[dict[str, Any]] = []
+    for name in times_a | times_b:
+        before = times_a.get(name, [])
+        after = times_b.get(name, [])
+        rows.append(
+            {
+                a.row_word: name,
+                "change": _word(before, after),
+                f"{a.launch_word} a": launches_a.get(name, 0.0),
+                f"{a.launch_word} b": launches_b.get(name, 0.0),
+                "us a": _mean(before),
+                "us b": _mean(after),
+                "b - a": _mean(after) - _mean(before),
+            }
+        )
+    rows.sort(key=lambda row: row[a.row_word])
+    rows.sort(key=lambda row: -abs(row["b - a"]))
+    columns = [a.row_word, "change", f"{a.launch_word} a", f"{a.launch_word} b"]
+    columns += ["us a", "us b", "b - a"]
+    return Difference(a, b, pd.DataFrame(rows, columns=columns))
+
+
+def _require_profiles(a: Profile, b: Profile) -> None:
+    """TypeError or ValueError for what cannot be compared."""
     for name, given in (("a", a), ("b", b)):
         if not isinstance(given, Profile):
             got = type(given).__name__
@@ -86,25 +152,26 @@ def compare(a: Profile, b: Profile) -> Difference:
         raise ValueError(f"a and b must both be of kernels or of operators: {kinds}")
     if a.machine != b.machine:
         raise ValueError(f"a and b must be of one GPU, got {a.machine} and {b.machine}")
-    times_a, times_b = (per_call(p.work, p.calls) for p in (a, b))
-    counts_a, counts_b = (Counter(span.name for span in p.work) for p in (a, b))
-    rows = []
-    for name in {**times_a, **times_b}:
-        word = _word(times_a.get(name), times_b.get(name))
-        us_a, us_b = (float(np.mean(times.get(name, 0.0))) for times in (times_a, times_b))
-        launches = (counts_a[name] / a.calls, counts_b[name] / b.calls)
-        rows.append((name, word, *launches, us_a, us_b, us_b - us_a))
-    rows.sort(key=lambda row: (-abs(row[-1]), row[0]))
-    counts = [f"{a.launch_word} {side}" for side in "ab"]
-    columns = [a.row_word, "change", *counts, "us a", "us b", "b - a"]
-    return Difference(a, b, pd.DataFrame(rows, columns=columns))
 
 
-def _word(before: list[float] | None, after: list[float] | None) -> str:
+def _launches(profile: Profile) -> dict[str, float]:
+    """Launches per call, by name."""
+    counts = Counter(span.name for span in profile.work)
+    return {name: count / profile.calls for name, count in counts.items()}
+
+
+def _mean(times: Sequence[float]) -> float:
+    return float(np.mean(times)) if times else 0.0
+
+
+def _word(before: Sequence[float], after: Sequence[float]) -> str:
     """What became of a name, from its times in each call of a and of b."""
-    if before is None or after is None:
-        return "new" if before is None else "gone"
-    ratio = np.mean(after) / max(np.mean(before), np.finfo(float).tiny)
+    if not before:
+        return "new"
+    if not after:
+        return "gone"
+    least = np.finfo(float).tiny
+    ratio = np.mean(after) / max(np.mean(before), least)
     if 1 / (1 + LONG_MARGIN) <= ratio <= 1 + LONG_MARGIN:
         return "same"
     low_a, high_a = np.percentile(before, MIDDLE_HALF)

@@ -1,14 +1,14 @@
-"""Diagnose a trace of a server, or what got slower from one to another.
+"""Diagnose a trace of a server, or set two of them side by side.
 
-Of two traces, both are read by what both have: marks, launches or shapes that one lacks count in
-neither. Steps of one kind are compared, by the times that each trace alone has (`diagnosis.TIMES`);
-GPU busy and both idle times add up to the whole step. What does the same is one row, whatever its
-name: attention, its schedule, merge, metadata and indexer; every other kernel is matched by name.
+Of two traces, steps of one kind are compared, by the times that each trace alone has
+(`diagnosis.TIMES`); GPU busy and both idle times add up to the whole step. What does the same is
+one row, whatever its name: attention, its schedule, merge, metadata and indexer; every other kernel
+is matched by name. What one trace lacks, such as marks, is said of it and not reconciled.
 """
 
-import json
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -17,27 +17,41 @@ import pandas as pd
 
 from ..core.backends.table import family_of, role_of
 from ..draw import charts, style
-from ..draw.cards import Card, Shown, in_words
-from ..measure.steps import Step
-from .diagnosis import TIMES, Diagnosis, calls_in, read_diagnosis, without
-from .patterns import PATTERNS
+from ..draw.cards import NOTHING, Card, Shown, in_words
+from ..measure.steps import EITHER, Step
+from .diagnosis import DECODES, TIMES, Diagnosis, calls_in, json_rows, read_diagnosis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_ROWS, LONGEST_NAMES = 12, 80
-NO_PART: dict[str, Any] = {"us": 0.0, "launches": 0.0, "kernels": ()}
-FORMATS = {"before": ",.1f", "after": ",.1f", "after - before": "+,.1f", "ratio": ".2f"}
+MOST_ROWS = 12
+"""Of a kind of step, in the card and in the figure."""
+LONGEST_NAMES = 80
 ATTENTION = "attention"
-MOST_CHANCE = 0.05
-"""That steps lack by chance what they have in the other trace; above it nothing is decided."""
-HEAD = {
-    "whole step": "us",
+WHOLE_STEP = "whole step"
+TIMES_OF_STEP = {
+    WHOLE_STEP: "us",
     "GPU busy": "us busy",
     "idle before the first layer": "us idle before",
     "idle later": "us idle later",
 }
-"""First rows of a step -> columns of `Diagnosis.around`."""
+"""Parts of a step that are times and no kernels -> columns of `Diagnosis.around`."""
+FORMATS = {"before": ",.1f", "after": ",.1f", "ratio": ".2f", "change": "+,.1f"}
+TracePath = str | os.PathLike[str]
+Row = dict[str, Any]
+PATTERN_COLUMNS = ["trace", "pattern", "us per step", "fix"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a kind of step: microseconds and launches a step, names of its kernels."""
+
+    us: float = 0.0
+    launches: float = 0.0
+    kernels: tuple[str, ...] = ()
+
+
+NO_PART = Part()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,42 +63,62 @@ class TraceChange(Shown):
 
     def __post_init__(self) -> None:
         if not self.kinds:
-            names = [", ".join(sorted(side.usual)) or "none" for side in self.compared]
+            before, after = map(_kinds_of, self.sides)
             raise ValueError(
                 "before and after must both have steps of one kind with known attention, "
-                f"got {names[0]} and {names[1]}"
+                f"got {before} and {after}"
             )
 
     @cached_property
-    def compared(self) -> list[Diagnosis]:
-        """Both, each as if it lacked what the other one does."""
-        lacks = {*self.before.lacks, *self.after.lacks}
-        return [without(side, lacks) for side in (self.before, self.after)]
+    def sides(self) -> list[Diagnosis]:
+        """Both; decode and verification are one kind where no mark of a trace tells them apart."""
+        sides = [self.before, self.after]
+        if any(EITHER in side.usual for side in sides):
+            return [_with_one_decode_kind(side) for side in sides]
+        return sides
 
     @property
     def kinds(self) -> list[str]:
         """The kinds of steps that both traces have."""
-        before, after = self.compared
+        before, after = self.sides
         return [kind for kind in before.usual if kind in after.usual]
 
     def table(self) -> pd.DataFrame:
-        """A row per kind of step and part: microseconds a step before and after, largest change
-        first, then what launched it how often."""
+        """A row per kind of step and part: microseconds a step before and after, their ratio, the
+        change, largest first, then how often it was launched, and its kernels."""
         return self.rows.round(3)
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The table, not rounded."""
+        rows: list[Row] = []
+        for kind in self.kinds:
+            before, after = (_parts(side, kind) for side in self.sides)
+            changes = []
+            for name in dict.fromkeys([*before, *after]):
+                a = before.get(name, NO_PART)
+                b = after.get(name, NO_PART)
+                changes.append({"step": kind, "part": name, **_change(name, a, b)})
+            rows += sorted(changes, key=lambda row: -abs(row["change"]))
+        return pd.DataFrame(rows)
 
     def figure(self) -> "Figure":
         """The change of each part, a bar each, the largest of each kind of step."""
-        rows = self.rows.groupby("step", sort=False).head(MOST_ROWS)
-        title = f"{self.before.trace.path} to {self.after.trace.path}"
-        words = (f"{', '.join(self.kinds)}: after - before, us a step (as traced)", "")
-        figure, (axis,) = charts.panels([title], (9, 1.2 + 0.3 * len(rows)), self.origin, words)
-        change = rows["after - before"]
-        colors = [style.VERMILION if us > 0 else style.BLUE for us in change]
-        bars = axis.barh(range(len(rows)), change, color=colors)
+        rows = self._largest()
+        figure, (axis,) = charts.panels(
+            [f"{self.before.trace.path} to {self.after.trace.path}"],
+            (9, 1.2 + 0.3 * len(rows)),
+            self.origin,
+            (f"{', '.join(self.kinds)}: after - before, us a step (as traced)", ""),
+        )
+        colors = [style.VERMILION if us > 0 else style.BLUE for us in rows.change]
+        bars = axis.barh(range(len(rows)), rows.change, color=colors)
         axis.bar_label(bars, fmt="{:+,.1f}", padding=3, fontsize=7)
         axis.margins(x=0.15)
-        steps = rows.step + ": " if len(self.kinds) > 1 else ""
-        charts.categories(axis, "y", steps + rows.part.map(charts.shorten))
+        labels = rows.part.map(charts.shorten)
+        if len(self.kinds) > 1:
+            labels = rows.step + ": " + labels
+        charts.categories(axis, "y", labels)
         axis.axvline(0, **style.RULE)
         return figure
 
@@ -93,96 +127,54 @@ class TraceChange(Shown):
         """Who traced both, and which GPUs."""
         return f"before: {self.before.origin}; after: {self.after.origin}"
 
-    @cached_property
-    def rows(self) -> pd.DataFrame:
-        """The table, not rounded."""
-        rows = []
-        for kind in self.kinds:
-            a, b = (_parts(side, kind) for side in self.compared)
-            names = dict.fromkeys([*a, *b])
-            part_rows = [_row(kind, n, a.get(n, NO_PART), b.get(n, NO_PART)) for n in names]
-            head = [row for row in part_rows if row["part"] in HEAD]
-            kernels = [row for row in part_rows if row not in head]
-            rows += head + sorted(kernels, key=lambda row: -abs(row["after - before"]))
-        return pd.DataFrame(rows)
-
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        rows = json.loads(self.rows.to_json(orient="records"))
-        sides = {"before": self.before.to_dict(), "after": self.after.to_dict()}
-        conclusions = {"patterns": self.patterns, "not decided": self.undecided}
-        return {"times": TIMES, "changes": rows, **conclusions, **sides}
-
-    @cached_property
-    def undecided(self) -> list[str]:
-        """The parts that one trace lacks, where a few more steps might have shown them."""
-        names = []
-        absent = (self.rows.before == 0) != (self.rows.after == 0)
-        for row in self.rows[absent & ~self.rows.part.isin(HEAD)].itertuples():
-            shows, lacks = self.compared if row.after == 0 else self.compared[::-1]
-            usual = lacks.usual[row.step]
-            share = fmean(_runs(step, row.part) for step in shows.usual[row.step])
-            once = any(_runs(step, row.part) for step in lacks.steps if step.kind == row.step)
-            too_few = len(usual) < 2 or all(step.at_end for step in usual)
-            if too_few or once or (1 - share) ** len(usual) > MOST_CHANCE:
-                names.append(f"{row.part} ({row.step})")
-        return names
-
-    @property
-    def patterns(self) -> dict[str, list[str]]:
-        """Known patterns that came with `after`, that went, that both show, and that one trace
-        cannot show, or shows as it cannot rule them out: why."""
-        told: dict[str, list[str]] = {"new": [], "gone": [], "in both": []}
-        sides = {"before": self.before, "after": self.after}
-        counts = [sum(len(side.usual[kind]) for kind in self.kinds) for side in self.compared]
-        shown = {name: side.shown() for name, side in sides.items()}
-        shown_in_kinds = [side.shown(self.kinds) for side in self.compared]
-        for pattern in PATTERNS:
-            known = {"decode steps", *pattern.needs}
-            lacks = {name: [n for n in side.lacks if n in known] for name, side in sides.items()}
-            alike = [pattern.name in names for names in shown_in_kinds]
-            shows = [name for name in sides if pattern.name in shown[name]]
-            if not shows:
-                continue
-            other, why = "after" if shows[0] == "before" else "before", list[str]()
-            if len(shows) == len(sides) or all(alike) and not lacks[shows[0]]:
-                word = "in both"
-            elif all(alike):
-                word, why = f"unsure in {shows[0]}", lacks[shows[0]]
-            elif any(alike) and not {"decode steps", "whole steps"} & {*lacks[other]}:
-                side = self.compared[other == "after"]
-                steps = [step for step in side.steps if step.kind in self.kinds]
-                word = "new" if other == "before" else "gone"
-                if min(counts) < 2 or any(pattern.shows(side.trace, step) for step in steps):
-                    word = "not decided"  # some show it, though not most
-            else:
-                word, why = f"unseen in {other}", lacks[other] or ["step of its kind"]
-            because = f" (no {', '.join(why)})" if why else ""
-            told.setdefault(word, []).append(pattern.name + because)
-        return told
+        return {
+            "times": TIMES,
+            "changes": json_rows(self.rows),
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+        }
 
     def card(self) -> Card:
-        """Steps, the parts that changed most, and the patterns."""
-        whole = self.rows[self.rows.part == "whole step"]
-        title = ", ".join(
-            f"{row.step} {row.before:,.0f} to {row.after:,.0f} us "
-            f"({self._calls(row.step) or f'{row.ratio:.2f} x'})"
-            for row in whole.itertuples()
+        """The parts that changed most, and the patterns of each trace."""
+        shown = self._largest()
+        names = shown.kernels.map(lambda kernels: charts.shorten(kernels, LONGEST_NAMES))
+        shown = shown.assign(kernels=names)
+        if len(self.kinds) == 1:
+            shown = shown.drop(columns="step")
+        patterns = pd.DataFrame(
+            _patterns("before", self.before) + _patterns("after", self.after),
+            columns=PATTERN_COLUMNS,
         )
-        shown = self.rows.groupby("step", sort=False).head(MOST_ROWS)
-        kernels = shown.kernels.map(lambda names: charts.shorten(names, LONGEST_NAMES))
-        shown = shown.drop(columns="step") if len(self.kinds) == 1 else shown
-        patterns = [
-            (f"pattern {word}", name) for word, names in self.patterns.items() for name in names
-        ]
         return Card(
-            title=f"{self.before.trace.path} to {self.after.trace.path}: {title}",
+            title=f"{self.before.trace.path} to {self.after.trace.path}: {self._whole_steps()}",
             notes=self._notes(),
-            facts=patterns,
-            table=in_words(shown.assign(kernels=kernels), FORMATS),
+            facts=[],
+            table=in_words(shown, FORMATS),
             caption=f"microseconds a step, as traced: {TIMES}",
             footer=self.origin,
+            more=[("known patterns of each trace", patterns)],
         )
+
+    def _largest(self) -> pd.DataFrame:
+        """The rows of the largest changes of each kind of step."""
+        return self.rows.groupby("step", sort=False).head(MOST_ROWS)
+
+    def _whole_steps(self) -> str:
+        """Each kind of step in words, before and after."""
+        words = []
+        for row in self.rows[self.rows.part == WHOLE_STEP].itertuples():
+            how = self._other_calls(row.step) or f"{row.ratio:.2f} x"
+            words.append(f"{row.step} {row.before:,.0f} to {row.after:,.0f} us ({how})")
+        return ", ".join(words)
+
+    def _other_calls(self, kind: str) -> str:
+        """The attention calls of this kind of step in both, where they differ; else empty."""
+        before, after = (_mean_calls(side.usual[kind]) for side in self.sides)
+        if before == after:
+            return ""
+        return f"{before:g} to {after:g} attention calls"
 
     def _notes(self) -> list[str]:
         notes = [
@@ -190,92 +182,150 @@ class TraceChange(Shown):
             f"Times are {TIMES}.",
             f"At most {MOST_ROWS} rows of a kind are shown; .table() and --json have all.",
         ]
-        sides = {"before": self.before.blind(), "after": self.after.blind()}
-        for note in dict.fromkeys([*sides["before"], *sides["after"]]):
-            where = [name for name, said in sides.items() if note in said]
-            notes.append(note if len(where) > 1 else f"{where[0]}: {note}")
-        if self.undecided:
-            words = "Not decided whether it came or went, as too few whole steps are on record"
-            notes.append(f"{words}: {', '.join(self.undecided)}.")
+        before = self.before.blind()
+        after = self.after.blind()
+        notes += [note for note in before if note in after]
+        notes += [f"before: {note}" for note in before if note not in after]
+        notes += [f"after: {note}" for note in after if note not in before]
         for kind in self.kinds:
-            lengths = [[step.length_us for step in side.usual[kind]] for side in self.compared]
-            ranges = [f"{len(us)} of {min(us):,.0f} to {max(us):,.0f} us" for us in lengths]
-            notes.append(f"Steps of {kind}, before and after: {' and '.join(ranges)}.")
-            if calls := self._calls(kind):
-                words = "other layers, or cut steps: their times do not compare"
-                notes.append(f"A {kind} step has {calls} ({words}).")
-            sizes = [
-                sorted({step.batch_size for step in side.steps if step.kind == kind} - {0})
-                for side in self.compared
-            ]
-            if all(sizes) and sizes[0] != sizes[1]:
-                notes.append(f"Batch sizes of {kind} differ: {sizes[0]} and {sizes[1]}.")
-        alone = {kind for side in self.compared for kind in side.usual} - {*self.kinds}
+            notes += self._notes_on(kind)
+        alone = {kind for side in self.sides for kind in side.usual} - {*self.kinds}
         if alone:
             notes.append(f"Steps of {', '.join(sorted(alone))} are in one trace alone.")
         if self.before.trace.gpu != self.after.trace.gpu:
             notes.append("The traces are of different GPUs.")
         return notes
 
-    def _calls(self, kind: str) -> str:
-        """The attention calls of this kind of step in both, where they differ; else empty."""
-        a, b = (fmean(map(calls_in, side.usual[kind])) for side in self.compared)
-        return f"{a:g} to {b:g} attention calls" if a != b else ""
+    def _notes_on(self, kind: str) -> list[str]:
+        """How many steps of a kind are compared, and what makes them differ."""
+        before, after = (_lengths(side, kind) for side in self.sides)
+        notes = [f"Steps of {kind}, before and after: {before} and {after}."]
+        if calls := self._other_calls(kind):
+            words = "other layers, or cut steps: their times do not compare"
+            notes.append(f"A {kind} step has {calls} ({words}).")
+        sizes, other_sizes = (_batch_sizes(side, kind) for side in self.sides)
+        if sizes and other_sizes and sizes != other_sizes:
+            notes.append(f"Batch sizes of {kind} differ: {sizes} and {other_sizes}.")
+        return notes
 
 
-def diagnose(
-    path: str | os.PathLike[str], after: str | os.PathLike[str] = "", **shape: Any
-) -> Diagnosis | TraceChange:
-    """Read a trace (`measure.trace_file`) and look for what is known to slow attention.
+def diagnose(path: TracePath, after: TracePath = "", **shape: Any) -> Diagnosis | TraceChange:
+    """Find what is known to slow attention in a server's trace, or set two traces side by side.
 
-    With a second trace, `after`, what changed from the first one to it. `shape` tells what a trace
-    does not, for the gains on record: `heads="32/8"`, `kv_len=8192`, any of `patterns.STATED`.
-    ValueError for a file that is no trace, in one line, for an unknown name, and for two traces
-    without a kind of step that both have.
+    Parameters
+    ----------
+    path : str or os.PathLike
+        A Chrome trace of torch.profiler (`.json`, also `.json.gz`), or an SQLite export of
+        Nsight Systems.
+    after : str or os.PathLike, optional
+        A second trace: a table says what changed from the first one to it, in microseconds a step.
+    **shape
+        What the trace does not tell of the layer, for the gains on record: `heads` (text such as
+        `32/8`), `head_dim`, `page_size` (tokens), `batch_size` (requests), `kv_len` (tokens),
+        `dtype` and `kv_dtype` (`bfloat16`, `float16` or `float8_e4m3fn`).
+
+    Returns
+    -------
+    Diagnosis or TraceChange
+        Of two traces a `TraceChange`. Both are shown by a notebook; `.table()` has the kernels of
+        one trace, or the parts of a step before and after.
+
+    Raises
+    ------
+    ValueError
+        For a file that is no trace, an unknown fact or value, and two traces without a kind of
+        step that both have.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> slow = attnlib.diagnose("data/traces/fa3_decode.json.gz", heads="32/8", kv_len=8192)
+    >>> slow.patterns.pattern.tolist()
+    ['fa3 of FlashInfer decodes']
     """
     diagnosis = read_diagnosis(path, shape)
-    return TraceChange(diagnosis, read_diagnosis(after, shape)) if after else diagnosis
+    if not after:
+        return diagnosis
+    return TraceChange(diagnosis, read_diagnosis(after, shape))
 
 
-def _part_of(kernel: str) -> str:
-    return ATTENTION if family_of(kernel) else role_of(kernel) or kernel
+def _with_one_decode_kind(side: Diagnosis) -> Diagnosis:
+    """The diagnosis with decode and verification as one kind of step."""
+    steps = []
+    for step in side.steps:
+        is_decode = step.kind in DECODES
+        steps.append(replace(step, kind=EITHER) if is_decode else step)
+    return replace(side, steps=steps)
 
 
-def _runs(step: Step, part: str) -> bool:
-    return any(_part_of(span.name) == part for span in step.work)
+def _kinds_of(side: Diagnosis) -> str:
+    return ", ".join(sorted(side.usual)) or "none"
 
 
-def _parts(side: Diagnosis, kind: str) -> dict[str, dict[str, Any]]:
-    """Part of a kind of step -> its microseconds, its launches and the kernels in it."""
-    around, kernels = (rows[rows.step == kind] for rows in (side.around(), side.kernels()))
-    parts = {part: NO_PART | {"us": around[column].item()} for part, column in HEAD.items()}
-    for row in kernels.to_dict("records"):
-        part = _part_of(row["kernel"])
-        known = parts.get(part, NO_PART)
-        parts[part] = {
-            "us": known["us"] + row["us a step"],
-            "launches": known["launches"] + row["a step"],
-            "kernels": (*known["kernels"], row["kernel"]),
-        }
+def _mean_calls(steps: Sequence[Step]) -> float:
+    return fmean(calls_in(step) for step in steps)
+
+
+def _parts(side: Diagnosis, kind: str) -> dict[str, Part]:
+    """The parts of a kind of step, by name: its times, then its kernels by what they do."""
+    around = side.around().set_index("step").loc[kind]
+    parts: dict[str, Part] = {}
+    for name, column in TIMES_OF_STEP.items():
+        parts[name] = Part(us=around[column])
+    kernels = side.kernels()
+    for row in kernels[kernels.step == kind].to_dict("records"):
+        name = _part_of(row["kernel"])
+        known = parts.get(name, NO_PART)
+        parts[name] = Part(
+            us=known.us + row["us a step"],
+            launches=known.launches + row["a step"],
+            kernels=(*known.kernels, row["kernel"]),
+        )
     return parts
 
 
-def _row(kind: str, part: str, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """One part of a kind of step, before (a) and after (b)."""
-    counts = f"{a['launches']:g}"
-    if a["launches"] != b["launches"]:
-        counts += f" to {b['launches']:g}"
-    names = [", ".join(side["kernels"]) or "none" for side in (a, b)]
-    kernels = names[0] if names[0] == names[1] else f"{names[0]} to {names[1]}"
-    if part in names or kernels == "none":  # the part is that kernel, or a time and no kernel
+def _part_of(kernel: str) -> str:
+    """What a kernel does, or its name."""
+    if family_of(kernel):
+        return ATTENTION
+    return role_of(kernel) or kernel
+
+
+def _change(name: str, before: Part, after: Part) -> Row:
+    """One part of a kind of step before and after."""
+    launches = f"{before.launches:g}"
+    if before.launches != after.launches:
+        launches += f" to {after.launches:g}"
+    is_time = name in TIMES_OF_STEP
+    names = [", ".join(side.kernels) or "none" for side in (before, after)]
+    kernels = " to ".join(dict.fromkeys(names))
+    if is_time or name in names:  # no kernel, or the part is that kernel
         kernels = ""
     return {
-        "step": kind,
-        "part": part,
-        "before": a["us"],
-        "after": b["us"],
-        "after - before": b["us"] - a["us"],
-        "ratio": b["us"] / a["us"] if a["us"] else float("nan"),
-        "launches": counts if a["launches"] or b["launches"] else "",
+        "before": before.us,
+        "after": after.us,
+        "ratio": after.us / before.us if before.us else float("nan"),
+        "change": after.us - before.us,
+        "launches": "" if is_time else launches,
         "kernels": kernels,
     }
+
+
+def _patterns(when: str, side: Diagnosis) -> list[tuple[str, ...]]:
+    """The known patterns of one of two traces, each with its fix: rows of `PATTERN_COLUMNS`."""
+    rows: list[tuple[str, ...]] = []
+    for row in side.patterns.to_dict("records"):
+        rows.append((when, row["pattern"], f"{row['us per step']:,.1f}", row["fix"]))
+    return rows or [(when, "none that is known", NOTHING, NOTHING)]
+
+
+def _lengths(side: Diagnosis, kind: str) -> str:
+    """How many steps of a kind are compared, and how long they are."""
+    lengths_us = [step.length_us for step in side.usual[kind]]
+    return f"{len(lengths_us)} of {min(lengths_us):,.0f} to {max(lengths_us):,.0f} us"
+
+
+def _batch_sizes(side: Diagnosis, kind: str) -> list[int]:
+    """The batch sizes of steps of a kind that are known, sorted."""
+    sizes = {step.batch_size for step in side.steps if step.kind == kind}
+    return sorted(sizes - {0})

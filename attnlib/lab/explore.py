@@ -5,6 +5,7 @@ What cannot be shown or measured is a sentence in the view: no error leaves a ca
 
 import html
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from threading import Event, Thread
@@ -20,29 +21,47 @@ from ..run.rows import strip_folders
 from ..studies import STUDIES
 from .advise import advise
 from .source import (
-    AXES,
     LIVE,
     NAMES,
     ROUNDS,
-    choose,
-    find_source,
+    Place,
+    find_case,
     layer_named,
     measure_missing,
     require_kinds,
     sources_of,
     why_not_live,
+    words_of,
 )
 from .view import View
 
 MOST_ROUNDS = 100
-DESCRIPTIONS = {"model": "Model", "records": "Records"}
-DESCRIPTIONS |= {name: name.replace("_", " ").capitalize() for name in (*AXES, "against")}
-DESCRIPTIONS |= {"variant": "Tensors", "kv_len": "KV length", "backends": "Backends"}
+LAYER = ("tp", "heads", "head_dim")
+"""Arguments of `view` that say a layer beside its model."""
+DESCRIPTIONS = {
+    "model": "Model",
+    "records": "Records",
+    "release": "Release",
+    "timer": "Timer",
+    "variant": "Tensors",
+    "page_size": "Page size",
+    "lengths": "Lengths",
+    "batch": "Batch",
+    "kv_len": "KV length",
+    "against": "Against",
+    "backends": "Backends",
+}
+"""Arguments of `view` that have a control, and its label."""
 CSS_CLASS = "attn-explorer"
 """Of the whole; parts have `-view`, `-figure` and `-status` behind it."""
 LABEL = {"description_width": "76px"}
 WIDTHS = {"records": "min(100% - 4px, 908px)", "backends": "604px"}
-MAKES = {"backends": w.SelectMultiple, "batch": w.SelectionSlider, "kv_len": w.SelectionSlider}
+MAKES = {
+    "backends": w.SelectMultiple,
+    "batch": w.SelectionSlider,
+    "kv_len": w.SelectionSlider,
+}
+"""Controls that are no list to choose one from."""
 ROW = {"display": "flex", "flex_flow": "row wrap", "align_items": "center"}
 INTRODUCTION = (
     "<style>.attn-explorer .widget-html-content { min-width: 0; }</style>"  # a wide table scrolls
@@ -52,24 +71,49 @@ INTRODUCTION = (
 
 
 def explore(model: str = "", **wishes: Any) -> "Explorer":
-    """Controls and a view, to be shown by a notebook. Arguments are those of `attnlib.view`.
+    """Controls over a view, shown by a notebook: choose a case, see it, measure it.
 
-    ValueError for an unknown model, study or argument, for rounds beyond `MOST_ROUNDS` or where
-    nothing can be measured; the view says if a size is not on record.
+    Parameters
+    ----------
+    model : str, optional
+        A model, by default Llama-3.1-8B.
+    **wishes
+        Other arguments of `attnlib.view`, with which it opens; `rounds` up to 100.
+
+    Returns
+    -------
+    Explorer
+        A widget. What cannot be shown, such as a size that is not on record, is a sentence in it.
+
+    Raises
+    ------
+    ValueError
+        For an unknown model, study, machine or argument, and for rounds where nothing can be
+        measured.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> explorer = attnlib.explore("Llama-3.1-8B", release="0.6.3")
+    >>> explorer.view.choice.case.key
+    '32/8,d128,p16,b16,k8192'
     """
-    known = [*DESCRIPTIONS, "machine", "rounds", "tp", "heads", "head_dim"]
-    if unknown := [name for name in wishes if name not in known]:
+    known = [*DESCRIPTIONS, "machine", "rounds", *LAYER]
+    unknown = [name for name in wishes if name not in known]
+    if unknown:
         raise ValueError(f"explore takes {', '.join(known)}; got {unknown[0]!r}")
     require_kinds({**wishes, "model": model})
-    layer = {name: wishes.pop(name) for name in ("tp", "heads", "head_dim") if name in wishes}
+    layer = {name: wishes.pop(name) for name in LAYER if name in wishes}
     model = layer_named(model, **layer)
-    if (rounds := wishes.get("rounds")) is not None:
+    rounds = wishes.get("rounds")
+    if rounds is not None:
         if reason := why_not_live(model):
             raise ValueError(f"rounds must be left out, got {rounds}: {reason}")
         require_int("rounds", rounds, most=MOST_ROUNDS)
-    records, machine = wishes.get("records") or "", wishes.get("machine") or ""
+    records = wishes.get("records") or ""
+    machine = wishes.get("machine") or ""
     if machine or records not in ("", LIVE):
-        find_source(model, records, machine)
+        find_case(model, records, machine)  # raises for what there is not
     return Explorer({**wishes, "model": model})
 
 
@@ -82,18 +126,57 @@ class Explorer(w.VBox):
     def __init__(self, wishes: dict[str, Any]) -> None:
         self.wishes = wishes
         self.view: View | None = None
-        self.usual: dict[str, tuple[str, str]] = {}
+        self.usual: dict[str, Place] = {}
         self.thread: Thread | None = None
-        self.is_refreshing, self.must_stop, self.words = False, Event(), ""
-        self.controls: dict[str, Any] = {}
-        for name, description in DESCRIPTIONS.items():
-            look = {"style": LABEL, "layout": {"width": WIDTHS.get(name, "300px")}}
-            make = MAKES.get(name, w.Dropdown)
-            self.controls[name] = make(options=[""], description=description, **look)
-            self.controls[name].observe(partial(self._change, name), "value")
-        rounds = wishes.get("rounds") or ROUNDS
+        self.is_refreshing = False
+        self.must_stop = Event()
+        self.words = ""
+        self.controls = {name: self._control(name) for name in DESCRIPTIONS}
+        self._add_buttons(wishes.get("rounds") or ROUNDS)
+        self.status = _html("status")
+        self.served = w.HTML()
+        self.picture = _html("figure")
+        self.shown = _html("view")
+        self.advice = w.HTML()
+        self.live_row = w.HBox(
+            [self.rounds, self.measure, self.stop, self.bar, self.status],
+            layout=ROW,
+        )
+        super().__init__(
+            [
+                w.HTML(INTRODUCTION),
+                w.HBox([*self.controls.values()], layout=ROW),
+                self.live_row,
+                self.served,
+                self.picture,
+                self.shown,
+                self.advise,
+                self.advice,
+            ]
+        )
+        self.add_class(CSS_CLASS)
+        self.refresh()
+
+    def _control(self, name: str) -> Any:
+        """The control of an argument of `view`."""
+        make = MAKES.get(name, w.Dropdown)
+        control = make(
+            options=[""],
+            description=DESCRIPTIONS[name],
+            style=LABEL,
+            layout={"width": WIDTHS.get(name, "300px")},
+        )
+        control.observe(partial(self._change, name), "value")
+        return control
+
+    def _add_buttons(self, rounds: int) -> None:
+        """What starts and stops a measurement and asks for advice, and its progress."""
         self.rounds = w.BoundedIntText(
-            rounds, min=1, max=MOST_ROUNDS, description="Rounds", style=LABEL
+            value=rounds,
+            min=1,
+            max=MOST_ROUNDS,
+            description="Rounds",
+            style=LABEL,
         )
         self.rounds.observe(partial(self._change, "rounds"), "value")
         self.measure = w.Button(description="Measure", button_style="primary", icon="play")
@@ -103,37 +186,25 @@ class Explorer(w.VBox):
         self.bar = w.IntProgress(description="Progress", style=LABEL)
         self.advise = w.Button(description="Advice for this layer", layout={"width": "220px"})
         self.advise.on_click(self._advise)
-        self.status, self.served, self.shown, self.picture, self.advice = (
-            w.HTML() for _ in range(5)
-        )
-        self.status.add_class(f"{CSS_CLASS}-status")
-        self.shown.add_class(f"{CSS_CLASS}-view")
-        self.picture.add_class(f"{CSS_CLASS}-figure")
-        live = [self.rounds, self.measure, self.stop, self.bar, self.status]
-        self.live_row = w.HBox(live, layout=ROW)
-        controls = w.HBox([*self.controls.values()], layout=ROW)
-        above = [w.HTML(INTRODUCTION), controls, self.live_row, self.served]
-        super().__init__([*above, self.picture, self.shown, self.advise, self.advice])
-        self.add_class(CSS_CLASS)
-        self.refresh()
 
     def refresh(self) -> None:
         """Offer what there is for the wishes, and show the view; a problem is shown in it."""
-        self.is_refreshing, self.view = True, None
+        self.is_refreshing = True
+        self.view = None
         try:
             view = self._choose_view()
             card = view.card()
             self.words = as_text(card)
-            changed = [
-                f"<strong>{html.escape(note)}</strong>" for note in view.choice.notes.values()
-            ]
-            self.served.value = "<br>".join([*changed, html.escape(view.served)])
+            changed = [html.escape(note) for note in view.choice.notes.values()]
+            lines = [f"<strong>{note}</strong>" for note in changed]
+            self.served.value = "<br>".join([*lines, html.escape(view.served)])
             self.shown.value = as_html(replace(card, notes=view.notes))
             self.picture.value = view.image() if len(view.good) else ""
             self.view = view
         except Exception as error:  # whatever it is: a callback that raises shows nothing
             self.words = _words_of(error)
-            self.served.value = self.picture.value = ""
+            self.served.value = ""
+            self.picture.value = ""
             self.shown.value = _problem(self.words)
         finally:
             self.measure.disabled = self.thread is not None or self.view is None
@@ -145,7 +216,8 @@ class Explorer(w.VBox):
         if self.thread is not None or self.view is None:
             return
         self.must_stop.clear()
-        self.measure.disabled, self.stop.disabled = True, False
+        self.measure.disabled = True
+        self.stop.disabled = False
         self._say("Starting: libraries are loaded; a kernel's first use compiles for a minute.")
         self.thread = Thread(target=self._measure, args=[self.view], daemon=True)
         self.thread.start()
@@ -167,42 +239,63 @@ class Explorer(w.VBox):
 
     def _choose_view(self) -> View:
         """The view of the wishes; each control then offers its options and shows its value."""
-        wishes, model, notes = self.wishes, self.wishes["model"], {}
-        offered = {}
-        for study, folder in sources_of(model):
-            offered[study, folder] = f"{folder}: {STUDIES[study].question}"
-        offered[LIVE, ""] = "measure on this GPU"
-        records, machine = wishes.get("records") or "", wishes.get("machine") or ""
-        if records and records not in [study for study, _ in offered]:
-            notes["records"] = f"study {records} has no records on {model}"
-            records = machine = wishes["records"] = wishes["machine"] = ""
-        if machine and not any(machine.lower() in folder for _, folder in offered):
-            notes["records"] = f"machine {machine} has no records on {model}"
-            machine = wishes["machine"] = ""
+        wishes = self.wishes
+        model = wishes["model"]
+        offered = self._records_offered(model)
+        notes = self._drop_records(model, offered)
+        records = wishes.get("records") or ""
+        machine = wishes.get("machine") or ""
         self._offer("model", {name: name for name in (*NAMES, model)}, model)
-        self.live_row.layout.display = "flex" if records == LIVE else "none"
+        self._show_live_row(records == LIVE)
         if records == LIVE:  # shown as chosen even where it cannot be had
             self._offer("records", offered, (LIVE, ""))
         if not records:
             records, machine = self.usual.get(model, ("", machine))
-        source = find_source(model, records, machine, wishes)
+        choice = find_case(model, records, machine, wishes)
+        source = choice.source
+        served_by = (source.records, "" if source.is_live else source.machine)
         if not source.is_live:  # The same one while only sizes change.
-            self.usual.setdefault(model, (source.records, source.machine))
-        self.live_row.layout.display = "flex" if source.is_live else "none"
-        self._offer("records", offered, (source.records, "" if source.is_live else source.machine))
-        choice = choose(source, model, wishes)
-        notes |= choice.notes
-        notes = {name: f"{note}; {choice.arguments[name]} is shown" for name, note in notes.items()}
+            self.usual.setdefault(model, served_by)
+        self._show_live_row(source.is_live)
+        self._offer("records", offered, served_by)
         for name, options in choice.options.items():
             value = choice.arguments[name]
-            labels = {o: f"{o:,}" if isinstance(o, int) else o or "as installed" for o in options}
-            self._offer(name, labels, value)
+            self._offer(name, {option: _label_of(option) for option in options}, value)
             if wishes.get(name):  # so that a wish that was not met is noted once
                 wishes[name] = value
-        return View(source, replace(choice, notes=notes))
+        for name, note in (notes | choice.notes).items():
+            shown = words_of(choice.arguments[name])
+            notes[name] = f"{note}; {shown} is shown"
+        return View(replace(choice, notes=notes))
+
+    def _records_offered(self, model: str) -> dict[Place, str]:
+        """Study and machine that have a model -> how they are called; then this GPU."""
+        offered = {}
+        for study, machine in sources_of(model):
+            offered[study, machine] = f"{machine}: {STUDIES[study].question}"
+        offered[LIVE, ""] = "measure on this GPU"
+        return offered
+
+    def _drop_records(self, model: str, offered: Collection[Place]) -> dict[str, str]:
+        """Forget a study or machine that a model has no records of; returns a note on it."""
+        wishes = self.wishes
+        records = wishes.get("records") or ""
+        machine = wishes.get("machine") or ""
+        if records and records not in [study for study, _ in offered]:
+            wishes["records"] = ""
+            wishes["machine"] = ""
+            return {"records": f"study {records} has no records on {model}"}
+        if machine and not any(machine.lower() in folder for _, folder in offered):
+            wishes["machine"] = ""
+            return {"records": f"machine {machine} has no records on {model}"}
+        return {}
+
+    def _show_live_row(self, is_live: bool) -> None:
+        self.live_row.layout.display = "flex" if is_live else "none"
 
     def _offer(self, name: str, labels: dict[Any, str], value: Any) -> None:
-        control, options = self.controls[name], tuple((text, o) for o, text in labels.items())
+        control = self.controls[name]
+        options = tuple((label, option) for option, label in labels.items())
         with control.hold_sync():  # a page that gets options alone fails at what was chosen before
             if control.options != options:
                 control.options = options
@@ -210,9 +303,12 @@ class Explorer(w.VBox):
 
     def _measure(self, view: View) -> None:
         """Measure, show the result and say how it ended; runs in a thread of its own."""
-        progress, stop = partial(_Progress, self), self.must_stop.is_set
         try:
-            count = measure_missing(view.choice, progress=progress, stop=stop)
+            count = measure_missing(
+                view.choice,
+                progress=partial(_Progress, self),
+                stop=self.must_stop.is_set,
+            )
             words = f"Measured {count} items." if count else "All was on record already."
         except StoppedError:
             words = "Stopped. What was measured is kept; the rest is measured next time."
@@ -220,15 +316,18 @@ class Explorer(w.VBox):
             words = f"Not measured: {_words_of(error)}"
         self.refresh()
         self._say(words)
-        self.measure.disabled, self.stop.disabled = self.view is None, True
+        self.measure.disabled = self.view is None
+        self.stop.disabled = True
         self.thread = None
 
     def _advise(self, _: object = None) -> None:
         """Show the rule and the nearest recorded batches of the case that is shown."""
         try:
-            if self.view is None or not isinstance(self.view.choice.case, DecodeCase):
+            case = self.view.choice.case if self.view else None
+            if self.view is None or not isinstance(case, DecodeCase):
                 raise ValueError("advice must be of a decode call that is shown; of MLA none is")
-            self.advice.value = as_html(advise(self.view.choice.case, gpu=self.view.gpu).card())
+            advice = advise(case, gpu=self.view.gpu)
+            self.advice.value = as_html(advice.card())
         except Exception as error:  # whatever it is: a callback that raises shows nothing
             self.advice.value = _problem(_words_of(error))
 
@@ -246,12 +345,30 @@ class _Progress:
     def update(self, count: int) -> None:
         self.done += count
         self.explorer.bar.value = self.done
-        total, took = self.explorer.bar.max, time.monotonic() - self.started
-        left = f", about {took * (total - self.done) / self.done:.0f} s left" if self.done else ""
-        self.explorer._say(f"{self.done} of {total} items measured in {took:.0f} s{left}.")
+        total = self.explorer.bar.max
+        took_s = time.monotonic() - self.started
+        words = f"{self.done} of {total} items measured in {took_s:.0f} s"
+        if self.done:
+            left_s = took_s * (total - self.done) / self.done
+            words += f", about {left_s:.0f} s left"
+        self.explorer._say(f"{words}.")
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _html(part: str) -> w.HTML:
+    """A text of the explorer; `part` names it in the page."""
+    text = w.HTML()
+    text.add_class(f"{CSS_CLASS}-{part}")
+    return text
+
+
+def _label_of(option: Any) -> str:
+    """A choice in words."""
+    if isinstance(option, int):
+        return f"{option:,}"
+    return words_of(option) or "as installed"
 
 
 def _words_of(error: Exception) -> str:

@@ -9,7 +9,7 @@ Times are microseconds per step.
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -30,9 +30,21 @@ TILE = re.compile(
     r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned int\))?|.*?ELj)" + SIZE
 )
 OPERATORS = re.compile(r"elementwise|DeviceScan|scan_innermost|^Memcpy DtoD|gather_kernel|^Memset")
-SCAN, INDEX = re.compile("DeviceScanKernel|scan_innermost"), re.compile("index|gather")
-LARGE_GROUP, WIDE_TILE = 4, 128
-PLANNED = ("fa2", "fa3", "cuda-cores", "batch-attention", "batch-pod", "mla-fa2", "mla-fa3")
+SCAN = re.compile("DeviceScanKernel|scan_innermost")
+INDEX = re.compile("index|gather")
+LARGE_GROUP = 4
+"""Query heads per KV head from which the CUDA cores are slower than the tensor cores."""
+WIDE_TILE = 128
+"""Query rows of a tile that decode and verification leave mostly empty."""
+PLANNED = (
+    "fa2",
+    "fa3",
+    "cuda-cores",
+    "batch-attention",
+    "batch-pod",
+    "mla-fa2",
+    "mla-fa3",
+)
 """Families whose plan FlashInfer makes on the host."""
 OUR_PLAN = "plan_kernel"
 PLANS = {"Memcpy HtoD", OUR_PLAN}
@@ -50,12 +62,16 @@ COLUMNS_PER_BLOCK = {
     "_fused_decode_metadata_kernel": 128,
 }
 """SGLang's metadata kernels -> the least columns of a block; the grid is requests x blocks."""
-WIDE_TABLE, LEAST_COPY_US = 32768, 5.0
+WIDE_TABLE = 32768
+"""Columns of a page table from which its copy takes time, however short the requests are."""
+LEAST_COPY_US = 5.0
 TRITON_BLOCKS = 4
 """Blocks of vLLM's Triton kernel that an SM of Hopper runs at once, by their registers."""
-SIZES = "head_dim page_size batch_size kv_len".split()
-STATED = ["heads", *SIZES, "dtype", "kv_dtype"]
+SIZES = ("head_dim", "page_size", "batch_size", "kv_len")
+STATED = ("heads", *SIZES, "dtype", "kv_dtype")
 """The facts of a layer that a caller can state."""
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -70,8 +86,7 @@ class Evidence:
 class Pattern:
     """A pattern; `since` says which releases have it and where that was read.
 
-    `gain` is its key in data/gains.json, empty if no record supports the fix. `needs` are what a
-    trace must have to show it, of `diagnosis.NEEDS`.
+    `gain` is its key in data/gains.json, empty if no record supports the fix.
     """
 
     name: str
@@ -80,7 +95,6 @@ class Pattern:
     since: str
     notebook: str
     gain: str = ""
-    needs: Sequence[str] = ()
 
 
 def tile_rows(span: Span) -> int:
@@ -95,27 +109,37 @@ def kind_of(span: Span) -> str:
     family = family_of(span.name)
     if not family:
         return ""
-    return EITHER if FAMILIES[family].decodes or tile_rows(span) == 16 else UNKNOWN
+    is_decode = FAMILIES[family].decodes or tile_rows(span) == 16
+    return EITHER if is_decode else UNKNOWN
 
 
 def ran(step: Step, what: str) -> list[Span]:
     """The kernels of an attention family, or of a role beside attention (`role_of`)."""
-    return [s for s in step.work if what in (family_of(s.name), role_of(s.name))]
+    found = []
+    for span in step.work:
+        if what in (family_of(span.name), role_of(span.name)):
+            found.append(span)
+    return found
 
 
 def _kernels(spans: Sequence[Span], more: str = "") -> Evidence | None:
     """Kernel, count per step and sizes; None without a kernel."""
     if not spans:
         return None
-    sizes = {"grid": spans[0].grid, "block": spans[0].block}
-    shape = [f", {name} {'x'.join(map(str, size))}" for name, size in sizes.items() if size]
-    text = f"{spans[0].name} {len(spans)} times per step{''.join(shape)}{more}"
-    return Evidence(text, sum(span.length_us for span in spans))
+    first = spans[0]
+    text = f"{first.name} {len(spans)} times per step"
+    for name, size in (("grid", first.grid), ("block", first.block)):
+        if size:
+            text += f", {name} {'x'.join(map(str, size))}"
+    us = sum(span.length_us for span in spans)
+    return Evidence(text + more, us)
 
 
 def fa3_decodes(trace: Trace, step: Step) -> Evidence | None:
     """FlashInfer's Hopper prefill kernel runs decode."""
-    return _kernels(ran(step, "fa3") if step.kind != VERIFY else [])
+    if step.kind == VERIFY:  # several queries per request: what the kernel is made for
+        return None
+    return _kernels(ran(step, "fa3"))
 
 
 def schedule_per_layer(trace: Trace, step: Step) -> Evidence | None:
@@ -129,14 +153,20 @@ def schedule_per_layer(trace: Trace, step: Step) -> Evidence | None:
 def metadata_op_by_op(trace: Trace, step: Step) -> Evidence | None:
     """A scan and an index kernel in one run of elementwise kernels before the first attention."""
     evidence = None
-    for is_operator, spans in groupby(step.ahead, lambda span: bool(OPERATORS.search(span.name))):
+    for is_operator, spans in groupby(step.ahead, _is_operator):
         run = list(spans)
         names = [span.name for span in run]
-        if is_operator and any(map(SCAN.search, names)) and any(map(INDEX.search, names)):
+        has_scan = any(map(SCAN.search, names))
+        has_index = any(map(INDEX.search, names))
+        if is_operator and has_scan and has_index:
             kinds = ", ".join(dict.fromkeys(names))
             text = f"{len(run)} launches before the first layer: {kinds}"
             evidence = Evidence(text, run[-1].end_us - run[0].start_us)
     return evidence
+
+
+def _is_operator(span: Span) -> bool:
+    return bool(OPERATORS.search(span.name))
 
 
 def fa2_unsplit(trace: Trace, step: Step) -> Evidence | None:
@@ -145,15 +175,21 @@ def fa2_unsplit(trace: Trace, step: Step) -> Evidence | None:
     FlashInfer's plan splits while two blocks per SM hold all parts. A plan for a graph always
     merges, and its grid is padded. The one call of a cut step may lack its merge.
     """
-    calls = ran(step, "fa2") if step.kind != VERIFY else []
-    if not calls or not calls[0].grid or planned_on_gpu(step) or (step.at_end and not calls[1:]):
+    calls = ran(step, "fa2")
+    if step.kind == VERIFY or not calls or not calls[0].grid or planned_on_gpu(step):
+        return None
+    if step.at_end and len(calls) == 1:
         return None
     tiles, *heads = calls[0].grid
-    if (step.batch_size or tiles) == 1:  # one request delays no other
+    requests = step.batch_size or tiles
+    if requests == 1:  # one request delays no other
         return None
-    room, blocks = 2 * trace.num_sms, (step.batch_size or tiles) * math.prod(heads)
-    spare = step.batch_size != tiles and (not step.batch_size or blocks < room)
-    if blocks > 2 * room or ran(step, "merge") and spare:
+    room = 2 * trace.num_sms
+    blocks = requests * math.prod(heads)
+    if blocks > 2 * room:
+        return None
+    may_split = not step.batch_size or blocks < room
+    if ran(step, "merge") and step.batch_size != tiles and may_split:
         return None
     return _kernels(calls, f", on {trace.num_sms} SMs; it costs time if lengths differ")
 
@@ -164,11 +200,13 @@ def triton_unsplit(trace: Trace, step: Step) -> Evidence | None:
     With segments (3D) the grid has a third axis, and a kernel reduces them. Where there are more
     blocks than run at once, other requests fill the time of the longest one.
     """
-    calls = [*ran(step, "triton-unified"), *ran(step, "triton-paged")]
+    calls = ran(step, "triton-unified") + ran(step, "triton-paged")
     if not calls or not calls[0].grid or ran(step, "merge"):
         return None
-    blocks = math.prod(calls[0].grid)
-    if math.prod(calls[0].grid[2:]) > 1 or blocks >= TRITON_BLOCKS * trace.num_sms:
+    grid = calls[0].grid
+    blocks = math.prod(grid)
+    has_segments = math.prod(grid[2:]) > 1
+    if has_segments or blocks >= TRITON_BLOCKS * trace.num_sms:
         return None
     if blocks < trace.num_sms:
         return _kernels(calls, f", fewer blocks than the {trace.num_sms} SMs")
@@ -177,19 +215,24 @@ def triton_unsplit(trace: Trace, step: Step) -> Evidence | None:
 
 def wide_tiles(trace: Trace, step: Step) -> Evidence | None:
     """fa2 in a CUDA graph runs tiles of 128 query rows for a few queries per request."""
-    wide = [s for s in ran(step, "fa2") if step.in_graph and tile_rows(s) >= WIDE_TILE]
-    return _kernels(wide)
+    if not step.in_graph:
+        return None
+    return _kernels([span for span in ran(step, "fa2") if tile_rows(span) >= WIDE_TILE])
 
 
 def cuda_cores_large_group(trace: Trace, step: Step) -> Evidence | None:
     """CUDA cores decode a layer with four or more query heads per KV head."""
-    return _kernels([s for s in ran(step, "cuda-cores") if s.block[1:2] >= (LARGE_GROUP,)])
+    calls = [span for span in ran(step, "cuda-cores") if len(span.block) > 1]
+    # The second axis of a block is the group.
+    return _kernels([span for span in calls if span.block[1] >= LARGE_GROUP])
 
 
 def lengths_copied(trace: Trace, step: Step) -> Evidence | None:
     """A copy to the host under the step's mark, and a wait for it, before attention."""
     copies = [span for span in step.marked if span.name == "Memcpy DtoH"]
-    begin = trace.launched_us.get(copies[0].launch, math.inf) if copies else math.inf
+    if not copies:
+        return None
+    begin = trace.launched_us.get(copies[0].launch, math.inf)
     waits = [wait for wait in step.waits if wait.start_us >= begin]
     if not waits:
         return None
@@ -207,8 +250,11 @@ def host_plans(trace: Trace, step: Step) -> Evidence | None:
         return None
     if lengths_copied(trace, step):  # which says why the host is late
         return None
-    text = f"copies to the GPU, a plan among them: {len(copies)}; the GPU idles before the first "
-    return Evidence(f"{text}layer, and the plan is a part of that", step.idle_ahead_us)
+    text = (
+        f"copies to the GPU, a plan among them: {len(copies)}; "
+        "the GPU idles before the first layer, and the plan is a part of that"
+    )
+    return Evidence(text, step.idle_ahead_us)
 
 
 def planned_on_gpu(step: Step) -> bool:
@@ -229,8 +275,10 @@ def whole_table_copied(trace: Trace, step: Step) -> Evidence | None:
 
 def old_schedule(trace: Trace, step: Step) -> Evidence | None:
     """FlashAttention-3 splits requests, and no schedule was written since the step before."""
-    calls, names = ran(step, "flash-attn-3"), {span.name for span in step.work}
-    if not calls or SCHEDULES & names or COMBINE not in names or step.begins:
+    calls = ran(step, "flash-attn-3")
+    names = {span.name for span in step.work}
+    is_split = COMBINE in names
+    if step.begins or not calls or not is_split or SCHEDULES & names:
         return None
     where = "in this step" if SCHEDULES & trace.names else "in this trace: another may write it"
     return _kernels(calls, f", requests are split, no kernel writes the schedule {where}")
@@ -241,8 +289,10 @@ def old_plan(trace: Trace, step: Step) -> Evidence | None:
 
     Only where a plan was seen in another step: a trace may lack copies.
     """
-    calls = ran(step, "fa2") if step.in_graph and not step.begins else []
-    if not calls or not PLANS & trace.names or any(span.name in PLANS for span in step.ahead):
+    if not step.in_graph or step.begins or not PLANS & trace.names:
+        return None
+    calls = ran(step, "fa2")
+    if not calls or any(span.name in PLANS for span in step.ahead):
         return None
     return _kernels(calls, ", no copy of a plan and no planning kernel before it in this step")
 
@@ -251,69 +301,105 @@ def outside_graph(trace: Trace, step: Step) -> Evidence | None:
     """Attention is launched kernel by kernel, and the GPU idles between them."""
     if step.in_graph or not trace.has_launches:
         return None
-    idle = sum(gap.length_us for gap in find_gaps(step.body))
-    text = "attention launched one by one; the GPU idles between kernels"
-    return Evidence(text, idle) if idle > GRAPH_GAP_US * len(step.body) else None
+    idle_us = sum(gap.length_us for gap in find_gaps(step.body))
+    if idle_us <= GRAPH_GAP_US * len(step.body):
+        return None
+    return Evidence("attention launched one by one; the GPU idles between kernels", idle_us)
 
 
-SHOWS: dict[str, Callable[[Trace, Step], Evidence | None]] = {
-    "fa3_decodes": fa3_decodes,
-    "schedule_per_layer": schedule_per_layer,
-    "metadata_op_by_op": metadata_op_by_op,
-    "fa2_unsplit": fa2_unsplit,
-    "triton_unsplit": triton_unsplit,
-    "wide_tiles": wide_tiles,
-    "cuda_cores_large_group": cuda_cores_large_group,
-    "lengths_copied": lengths_copied,
-    "host_plans": host_plans,
-    "whole_table_copied": whole_table_copied,
-    "old_schedule": old_schedule,
-    "old_plan": old_plan,
-    "outside_graph": outside_graph,
-}
-"""Key in data/patterns.yaml -> what shows the pattern."""
-PATTERNS = tuple(
-    Pattern(shows=SHOWS[key], **row)
-    for key, row in yaml.safe_load((DATA / "patterns.yaml").read_text()).items()
+SHOWS = (
+    fa3_decodes,
+    schedule_per_layer,
+    metadata_op_by_op,
+    fa2_unsplit,
+    triton_unsplit,
+    wide_tiles,
+    cuda_cores_large_group,
+    lengths_copied,
+    host_plans,
+    whole_table_copied,
+    old_schedule,
+    old_plan,
+    outside_graph,
 )
-"""In the order of data/patterns.yaml."""
+"""What shows each pattern; the name of the function is the pattern's key in data/patterns.yaml."""
+
+
+def _read_patterns() -> tuple[Pattern, ...]:
+    """All patterns, in the order of data/patterns.yaml."""
+    shows = {function.__name__: function for function in SHOWS}
+    rows = yaml.safe_load((DATA / "patterns.yaml").read_text())
+    patterns = []
+    for key, row in rows.items():
+        patterns.append(Pattern(shows=shows[key], **row))
+    return tuple(patterns)
+
+
+PATTERNS = _read_patterns()
 
 
 @cache
-def gains() -> dict[str, Any]:
+def gains() -> Row:
     """data/gains.json: key -> study, gpu, rows (shape and ratio); empty if it is missing."""
     return json.loads(GAINS.read_text()) if GAINS.exists() else {}
 
 
-def gained(pattern: Pattern, shape: Mapping[str, Any], us: float) -> str:
+def gained(pattern: Pattern, shape: Row, us: float) -> str:
     """What the records of shapes like `shape` say that the fix saves of `us` per step."""
     entry = gains().get(pattern.gain)
     if entry is None:
         return "no records of the fix"
-    rows: list[dict[str, Any]] = entry["rows"]
-    at: list[str] = []
-    varying = [n for n in STATED if n in rows[0] and len({row[n] for row in rows}) > 1]
-    for name in (name for name in varying if name in shape):
-        given = shape[name]  # the same word, or a number within a factor of two
-        if isinstance(given, str):
-            rows = [row for row in rows if row[name] == given]
-        else:
-            rows = [row for row in rows if abs(math.log2(row[name] / given)) <= 1]
-        if not rows:
-            return f"no records like {', '.join([*at, f'{name} {shape[name]}'])}; {entry['gpu']}"
-        at.append(f"{name} {shape[name]}")
-    if "kv_len" in shape:  # where the lengths are open, so is the gain
-        sizes = [name for name in SIZES if name in rows[0] and name in shape]
-        distances = [sum(abs(math.log2(row[n] / shape[n])) for n in sizes) for row in rows]
-        rows = [row for row, far in zip(rows, distances, strict=True) if far == min(distances)]
-    ratios = sorted(row["ratio"] for row in rows)
-    where = f" like {', '.join(at)}" if at else ""
+    rows: list[Row] = entry["rows"]
+    varying = [name for name in STATED if _varies(name, rows)]
+    known = [name for name in varying if name in shape]
     unknown = [name for name in varying if name not in shape]
-    where += f"; the trace does not give {', '.join(unknown)}" if unknown else ""
-    count = f"{len(rows)} recorded shape{'s' if len(rows) > 1 else ''}{where}; {entry['gpu']}"
-    if median(ratios) <= 1:
-        return f"nothing to gain: {median(ratios):.2f} times the time with the fix, {count}"
-    saved = [us * (1 - 1 / ratio) for ratio in (ratios[0], median(ratios), ratios[-1])]
-    least, middle, most = (f"{max(0.0, value):,.1f}" for value in saved)
-    spread = f"{least} to {most} us, median {middle}" if len(rows) > 1 else f"{middle} us"
-    return f"saves {spread} of {us:,.1f} us per step, by {count}"
+    alike: list[str] = []
+    for name in known:
+        rows = [row for row in rows if _is_alike(row[name], shape[name])]
+        alike.append(f"{name} {shape[name]}")
+        if not rows:
+            return f"no records like {', '.join(alike)}; {entry['gpu']}"
+    if "kv_len" in shape:  # where the lengths are open, so is the gain
+        rows = _nearest(rows, shape)
+    count = f"{len(rows)} recorded shape"
+    if len(rows) > 1:
+        count += "s"
+    if alike:
+        count += f" like {', '.join(alike)}"
+    if unknown:
+        count += f"; the trace does not give {', '.join(unknown)}"
+    return _saved(us, [row["ratio"] for row in rows], f"{count}; {entry['gpu']}")
+
+
+def _varies(name: str, rows: list[Row]) -> bool:
+    """Whether recorded shapes have a fact, and not all the same one."""
+    return name in rows[0] and len({row[name] for row in rows}) > 1
+
+
+def _is_alike(recorded: Any, given: Any) -> bool:
+    """Whether a fact is the same word, or a number within a factor of two."""
+    if isinstance(given, str):
+        return recorded == given
+    return abs(math.log2(recorded / given)) <= 1
+
+
+def _nearest(rows: list[Row], shape: Row) -> list[Row]:
+    """The recorded shapes whose sizes are nearest to those of `shape`, by factors of two."""
+    sizes = [name for name in SIZES if name in rows[0] and name in shape]
+    apart = []
+    for row in rows:
+        factors = [row[name] / shape[name] for name in sizes]
+        apart.append(sum(abs(math.log2(factor)) for factor in factors))
+    least = min(apart)
+    return [row for row, far in zip(rows, apart, strict=True) if far == least]
+
+
+def _saved(us: float, ratios: Sequence[float], count: str) -> str:
+    """What is saved of `us` by fixes of these ratios of times, without / with the fix."""
+    middle = median(ratios)
+    if middle <= 1:
+        return f"nothing to gain: {middle:.2f} times the time with the fix, {count}"
+    ends = (min(ratios), max(ratios), middle)
+    least, most, usual = (f"{max(0.0, us * (1 - 1 / ratio)):,.1f}" for ratio in ends)
+    saved = f"{least} to {most} us, median {usual}" if len(ratios) > 1 else f"{usual} us"
+    return f"saves {saved} of {us:,.1f} us per step, by {count}"

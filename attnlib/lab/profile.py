@@ -15,7 +15,8 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +31,9 @@ from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, op
 from ..run.store import data_root
 
 DEVICES = ("auto", "cuda", "cpu")
-CALLS, WARM_UP = 10, 3
+CALLS = 10
+WARM_UP = 3
+NO_GPU = {"gpu": "", "gpu_id": "cpu"}
 NOT_RECORDED = {"note", "spans", "packed_trace"}
 RECORDED_KINDS = ("kernel", "memcpy", "memset")
 FORMATS = dict.fromkeys(("us", "us each", "shortest", "longest"), ",.2f")
@@ -68,7 +71,12 @@ class Profile(Shown):
     @cached_property
     def work(self) -> tuple[Span, ...]:
         """What the profile is of: GPU work, or operators; by start, over all calls."""
-        return (gpu_work if self.device == "cuda" else operators)(self.spans)
+        return gpu_work(self.spans) if self.is_of_gpu else operators(self.spans)
+
+    @property
+    def is_of_gpu(self) -> bool:
+        """Whether the rows are GPU work, not operators of the host."""
+        return self.device == "cuda"
 
     @property
     def time_us(self) -> float:
@@ -88,7 +96,8 @@ class Profile(Shown):
     @property
     def host_launches(self) -> float:
         """Launches that the host made per call: one for a whole CUDA graph; 0 for operators."""
-        return len({span.launch for span in self.work if span.kind != "operator"}) / self.calls
+        launches = {span.launch for span in self.work if span.kind != "operator"}
+        return len(launches) / self.calls
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
@@ -103,12 +112,12 @@ class Profile(Shown):
     @property
     def row_word(self) -> str:
         """What a row of the table is."""
-        return "kernel" if self.device == "cuda" else "CPU operator"
+        return "kernel" if self.is_of_gpu else "CPU operator"
 
     @property
     def launch_word(self) -> str:
         """How often it ran is called."""
-        return "launches" if self.device == "cuda" else "calls"
+        return "launches" if self.is_of_gpu else "calls"
 
     def table(self) -> pd.DataFrame:
         """A row per kernel name (or CPU operator), longest first; `us` per call, others per launch.
@@ -117,11 +126,12 @@ class Profile(Shown):
         template arguments.
         """
         rows = [(span.name, span.self_us) for span in self.work]
-        us = pd.DataFrame(rows, columns=[self.row_word, "us"]).groupby(self.row_word, sort=False).us
+        work = pd.DataFrame(rows, columns=[self.row_word, "us"])
+        us = work.groupby(self.row_word, sort=False).us
         columns = {
             self.launch_word: us.size() / self.calls,
             "us": us.sum() / self.calls,
-            "share": us.sum() / us.sum().sum(),
+            "share": us.sum() / work.us.sum(),
             "us each": us.sum() / us.size(),
             "shortest": us.min(),
             "longest": us.max(),
@@ -131,12 +141,12 @@ class Profile(Shown):
 
     def save(self, path: Path) -> Path:
         """Write the profile without its trace as JSON, for `profile(..., recorded=...)`."""
-        names = [field.name for field in dataclasses.fields(self)]
-        fields = {name: getattr(self, name) for name in names if name not in NOT_RECORDED}
-        shown = [asdict(span) for span in self.spans if span.kind in RECORDED_KINDS]
-        defaults = {field.name: field.default for field in dataclasses.fields(Span)}
-        spans = [{k: v for k, v in span.items() if v != defaults[k]} for span in shown]
-        text = json.dumps({**fields, "spans": spans}, separators=(",", ":"))
+        form: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            if field.name not in NOT_RECORDED:
+                form[field.name] = getattr(self, field.name)
+        form["spans"] = [_form_of(span) for span in self.spans if span.kind in RECORDED_KINDS]
+        text = json.dumps(form, separators=(",", ":"))
         path.parent.mkdir(parents=True, exist_ok=True)
         return write_whole(path, f"{text}\n".encode())
 
@@ -146,11 +156,13 @@ class Profile(Shown):
         OSError if it cannot be written; the file is then as it was. ValueError for a recorded
         profile, which has no trace.
         """
-        path, trace = Path(path), self.packed_trace
-        if not trace:
+        if not self.packed_trace:
             raise ValueError("a recorded profile has no trace: profile the call on a GPU")
-        whole = write_whole(path, trace if path.suffix == ".gz" else gzip.decompress(trace))
-        return whole.resolve()
+        path = Path(path)
+        trace = self.packed_trace
+        if path.suffix != ".gz":
+            trace = gzip.decompress(trace)
+        return write_whole(path, trace).resolve()
 
     @property
     def origin(self) -> str:
@@ -165,43 +177,52 @@ class Profile(Shown):
         table = self.table()
         share = (100 * table.share).map("{:.1f} %".format)
         ran = f"{self.launches:g} CPU operators a call, no kernels"
-        if self.device == "cuda":
+        if self.is_of_gpu:
             ran = f"{self.launches:g} kernels a call, {self.time_us:,.1f} us on the GPU"
         return Card(
             title=f"{self.name}: {ran}",
             notes=[self.note] if self.note else [],
-            facts=self._facts(),
+            facts=self._gpu_facts() if self.is_of_gpu else self._cpu_facts(),
             table=in_words(table.assign(share=share), FORMATS | {self.launch_word: "g"}),
             caption=f"{self.row_word}s of a call, times in microseconds",
             footer=f"{self.origin}; the callable itself ran {self.ran} times",
             bars=table.share.tolist(),
         )
 
-    def _facts(self) -> list[tuple[str, str]]:
+    @property
+    def _untraced(self) -> str:
+        """Host and wall time in words."""
         host = f"{median(self.host_us):,.1f} us until a call returns (median)"
-        wall = f"{self.wall_us:,.1f} us a call"
-        if self.device == "cpu":
-            facts = [
-                ("operators", f"{self.time_us:,.1f} us, as traced"),
-                ("between operators", f"{self.gap_us:,.1f} us of Python and others, as traced"),
-                ("untraced", f"{host}, {wall} on average"),
-            ]
-            return facts if self.work else facts[2:]  # of Python alone nothing was traced
+        return f"{host}, {self.wall_us:,.1f} us a call"
+
+    def _cpu_facts(self) -> list[tuple[str, str]]:
+        untraced = ("untraced", f"{self._untraced} on average")
+        if not self.work:  # of Python alone nothing was traced
+            return [untraced]
+        return [
+            ("operators", f"{self.time_us:,.1f} us, as traced"),
+            ("between operators", f"{self.gap_us:,.1f} us of Python and others, as traced"),
+            untraced,
+        ]
+
+    def _gpu_facts(self) -> list[tuple[str, str]]:
         gaps = f"{self.gap_us:,.1f} us in {len(self.gaps) / self.calls:g} gaps, as traced"
         if self.gaps:
             longest = max(self.gaps, key=lambda gap: gap.length_us)
             gaps += f"; longest {longest.length_us:,.1f} us, {longest.after} to {longest.before}"
         launched = f"{self.host_launches:g} by the host"
-        if graphs := {span.launch for span in self.work if span.in_graph}:
+        graphs = {span.launch for span in self.work if span.in_graph}
+        if graphs:
             launched += f", {len(graphs) / self.calls:g} of them of a CUDA graph"
-        waits, share = median(self.host_us) > self.busy_us, self.busy_us / self.wall_us
-        slower = "the GPU waits for the host" if waits else "the host is ahead"
+        gpu_waits = median(self.host_us) > self.busy_us
+        slower = "the GPU waits for the host" if gpu_waits else "the host is ahead"
+        share = self.busy_us / self.wall_us
         return [
             ("launches", f"{self.launches:g} kernels, copies and fills; {launched}"),
             ("GPU", f"{self.time_us:,.1f} us of kernels, busy for {self.busy_us:,.1f} us"),
             ("between kernels", gaps),
             ("GPU busy", f"{100 * share:.0f} % of the untraced time: {slower}"),
-            ("untraced", f"{host}, {wall} until the GPU is done"),
+            ("untraced", f"{self._untraced} until the GPU is done"),
         ]
 
 
@@ -215,52 +236,91 @@ def profile(
     name: str = "",
     recorded: str = "",
 ) -> Profile:
-    """Profile `fn(*args)`: `warmup` calls, `calls` untraced ones for the clock, `calls` traced.
+    """Profile `fn(*args)`: its kernels, the gaps between them, the host's time beside the GPU's.
 
-    With any warm-up there is one more, traced and not counted: it pays for the profiler's start.
-    `device` `auto` shows the kernels that fn runs, or, if it runs none or no CUDA GPU is here, its
-    CPU operators, and says so; `cuda` raises then; `cpu` shows the operators whatever else runs.
-    With `cuda_graph` fn is captured once and its replays are profiled.
-    `recorded` names a profile in data/profiles (`Profile.save` wrote it): without a CUDA GPU that
-    profile is returned, which says where and when it was taken, and fn does not run.
+    Parameters
+    ----------
+    fn : callable
+        Runs `warmup` + 2 x `calls` times, and once more under the profiler with any warm-up.
+    *args
+        Its arguments.
+    calls, warmup : int
+        Calls for the clock (1 or more) and as many traced ones; calls before them (0 or more).
+    device : {"auto", "cuda", "cpu"}
+        `auto` shows kernels or, where `fn` runs none, its CPU operators.
+    cuda_graph : bool, default False
+        Capture `fn` once, and profile the replays.
+    name : str, optional
+        The title; by default the name of `fn`.
+    recorded : str, optional
+        A profile in data/profiles that is returned in place of a run where no CUDA GPU is here.
 
-    The GPU that is waited for is the current device; work on others is traced as far as it ended.
-    TypeError and ValueError name a wrong argument, RuntimeError says what cannot be had here. What
-    fn raises is left as it is.
+    Returns
+    -------
+    Profile
+        Times in microseconds per call; of the current device, others as far as they ended.
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError
+        For a wrong argument, and for what cannot be had here, such as kernels without a GPU.
+
+    Examples
+    --------
+    >>> import attnlib, torch
+    >>> taken = attnlib.profile(torch.relu, torch.ones(8), device="cpu")
+    >>> sorted(taken.table()["CPU operator"])
+    ['aten::clamp_min', 'aten::relu']
     """
+    import torch
+
+    _require(fn, calls, warmup, device)
+    if recorded and not torch.cuda.is_available():
+        return load_profile(recorded)
+    return _profiled(
+        partial(fn, *args),
+        name=name or getattr(fn, "__name__", type(fn).__name__),
+        calls=calls,
+        warmup=warmup,
+        device=device,
+        cuda_graph=cuda_graph,
+    )
+
+
+def _profiled(
+    call: Callable[[], object],
+    *,
+    name: str,
+    calls: int,
+    warmup: int,
+    device: str,
+    cuda_graph: bool,
+) -> Profile:
+    """The profile of `call`; arguments and errors as of `profile`."""
     import torch
 
     from ..measure import machine, spans, timer, trace
 
-    if not callable(fn):
-        raise TypeError(f"fn must be callable, got {type(fn).__name__}: pass it, do not call it")
-    require_int("calls", calls)
-    require_int("warmup", warmup, least=0)
-    require_word("device", device, DEVICES)
-    if recorded and not torch.cuda.is_available():
-        return load_profile(recorded)
-    no_gpu = _why_no_gpu(device)
-    if no_gpu and device == "cuda":
-        raise RuntimeError(f"device='cuda' cannot be had: {no_gpu}")
-    if no_gpu and cuda_graph:
-        raise ValueError(f"cuda_graph=True needs kernels to capture: {no_gpu}")
-    ran = 0
+    no_gpu = _why_no_gpu(device, cuda_graph)
+    ran = count()
 
     def counted() -> None:
-        nonlocal ran
-        ran += 1
-        fn(*args)
+        next(ran)
+        call()
 
-    name = name or getattr(fn, "__name__", type(fn).__name__)
-    shown = {"total": warmup + 2 * calls, "unit": "call", "desc": f"profile {name}", "delay": 0.5}
-    with closing(progress_bar(**shown)) as bar:
+    steps = warmup + 2 * calls
+    bar = progress_bar(total=steps, unit="call", desc=f"profile {name}", delay=0.5)
+    with closing(bar):
         for _ in range(warmup):
             counted()
             bar.update()
         subject = _captured(counted) if cuda_graph else counted
         host_us, wall_us = timer.time_loop(subject, calls, gpu=not no_gpu)
         bar.update(calls)
-        events = trace.trace_calls(subject, calls, gpu=not no_gpu, settle=min(1, warmup))
+        # Traced last, since tracing slows the host. One more call, if there is any warm-up, pays
+        # for the profiler's start.
+        settle = min(1, warmup)
+        events = trace.trace_calls(subject, calls, gpu=not no_gpu, settle=settle)
         bar.update(calls)
     if not no_gpu and not spans.saw_cuda(events):
         raise RuntimeError(BLIND)
@@ -274,12 +334,12 @@ def profile(
         name=name,
         device="cuda" if on_gpu else "cpu",
         note="" if on_gpu else f"These are CPU operators, not kernels: {why}.",
-        machine=machine.identify_gpu() if on_gpu else {"gpu": "", "gpu_id": "cpu"},
+        machine=machine.identify_gpu() if on_gpu else NO_GPU,
         threads=torch.get_num_threads(),
         torch_version=torch.__version__,
         taken_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         calls=calls,
-        ran=ran,
+        ran=next(ran),
         cuda_graph=cuda_graph,
         spans=recorded_spans,
         host_us=host_us,
@@ -288,33 +348,69 @@ def profile(
     )
 
 
+def _require(fn: object, calls: int, warmup: int, device: str) -> None:
+    """TypeError or ValueError for a wrong argument of `profile`."""
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, got {type(fn).__name__}: pass it, do not call it")
+    require_int("calls", calls)
+    require_int("warmup", warmup, least=0)
+    require_word("device", device, DEVICES)
+
+
 def load_profile(name: str) -> Profile:
     """A recorded profile by name; ValueError lists those that exist."""
-    path = data_root() / "profiles" / f"{name}.json"
+    folder = data_root() / "profiles"
+    path = folder / f"{name}.json"
     if not path.exists():
-        names = ", ".join(sorted(p.stem for p in path.parent.glob("*.json"))) or "none"
-        raise ValueError(f"recorded must be one of {names}, got {name!r}")
+        names = sorted(file.stem for file in folder.glob("*.json"))
+        raise ValueError(f"recorded must be one of {', '.join(names) or 'none'}, got {name!r}")
     form = json.loads(path.read_text())
-    for span in form["spans"]:
-        span |= {name: tuple(span[name]) for name in ("grid", "block") if name in span}
-    spans = tuple(Span(**span) for span in form.pop("spans"))
-    gpu, day = form["machine"]["gpu"], form["taken_at"][:10]
-    note = f"Recorded on an {gpu}, {day}; the call did not run here."
+    spans = [_span_of(span) for span in form.pop("spans")]
+    gpu = form["machine"]["gpu"]
+    day = form["taken_at"][:10]
     form["host_us"] = tuple(form["host_us"])
-    return Profile(**form, spans=spans, note=note, packed_trace=b"")
+    return Profile(
+        **form,
+        spans=tuple(spans),
+        note=f"Recorded on an {gpu}, {day}; the call did not run here.",
+        packed_trace=b"",
+    )
 
 
-def _why_no_gpu(device: str) -> str:
-    """Why no GPU activity is traced, or the empty string."""
+def _form_of(span: Span) -> dict[str, Any]:
+    """A span as a recorded profile has it: without what is as by default."""
+    form = asdict(span)
+    for field in dataclasses.fields(Span):
+        if form[field.name] == field.default:
+            del form[field.name]
+    return form
+
+
+def _span_of(form: dict[str, Any]) -> Span:
+    """A span of a recorded profile."""
+    fields = dict(form)
+    for name in ("grid", "block"):
+        if name in form:
+            fields[name] = tuple(form[name])
+    return Span(**fields)
+
+
+def _why_no_gpu(device: str, cuda_graph: bool) -> str:
+    """Why no GPU activity is traced, or the empty string; an error if it was asked for."""
     import torch
 
-    if device == "cpu":
-        return "device='cpu' was asked for, and what a GPU did is not shown"
-    if torch.cuda.is_available():
+    if device != "cpu" and torch.cuda.is_available():
         return ""
-    if not torch.backends.cuda.is_built():
-        return f"torch {torch.__version__} is built without CUDA"
-    return "no CUDA GPU is here (torch.cuda.is_available() is False)"
+    why = "no CUDA GPU is here (torch.cuda.is_available() is False)"
+    if device == "cpu":
+        why = "device='cpu' was asked for, and what a GPU did is not shown"
+    elif not torch.backends.cuda.is_built():
+        why = f"torch {torch.__version__} is built without CUDA"
+    if device == "cuda":
+        raise RuntimeError(f"device='cuda' cannot be had: {why}")
+    if cuda_graph:
+        raise ValueError(f"cuda_graph=True needs kernels to capture: {why}")
+    return why
 
 
 def _captured(call: Callable[[], object]) -> Callable[[], object]:

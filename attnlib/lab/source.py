@@ -1,31 +1,33 @@
 """What a view can show: a study's records, or what this GPU measures; and how a case is chosen.
 
 A model is the attention that one GPU has of it. What its name leaves open, `variant` says: dtypes
-of query and cache, window (`bfloat16/float8_e4m3fn, window 4096`), or for MLA
-query heads, attended tokens and cache format (`128 heads, dense, bfloat16`).
+of query and cache, window (`bfloat16/float8_e4m3fn, window 4096`), or for MLA query heads, attended
+tokens and cache format (`128 heads, dense, bfloat16`); then, where a call has them, several query
+tokens a request and a page table that is wider than the longest request.
 """
 
 import math
 import os
 import shlex
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import pandas as pd
 from packaging.version import Version
 
-from ..core.backends.table import BACKENDS, compared_package
-from ..core.layer import MODELS, name_of, parse_layer
+from ..core.backends.table import BACKENDS, COMPARED, compared_package
+from ..core.layer import MODELS, name_of, parse_layer, words_of_lengths
 from ..core.spec import LENGTHS, MLA, AttnSpec, MlaSpec, require_int, require_word
 from ..kinds.decode.case import DecodeCase
 from ..kinds.item import Item
+from ..kinds.lengths import explicit_lengths
 from ..kinds.mla.case import MlaCase
 from ..run import store
 from ..run.frame import item_of
 from ..run.jobs import Job
+from ..run.look_up import calls_on_record, look_up
 from ..run.rows import machine_slug
 from ..run.study import Sweep, describe, mode
 from ..studies import STUDIES
@@ -34,15 +36,23 @@ NAMES = (*MODELS, MLA)
 """The models that a view offers; it takes any layer (`core.layer`)."""
 AXES = ("release", "timer", "variant", "page_size", "lengths", "batch", "kv_len")
 """What makes a case of a model, in the order in which each narrows the next."""
-LIVE, EXPLORER = "live", "explorer"
-"""The name of the source that measures here, and the study that keeps its records."""
-DEVICE, CEILINGS = "cuda", ("copy", "matmul")
+LIVE = "live"
+"""The name of the source that measures here."""
+EXPLORER = "explorer"
+"""The study that keeps its records."""
+DEVICE = "cuda"
+CEILINGS = ("copy", "matmul")
 ROUNDS = 3
 """Measured by default."""
-NO_WISHES: Mapping[str, Any] = {}
+FLASHINFER = COMPARED["flashinfer"]
+Wishes = Mapping[str, Any]
+"""Arguments of a view -> what was asked for; None or none at all is no wish."""
+Place = tuple[str, str]
+"""A study, and a machine that has records of it."""
+NO_WISHES: Wishes = {}
 WORDS = ("model", "heads", "records", "machine", "release", "timer", "variant", "lengths")
 SIZES = ("tp", "page_size", "batch", "kv_len", "rounds")
-PREFERRED = {
+USUAL = {
     "timer": "graph",
     "variant": "bfloat16",
     "page_size": 16,
@@ -50,8 +60,16 @@ PREFERRED = {
     "batch": 16,
     "kv_len": 8192,
 }
-BASELINES = ("flashinfer-fa2", "flashinfer-mla-fa2")
+"""What is preferred on each axis but the release, of which it is the newest."""
+BASELINES = (
+    "flashinfer-fa2",
+    "flashinfer-mla-fa2",
+    "sglang-flash-attn-3",
+    "sglang-flash-attn-3-mla",
+)
 """The backends that others are compared with, where they are on record."""
+LIVE_BACKENDS = ["flashinfer-fa2", "flashinfer-fa3"]
+"""Measured by default."""
 LIVE_OPTIONS: dict[str, list[Any]] = {
     "release": [""],
     "timer": ["graph", "graph-cold", "eager", "profiler"],
@@ -61,6 +79,8 @@ LIVE_OPTIONS: dict[str, list[Any]] = {
     "batch": [2**n for n in range(10)],
     "kv_len": [2**n for n in range(7, 18)],
 }
+LONGEST_LENGTHS = 32
+"""Characters of lengths, one by one, in titles and lists."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,14 +98,15 @@ class Source:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
-    """A case, and how it was chosen.
+class ChosenCase:
+    """A case, the source that it was chosen from, and how.
 
     `arguments` are all arguments of `attnlib.view` that give it again, `options` what each could be
     instead, `notes` say of each wish that was not met what it must be. `rows` are the records of
     the case, release and timer, of all backends.
     """
 
+    source: Source
     arguments: dict[str, Any]
     options: dict[str, list[Any]]
     notes: dict[str, str]
@@ -98,22 +119,33 @@ class Choice:
         named = [f"    {name}={value!r},\n" for name, value in self.arguments.items()]
         return f"attnlib.view(\n{''.join(named)})"
 
+    @property
+    def package(self) -> str:
+        """The distribution that `release` is a release of; FlashInfer's where none is named."""
+        return package_of(self.arguments["release"], self.rows)
 
-def layer_named(model: str, tp: int = 1, heads: str = "", head_dim: int = 0) -> str:
+
+def layer_named(
+    model: str,
+    tp: int = 1,
+    heads: str = "",
+    head_dim: int = 0,
+) -> str:
     """How a view calls a layer: the model as given, or its heads; the first of `NAMES` if nothing
     is given. ValueError for more than `MLA`, and what `core.layer.parse_layer` raises."""
     if model == MLA:
         if heads or head_dim or tp != 1:
             raise ValueError(f"tp, heads and head_dim must be left out with {MLA}")
         return MLA
-    given = model or ("" if heads else NAMES[0])
-    layer = parse_layer(heads, model=given, tp=tp, head_dim=head_dim)
+    if not model and not heads:
+        model = NAMES[0]
+    layer = parse_layer(heads, model=model, tp=tp, head_dim=head_dim)
     if heads or head_dim:
         return name_of(layer)
-    return f"{given} at TP {tp}" if tp > 1 else given
+    return f"{model} at TP {tp}" if tp > 1 else model
 
 
-def require_kinds(wishes: Mapping[str, Any]) -> None:
+def require_kinds(wishes: Wishes) -> None:
     """ValueError for a wish of another kind: words, sizes of 1 or more, a list of backends."""
     for name in WORDS:
         if not isinstance(wishes.get(name), str | None):
@@ -122,24 +154,27 @@ def require_kinds(wishes: Mapping[str, Any]) -> None:
         if wishes.get(name) is not None:
             require_int(name, wishes[name])
     backends = wishes.get("backends") or ()
-    if not isinstance(backends, list | tuple) or {*map(type, backends)} - {str}:
+    is_list = isinstance(backends, list | tuple)
+    if not is_list or not all(isinstance(name, str) for name in backends):
         raise ValueError(f"backends must be a list of names, got {backends!r}")
 
 
-def sources_of(model: str) -> list[tuple[str, str]]:
-    """Study and machine of all published records of calls of `model`, reference machines first.
+def sources_of(model: str) -> list[Place]:
+    """Where there are published records of calls of `model`, reference machines first.
 
     The environment variable ATTNLIB_MACHINE leaves only the machines that it names, as the
     argument `machine` of a view does; ValueError lists them if there is none.
     """
-    pairs = []
+    layer = _recorded_as(model)
+    places = []
     for study in STUDIES.values():
         machines = store.machines(study.name)
         machines.sort(key=lambda machine: machine != study.reference_machine)
-        pairs += [(study.name, machine) for machine in machines]
-    layer = _recorded_as(model)
-    pairs = [pair for pair in pairs if layer in _models(*pair, store.stamp(*pair))]
-    return store.on_machine("ATTNLIB_MACHINE", os.environ.get("ATTNLIB_MACHINE", ""), pairs)
+        for machine in machines:
+            if layer in _layers(study.name, machine):
+                places.append((study.name, machine))
+    wish = os.environ.get("ATTNLIB_MACHINE", "")
+    return store.on_machine("ATTNLIB_MACHINE", wish, places)
 
 
 def _recorded_as(model: str) -> str:
@@ -147,61 +182,78 @@ def _recorded_as(model: str) -> str:
     return MLA if model == MLA else name_of(parse_layer(model=model))
 
 
+def _layers(study: str, machine: str) -> set[str]:
+    """The layers that a study has calls of on a machine, less those of seeded lengths."""
+    calls = calls_on_record(study, machine)
+    return {name_of(call.spec) for call in calls if not call.seed}
+
+
 def _layers_on_record() -> str:
     """The heads of all layers that have records, by head_dim, in words."""
-    pairs = [(study, machine) for study in STUDIES for machine in store.machines(study)]
-    names = {name for pair in pairs for name in _models(*pair, store.stamp(*pair))} - {MLA}
+    names: set[str] = set()
+    for study in STUDIES:
+        for machine in store.machines(study):
+            names |= _layers(study, machine)
     heads = defaultdict(list)
-    for layer in (parse_layer(model=name) for name in names):
+    for name in names - {MLA}:
+        layer = parse_layer(model=name)
         heads[layer.head_dim].append(layer.heads)
     return "; ".join(f"head_dim {dim}: {', '.join(sorted(heads[dim]))}" for dim in sorted(heads))
 
 
-def find_source(
-    model: str, records: str = "", machine: str = "", wishes: Mapping[str, Any] = NO_WISHES
-) -> Source:
-    """The records that serve `model`: by default `live` in live mode if no machine is named, else
-    those that hold most of `wishes` and, among them, the newest release.
+def find_case(
+    model: str,
+    records: str = "",
+    machine: str = "",
+    wishes: Wishes = NO_WISHES,
+) -> ChosenCase:
+    """The case that meets the wishes, or the nearest one on record.
 
-    `machine` is a folder of data/records, or a part of its name such as `h100`. ValueError lists
-    what there is. RuntimeError says why nothing can be measured here.
+    By default `live` in live mode if no machine is named; else of the records that meet most
+    wishes and, among them, of the newest release. `machine` is a folder of data/records, or a part
+    of its name such as `h100`. ValueError lists what there is. RuntimeError says why nothing can be
+    measured here.
     """
     if records == LIVE and machine:
         raise ValueError(f"machine must be left out with records='live', got {machine!r}")
-    if records == LIVE or (not records and not machine and mode() == LIVE and model != MLA):
-        if reason := why_not_live(model):
-            raise RuntimeError(f"{model} must be measured on a CUDA GPU: {reason}")
-        here = machine_slug(describe(DEVICE))
-        return Source(LIVE, here, store.find(EXPLORER, here))
-    pairs = sources_of(model)
-    if not pairs:
+    is_usual = not records and not machine and model != MLA
+    if records == LIVE or (is_usual and mode() == LIVE):
+        return choose(live_source(model), model, wishes)
+    choices = []
+    for study, folder in _places_named(model, records, machine):
+        source = Source(study, folder, store.load(study, folder))
+        choices.append(choose(source, model, wishes))
+    choices.sort(key=_release_of_flashinfer, reverse=True)
+    return min(choices, key=lambda choice: len(choice.notes))
+
+
+def live_source(model: str) -> Source:
+    """What was measured on this GPU; RuntimeError where nothing can be."""
+    if reason := why_not_live(model):
+        raise RuntimeError(f"{model} must be measured on a CUDA GPU: {reason}")
+    here = machine_slug(describe(DEVICE))
+    return Source(LIVE, here, store.find(EXPLORER, here))
+
+
+def _places_named(model: str, records: str, machine: str) -> list[Place]:
+    """Those of `sources_of` that are named; ValueError lists what there is."""
+    places = sources_of(model)
+    if not places:
         raise ValueError(
             f"no records on {model} are published: measure it on a GPU (records='live'), or take a "
             f"layer on record: {_layers_on_record()}"
         )
     if records:
-        require_word("records", records, list(dict.fromkeys((LIVE, *(name for name, _ in pairs)))))
-        pairs = [pair for pair in pairs if pair[0] == records]
-    pairs = store.on_machine("machine", machine, pairs)
-    best = max(pairs, key=lambda pair: _serves(pair, model, wishes))
-    return Source(*best, store.load(*best))
+        studies = dict.fromkeys(study for study, _ in places)
+        require_word("records", records, [LIVE, *studies])
+        places = [place for place in places if place[0] == records]
+    return store.on_machine("machine", machine, places)
 
 
-def _serves(pair: tuple[str, str], model: str, wishes: Mapping[str, Any]) -> tuple[int, Version]:
-    """How many wishes the records of a study and machine hold, and the newest release of those."""
-    rows, held = _holding(wishes, calls_of(store.load(*pair), model))
-    return held, Version(_on_record("release", rows)[-1] or "0")
-
-
-def _holding(wishes: Mapping[str, Any], rows: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """The rows that hold the wishes, each where any row left holds it, and how many these are."""
-    held = 0
-    for axis in AXES:
-        wish = wishes.get(axis)
-        if wish is not None and (rows[axis] == wish).any():
-            rows, held = rows[_matches(rows, axis, wish)], held + 1
-    backends = {*(wishes.get("backends") or ())} & {*rows.backend}
-    return (rows[rows.backend.isin(backends)] if backends else rows), held + len(backends)
+def _release_of_flashinfer(choice: ChosenCase) -> Version:
+    """The release of a case; releases of other libraries are not compared with it."""
+    release = choice.arguments["release"]
+    return Version(release if release and choice.package == FLASHINFER else "0")
 
 
 def why_not_live(model: str) -> str:
@@ -218,80 +270,187 @@ def why_not_live(model: str) -> str:
     return "torch sees no CUDA GPU"
 
 
-def choose(source: Source, model: str, wishes: Mapping[str, Any]) -> Choice:
+def choose(source: Source, model: str, wishes: Wishes) -> ChosenCase:
     """Choose a value on each axis, backends, and whom they are compared with.
 
-    A value is as wished (None is no wish) or what is usual; the usual release is the newest that
-    holds the other wishes. An axis offers what is on record for the axes before it; this GPU takes
-    any value.
+    A value is as wished (None is no wish) or what is usual; where a wish is not on record for the
+    axes before it, the nearest size. An axis offers what is on record for the axes before it; this
+    GPU takes any value.
     """
     rows = calls_of(source.frame, model)
+    values = _live_values(wishes) if source.is_live else _values_on_record(rows, wishes)
     arguments: dict[str, Any] = {"model": model, "records": source.records}
     if not source.is_live:
         arguments["machine"] = source.machine
     options: dict[str, list[Any]] = {}
     notes: dict[str, str] = {}
-
-    def refuse(name: str, *wishes: Any) -> None:
-        have, got = (", ".join(map(repr, values)) for values in (options[name], wishes))
-        notes[name] = f"{name} must be one of {have} with the choices before it, got {got}"
-
     for axis in AXES:
-        options[axis] = [*LIVE_OPTIONS[axis]] if source.is_live else _on_record(axis, rows)
         wish = wishes.get(axis)
-        if source.is_live and wish not in (None, *options[axis]):
-            options[axis].append(wish)
-        if wish not in (None, *options[axis]):
-            refuse(axis, wish)
-        usual = _usual(axis, options[axis])
-        if axis == "release":
-            newest = _on_record(axis, _holding(wishes, rows)[0])[-1]
-            usual = newest if newest in options[axis] else usual
-        arguments[axis] = wish if wish in options[axis] else usual
-        rows = rows[_matches(rows, axis, arguments[axis])]
-    options["backends"] = [*BACKENDS] if source.is_live else sorted(set(rows.backend))
-    usual = ["flashinfer-fa2", "flashinfer-fa3"] if source.is_live else options["backends"]
+        options[axis] = _live_options(axis, wish) if source.is_live else _on_record(axis, rows)
+        arguments[axis] = values[axis]
+        if wish not in (None, values[axis]):
+            notes[axis] = _refusal(axis, options[axis], wish)
+        rows = rows[_matches(rows, axis, values[axis])]
+    known = [*BACKENDS] if source.is_live else sorted({*rows.backend})
+    usual = [*LIVE_BACKENDS] if source.is_live else known
     wished = wishes.get("backends") or ()
-    if unknown := [name for name in wished if name not in options["backends"]]:
-        refuse("backends", *unknown)
-    backends = [name for name in options["backends"] if name in wished] or usual
-    arguments["backends"] = options["against"] = backends
+    unknown = [name for name in wished if name not in known]
+    if unknown:
+        notes["backends"] = _refusal("backends", known, *unknown)
+    backends = [name for name in known if name in wished] or usual
     against = wishes.get("against")
     if against not in (None, *backends):
-        refuse("against", against)
-    baseline = next((name for name in BASELINES if name in backends), backends[0])
-    arguments["against"] = against if against in backends else baseline
+        notes["against"] = _refusal("against", backends, against)
+    options |= {"backends": known, "against": backends}
+    arguments["backends"] = backends
+    arguments["against"] = against if against in backends else _baseline(backends)
     if source.is_live:
         arguments["rounds"] = wishes.get("rounds") or ROUNDS
         require_int("rounds", arguments["rounds"])
-    if not source.is_live:
-        return Choice(arguments, options, notes, rows.case.iloc[0], rows)
+    case = _live_case(arguments) if source.is_live else rows.case.iloc[0]
+    return ChosenCase(source, arguments, options, notes, case, rows)
+
+
+def _values_on_record(rows: pd.DataFrame, wishes: Wishes) -> dict[str, Any]:
+    """The value on each axis that is wished or usual, else of the nearest record.
+
+    The usual release is the newest that has the other wishes; then each axis in turn.
+    """
+    given = [axis for axis in AXES if wishes.get(axis) is not None]
+    apart = [_far_from_wish(rows, axis, wishes[axis]) for axis in given]
+    if wishes.get("backends"):
+        apart.append(~rows.backend.isin(wishes["backends"]))
+    nearest = look_up(rows, *apart, _far_from_usual(rows, "release"))
+    release = nearest.release.iloc[0]
+    if release:
+        rows = rows[rows.release == release]
+    else:  # only libraries that go along with every release have the wishes
+        release = _on_record("release", rows)[-1]
+        rows = rows[_matches(rows, "release", release)]
+    in_turn = []
+    for axis in USUAL:
+        if axis in given:
+            in_turn.append(_far_from_wish(rows, axis, wishes[axis]))
+        in_turn.append(_far_from_usual(rows, axis))
+    nearest = look_up(rows[[*AXES]], *in_turn)
+    (values,) = nearest.head(1).to_dict("records")
+    return values | {"release": release}
+
+
+def _far_from_wish(rows: pd.DataFrame, axis: str, wish: Any) -> pd.Series:
+    """How far the records are from a wish: factors of two of sizes; words are alike or not."""
+    if isinstance(wish, int):
+        return rows[axis].map(lambda size: abs(math.log2(size / wish)))
+    return ~_matches(rows, axis, wish)
+
+
+def _far_from_usual(rows: pd.DataFrame, axis: str) -> pd.Series:
+    """The place of each record's value among all of an axis, the most usual one first."""
+    ordered = sorted({*rows[axis]})
+    usual = USUAL.get(axis)
+    if axis == "release":
+        ordered.sort(key=lambda release: Version(release or "0"), reverse=True)
+    elif isinstance(usual, int):
+        ordered.sort(key=lambda size: abs(math.log(size / usual)))
+    else:
+        ordered.sort(key=lambda word: word != usual)
+    return rows[axis].map(ordered.index)
+
+
+def _live_values(wishes: Wishes) -> dict[str, Any]:
+    """The value on each axis of what is measured here: as wished, else usual."""
+    given = {axis: wishes[axis] for axis in AXES if wishes.get(axis) is not None}
+    return {"release": "", **USUAL, **given}
+
+
+def _live_options(axis: str, wish: Any) -> list[Any]:
+    """What an axis offers on this GPU, and what is wished besides."""
+    options = [*LIVE_OPTIONS[axis]]
+    return options if wish in (None, *options) else [*options, wish]
+
+
+def _live_case(arguments: Mapping[str, Any]) -> DecodeCase:
+    """The call that is measured here."""
     dtype, _, kv_dtype = arguments["variant"].partition("/")
-    sizes = {"page_size": arguments["page_size"], "dtype": dtype, "kv_dtype": kv_dtype}
-    size = arguments["batch"], arguments["kv_len"], arguments["lengths"]
-    case = DecodeCase(parse_layer(model=arguments["model"], **sizes), *size)
-    return Choice(arguments, options, notes, case, rows)
+    layer = parse_layer(
+        model=arguments["model"],
+        page_size=arguments["page_size"],
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+    )
+    return DecodeCase(
+        layer,
+        batch_size=arguments["batch"],
+        kv_len=arguments["kv_len"],
+        lengths=arguments["lengths"],
+    )
+
+
+def _baseline(backends: Sequence[str]) -> str:
+    """The backend that others are compared with."""
+    known = [name for name in BASELINES if name in backends]
+    return known[0] if known else backends[0]
+
+
+def _refusal(name: str, options: Sequence[Any], *wishes: Any) -> str:
+    """That a wish is not on record, and what is."""
+    have = ", ".join(repr(words_of(option)) for option in options)
+    got = ", ".join(repr(words_of(wish)) for wish in wishes)
+    return f"{name} must be one of {have} with the choices before it, got {got}"
+
+
+def words_of(value: Any) -> Any:
+    """A value of an axis, lengths that are given one by one in few words."""
+    is_explicit = isinstance(value, str) and value.replace("+", "").isdecimal()
+    if not is_explicit or len(value) <= LONGEST_LENGTHS:
+        return value
+    lengths = tuple(explicit_lengths(value).tolist())
+    words = words_of_lengths(lengths)
+    if len(words) <= LONGEST_LENGTHS:
+        return words
+    return f"{words[:LONGEST_LENGTHS]}... ({len(lengths)} requests)"
+
+
+def label_of(case: DecodeCase | MlaCase) -> str:
+    """The label of a case, its lengths in few words."""
+    return case.label.replace(case.lengths, words_of(case.lengths))
+
+
+def width_of(case: DecodeCase | MlaCase) -> str:
+    """The width of a page table that is wider than the longest request, else empty."""
+    return f"page table of {case.context:,} tokens" if case.context else ""
 
 
 def variant_of(spec: AttnSpec | MlaSpec) -> str:
-    """What the model's name leaves open."""
+    """What the model's name leaves open of a layer."""
     if isinstance(spec, MlaSpec):
         attended = f"top {spec.top_k}" if spec.top_k else "dense"
         return f"{spec.num_qo_heads} heads, {attended}, {spec.kv_format}"
-    window = f", window {spec.window}" if spec.window else ""
-    return spec.dtypes + window
+    if spec.window:
+        return f"{spec.dtypes}, window {spec.window}"
+    return spec.dtypes
+
+
+def _variant_of_call(case: DecodeCase | MlaCase) -> str:
+    """What the model's name leaves open of a call, less its page size and lengths."""
+    queries = ""
+    if isinstance(case, MlaCase) and case.q_len > 1:
+        queries = f"{case.q_len} query tokens"
+    parts = (variant_of(case.spec), queries, width_of(case))
+    return ", ".join(filter(None, parts))
 
 
 def calls_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     """The rows that are calls of `model`, without seeded lengths, with a column per axis."""
     layer = _recorded_as(model)
-    wanted = [
-        isinstance(case, DecodeCase | MlaCase) and not case.seed and name_of(case.spec) == layer
-        for case in frame.case
-    ]
-    rows = frame[pd.Series(wanted, frame.index, dtype=bool) & ~frame.repeat.astype(bool)]
+    wanted = []
+    for case in frame.case:
+        is_call = isinstance(case, DecodeCase | MlaCase) and not case.seed
+        wanted.append(is_call and name_of(case.spec) == layer)
+    is_wanted = pd.Series(wanted, frame.index, dtype=bool)
+    rows = frame[is_wanted & ~frame.repeat.astype(bool)]
     return rows.assign(
-        variant=[variant_of(case.spec) for case in rows.case],
+        variant=[_variant_of_call(case) for case in rows.case],
         page_size=[case.spec.page_size for case in rows.case],
         lengths=[case.lengths for case in rows.case],
         batch=[case.batch_size for case in rows.case],
@@ -299,65 +458,56 @@ def calls_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     )
 
 
-def measure_missing(choice: Choice, **options: Any) -> int:
+def measure_missing(choice: ChosenCase, **options: Any) -> int:
     """Measure the rounds that a live `choice` lacks; returns how many items were measured.
 
     A round is one process that measures all backends, odd rounds in reverse order. A round that was
     stopped is not filled up later. `options` and errors are those of `run.study.Sweep`.
     """
-    release, backends = choice.arguments["release"], choice.arguments["backends"]
+    arguments = choice.arguments
+    release = arguments["release"]
     calls = []
-    for name in backends:
-        own_release = release if _has_releases(name) else ""
-        calls.append(Item(name, choice.arguments["timer"], choice.case, own_release))
-    backends_of: defaultdict[int, set[str]] = defaultdict(set)
+    for name in arguments["backends"]:
+        # A release is FlashInfer's; of other libraries what is installed is measured.
+        own_release = release if compared_package(name) == FLASHINFER else ""
+        calls.append(Item(name, arguments["timer"], choice.case, own_release))
+    measured: defaultdict[int, set[str]] = defaultdict(set)
     for row in store.find(EXPLORER, machine_slug(describe(DEVICE))).itertuples():
         if item_of(row) in calls:
-            backends_of[row.round].add(row.backend)
-    complete = sum(set(backends) <= names for names in backends_of.values())
-    first = 1 + max(backends_of, default=-1)
-    items = [*(Item(name, "graph") for name in CEILINGS), *calls]
+            measured[row.round].add(row.backend)
+    wanted = {*arguments["backends"]}
+    complete = sum(wanted <= backends for backends in measured.values())
+    first = 1 + max(measured, default=-1)
+    items: list[Item] = [Item(name, "graph") for name in CEILINGS] + calls
     call = " ".join(choice.call.split())
     command = f"python -c {shlex.quote(f'import attnlib; {call}')}"
     jobs = []
-    for number in range(first, first + choice.arguments["rounds"] - complete):
-        ordered = tuple(reversed(items) if number % 2 else items)
-        jobs.append(Job(EXPLORER, number, DEVICE, release, ordered, command))
+    for number in range(first, first + arguments["rounds"] - complete):
+        ordered = items[::-1] if number % 2 else items
+        jobs.append(Job(EXPLORER, number, DEVICE, release, tuple(ordered), command))
     return Sweep(**options).run(jobs)
 
 
-@lru_cache(maxsize=64)
-def _models(study: str, machine: str, stamp: object) -> frozenset[str]:
-    """The models that records hold calls of; files that changed have another stamp."""
-    frame = store.load(study, machine)
-    cases = {case for case in frame.case if isinstance(case, DecodeCase | MlaCase)}
-    return frozenset(name_of(case.spec) for case in cases if not case.seed)
-
-
-def _has_releases(backend: str) -> bool:
-    """Whether studies compare releases of the backend's library."""
-    return bool(compared_package(backend))
+def package_of(release: str, rows: pd.DataFrame) -> str:
+    """The distribution that the records with a release compare; FlashInfer's without any."""
+    packages = {compared_package(name) for name in rows.backend[rows.release == release]}
+    named = sorted(packages - {""})
+    return named[0] if release and named else FLASHINFER
 
 
 def _on_record(axis: str, rows: pd.DataFrame) -> list[Any]:
+    """The values of an axis, sorted."""
     if axis == "release":
-        # Rows without one are of libraries that belong to the view of every release.
-        return sorted(set(rows.release) - {""}, key=Version) or [""]
-    return sorted(set(rows[axis]))
-
-
-def _usual(axis: str, options: list[Any]) -> Any:
-    """The newest release, the preferred word, the size nearest to the preferred one, the first."""
-    if axis == "release":
-        return options[-1]
-    preferred = PREFERRED[axis]
-    if isinstance(preferred, int):
-        return min(options, key=lambda size: abs(math.log(size / preferred)))
-    return preferred if preferred in options else options[0]
+        # Rows without one are of libraries that go along with every release.
+        return sorted({*rows.release} - {""}, key=Version) or [""]
+    return sorted({*rows[axis]})
 
 
 def _matches(rows: pd.DataFrame, axis: str, value: Any) -> pd.Series:
+    """The rows with a value; of a release also those of libraries of which none is compared."""
     matches = rows[axis] == value
     if axis == "release":
-        matches |= (rows.release == "") & ~rows.backend.map(_has_releases).astype(bool)
+        compared = package_of(value, rows)
+        goes_along = rows.backend.map(lambda name: compared_package(name) != compared)
+        matches |= (rows.release == "") & goes_along.astype(bool)
     return matches

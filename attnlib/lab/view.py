@@ -27,12 +27,15 @@ from ..kinds.cost import Ceilings
 from ..run import store
 from ..run.frame import ceilings, intervals, over
 from .source import (
+    FLASHINFER,
     LIVE,
-    Choice,
+    ChosenCase,
     Source,
     choose,
-    find_source,
+    find_case,
+    label_of,
     layer_named,
+    live_source,
     measure_missing,
     require_kinds,
     variant_of,
@@ -41,7 +44,6 @@ from .source import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LIBRARY = "flashinfer-python"
 ROW_INCHES = 0.42
 KERNEL_LETTERS = 64
 FORMATS = {
@@ -55,14 +57,28 @@ FORMATS = {
     "margin": ".1%",
 }
 """How a column is rounded for reading."""
+COMPARED_COLUMNS = [
+    "backend",
+    "against",
+    "ratio",
+    "low",
+    "high",
+    "rounds",
+    "verdict",
+    "margin",
+]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class View(Shown):
-    """One case, by the records of `source`."""
+    """One case, by the records of its source."""
 
-    source: Source
-    choice: Choice
+    choice: ChosenCase
+
+    @property
+    def source(self) -> Source:
+        """Who serves it."""
+        return self.choice.source
 
     @property
     def backends(self) -> list[str]:
@@ -72,12 +88,14 @@ class View(Shown):
     @cached_property
     def rows(self) -> pd.DataFrame:
         """The records of the chosen backends, a row each."""
-        return self.choice.rows[self.choice.rows.backend.isin(self.backends)]
+        rows = self.choice.rows
+        return rows[rows.backend.isin(self.backends)]
 
     @cached_property
     def good(self) -> pd.DataFrame:
         """Those that are ok and were not throttled: a row per backend and round."""
-        return self.rows[(self.rows.status == "ok") & ~self.rows.throttled.astype(bool)]
+        is_ok = self.rows.status == "ok"
+        return self.rows[is_ok & ~self.rows.throttled.astype(bool)]
 
     @cached_property
     def times(self) -> pd.DataFrame:
@@ -85,18 +103,28 @@ class View(Shown):
 
         A backend without a good record has NaN for its time, and its status for what ran.
         """
-        table = []
-        for name in self.backends:
-            good = self.good[self.good.backend == name]
-            status = ["not on record", *self.rows.status[self.rows.backend == name]][-1]
-            families = ", ".join(sorted(set(good.kernel_family) - {""})) or NOTHING
-            kernels = good.kernels.iloc[-1] if len(good) else ()
-            us = float(good.run_us.median())
-            row = {"backend": name, "us": us, "ran": families if len(good) else status}
+        return pd.DataFrame([self._times_of(name) for name in self.backends])
+
+    def _times_of(self, name: str) -> dict[str, Any]:
+        """The row of `times` of a backend."""
+        rows = self.rows[self.rows.backend == name]
+        good = self.good[self.good.backend == name]
+        us = float(good.run_us.median())
+        row = {
+            "backend": name,
+            "us": us,
+            "ran": rows.status.iloc[-1] if len(rows) else "not on record",
+            "launches": math.nan,
+            "plan_us": float(good.plan_us.median()),
+            "rounds": len(good),
+            "share": self.floor_us / us,
+        }
+        if len(good):
+            families = {*good.kernel_family} - {""}
+            row["ran"] = ", ".join(sorted(families)) or NOTHING
+            kernels = good.kernels.iloc[-1]
             row["launches"] = sum(kernel.launches for kernel in kernels) or math.nan
-            row["plan_us"] = float(good.plan_us.median())
-            table.append({**row, "rounds": len(good), "share": self.floor_us / us})
-        return pd.DataFrame(table)
+        return row
 
     @cached_property
     def kernels(self) -> pd.DataFrame:
@@ -112,12 +140,16 @@ class View(Shown):
     @cached_property
     def comparison(self) -> pd.DataFrame:
         """A row per backend that shares rounds with `against`: ratio, interval, verdict."""
-        columns = ["backend", "against", "ratio", "low", "high", "rounds", "verdict", "margin"]
         against = self.choice.arguments["against"]
-        pairs = {name: over(self.good, name, against) for name in self.backends if name != against}
-        tables = [t.assign(backend=name, against=against) for name, t in pairs.items() if len(t)]
-        whole = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
-        return whole[columns]
+        tables = []
+        for name in self.backends:
+            if name != against:
+                table = over(self.good, name, against)
+                tables.append(table.assign(backend=name, against=against))
+        tables = [table for table in tables if len(table)]
+        if not tables:
+            return pd.DataFrame(columns=COMPARED_COLUMNS)
+        return pd.concat(tables, ignore_index=True)[COMPARED_COLUMNS]
 
     @cached_property
     def limit(self) -> Ceilings | str:
@@ -151,18 +183,20 @@ class View(Shown):
 
     @cached_property
     def version(self) -> str:
-        """The FlashInfer that ran, or the empty string."""
+        """The release that was chosen, or the FlashInfer that ran; else the empty string."""
         if named := self.choice.arguments["release"]:
             return named
         if self.source.is_live:
-            return installed_version(LIBRARY)
+            return installed_version(FLASHINFER)
         seen = store.provenance(self.source.records, self.source.machine)["versions"]
-        return " or ".join(seen.get(LIBRARY, ()))
+        return " or ".join(seen.get(FLASHINFER, ()))
 
     @property
     def release(self) -> str:
-        """The same in words."""
-        return f", FlashInfer {self.version}" if self.version else ""
+        """The same in words, with its library."""
+        package = self.choice.package
+        library = "FlashInfer" if package == FLASHINFER else package
+        return f", {library} {self.version}" if self.version else ""
 
     @property
     def gpu(self) -> str:
@@ -180,13 +214,14 @@ class View(Shown):
         days = sorted({started[:10] for started in self.rows.started_at})
         if not days:
             return "Measures here; not on record yet."
-        when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+        when = " to ".join(dict.fromkeys((days[0], days[-1])))
         gpu = f"{self.gpu} {self.machine['gpu_id']}"
         if self.source.is_live:
             return f"Measured here: {gpu}{self.release}, {when}."
         whose = f"Records of study {self.source.records}: {gpu}{self.release}, measured {when}."
-        is_settled = self.rows.settle_us.any()
-        return whose if is_settled else f"{whose} Timers did not wait for a steady clock."
+        if self.rows.settle_us.any():
+            return whose
+        return f"{whose} Timers did not wait for a steady clock."
 
     @property
     def facts(self) -> dict[str, str]:
@@ -201,7 +236,7 @@ class View(Shown):
             facts["ceilings, measured"] = f"copy {copy:,.0f} GB/s"
             if "FLOPs" in self.bounds_us:
                 facts["ceilings, measured"] += f", bf16 matmul {matmul:,.0f} TFLOP/s"
-            longest = max(self.bounds_us, key=lambda name: self.bounds_us[name])
+            longest = max(self.bounds_us, key=self.bounds_us.__getitem__)
             facts["time at the ceiling"] = f"{self.floor_us:,.1f} us, by {longest}"
         return facts
 
@@ -210,14 +245,16 @@ class View(Shown):
         """What to mind: wishes not met, failures with reasons, what is missing or left out."""
         failed = self.rows[self.rows.status != "ok"]
         reasons = failed.backend + ": " + failed.status + ": " + failed.reason
-        notes = [*self.choice.notes.values(), *sorted(set(reasons))]
-        absent = [name for name in self.backends if name not in set(self.rows.backend)]
+        notes = [*self.choice.notes.values(), *sorted({*reasons})]
+        absent = [name for name in self.backends if name not in {*self.rows.backend}]
         if absent and len(self.rows):
             notes.append(f"Not on record for these choices: {', '.join(absent)}.")
         if throttled := int(self.rows.throttled.sum()):
             notes.append(f"{throttled} records of a throttled GPU are left out.")
         if isinstance(self.limit, str):
-            return [*notes, f"No share of a ceiling: {self.limit}."] if len(self.good) else notes
+            if len(self.good):
+                notes.append(f"No share of a ceiling: {self.limit}.")
+            return notes
         if "FLOPs" not in self.bounds_us:
             notes.append("No matmul ceiling on record: the ceiling is that of the bytes.")
         if self.choice.case.cost.io_bytes <= self.machine["l2_mib"] * 2**20:
@@ -231,12 +268,18 @@ class View(Shown):
         table = self.times.dropna(subset="us").reset_index(drop=True)
         if table.empty:
             raise ValueError("view must hold a backend that was measured ok, it has none")
-        marks = "time of one call, us (a mark is a round"
-        marks += ", the line the time at the ceiling)" if self.bounds_us else ")"
-        size = (7.2, charts.FURNITURE_INCHES + ROW_INCHES * len(table))
-        source = style.source_of(self.good).replace("\n", f"{self.release}\n", 1)
-        title = f"{self.where}\n{self.choice.case.label}"
-        figure, (axis,) = charts.panels([""], size, source, (marks, ""), title=title)
+        marks = "a mark is a round"
+        if self.bounds_us:
+            marks += ", the line the time at the ceiling"
+        # The footer's first line is the GPU: its release goes there.
+        footer = style.source_of(self.good).replace("\n", f"{self.release}\n", 1)
+        figure, (axis,) = charts.panels(
+            [""],
+            (7.2, charts.FURNITURE_INCHES + ROW_INCHES * len(table)),
+            footer,
+            (f"time of one call, us ({marks})", ""),
+            title=f"{self.where}\n{label_of(self.choice.case)}",
+        )
         place = {name: row for row, name in enumerate(table.backend)}
         placed = self.good.assign(place=self.good.backend.map(place))
         looks = style.family_looks(FAMILIES, self.good.kernel_family)
@@ -277,7 +320,7 @@ class View(Shown):
         times = self.times.rename(columns={"launches": "kernels a call", "plan_us": "plan, us"})
         kernels = self.kernels.rename(columns={"launches": "launches a call"})
         return Card(
-            title=f"{self.where}: {self.choice.case.label}",
+            title=f"{self.where}: {label_of(self.choice.case)}",
             notes=[self.served, *self.notes],
             facts=[*self.facts.items()],
             table=in_words(times, FORMATS),
@@ -312,36 +355,67 @@ def view(
     against: str | None = None,
     rounds: int | None = None,
 ) -> View:
-    """The view of one decode case of a layer; what is not said is usual.
+    """The view of one decode call of a layer: how fast each backend ran it, and which kernels.
 
-    The layer is a `model` (of one GPU of `tp`, `core.layer`), or `heads` such as `8/1`; by default
-    Llama-3.1-8B. `records` is a study whose published records serve it, of `machine` (a folder of
-    data/records, or a part of its name such as `h100`; the variable ATTNLIB_MACHINE is the same for
-    all), or `live`: measure on this GPU what is missing of `rounds` rounds, then show it. By
-    default it is `live` in live mode, unless a machine is named; else the records that hold the
-    case, of the newest release. An earlier argument limits what a later one may be.
+    Parameters
+    ----------
+    model, tp, heads, head_dim
+        The layer: a model, as one GPU of `tp` has it, or heads such as `8/1`. By default
+        Llama-3.1-8B.
+    records, machine : str, optional
+        A study whose records serve it, or `live` to measure on this GPU; a folder of data/records
+        or a part of its name (`h100`). By default `live` in live mode, else what holds the case.
+    release, timer, variant : str, optional
+        Release of the library that the study compares; `graph`, `graph-cold`, `eager` or
+        `profiler`; dtypes and more, such as `bfloat16/float8_e4m3fn`.
+    page_size, lengths, batch, kv_len : int or str, optional
+        Tokens of a page, how lengths are drawn or each one (`33+1+60`), requests, most tokens.
+    backends, against : sequence of str, str
+        Which backends are shown, and with which one they are compared.
+    rounds : int, optional
+        How many rounds to measure, `live` only.
 
-    ValueError lists what an argument may be; RuntimeError says why nothing can be measured here.
+    Returns
+    -------
+    View
+        Shown by a notebook. Times are microseconds, medians over rounds.
+
+    Raises
+    ------
+    ValueError, RuntimeError
+        With what an argument may be, given those before it; why nothing can be measured here.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> seen = attnlib.view("Llama-3.1-8B", machine="h200", batch=16, kv_len=8192)
+    >>> seen.comparison.set_index("backend").verdict["flashinfer-fa3"]
+    'slower'
     """
-    wishes = dict(locals())
+    return _viewed(dict(locals()))
+
+
+def _viewed(wishes: dict[str, Any]) -> View:
+    """The view of the arguments of `view`."""
     require_kinds(wishes)
-    model = layer_named(model, tp, heads, head_dim)
-    source = find_source(model, records, machine, wishes)
-    choice = choose(source, model, wishes)
+    layer = {name: wishes[name] for name in ("model", "tp", "heads", "head_dim")}
+    model = layer_named(**layer)
+    choice = find_case(model, wishes["records"], wishes["machine"], wishes)
     if choice.notes:
         raise ValueError("; ".join(choice.notes.values()))
-    if rounds is not None and not source.is_live:
-        raise ValueError(f"rounds must be left out: records show all of theirs, got {rounds}")
-    if source.is_live:
+    rounds = wishes["rounds"]
+    if choice.source.is_live:
         measure_missing(choice)
-        source = find_source(model, LIVE)
-        choice = choose(source, model, wishes)
-    return View(source, choice)
+        choice = choose(live_source(model), model, wishes)
+    elif rounds is not None:
+        raise ValueError(f"rounds must be left out: records show all of theirs, got {rounds}")
+    return View(choice)
 
 
 def measure_call(layer: AttnSpec, lengths: tuple[int, ...]) -> View:
     """Measure one decode call on this GPU by all backends that can run it."""
     sizes = lengths_of_case(lengths)
+    can_run = [name for name in BACKENDS if not unavailable(name) and not unsupported(name, layer)]
     return view(
         name_of(layer),
         records=LIVE,
@@ -350,5 +424,5 @@ def measure_call(layer: AttnSpec, lengths: tuple[int, ...]) -> View:
         lengths=sizes["lengths"],
         batch=sizes["batch_size"],
         kv_len=sizes["kv_len"],
-        backends=[n for n in BACKENDS if not (unavailable(n) or unsupported(n, layer))],
+        backends=can_run,
     )

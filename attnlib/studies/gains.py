@@ -4,21 +4,37 @@
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ..kinds.step.case import EACH, ONCE
 from ..measure.files import write_whole
+from ..measure.spans import Kernel
 from ..run import store
 from ..run.frame import CUDA_CORES, FA2, FA3, decode_rows, good_rows, over
 from . import STUDIES
 from .engine_step import PREPARE
 from .random_batches import PLANNED
 
+Entry = dict[str, Any]
+PREFILL = "flashinfer-prefill-fa2"
+UNIFORM = "flashinfer-prefill-fa2-uniform"
 PATH = Path(__file__).resolve().parents[1] / "data" / "gains.json"
-COLUMNS = ["heads", "head_dim", "page_size", "batch_size", "kv_len", "dtype", "kv_dtype"]
+MODES_MACHINE = "nvidia-h200-f9835d78"
+"""Of the records of `engine_modes` that have the uniform plan."""
+COLUMNS = [
+    "heads",
+    "head_dim",
+    "page_size",
+    "batch_size",
+    "kv_len",
+    "dtype",
+    "kv_dtype",
+]
 
 
 def write(path: Path = PATH) -> Path:
@@ -27,30 +43,27 @@ def write(path: Path = PATH) -> Path:
     return write_whole(path, (text.replace('"rows":', '\n"rows":') + "\n").encode())
 
 
-def tables() -> dict[str, Any]:
+def tables() -> dict[str, Entry]:
     """Key of a gain -> study, GPU, and rows with a shape and the ratio without / with the fix."""
-    regression = _load("fa3_decode_regression")
-    slow = decode_rows(regression, release="0.6.3")
+    slow = decode_rows(_load("fa3_decode_regression"), release="0.6.3")
     metadata = _load("decode_metadata")
-    decode = good_rows(metadata[(metadata.builder == "decode") & ~metadata.swa.eq(True)])
+    is_plain = (metadata.builder == "decode") & ~metadata.swa.eq(True)
+    decode = good_rows(metadata[is_plain])
     schedule = _load("scheduler_metadata")
     plans = _load("fa2_plan")
-    mixed = good_rows(plans[plans.heads.notna() & (plans.lengths != "fixed")])
-    modes = store.load("engine_modes", "nvidia-h200-f9835d78")
-    uniform = good_rows(modes[modes["mode"].notna()])
+    is_mixed = plans.heads.notna() & (plans.lengths != "fixed")
+    mixed = good_rows(plans[is_mixed])
+    modes = store.load("engine_modes", MODES_MACHINE)
+    extends = good_rows(modes[modes["mode"].notna()])
     return {
-        "fa3": _entry(slow, over(slow, FA3, FA2), "fa3_decode_regression"),
-        "cuda cores": _entry(slow, over(slow, CUDA_CORES, FA2), "fa3_decode_regression"),
+        "fa3": _entry("fa3_decode_regression", slow, over(slow, FA3, FA2)),
+        "cuda cores": _entry("fa3_decode_regression", slow, over(slow, CUDA_CORES, FA2)),
         "metadata": _entry(
-            decode, over(decode, "metadata-eager", "metadata-fused"), "decode_metadata"
+            "decode_metadata", decode, over(decode, "metadata-eager", "metadata-fused")
         ),
-        "schedule": _entry(schedule, _prepares(schedule), "scheduler_metadata"),
-        "plan": _entry(mixed, over(mixed, FA2, PLANNED), "fa2_plan"),
-        "uniform_q_len": _entry(
-            uniform,
-            over(uniform, "flashinfer-prefill-fa2", "flashinfer-prefill-fa2-uniform"),
-            "engine_modes",
-        ),
+        "schedule": _entry("scheduler_metadata", schedule, _prepares(schedule)),
+        "plan": _entry("fa2_plan", mixed, over(mixed, FA2, PLANNED)),
+        "uniform_q_len": _entry("engine_modes", extends, over(extends, PREFILL, UNIFORM)),
     }
 
 
@@ -61,18 +74,26 @@ def _load(name: str) -> pd.DataFrame:
 def _prepares(frame: pd.DataFrame) -> pd.DataFrame:
     """GPU time of the schedule's kernels with one per layer over one per step, per case."""
     steps = good_rows(frame[frame.layers.notna()])
-    us = steps.kernels.map(
-        lambda kernels: sum(k.gpu_us for k in kernels if k.name.startswith(PREPARE))
-    )
-    wide = steps.assign(us=us).pivot_table("us", "case", "backend", "median", sort=False)
+    us = steps.kernels.map(_prepare_us)
+    steps = steps.assign(us=us)
+    wide = steps.pivot_table("us", "case", "backend", "median", sort=False)
     ratio = wide[EACH] / wide[ONCE]
     cases = steps.drop_duplicates("case").set_index("case").loc[ratio.index]
     return cases.assign(ratio=ratio).reset_index()
 
 
-def _entry(rows: pd.DataFrame, table: pd.DataFrame, study: str) -> dict[str, Any]:
-    table = table.replace([float("inf")], float("nan")).dropna(subset="ratio")
-    shown = table[[name for name in COLUMNS if name in table]].copy()
-    shown["ratio"] = table.ratio.round(3)
-    records = json.loads(shown.to_json(orient="records"))
-    return {"study": study, "gpu": rows.gpu.iloc[0], "rows": records}
+def _prepare_us(kernels: Sequence[Kernel]) -> float:
+    """GPU time of the kernels that write a schedule, us per call."""
+    return sum(kernel.gpu_us for kernel in kernels if kernel.name.startswith(PREPARE))
+
+
+def _entry(study: str, rows: pd.DataFrame, table: pd.DataFrame) -> Entry:
+    """A gain: the shapes of a table of ratios that are finite, and where they were measured."""
+    table = table[np.isfinite(table.ratio)]
+    shown = table[[name for name in COLUMNS if name in table]]
+    shown = shown.assign(ratio=table.ratio.round(3))
+    return {
+        "study": study,
+        "gpu": rows.gpu.iloc[0],
+        "rows": json.loads(shown.to_json(orient="records")),
+    }

@@ -21,7 +21,7 @@ from ..core.backends.table import COMPARED
 from ..core.layer import MODELS, lengths_of_case, parse_layer, parse_lengths, sizes_given
 from ..core.spec import MLA, AttnSpec
 from ..draw.cards import Card, Shown, in_words
-from ..kinds.cases import parse_cases
+from ..kinds.cases import Case, parse_cases
 from ..kinds.decode.case import DecodeCase
 from ..kinds.item import Item
 from ..measure.stats import (
@@ -42,15 +42,18 @@ from ..run.rows import machine_slug
 from ..run.study import Sweep, machine_shown, mode
 from ..select.libraries import LIBRARIES, find
 from . import STUDIES
-from .next_step import nearest_calls, next_step, releases_on_record, why_not_run
-from .usual_calls import LIBRARY, backends_named, calls_of, items_of, layers_named
+from .next_step import nearest_items, next_step, releases_on_record, why_not_run
+from .usual_calls import LIBRARY, Layer, backends_named, calls_of, items_of, layers_named
 
 PACKAGE = COMPARED[LIBRARY]
 NAME = f"compare_{LIBRARY}"
 LOOKS = (4, 8, 16, 24)
 """Rounds after which all rows are judged."""
-NOT_DECIDED, NOT_ON_RECORD = "not decided", "not on record"
-FAILING, PROVED = (SLOWER, "fails"), (NOT_SLOWER, FASTER, SAME)
+NOT_DECIDED = "not decided"
+NOT_ON_RECORD = "not on record"
+FAILS = "fails"
+FAILING = (SLOWER, FAILS)
+PROVED = (NOT_SLOWER, FASTER, SAME)
 """Verdicts that prove a call not slower by more than the margin."""
 TAKEN = (
     "Pages have 16 tokens (--page-size), and FlashInfer picks the backend unless --backend names "
@@ -64,8 +67,22 @@ CALL = ["case", "backend"]
 TIMES = ["base_us", "new_us", *RATIO, "rounds", "verdict"]
 KERNELS = ["base_ran", "new_ran", "kernels"]
 PLANS = ["base_plan_us", "new_plan_us"]
-FORMATS = dict.fromkeys(["base_us", "new_us", *PLANS], ",.1f") | dict.fromkeys(RATIO, ",.3f")
-FORMATS["rounds"] = "d"
+FORMATS = {
+    "base_us": ",.1f",
+    "new_us": ",.1f",
+    "base_plan_us": ",.1f",
+    "new_plan_us": ",.1f",
+    "ratio": ",.3f",
+    "low": ",.3f",
+    "high": ",.3f",
+    "rounds": "d",
+}
+Releases = tuple[str, str]
+"""The base and the new one."""
+Builds = Mapping[str, Path]
+"""Release -> the wheel or folder of one's own that is called so."""
+Calls = Sequence[Case]
+Row = dict[str, Any]
 COLUMNS = [*SIDES, *CALL, "timer", *TIMES, *KERNELS, *PLANS, "study", "machine"]
 
 
@@ -107,43 +124,49 @@ class Upgrade(Shown):
         if self.outcome == NOT_SLOWER:
             return f"not slower: proved of {calls}"
         if self.outcome == SLOWER:
-            calls_of = self.rows.groupby("verdict", sort=False).case.agg(", ".join)
-            return "; ".join(f"{word}: {calls_of[word]}" for word in FAILING if word in calls_of)
-        counts = self.rows.verdict[~self.rows.verdict.isin(PROVED)].value_counts()
-        tally = ", ".join(f"{count} {word}" for word, count in counts.items())
-        parts = [f"not decided: {tally}, of {calls}", self.next_step]
+            named = self.rows.groupby("verdict", sort=False).case.agg(", ".join)
+            return "; ".join(f"{word}: {named[word]}" for word in FAILING if word in named)
+        open_verdicts = self.rows.verdict[~self.rows.verdict.isin(PROVED)]
+        parts = [f"not decided: {_tally(open_verdicts)}, of {calls}", self.next_step]
         for near in self.nearest.itertuples():
             parts.append(f"near {near.case}, {near.base} to {near.new}, on record: {near.verdict}")
         return "; ".join(filter(None, parts))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        names = ("base", "new", "outcome", "conclusion", "slower", "notes")
-        tables = {"cases": self.rows, "nearest": self.nearest}
-        rows = {name: json.loads(t.to_json(orient="records")) for name, t in tables.items()}
-        return {name: getattr(self, name) for name in names} | rows
+        return {
+            "base": self.base,
+            "new": self.new,
+            "outcome": self.outcome,
+            "conclusion": self.conclusion,
+            "slower": self.slower,
+            "notes": self.notes,
+            "cases": json.loads(self.rows.to_json(orient="records")),
+            "nearest": json.loads(self.nearest.to_json(orient="records")),
+        }
 
     def card(self) -> Card:
         """Verdicts, then kernels and planning."""
-        rows = self.rows.iloc[(~self.rows.case.isin(self.slower)).argsort(kind="stable")]
-        rows, near = _shown(rows), _shown(self.nearest)
+        is_other = ~self.rows.case.isin(self.slower)
+        rows = _shown(self.rows.iloc[is_other.argsort(kind="stable")])
+        near = _shown(self.nearest)
         if (rows.verdict == NOT_ON_RECORD).all():  # the title says so
             rows = rows.head(0)
-        counts = self.rows.verdict.value_counts()
-        tally = ", ".join(f"{count} {word}" for word, count in counts.items())
-        every = [*self.rows.itertuples(), *self.nearest.itertuples()]
-        origins = dict.fromkeys(f"{r.study} on {r.machine}" for r in every if r.study == r.study)
+        origins: dict[str, None] = {}
+        for table in (self.rows, self.nearest):
+            for row in table.dropna(subset="study").itertuples():
+                origins[f"{row.study} on {row.machine}"] = None
         return Card(
-            title=f"FlashInfer {self.base} (base) to {self.new} (new): {tally}",
+            title=f"FlashInfer {self.base} (base) to {self.new} (new): {_tally(self.rows.verdict)}",
             notes=self.notes,
             facts=[],
             table=rows[CALL + TIMES],
             caption="time of one call in microseconds, new over base",
             footer=f"records of {', '.join(origins)}" if origins else "no such call is on record",
             more=[
-                ("kernels that changed", rows[rows.kernels != ""][CALL + KERNELS]),
-                ("planning on the host, apart", rows[rows.base_plan_us != "-"][CALL + PLANS]),
-                ("nearest on record, which decides nothing", near[[*SIDES, *CALL, *TIMES, *PLANS]]),
+                ("kernels that changed", rows.loc[rows.kernels != "", CALL + KERNELS]),
+                ("planning on the host, apart", rows.loc[rows.base_plan_us != "-", CALL + PLANS]),
+                ("nearest on record, which decides nothing", near[SIDES + CALL + TIMES + PLANS]),
             ],
         )
 
@@ -163,64 +186,154 @@ def compare_releases(
     backend: str = "",
     not_slower: float = 0.02,
 ) -> Upgrade:
-    """Measure, or replay, which calls release `new` of FlashInfer runs slower than `base`.
+    """Measure, or replay, which calls a release of FlashInfer runs slower than another.
 
-    Either may be a wheel or a folder of your own. `cases` are lines as of `kinds.cases`; without
-    them the usual calls of `models` (`core.layer`, over `tp` GPUs each), or of the layer of `heads`
-    (`8/1`), or of all models; `head_dim` and `page_size` are those of the layers that are given.
-    `lens` (`core.layer.parse_lengths`, of `batch` requests) is one decode call of each instead.
-    `backend` is what an engine pins, such as flashinfer-fa2 or fa2; by default what the library
-    picks. `not_slower` is the margin within which a call counts as not slower; 0 asks whether it is
-    faster, slower or the same.
+    Parameters
+    ----------
+    base, new : str
+        Releases such as `0.6.3`, or a wheel or a folder of your own.
+    models, tp, heads, head_dim, page_size
+        Layers whose usual calls are compared: names of models, each over `tp` GPUs, or heads such
+        as `8/1`; pages in tokens. By default all usual models.
+    lens, batch : str, int
+        One decode call of each layer instead: tokens per request, `8192x16`; requests where `lens`
+        is one length or range.
+    cases : str or sequence of str
+        Calls, a line each, in place of layers.
+    backend : str
+        What an engine pins, such as `fa2`; by default what the library picks.
+    not_slower : float
+        The margin, 0..1, within which a call counts as not slower. 0 asks whether it is faster,
+        slower or the same.
 
-    Raises ValueError for what cannot be asked, RuntimeError for a release that cannot be had.
+    Returns
+    -------
+    Upgrade
+        `.table()` has a row per call: both times in microseconds, ratio, verdict.
+
+    Raises
+    ------
+    ValueError, RuntimeError
+        For what cannot be asked; for a release that cannot be had.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> found = attnlib.compare_releases("0.6.3", "0.6.4", cases="32/8,d128,p16,b16,k8192")
+    >>> found.outcome
+    'not slower'
     """
-    texts = {"base": base, "new": new, "heads": heads, "lens": lens, "backend": backend}
+    return _compared(**locals())
+
+
+def _compared(base: str, new: str, **given: Any) -> Upgrade:
+    """The answer to the arguments of `compare_releases`."""
+    not_slower = given["not_slower"]
+    cases = given.pop("cases")
+    _require_text(base=base, new=new, heads=given["heads"], lens=given["lens"])
+    _require_text(backend=given["backend"])
+    if isinstance(not_slower, str) or not 0 <= not_slower < 1:
+        raise ValueError(f"not_slower must lie in 0..1, such as 0.02 for 2 %, got {not_slower}")
+    lines = cases.splitlines() if isinstance(cases, str) else cases
+    layers, calls = _calls_asked(lines, **given)
+    both, builds = _releases_of(base, new)
+    items = _items_of(calls, given["backend"], both)
+    comparison = Comparison(NAME, both, LOOKS, not_slower)
+    _fill(comparison, items, builds)
+    first = layers[0] if layers else None
+    taken = []
+    if isinstance(first, AttnSpec) and not lines and not given["page_size"]:
+        taken = [TAKEN.format(first.heads)]
+    return _upgrade(comparison, builds, taken)
+
+
+def _require_text(**texts: Any) -> None:
+    """ValueError for an argument that is no text."""
     for name, text in texts.items():
         if not isinstance(text, str):
             raise ValueError(f"{name} must be text, got {text!r}")
-    models = (models,) if isinstance(models, str) else models
-    cases = cases.splitlines() if isinstance(cases, str) else cases
-    if isinstance(not_slower, str) or not 0 <= not_slower < 1:
-        raise ValueError(f"not_slower must lie in 0..1, such as 0.02 for 2 %, got {not_slower}")
+
+
+def _calls_asked(
+    lines: Sequence[str],
+    *,
+    models: str | Sequence[str],
+    heads: str,
+    lens: str,
+    batch: int | None,
+    tp: int | None,
+    head_dim: int | None,
+    page_size: int | None,
+    **_: Any,
+) -> tuple[list[Layer], Calls]:
+    """The layers that were named or all usual ones, and the calls; ValueError for what cannot be
+    asked."""
+    names = (models,) if isinstance(models, str) else models
     sizes = sizes_given(tp=tp, head_dim=head_dim, page_size=page_size)
-    if cases and (models or heads or lens or sizes or batch is not None):
+    if lines and (names or heads or lens or sizes or batch is not None):
         raise ValueError("cases must stand alone, they say layer and lengths, got others too")
-    layers = layers_named(models, heads, sizes)
-    listed = parse_cases(cases)
-    if cases and not listed:
+    layers = layers_named(names, heads, sizes)
+    listed: Calls = parse_cases(lines)
+    if lines and not listed:
         raise ValueError("cases must hold one that can be run; all are empty")
     if lens:
-        if MLA in layers or not layers:
-            words = f"lens must go with heads (--heads) or models (--model) other than {MLA}"
-            raise ValueError(f"{words}, got {lens!r}")
-        call = lengths_of_case(parse_lengths("lens", lens, batch))
-        listed = tuple(DecodeCase(spec, **call) for spec in layers if isinstance(spec, AttnSpec))
+        listed = _decode_calls(layers, lens, batch)
     elif batch is not None:
         raise ValueError(f"batch must go with lens, got {batch}")
-    if {text.partition("==")[0] for text in (base, new)} & {*LIBRARIES} - {LIBRARY}:
+    if not layers:
+        layers = [*(parse_layer(model=name) for name in MODELS), MLA]
+    if not listed:
+        listed = [case for layer in layers for case in calls_of(layer)]
+    return layers, listed
+
+
+def _decode_calls(layers: list[Layer], lens: str, batch: int | None) -> Calls:
+    """A decode call of each layer with these lengths."""
+    if MLA in layers or not layers:
+        words = f"lens must go with heads (--heads) or models (--model) other than {MLA}"
+        raise ValueError(f"{words}, got {lens!r}")
+    lengths = lengths_of_case(parse_lengths("lens", lens, batch))
+    return [DecodeCase(layer, **lengths) for layer in layers if isinstance(layer, AttnSpec)]
+
+
+def _releases_of(base: str, new: str) -> tuple[Releases, Builds]:
+    """Both releases, and the builds of one's own among them; ValueError unless there are two."""
+    named = {side.partition("==")[0] for side in (base, new)}
+    if named & {*LIBRARIES} - {LIBRARY}:
         command = f"python -m attnlib explain --diff {base} {new}"
         raise ValueError(f"base and new must be of {PACKAGE}; what engines change: {command}")
-    base, new = map(_release_named, (base, new))
-    base_release, new_release = (
-        text if _is_release(text) else build_version(Path(text), PACKAGE) for text in (base, new)
-    )
-    both = (base_release, new_release)
-    if Version(both[0]) == Version(both[1]):
-        advice = f"give a build of yours a version of its own, such as {both[0]}+mine"
-        raise ValueError(f"base and new must be two releases ({advice}), both are {both[0]}")
-    names = backends_named(backend, both)
-    layers = layers or [*(parse_layer(model=name) for name in MODELS), MLA]
-    chosen = listed or [case for layer in layers for case in calls_of(layer)]
-    items = items_of(chosen, names)
+    builds: dict[str, Path] = {}
+    releases = []
+    for given in (base, new):
+        side = _release_named(given)
+        release = side
+        if not _is_release(side):
+            release = build_version(Path(side), PACKAGE)
+            builds[release] = Path(side)
+        releases.append(release)
+    first, last = releases
+    if Version(first) == Version(last):
+        advice = f"give a build of yours a version of its own, such as {first}+mine"
+        raise ValueError(f"base and new must be two releases ({advice}), both are {first}")
+    return (first, last), builds
+
+
+def _items_of(calls: Calls, backend: str, both: Releases) -> list[Item]:
+    """What is run of the calls; ValueError for a backend that runs none of them."""
+    items = items_of(calls, backends_named(backend, both))
     if not items:
-        plans = ", ".join(sorted({case.kind or "decode" for case in chosen}))
+        plans = ", ".join(sorted({case.kind or "decode" for case in calls}))
         raise ValueError(f"backend must run one of the calls ({plans}), got {backend!r}")
-    comparison = Comparison(NAME, both, LOOKS, not_slower)
-    builds = {r: Path(t) for r, t in zip(both, (base, new), strict=True) if not _is_release(t)}
+    return items
+
+
+def _fill(comparison: Comparison, items: list[Item], builds: Builds) -> None:
+    """Measure the rounds of `items`, or take those on record; of a build of one's own none is."""
     if mode() == "live":
-        overlays = {f"{PACKAGE}=={r}": own_build(path, PACKAGE)[1] for r, path in builds.items()}
-        for release in both:
+        overlays = {}
+        for release, path in builds.items():
+            overlays[f"{PACKAGE}=={release}"] = own_build(path, PACKAGE)[1]
+        for release in comparison.both:
             overlay_for(PACKAGE, release, overlays)
         _measure(comparison, items, Sweep(overlays=overlays))
     elif builds:
@@ -228,14 +341,19 @@ def compare_releases(
     else:
         _replay(comparison, items)
         if not any(comparison.pairs.values()):
-            _require_known(both)
-    taken = [TAKEN.format(layer.heads) for layer in layers[:1] if isinstance(layer, AttnSpec)]
-    return _upgrade(comparison, builds, () if cases or page_size else taken)
+            _require_known(comparison.both)
+
+
+def _tally(verdicts: pd.Series) -> str:
+    counts = verdicts.value_counts()
+    return ", ".join(f"{count} {word}" for word, count in counts.items())
 
 
 def _shown(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows in words; of a key with many lengths the first ones."""
-    keys = [k if len(k) <= LONGEST_KEY else f"{k[:LONGEST_KEY]}..." for k in rows.case]
+    keys = []
+    for key in rows.case:
+        keys.append(key if len(key) <= LONGEST_KEY else f"{key[:LONGEST_KEY]}...")
     return in_words(rows.assign(case=keys), FORMATS)
 
 
@@ -249,9 +367,12 @@ def _is_release(text: str) -> bool:
 def _release_named(text: str) -> str:
     """The release of `flashinfer==0.6.13` or `v0.7` as records name it; other text as it is."""
     name, _, release = text.partition("==")
-    text = release if name in (LIBRARY, PACKAGE) and release else text
-    known = {version: version for version in LIBRARIES[LIBRARY].versions}
-    return str(known.get(Version(text), text)) if _is_release(text) else text
+    if name in (LIBRARY, PACKAGE) and release:
+        text = release
+    if not _is_release(text):
+        return text
+    known = [str(version) for version in LIBRARIES[LIBRARY].versions if version == Version(text)]
+    return known[0] if known else text
 
 
 def _require_known(both: Sequence[str]) -> None:
@@ -266,33 +387,72 @@ def _require_known(both: Sequence[str]) -> None:
         find(f"{LIBRARY}=={release}")
 
 
-def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> dict[str, Any]:
+def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> Row:
     """The row of `COLUMNS` on an item, as far as it is known."""
-    row: dict[str, Any] = dict(zip(SIDES, comparison.both, strict=True))
-    row |= {"case": item.case.key, "backend": item.backend, "timer": item.timer}
-    row |= {"rounds": len(comparison.pairs[item]), "kernels": ""}
-    if failed := comparison.failed.get(item):
-        new_failed = failed.release == comparison.both[1]
-        return row | {"verdict": "fails" if new_failed else "not run"}
+    pairs = comparison.pairs[item]
+    base, new = comparison.both
+    row: Row = {
+        "base": base,
+        "new": new,
+        "case": item.case.key,
+        "backend": item.backend,
+        "timer": item.timer,
+        "rounds": len(pairs),
+        "kernels": "",
+    }
+    failed = comparison.failed.get(item)
+    if failed:
+        row["verdict"] = FAILS if failed.release == new else "not run"
+        return row
     if verdict is None:
-        return row | {"verdict": AMBIGUOUS if comparison.pairs[item] else NOT_ON_RECORD}
-    last = comparison.pairs[item][-1]
-    for name, side in zip(("base", "new"), zip(*comparison.pairs[item], strict=True), strict=True):
-        plans = [time for each in side for time in each.plan_samples]
-        row |= {f"{name}_us": median(each.run_us for each in side)}
-        row |= {f"{name}_ran": families_of(side)}
-        row |= {f"{name}_plan_us": median(plans) if plans else None}
-    a, b = ({kernel.name: kernel.launches for kernel in each.kernels} for each in last)
-    changed = [f"{k} {a.get(k, 0):g} to {b.get(k, 0):g}" for k in a | b if a.get(k) != b.get(k)]
-    row |= {name: getattr(verdict, name) for name in (*RATIO, "rounds", "verdict")}
-    row |= {"kernels": ", ".join(changed), "study": last[0].study}
-    return row | {"machine": machine_slug({"gpu": last[0].gpu, "gpu_id": last[0].gpu_id})}
+        row["verdict"] = AMBIGUOUS if pairs else NOT_ON_RECORD
+        return row
+    base_records = [record for record, _ in pairs]
+    new_records = [record for _, record in pairs]
+    last_base, last_new = pairs[-1]
+    return {
+        **row,
+        "base_us": median(row.run_us for row in base_records),
+        "base_ran": families_of(base_records),
+        "base_plan_us": _plan_us(base_records),
+        "new_us": median(row.run_us for row in new_records),
+        "new_ran": families_of(new_records),
+        "new_plan_us": _plan_us(new_records),
+        "ratio": verdict.ratio,
+        "low": verdict.low,
+        "high": verdict.high,
+        "rounds": verdict.rounds,
+        "verdict": verdict.verdict,
+        "kernels": _changed_kernels(last_base, last_new),
+        "study": last_base.study,
+        "machine": machine_slug({"gpu": last_base.gpu, "gpu_id": last_base.gpu_id}),
+    }
 
 
-def _upgrade(comparison: Comparison, builds: Mapping[str, Path], taken: Sequence[str]) -> Upgrade:
+def _plan_us(records: Sequence[Any]) -> float | None:
+    """The median time of planning on the host, us; None where nothing is planned."""
+    times = [time for record in records for time in record.plan_samples]
+    return median(times) if times else None
+
+
+def _changed_kernels(base: Any, new: Any) -> str:
+    """The kernels whose launches differ, in words."""
+    before = {kernel.name: kernel.launches for kernel in base.kernels}
+    after = {kernel.name: kernel.launches for kernel in new.kernels}
+    words = []
+    for name in before | after:
+        a = before.get(name, 0)
+        b = after.get(name, 0)
+        if a != b:
+            words.append(f"{name} {a:g} to {b:g}")
+    return ", ".join(words)
+
+
+def _upgrade(comparison: Comparison, builds: Builds, taken: list[str]) -> Upgrade:
     """The answer: rows and notes; `taken` says what nobody gave."""
     margin = f"{SHORT_MARGIN:.0%} below {SHORT_US:.0f} us, {LONG_MARGIN:.0%} from there on"
-    margin = f"{comparison.not_slower:.1%}" if comparison.not_slower else margin
+    if comparison.not_slower:
+        margin = f"{comparison.not_slower:.1%}"
     notes = [f"All rows are judged as one table (Holm); margin {margin}.", *taken]
     if mode() != "live":
         words = "is a build of your own: it needs a CUDA GPU."
@@ -300,15 +460,25 @@ def _upgrade(comparison: Comparison, builds: Mapping[str, Path], taken: Sequence
     for item, record in comparison.failed.items():
         why = f"{record.release} {record.status}: {' '.join(record.reason.split())}"
         notes.append(f"{item.case.key}, {item.backend}: {why}")
-    near, step = [], next_step(comparison)
+    step = next_step(comparison)
+    nearest = []
     missing = [item for item in comparison.undecided() if not comparison.pairs[item]]
     can_run = [item for item in missing if not why_not_run(item, comparison.both)]
     if can_run:
-        for pair, item in nearest_calls(can_run[0], comparison.both).items():
-            near.append(replace(comparison, both=pair, pairs={}, failed={}))
-            _replay(near[-1], [item])
-        step += "" if near else f"; {releases_on_record(can_run[0])}"
-    return Upgrade(*comparison.both, _rows(comparison), tuple(notes), step, _rows(*near))
+        for both, item in nearest_items(can_run[0], comparison.both).items():
+            near = replace(comparison, both=both, pairs={}, failed={})
+            _replay(near, [item])
+            nearest.append(near)
+        if not nearest:
+            step += f"; {releases_on_record(can_run[0])}"
+    return Upgrade(
+        base=comparison.both[0],
+        new=comparison.both[1],
+        rows=_rows(comparison),
+        notes=tuple(notes),
+        next_step=step,
+        nearest=_rows(*nearest),
+    )
 
 
 def _rows(*comparisons: Comparison) -> pd.DataFrame:
@@ -329,13 +499,13 @@ def _measure(comparison: Comparison, items: list[Item], sweep: Sweep) -> None:
     first = number if sweep.overlays else 0
     comparison.pairs = {item: [] for item in items}
 
-    def records() -> pd.DataFrame:
+    def on_record() -> pd.DataFrame:
         rows = store.find(NAME, machine)
         return rows[rows["round"] >= first]
 
     comparison.measure(
         sweep,
-        records,
+        on_record,
         device="cuda",
         command=f"python -m attnlib compare --base {base} --new {new}",
         number=number,
@@ -346,7 +516,8 @@ def _replay(comparison: Comparison, items: list[Item]) -> None:
     """Take the rounds on record of `items`."""
     names = [NAME]
     for study in STUDIES.values():
-        if set(comparison.both) <= {release for grid in study.grids for release in grid.releases}:
+        releases = {release for grid in study.grids for release in grid.releases}
+        if {*comparison.both} <= releases:
             names.append(study.name)
         names.append(PREFIX + study.name)
     sources = [(name, machine) for name in names for machine in store.machines(name)]

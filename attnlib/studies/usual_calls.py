@@ -18,12 +18,17 @@ from ..select.libraries import FLASHINFER as LIBRARY
 
 Layer = AttnSpec | str
 """A layer, or `MLA`."""
-BACKENDS: Mapping[str, Sequence[str]] = {
+Sizes = dict[str, Any]
+Backends = Mapping[str, Sequence[str]]
+"""Kind of a case -> the backends compared."""
+BACKENDS: Backends = {
     "": ("flashinfer-auto",),
     "extend": ("flashinfer-prefill-auto",),
     "mla": ("flashinfer-mla-fa2", "flashinfer-mla-fa3"),
 }
-"""Kind of a case -> the backends compared; of MLA both kernels, which a caller names."""
+"""By default; of MLA both kernels, which a caller names."""
+MLA_HEADS = (128, 16)
+"""Of all heads on a GPU, and of one GPU of eight."""
 STEPS = ((1, 4096), (16, 8192), (128, 4096))
 """Batch and kv_len of the decode steps of a model."""
 EXTENDS = (
@@ -36,28 +41,28 @@ EXTENDS = (
 """Mode, queries per request, batch and kv_len of its other calls."""
 
 
-def backends_named(text: str, releases: Sequence[str]) -> Mapping[str, Sequence[str]]:
+def backends_named(text: str, releases: Sequence[str]) -> Backends:
     """Kind of a case -> the backends to compare: `BACKENDS`, or the one that `text` names.
 
     ValueError lists the names, and says since which release there is such a backend.
     """
     if not text:
         return BACKENDS
-    short = text.lower().removeprefix(f"{LIBRARY}-")
-    names = [name for name in TABLE if name.startswith(LIBRARY)]
-    require_word("backend", short, [name.removeprefix(f"{LIBRARY}-") for name in names])
-    name = f"{LIBRARY}-{short}"
-    since = TABLE[name].since
+    prefix = f"{LIBRARY}-"
+    short = text.lower().removeprefix(prefix)
+    names = [name.removeprefix(prefix) for name in TABLE if name.startswith(LIBRARY)]
+    require_word("backend", short, names)
+    entry = TABLE[prefix + short]
+    since = entry.since
     for release in releases:
         if since and Version(release) < Version(since):
-            raise ValueError(
-                f"backend {name} must be in both releases: since {since}, got {release}"
-            )
-    plans = TABLE[name].plans
-    return {"" if plans == "decode" else plans: (name,)}
+            words = f"backend {entry.name} must be in both releases"
+            raise ValueError(f"{words}: since {since}, got {release}")
+    kind = "" if entry.plans == "decode" else entry.plans
+    return {kind: (entry.name,)}
 
 
-def layers_named(models: Sequence[str], heads: str, sizes: Mapping[str, Any]) -> list[Layer]:
+def layers_named(models: Sequence[str], heads: str, sizes: Sizes) -> list[Layer]:
     """The layers of `models`, or the one of `heads`, with `sizes` as of `parse_layer`.
 
     Empty if neither is given. ValueError for both, and for sizes that a layer does not have.
@@ -71,25 +76,33 @@ def layers_named(models: Sequence[str], heads: str, sizes: Mapping[str, Any]) ->
         raise ValueError(f"{words}, got {got}")
     if heads:
         return [parse_layer(heads, **sizes)]
-    return [MLA if name == MLA else parse_layer(model=name, **sizes) for name in models]
+    layers: list[Layer] = []
+    for name in models:
+        layers.append(MLA if name == MLA else parse_layer(model=name, **sizes))
+    return layers
 
 
-def items_of(cases: Sequence[Case], backends: Mapping[str, Sequence[str]]) -> list[Item]:
+def items_of(cases: Sequence[Case], backends: Backends) -> list[Item]:
     """What is run of each case, as engines call it: prefill eagerly, all else in a CUDA graph."""
     items = []
     for case in cases:
-        eager = getattr(case, "mode", "").startswith("prefill")
-        timer = "profiler" if eager else TIMER
-        items += [Item(name, timer, case) for name in backends.get(case.kind, ())]
+        is_eager = getattr(case, "mode", "").startswith("prefill")
+        timer = "profiler" if is_eager else TIMER
+        for name in backends.get(case.kind, ()):
+            items.append(Item(name, timer, case))
     return items
 
 
 def calls_of(layer: Layer) -> list[Case]:
     """The usual calls of a layer in each mode that it has (a ragged prefill has no pages)."""
+    cases: list[Case] = []
     if not isinstance(layer, AttnSpec):
-        return [MlaCase(MlaSpec(heads), *step) for heads in (128, 16) for step in STEPS]
-    cases: list[Case] = [DecodeCase(layer, *step) for step in STEPS]
-    for name, q_len, batch, kv_len in EXTENDS:
-        paged = replace(layer, page_size=1) if name == "prefill_ragged" else layer
-        cases.append(ExtendCase(DecodeCase(paged, batch, kv_len), name, q_len))
+        for heads in MLA_HEADS:
+            cases += [MlaCase(MlaSpec(heads), batch, kv_len) for batch, kv_len in STEPS]
+        return cases
+    for batch, kv_len in STEPS:
+        cases.append(DecodeCase(layer, batch, kv_len))
+    for mode, q_len, batch, kv_len in EXTENDS:
+        paged = replace(layer, page_size=1) if mode == "prefill_ragged" else layer
+        cases.append(ExtendCase(DecodeCase(paged, batch, kv_len), mode, q_len))
     return cases

@@ -112,7 +112,7 @@ def test_two_traces_are_dropped_and_compared_a_wrong_file_is_refused_and_figures
     lab.run(page, slow, f"{change}\nchange", 'change.figure().savefig("c.png")', refused)
     whole = "all => all.every(each => each.scrollWidth <= each.clientWidth + 1)"
     assert page.locator(".attnlib-card .scroll").evaluate_all(whole)
-    assert page.get_by_text("pattern gone").count() == 1
+    assert page.get_by_text("known patterns of each trace").count() == 1
     assert page.locator(".progress").count() == 0, "a bar is gone once all is done"
     assert errors_on(page)[0].startswith("ValueError: wrong.json must be a Chrome trace")
     with Image.open(lab.folder / "c.png") as saved:

@@ -130,6 +130,30 @@ def test_a_backend_that_the_engine_lacks_is_said_to_be_none_of_its(engine, gpu, 
     assert "in the engine" not in of_library.table() and "Not in" not in repr(of_library)
 
 
+def test_a_call_is_found_however_its_lengths_are_written_and_wide_its_page_table_is():
+    layer = AttnSpec(8, 1, 128, 16)
+    advice = attnlib.advise(layer, [1024] * 256, gpu="H100")
+    words = dict(advice.facts)["in split_cap"]
+    assert "graph, page table of 131,072 tokens, us: " in words
+    assert "sglang-flash-attn-3@bounded (sglang-kernel 0.4.10) " in words
+    wide = DecodeCase(layer, 256, 1024, context=131072)
+    assert attnlib.advise(wide, gpu="H100").same.equals(advice.same)
+    assert attnlib.advise(layer, [1024] * 255 + [1025], gpu="H100").same.empty
+
+
+@pytest.mark.parametrize(("release", "has_caps"), [("0.5.15", False), ("0.5.16", True)])
+def test_sglangs_own_attention_is_in_sglang_and_other_caps_with_our_plugin(release, has_caps):
+    call = AttnSpec(8, 1, 128, 16), [1024] * 256
+    advice = attnlib.advise(*call, library=f"sglang=={release}", gpu="H100")
+    assert "sglang-flash-attn-3" in {*advice.same.backend}
+    assert advice.runs["sglang-flash-attn-3"] == "fa3"
+    capped = "sglang-flash-attn-3@bounded"
+    (note,) = [note for note in advice.notes if note.startswith("Not in sglang")]
+    assert "sglang-flash-attn-3," not in note and (capped in note) != has_caps
+    assert (capped in advice.runs) == has_caps
+    assert "sglang-flash-attn-3" in str(attnlib.advise(*call, library="vllm==0.33.0").notes)
+
+
 def test_an_h100_has_batches_of_its_own_with_the_present_planner():
     told = repr(attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4, gpu="H100"))
     assert "NVIDIA H100 80GB HBM3, FlashInfer 0.6.13" in told and "by the planner" not in told

@@ -15,6 +15,7 @@ from support.traces import GEMM, Writer, runs
 import attnlib
 from attnlib import cli
 from attnlib.core.spec import AttnSpec
+from attnlib.lab import diagnosis
 from attnlib.lab.diagnose import TraceChange
 from attnlib.lab.diagnosis import DECODES
 from attnlib.lab.patterns import PATTERNS, gained
@@ -85,6 +86,11 @@ for _ in range(STEPS):
     GOOD.step([runs(traces.FLASH_ATTN_3)], ahead=[PREPARE], **DECODE)
     GOOD.copy("DtoH", 68)  # of sampled tokens, which the host waits for
     GOOD.wait()
+
+
+def names_in(diagnosis):
+    """The names of the patterns that a trace shows."""
+    return [row["pattern"] for row in diagnosis.patterns.to_dict("records")]
 
 
 @pytest.fixture
@@ -190,7 +196,7 @@ def test_triton_without_segments_splits_nothing_and_the_host_plans_for_flashinfe
     kernels = (runs(kernel, grid=grid), *after)
     found = attnlib.diagnose(served(*kernels, ahead=HOST_PLAN, **DECODE).save(path))
     number = 8 if "kernel_" in kernel else 9
-    assert [*found.shown()] == [PATTERNS[number].name] * shown
+    assert names_in(found) == [PATTERNS[number].name] * shown
 
 
 def test_a_pattern_of_verification_counts_however_many_draft_steps_there_are(path):
@@ -347,14 +353,17 @@ def test_two_traces_differ_by_role_by_name_and_by_step(tmp_path, capsys):
     ]
     after = served(*slow, **DECODE).save(tmp_path / "b.json.gz")
     change = attnlib.diagnose(before, after)
-    rows = change.table().set_index("part")
-    assert (rows.before["attention"], rows.after["attention"], rows.ratio["attention"]) == (
-        *(40.0, 120.0, 3.0),
-    )
-    assert rows.kernels["attention"] == "FlashAttnFwdSm90 to BatchPrefillWithPagedKVCacheKernel"
-    assert (rows.after["prepare"], rows.before["merge"], rows.after["extra"]) == (0.0, 0.0, 4.0)
-    assert rows["after - before"]["whole step"] > 80 and rows["after - before"][GEMM] == 0
-    assert change.patterns["gone"] == [PATTERNS[1].name] and not change.patterns["new"]
+    table = change.table()
+    assert table.change.abs().is_monotonic_decreasing
+    rows = table.set_index("part")
+    attention = rows.loc["attention"]
+    assert (attention.before, attention.after, attention.ratio) == (40.0, 120.0, 3.0)
+    assert attention.kernels == "FlashAttnFwdSm90 to BatchPrefillWithPagedKVCacheKernel"
+    assert rows.after["prepare"] == 0.0
+    assert rows.before["merge"] == 0.0
+    assert rows.after["extra"] == 4.0
+    assert rows.change["whole step"] > 80
+    assert rows.change[GEMM] == 0
     assert "<table" in change._repr_html_()
     (axis,) = change.figure().axes
     assert len(axis.patches) == len(rows)
@@ -362,6 +371,19 @@ def test_two_traces_differ_by_role_by_name_and_by_step(tmp_path, capsys):
     assert cli.main(["diagnose", str(before), str(after), "--json"]) == 0
     form = json.loads(capsys.readouterr().out)
     assert {row["part"] for row in form["changes"]} == set(rows.index)
+    (pattern,) = form["before"]["patterns"]
+    assert pattern["pattern"] == PATTERNS[1].name and form["after"]["patterns"] == []
+
+
+@pytest.mark.parametrize(("before", "after"), [("fa2_host", "fa3_decode"), ("xqa", "cuda_cores")])
+def test_the_patterns_of_both_traces_are_listed_with_their_fix(before, after):
+    told = repr(attnlib.diagnose(*(TRACES / f"{name}.json.gz" for name in (before, after))))
+    for when, name in (("before", before), ("after", after)):
+        (line,) = re.findall(rf"^ *{when} .*", told, re.MULTILINE)
+        patterns = [PATTERNS[number] for number in REAL[name]]
+        for pattern in patterns:
+            assert pattern.name in line and pattern.fix in line
+        assert patterns or "none that is known" in line
 
 
 def test_two_traces_without_a_common_kind_of_step_are_refused(tmp_path, fails):
@@ -385,7 +407,7 @@ def test_the_first_step_and_cut_ones_count_in_no_mean_and_other_layers_do_not_co
         cut.step(FA2_SPLIT, layers=layers, **DECODE)
     change = attnlib.diagnose(cut.save(tmp_path / "cut"), whole)
     assert "Cut or of a draft, left out: decode steps of [2, 3] attention" in repr(change)
-    assert (change.rows["after - before"].abs() < 0.01).all() and len(change.rows)
+    assert (change.rows.change.abs() < 0.01).all() and len(change.rows)
     old = served(*FA2_SPLIT, count=1, **DECODE)
     old.step(FA2_SPLIT, layers=1, ahead=HOST_PLAN, **DECODE)
     late = served(*FA2_SPLIT, count=1, layers=1, ahead=HOST_PLAN, **DECODE)
@@ -503,8 +525,7 @@ def test_a_real_trace_shows_the_patterns_that_it_was_captured_for(name):
     ends = [step.begin_us + step.length_us for step in found.steps]
     assert all(step.begin_us < end + 0.01 for step, end in zip(found.steps[1:], ends, strict=False))
     change = TraceChange(found, found)
-    assert not change.table()["after - before"].any()
-    assert {*change.patterns["in both"]} == {*wanted} == {*sum(change.patterns.values(), [])}
+    assert not change.table().change.any()
     for row in found.around().to_dict("records"):
         parts = change.rows[change.rows.step == row["step"]].set_index("part").after
         idle = parts["idle before the first layer"]
@@ -531,58 +552,39 @@ def save_part(path, name, keeps, lacks=()):
     return path
 
 
-COPIES = {
-    "marks": (lambda event, at: event["cat"] != "user_annotation",),
-    "launches": (lambda event, at: not event["cat"].startswith("cuda_"),),
-    "most launches": (lambda event, at: event["cat"] != "cuda_runtime",),
-    "waits": (lambda event, at: "Synchronize" not in event["name"],),
-    "shapes": (lambda event, at: True, ("grid", "block")),
-    "count of SMs": (lambda event, at: True, ("deviceProperties",)),
-    "graphs": (lambda event, at: event["cat"] == "kernel", ("graph id", "correlation")),
-}
-
-
 @pytest.mark.parametrize("name", ["lengths_copied", "verify_16", "eager", "fa2_unsplit"])
-@pytest.mark.parametrize("lack", COPIES)
-def test_what_a_copy_cannot_show_is_unseen_and_all_else_is_alike(lack, name, tmp_path):
-    whole, copy = TRACES / f"{name}.json.gz", save_part(tmp_path / "copy", name, *COPIES[lack])
-    sides = (("after", "before"), ("before", "after"))
-    for poor, other in sides if name == "lengths_copied" else sides[:1]:
-        change = attnlib.diagnose(*((whole, copy) if poor == "after" else (copy, whole)))
-        assert not re.search(rf"pattern (new|gone|\w+ in {other})", repr(change))
-        assert change.rows["after - before"].abs().max() < 0.01 and "alone" not in repr(change)
-        assert change.kinds == ["decode or verify"] or lack != "marks"
-        if (name, lack) == ("lengths_copied", "marks"):
-            assert f"pattern unseen in {poor}  {PATTERNS[6].name} (no marks)" in repr(change)
-            assert f"{poor}: No marks of steps: decode or verification" in repr(change)
+def test_a_trace_without_marks_is_compared_with_one_that_has_them(name, tmp_path):
+    whole = TRACES / f"{name}.json.gz"
+    copy = save_part(tmp_path / "copy", name, lambda event, at: event["cat"] != "user_annotation")
+    for pair in ((whole, copy), (copy, whole)):
+        change = attnlib.diagnose(*pair)
+        assert change.kinds == ["decode or verify"]
+        assert change.rows.change.abs().max() < 0.01
+        poor = "after" if pair[1] == copy else "before"
+        has_no_marks = attnlib.diagnose(whole).trace.marks
+        assert not has_no_marks or f"{poor}: No marks of steps: decode or" in repr(change)
 
 
-@pytest.mark.parametrize("ends", [(-9.0, 0.35), (0.04, 0.19), (0.1, 0.4), (0.2, 9.0)])
-@pytest.mark.parametrize("name", ["verify_128", "vllm_flashinfer", "fa2_host", "metadata_fused"])
-def test_a_trace_that_is_cut_has_no_new_pattern_and_no_other_kind_of_step(name, ends, tmp_path):
-    keeps = (lambda event, at: ends[0] <= at < ends[1],)
-    change = attnlib.diagnose(TRACES / f"{name}.json.gz", save_part(tmp_path / "x", name, *keeps))
-    others = {*change.after.usual} - {*change.before.usual, "unknown"}
-    assert not others or change.kinds == ["decode or verify"]
-    assert ("unknown" in change.after.usual) == ("Steps of unknown kind" in repr(change))
-    assert not change.patterns["new"] and not change.patterns["gone"]
+COPIES = {
+    diagnosis.NO_MARKS: (lambda event, at: event["cat"] != "user_annotation",),
+    diagnosis.NO_LAUNCHES: (lambda event, at: not event["cat"].startswith("cuda_"),),
+    diagnosis.NO_WAITS: (lambda event, at: "Synchronize" not in event["name"],),
+    diagnosis.NO_COPIES: (lambda event, at: event["cat"] != "gpu_memcpy",),
+    diagnosis.NO_GRIDS: (lambda event, at: True, ("grid", "block")),
+    diagnosis.NO_SMS: (lambda event, at: True, ("deviceProperties",)),
+    diagnosis.NO_GRAPHS: (
+        lambda event, at: event["cat"] == "kernel",
+        ("graph id", "correlation"),
+    ),
+}
+"""What is said of a copy -> the events that it keeps, and the facts that it lacks."""
 
 
-@pytest.mark.parametrize("hole", [(0.55, 0.85), (0.15, 0.62), (0.2, 0.8), (0.45, 0.75)])
-@pytest.mark.parametrize(
-    "name", ["vllm_flash_attn", "vllm_flashinfer", "fa2_host", "sglang_flashinfer"]
-)
-def test_what_a_hole_in_a_trace_without_marks_hides_did_not_go(hole, name, tmp_path):
-    has_no_mark = COPIES["marks"][0]
-    whole = save_part(tmp_path / "whole", name, has_no_mark)
-    part = save_part(
-        tmp_path / "part", name, lambda e, at: has_no_mark(e, at) and not hole[0] < at < hole[1]
-    )
-    change = attnlib.diagnose(whole, part)
-    assert not change.patterns["new"] and not change.patterns["gone"]
-    absent = change.rows[(change.rows.after == 0) & ~change.rows.part.str.startswith("idle")]
-    assert {*(absent.part + " (" + absent.step + ")")} <= {*change.undecided}
-    assert "Not decided whether it came or went" in repr(change) or not len(absent)
+@pytest.mark.parametrize("words", COPIES)
+def test_what_a_copy_cannot_show_is_said(words, tmp_path):
+    copy = save_part(tmp_path / "copy", "lengths_copied", *COPIES[words])
+    assert words in repr(attnlib.diagnose(copy))
+    assert words not in repr(attnlib.diagnose(TRACES / "lengths_copied.json.gz"))
 
 
 def test_steps_that_only_copies_tell_apart_may_be_one_and_have_no_schedule_per_layer(tmp_path):

@@ -68,8 +68,9 @@ def test_a_choice_that_no_longer_holds_is_replaced_and_said_once_above_the_figur
     published.controls["batch"].value = 64
     published.controls["release"].value = "0.7.2.post1"
     note = "batch must be one of 16, 128 with the choices before it, got 64"
-    assert published.view.choice.arguments["batch"] == 16 and note in published.served.value
-    assert published.served.value.split("</strong>")[0].endswith("; 16 is shown")
+    assert published.view.choice.arguments["batch"] == 128, "the nearest one"
+    assert note in published.served.value
+    assert published.served.value.split("</strong>")[0].endswith("; 128 is shown")
     published.controls["release"].value = "0.6.4"
     assert "must be one of" not in published.served.value
     records = [pair for _, pair in published.controls["records"].options]
@@ -77,7 +78,7 @@ def test_a_choice_that_no_longer_holds_is_replaced_and_said_once_above_the_figur
     published.controls["records"].value = next(p for p in records if p[0] == "auto_resolution")
     assert published.view.source.records == "auto_resolution"
     published.controls["model"].value = "Qwen3-32B at TP 4"
-    assert published.view.source.records == "fa3_decode_regression", "the first that has it"
+    assert published.view.source.records == "measurement_trust", "it has the release and batch"
     assert "study auto_resolution has no records" in published.served.value
 
 
@@ -164,7 +165,7 @@ def test_on_a_gpu_it_opens_to_measure_there(instant_jobs, monkeypatch):
 
 
 def test_an_error_of_any_kind_is_shown_and_not_raised(published, monkeypatch):
-    monkeypatch.setattr(module, "choose", lambda *_: {}["<b>disk</b>"])
+    monkeypatch.setattr(module, "find_case", lambda *_: {}["<b>disk</b>"])
     published.controls["release"].value = "0.6.3"
     assert "KeyError: &#x27;&lt;b&gt;disk&lt;/b&gt;&#x27;" in published.shown.value
 

@@ -7,12 +7,11 @@ from support import explorer_records as made
 from support.explorer_records import COPY_BYTES, FA2, FA3, LATENT, QWEN, keep, publish, timed
 
 import attnlib
-from attnlib.kinds.item import Item
 from attnlib.lab.source import (
     EXPLORER,
     NAMES,
     choose,
-    find_source,
+    find_case,
     measure_missing,
     sources_of,
 )
@@ -145,14 +144,15 @@ def test_every_model_and_source_on_record_and_every_backend_of_it_can_be_shown(
     published_records, model
 ):
     for pair in sources_of(model):
-        source = find_source(model, *pair)
-        choice = choose(source, model, {})
-        seen = View(source, choice)
+        choice = find_case(model, *pair)
+        seen = View(choice)
         assert not choice.notes and len(choice.rows) and repr(seen)
-        assert ", FlashInfer " in seen.where
+        assert choice.rows.case.nunique() == 1
+        library = "sglang-kernel" if pair[0] == "split_cap" else "FlashInfer"
+        assert f", {library} " in seen.where
     for name in choice.options["against"]:
-        assert repr(View(source, choose(source, model, {"backends": [name]})))
-    assert repr(View(source, choose(source, model, {"against": name})))
+        assert repr(View(choose(choice.source, model, {"backends": [name]})))
+    assert repr(View(choose(choice.source, model, {"against": name})))
 
 
 @pytest.mark.parametrize(
@@ -196,11 +196,11 @@ def test_the_newest_release_of_the_asked_case_on_any_machine_of_that_name(
 def test_the_first_study_answers_of_its_reference_machine_or_of_the_one_that_is_named(
     published_records, monkeypatch
 ):
-    source = find_source(LLAMA)
+    source = find_case(LLAMA).source
     assert (source.records, source.machine) == (STUDY.name, STUDY.reference_machine)
-    assert find_source(LLAMA, STUDY.name, H100_MACHINE).machine == H100_MACHINE
+    assert find_case(LLAMA, STUDY.name, H100_MACHINE).source.machine == H100_MACHINE
     monkeypatch.setenv("ATTNLIB_MACHINE", H100_MACHINE)
-    assert find_source(LLAMA).machine == H100_MACHINE
+    assert find_case(LLAMA).source.machine == H100_MACHINE
 
 
 def test_the_newest_release_is_usual_and_releases_are_in_the_order_of_versions(demo, make_record):
@@ -227,6 +227,14 @@ def test_options_are_of_the_choices_before_them_and_another_wish_is_refused(demo
     ):
         with pytest.raises(ValueError, match=words):
             view(MODEL, **wish)
+
+
+def test_a_library_that_goes_along_with_every_release_may_alone_have_the_wish(demo, make_record):
+    keep(make_record, "demo", timed("sdpa", replace(QWEN, batch_size=4), ""), 100.0)
+    for wishes in ({"batch": 4}, {"batch": 4, "release": "0.6.3"}):
+        seen = view(MODEL, **wishes)
+        assert seen.backends == ["sdpa"] and seen.choice.arguments["release"] == "0.6.3"
+    assert view(MODEL).choice.case == QWEN
 
 
 def test_what_only_a_gpu_can_answer_is_refused_with_the_reason(without_gpu, monkeypatch):
@@ -256,13 +264,57 @@ def test_in_live_mode_the_call_measures_what_is_missing(instant_jobs, monkeypatc
 
 def test_a_named_release_is_measured_of_flashinfer_alone(monkeypatch):
     made.go_live(monkeypatch, device="cpu")
-    asked = {"release": "0.6.3", "backends": (FA2, "sdpa"), "rounds": 1}
-    choice = choose(find_source(LLAMA, "live"), LLAMA, asked)
+    asked = {
+        "release": "0.6.3",
+        "backends": (FA2, "sdpa", "sglang-flash-attn-3"),
+        "rounds": 1,
+    }
+    choice = find_case(LLAMA, "live", wishes=asked)
     jobs = []
     monkeypatch.setattr("attnlib.run.study.Sweep.run", lambda sweep, found: jobs.extend(found) or 0)
     measure_missing(choice)
     (job,) = jobs
     assert job.study == EXPLORER and job.release == "0.6.3"
-    wanted = [Item("sdpa", "graph", choice.case, ""), Item(FA2, "graph", choice.case, "0.6.3")]
-    assert sorted(job.items[2:], key=lambda item: item.release) == wanted
+    releases = {item.backend: item.release for item in job.items[2:]}
+    assert releases == {"sdpa": "", FA2: "0.6.3", "sglang-flash-attn-3": ""}
+    assert {item.case for item in job.items[2:]} == {choice.case}
     assert store.find(EXPLORER, made.MACHINE).empty
+
+
+SPLIT_CAP = {"records": "split_cap", "machine": "47067cab"}
+
+
+def test_a_release_is_of_the_library_that_the_study_compares(published_records):
+    seen = view(heads="8/1", **SPLIT_CAP)
+    assert ", sglang-kernel 0.4.10, NVIDIA H100" in seen.where
+    assert "FlashInfer" not in repr(seen)
+    assert seen.choice.arguments["against"] == "sglang-flash-attn-3"
+    (row,) = [row for row in seen.comparison.itertuples() if row.backend.endswith("@bounded")]
+    assert row.against == "sglang-flash-attn-3"
+    old = view("DeepSeek MLA", release="0.4.5", **SPLIT_CAP)
+    assert "sglang-flash-attn-3-mla" in old.backends, "not only what goes along with any release"
+    pages = view("DeepSeek MLA", page_size=64, **SPLIT_CAP)
+    assert "flashinfer-mla-fa3" in pages.backends, "FlashInfer is not what is compared"
+
+
+def test_the_width_of_the_page_table_tells_calls_apart_and_lengths_are_in_few_words(
+    published_records,
+):
+    seen = view(heads="8/1", **SPLIT_CAP)
+    variant = seen.choice.arguments["variant"]
+    assert variant == f"bfloat16, page table of {seen.choice.case.context:,} tokens"
+    title = repr(seen).splitlines()[0]
+    assert title.endswith("context 131072") and len(title) < 200
+    assert eval(seen.choice.call, {"attnlib": attnlib}).choice.case == seen.choice.case
+    words = r"^lengths must be one of .*requests.*got 'chat'$"
+    with pytest.raises(ValueError, match=words) as error:
+        view(heads="8/1", page_size=1, lengths="chat", **SPLIT_CAP)
+    assert len(str(error.value)) < 2000
+    verify = view("DeepSeek MLA", variant=variant_with_queries(), **SPLIT_CAP)
+    assert verify.choice.case.q_len == 4
+
+
+def variant_with_queries():
+    """The variant of a call with several query tokens."""
+    options = view("DeepSeek MLA", **SPLIT_CAP).choice.options["variant"]
+    return next(option for option in options if "4 query tokens" in option)

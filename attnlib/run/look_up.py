@@ -1,0 +1,130 @@
+"""Look up a call in the records: the exact one comes first, else the nearest.
+
+How far two calls are apart is a sum: 1 for each factor of two between their `features`, and
+`OTHER_KERNEL` for each thing that has kernels of its own and differs.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ..core.layer import lengths_of_case
+from ..core.spec import ELEMENT_BYTES, LENGTHS, AttnSpec, MlaSpec
+from ..kinds.decode.case import DecodeCase
+from ..kinds.extend.case import ExtendCase
+from ..kinds.lengths import explicit_lengths, sample_seq_lens
+from ..kinds.mla.case import MlaCase
+from . import store
+
+Call = DecodeCase | MlaCase | ExtendCase
+Recorded = Mapping[Any, list[Any]]
+OTHER_KERNEL = 6.0
+"""The distance of another head_dim, element size or mode."""
+GROUP_WEIGHT = 3.0
+"""The weight of a factor of two in query heads per KV head. Both were chosen among 24 settings by
+`lab.advise.neighbour_loss`."""
+LOGARITHM = "log_"
+"""How the names of sizes begin that are logarithms; others are alike or not."""
+
+
+def look_up(rows: pd.DataFrame, *apart: Sequence[float]) -> pd.DataFrame:
+    """The rows, nearest first: by the first of `apart`, a distance per row, ties by the next."""
+    order = np.lexsort([np.asarray(far) for far in reversed(apart)])
+    return rows.iloc[order]
+
+
+def nearest_calls(call: Call, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, each a `case` with columns of `sizes_of`, nearest to `call` first.
+
+    `distance` is how far a case is from the call. The call itself comes before others at 0.
+    """
+    wanted = plain(call)
+    rows = rows.assign(distance=distances(call, rows).round(3))
+    is_other = [plain(case) != wanted for case in rows.case]
+    return look_up(rows, rows.distance, is_other)
+
+
+def distances(call: Call, rows: pd.DataFrame) -> NDArray[np.float64]:
+    """How far each row, of columns of `sizes_of`, is from a call."""
+    apart = np.zeros(len(rows))
+    for name, value in sizes_of(call).items():
+        recorded = rows[name].to_numpy()
+        if name.startswith(LOGARITHM):
+            apart += np.abs(recorded - value)
+        else:
+            apart += OTHER_KERNEL * (recorded != value)
+    return apart
+
+
+def sizes_of(call: Call) -> dict[str, Any]:
+    """What tells how near a call is: its `features`, and what has kernels of its own."""
+    if isinstance(call, ExtendCase):
+        return sizes_of(call.cached) | {"mode": call.mode}
+    return features(call.spec, sample_seq_lens(call)) | kernel_of(call.spec)
+
+
+def features(layer: AttnSpec | MlaSpec, lengths: NDArray[Any]) -> dict[str, float]:
+    """The logarithms of a call's sizes; heads count most."""
+    kv_heads = 1
+    group = layer.num_qo_heads
+    if isinstance(layer, AttnSpec):
+        kv_heads = layer.num_kv_heads
+        group = layer.group_size
+    tokens = int(lengths.sum())
+    longest = int(lengths.max())
+    return {
+        "log_tokens": math.log2(tokens * kv_heads),
+        "log_batch": math.log2(len(lengths)),
+        "log_skew": math.log2(longest * len(lengths) / tokens),
+        "log_group": GROUP_WEIGHT * math.log2(group),
+    }
+
+
+def kernel_of(layer: AttnSpec | MlaSpec) -> dict[str, Any]:
+    """What of a layer has kernels of its own."""
+    if isinstance(layer, MlaSpec):
+        return {"kv_format": layer.kv_format, "dense": not layer.top_k}
+    return {
+        "head_dim": layer.head_dim,
+        "kv_bytes": ELEMENT_BYTES[layer.kv_dtype],
+        "query_bytes": ELEMENT_BYTES[layer.dtype],
+    }
+
+
+def plain(call: Call) -> Call:
+    """A call without what does not change it: explicit lengths that are all alike are fixed ones,
+    and a page table (`context`) may be wider than the longest request."""
+    if isinstance(call, ExtendCase):
+        return call
+    if call.lengths in LENGTHS:
+        return replace(call, context=0)
+    lengths = explicit_lengths(call.lengths).tolist()
+    return replace(call, context=0, **lengths_of_case(tuple(lengths)))
+
+
+def recorded_as(call: Call, study: str, machine: str) -> list[Any]:
+    """The cases on record of a study on a machine that are this call (`plain`)."""
+    return calls_on_record(study, machine).get(plain(call), [])
+
+
+def calls_on_record(study: str, machine: str) -> Recorded:
+    """The calls of decode and MLA (`plain`) on record -> the cases that they were measured as."""
+    return _calls_on_record(study, machine, store.stamp(study, machine))
+
+
+@lru_cache(maxsize=64)
+def _calls_on_record(study: str, machine: str, stamp: object) -> Recorded:
+    # Records that changed have another stamp.
+    recorded: Iterable[Any] = store.load(study, machine).case.unique()
+    calls: defaultdict[Any, list[Any]] = defaultdict(list)
+    for case in recorded:
+        if isinstance(case, DecodeCase | MlaCase):
+            calls[plain(case)].append(case)
+    return dict(calls)
