@@ -19,7 +19,7 @@ import pandas as pd
 
 from ..core.backends.table import BACKENDS, compared_package
 from ..core.layer import lengths_of_case, words_of_lengths
-from ..core.schedule.caps import BOUNDED, UPSTREAM
+from ..core.schedule.caps import BOUNDED, DEFAULT, UPSTREAM
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_int, require_word
 from ..draw.cards import Card, Shown, in_words
 from ..kinds.decode.case import DecodeCase
@@ -31,7 +31,7 @@ from ..run.study import in_about
 from ..select import Call, Choice, explain
 from ..select.facts import gpu_named
 from ..select.libraries import AUTO, find
-from ..studies import PACE, STUDIES, plan_rivals, random_batches
+from ..studies import PACE, STUDIES, plan_rivals, random_batches, split_cap
 from .source import FLASHINFER, ROUNDS, width_of
 
 NEAREST = 16
@@ -55,9 +55,14 @@ NAMES = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
 FEATURES = "tokens x KV heads, requests, longest / mean length, (query heads per KV head) ^ 3"
 SGLANG = "sglang"
 FLASH_ATTN_3 = "flash-attn-3"
+PRECOMPUTED = "flash-attn-3-precomputed"
 SGLANG_FA3 = "sglang-flash-attn-3"
 CAPS_SINCE = Version("0.5.16")
-"""The first SGLang in which our plugin may choose the cap of splits (`engines.sglang`)."""
+"""The first SGLang whose FlashAttention-3 caps splits by the rows of all requests
+(`studies.split_cap`), and in which our plugin may choose the cap (`engines.sglang`)."""
+SERVED_CONTEXT = 131_072
+"""Tokens of the page table's width that SGLang's cap is computed for, or the longest request."""
+ANOTHER_BUILD = "of another build"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -161,6 +166,8 @@ class Advice(Shown):
             notes.append(f"Nothing near is on record: the nearest batch is at distance {near:.1f}.")
         if choice.problem:
             notes.append(f"The rule's pick cannot run: {choice.problem}.")
+        if lost := self._splits_lost():
+            notes.append(lost)
         if choice.gpu != RECORDED_GPU:
             gpus = _listed(nearest.gpu)
             notes.append(f"No batch is on record of {choice.gpu}: these are of {gpus}.")
@@ -182,6 +189,23 @@ class Advice(Shown):
             notes.append(f"{words}: {', '.join(plan_rivals.PAGES_OF_16)}.")
         return notes
 
+    def _splits_lost(self) -> str:
+        """What SGLang's cap of splits takes from this call, and what to set; empty if nothing."""
+        choice = self.choice
+        engine, release = find(choice.library)
+        has_cap = engine.name == SGLANG and release is not None and release >= CAPS_SINCE
+        if not has_cap or choice.ours != FLASH_ATTN_3:
+            return ""
+        by_default = _most_splits(self.layer, self.lengths, DEFAULT)
+        bounded = _most_splits(self.layer, self.lengths, BOUNDED)
+        if by_default >= bounded:
+            return ""
+        return (
+            f"SGLang since {CAPS_SINCE} caps the splits of a request by the rows of all requests: "
+            f"here at most {by_default}, with ATTNLIB_SGLANG_SPLITS=bounded {bounded} "
+            f"(by the model, in a context of {SERVED_CONTEXT:,}). Notebook 11 has what that costs."
+        )
+
     def _lacked_by_engine(self) -> list[str]:
         """The backends with records that the engine does not have, if one is named."""
         if self.runs is None:
@@ -197,6 +221,8 @@ class Advice(Shown):
         picked = choice.picked
         if not choice.inner and self.ours not in ("", choice.backend):
             picked += f", here {self.ours}"
+            if (self.runs or {}).get(self.ours, "").endswith(ANOTHER_BUILD):
+                picked += f", {ANOTHER_BUILD}"
         near = f"{nearest.distance.iloc[0]:.2f} to {nearest.distance.iloc[-1]:.2f}"
         first, last = nearest.day.min(), nearest.day.max()
         days = first if first == last else f"{first} to {last}"
@@ -374,11 +400,21 @@ def _run_by_engine(
     if random_batches.FA2 in runs:
         runs[random_batches.PLANNED] = "our planner"
     if engine.name == SGLANG and FLASH_ATTN_3 in runs:
-        runs[SGLANG_FA3] = runs[FLASH_ATTN_3]
+        word = runs[FLASH_ATTN_3]
+        runs[SGLANG_FA3] = word
+        for build in (FLASH_ATTN_3, PRECOMPUTED):
+            runs[build] = f"{word}, {ANOTHER_BUILD}"
         if release and release >= CAPS_SINCE:
             for cap in (UPSTREAM, BOUNDED):
                 runs[f"{SGLANG_FA3}@{cap}"] = f"our plugin, SPLITS={cap}"
     return runs
+
+
+def _most_splits(layer: AttnSpec, lengths: tuple[int, ...], cap: str) -> int:
+    """The most splits that SGLang's FlashAttention-3 gives a request of this call, by the model."""
+    context = max(SERVED_CONTEXT, *lengths)
+    served = replace(_case_of(layer, lengths), context=context)
+    return int(split_cap.splits_of(served, cap).max())
 
 
 def _add_builds(
@@ -391,7 +427,7 @@ def _add_builds(
     runs.setdefault(name, words)
     runs.setdefault(precomputed, words)
     if name not in recorded and precomputed not in recorded:
-        runs.setdefault(other_build, f"{words}, of another build")
+        runs.setdefault(other_build, f"{words}, {ANOTHER_BUILD}")
 
 
 def _geometric_mean(ratios: pd.DataFrame) -> pd.Series:

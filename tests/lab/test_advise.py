@@ -154,6 +154,39 @@ def test_sglangs_own_attention_is_in_sglang_and_other_caps_with_our_plugin(relea
     assert "sglang-flash-attn-3" in str(attnlib.advise(*call, library="vllm==0.33.0").notes)
 
 
+CAP_NOTE = "SGLang since 0.5.16 caps the splits"
+
+
+def test_a_call_that_sglangs_cap_of_splits_reaches_is_told_so_with_what_to_set():
+    call = AttnSpec(8, 1, 128, 16), [131072, *[1024] * 127]
+    advice = attnlib.advise(*call, library="sglang==0.5.23", gpu="H200")
+    with_flashinfer = "sglang==0.5.23,flashinfer==0.7.2.post1"
+    assert CAP_NOTE in str(attnlib.advise(*call, library=with_flashinfer).notes)
+    (note,) = [note for note in advice.notes if note.startswith(CAP_NOTE)]
+    assert "at most 8, with ATTNLIB_SGLANG_SPLITS=bounded 61 (by the model" in note
+    assert "Notebook 11" in note
+    picked = dict(advice.facts)["rule of sglang==0.5.23"]
+    assert picked == "fa3, here flash-attn-3-precomputed, of another build"
+    table = advice.table().set_index("backend")["in the engine"]
+    assert table["flash-attn-3-precomputed"] == "fa3, of another build"
+
+
+@pytest.mark.parametrize(
+    ("library", "options", "lengths"),
+    [
+        ("sglang==0.5.15", {}, [131072, *[1024] * 127]),
+        ("sglang==0.5.23", {"backend": "flashinfer"}, [131072, *[1024] * 127]),
+        ("sglang==0.5.23", {"gpu": "b200"}, [131072, *[1024] * 127]),
+        ("sglang==0.5.23", {}, [8192] * 16),
+        ("vllm==0.33.0", {}, [131072, *[1024] * 127]),
+        ("flashinfer==0.7.2", {}, [131072, *[1024] * 127]),
+    ],
+)
+def test_a_call_that_the_cap_does_not_reach_is_told_nothing_of_it(library, options, lengths):
+    advice = attnlib.advise(AttnSpec(8, 1, 128, 16), lengths, library=library, **options)
+    assert CAP_NOTE not in " ".join(advice.notes)
+
+
 def test_an_h100_has_batches_of_its_own_with_the_present_planner():
     told = repr(attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4, gpu="H100"))
     assert "NVIDIA H100 80GB HBM3, FlashInfer 0.6.13" in told and "by the planner" not in told
