@@ -313,6 +313,8 @@ def _rows(name: str, group: str) -> pd.DataFrame:
     A group is `all`, or a constant of the study's module in lower case.
     """
     study = STUDIES[name]
+    if not store.machines(name):
+        raise MissingRecordsError("no machine has any")
     machine = record_machine(study)
     if machine not in store.machines(name):
         raise MissingRecordsError(f"{machine} has none")

@@ -36,8 +36,9 @@ def test_whatever_a_case_an_item_or_a_worker_writes_is_declared():
         for field in flat_fields(cls):
             assert BY_NAME[f"case.{field.name}"].type == ARROW[field.type], field.name
     assert {field.name for field in fields(Item)} - {"case"} <= set(BY_NAME)
-    assert {f"versions.{name}" for name in (*RECORDED, "python", "cuda")} <= set(BY_NAME)
-    assert right_row().keys() <= set(BY_NAME)
+    releases = {f"versions.{name}" for name in (*RECORDED, "python", "cuda")}
+    assert releases <= set(BY_NAME), "declare it in attnlib/run/schema.py"
+    assert right_row().keys() <= set(BY_NAME), "declare it in attnlib/run/schema.py"
 
 
 def test_meanings_name_what_there_is():
@@ -45,7 +46,8 @@ def test_meanings_name_what_there_is():
     named = {"timer": RUN_TIMERS, "status": STATUSES, "kernel_family": families}
     named["case.kind"] = [kind for kind in KINDS if kind]
     for name, words in named.items():
-        assert [word for word in words if f"`{word}`" not in BY_NAME[name].meaning] == []
+        unsaid = [word for word in words if f"`{word}`" not in BY_NAME[name].meaning]
+        assert unsaid == [], f"name it in the meaning of {name}: attnlib/run/schema.py"
 
 
 def test_the_example_of_the_readme_runs_with_pandas_alone():

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -40,8 +41,6 @@ def write(tmp_path):
 @pytest.mark.slow
 def test_every_claim_has_a_verdict_and_its_records_are_in_the_store(published_records):
     judged = claims.verdicts()
-    assert len(judged) == 56
-    assert len({row.claim.source for row in judged}) == 6
     for row in judged:
         assert row.verdict in claims.VERDICTS
         assert row.reason
@@ -52,7 +51,8 @@ def test_every_claim_has_a_verdict_and_its_records_are_in_the_store(published_re
             assert set(row.records) <= ids
 
     counts = Counter(row.verdict for row in judged)
-    assert counts == {"confirmed": 28, "partly": 13, "not measurable here": 13, "open": 2}
+    shown = {"confirmed": 28, "partly": 13, "not measurable here": 13, "open": 2}
+    assert counts == shown, "a new claim, or a verdict that changed: if that is meant, set it here"
     open_ = [row.claim.id for row in judged if row.verdict == claims.OPEN]
     assert open_ == [f"sglang-20778-end-to-end-{row}" for row in ("best", "worst")]
 
@@ -152,6 +152,15 @@ def test_missing_records_leave_a_claim_open(write, replayed):
     judged = claims.judge(claim)
     assert judged.verdict == "open"
     assert "are missing" in judged.reason
+
+
+def test_a_claim_of_a_study_that_nobody_measured_is_open(write, monkeypatch):
+    new = replace(STUDIES["split_cap"], name="new", reference_machine="")
+    monkeypatch.setitem(STUDIES, "new", new)
+    (claim,) = write({"pairs": PAIRS | {"study": "new", "expect": ["slower"]}})
+    judged = claims.judge(claim)
+    assert judged.verdict == "open"
+    assert judged.reason == "Records of new are missing: no machine has any."
 
 
 def test_the_command_shows_all_claims_one_claim_and_json(published_records, capsys, fails):

@@ -3,11 +3,15 @@
 python tests/support/schema.py      writes it
 """
 
+import sys
 from pathlib import Path
 
-from attnlib.run.schema import COLUMNS
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # not the package of another checkout
 
-README = Path(__file__).resolve().parents[2] / "data" / "README.md"
+from attnlib.run.schema import COLUMNS  # noqa: E402
+
+README = ROOT / "data" / "README.md"
 TABLE_HEAD = "| column | type | meaning |\n|---|---|---|\n"
 
 
