@@ -34,7 +34,9 @@ class Item(Generic[CaseT]):
             "case": case.to_dict() if case else None,
             "release": self.release,
         }
-        return form | ({"again": self.again} if self.again else {})
+        if self.again:
+            form["again"] = self.again
+        return form
 
     @cached_property
     def identity(self) -> str:

@@ -17,11 +17,11 @@ def build_decode_metadata(
 ) -> None:
     """As `core.metadata.decode.build_decode_metadata`, and fills all `max_pages` columns, as
     `core.metadata.eager` says."""
-    t = DecodeTensors(**tensors)
-    decode.LAUNCHER.check((*t, None), (page_size,), (seq_len_delta, max_pages))
-    t.cu_seqlens_k[:1].zero_()
-    first_tokens = _first_tokens(t.seq_lens.device, max_pages, page_size)
-    write_decode_metadata(t, first_tokens, page_size, seq_len_delta)
+    given = DecodeTensors(**tensors)
+    decode.LAUNCHER.check((*given, None), (page_size,), (seq_len_delta, max_pages))
+    given.cu_seqlens_k[:1].zero_()
+    first_tokens = _first_tokens(given.seq_lens.device, max_pages, page_size)
+    write_decode_metadata(given, first_tokens, page_size, seq_len_delta)
 
 
 @cache
