@@ -28,7 +28,7 @@ class Item(Generic[CaseT]):
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
         case: NamedCase | None = self.case
-        form = {
+        form: dict[str, Any] = {
             "backend": self.backend,
             "timer": self.timer,
             "case": case.to_dict() if case else None,

@@ -277,7 +277,7 @@ def _azure_rows(lines: Iterable[str]) -> list[tuple[int, ...]]:
     arrived, prompts, outputs = columns
     times = np.array(arrived, dtype="datetime64[ns]")
     arrivals = (times - times[0]) // np.timedelta64(1, "ms")
-    rows = []
+    rows: list[tuple[int, ...]] = []
     for at, prompt, output in zip(arrivals, prompts, outputs, strict=True):
         rows.append((int(at), int(prompt), int(output)))
     return rows

@@ -37,7 +37,10 @@ def available_releases(distribution: str, overlays: Iterable[str] = ()) -> list[
     """
     given = [_release_of(requirement, distribution) for requirement in overlays]
     releases = given or index_releases(distribution)
-    return ordered([*releases, *filter(None, [installed_version(distribution)])])
+    installed = installed_version(distribution)
+    if installed:
+        releases = [*releases, installed]
+    return ordered(releases)
 
 
 def index_releases(distribution: str) -> list[str]:
@@ -54,9 +57,11 @@ def index_releases(distribution: str) -> list[str]:
 def releases_between(releases: Iterable[str], first: str, last: str) -> list[str]:
     """The releases from `first` to `last`; ValueError with those there are if an end is missing."""
     known = ordered(releases)
-    low, high = parse_release("first", first), parse_release("last", last)
+    versions = [Version(release) for release in known]
+    low = parse_release("first", first)
+    high = parse_release("last", last)
     for name, end in ((first, low), (last, high)):
-        if end not in map(Version, known):
+        if end not in versions:
             raise ValueError(f"releases must hold {name}, got {', '.join(known) or 'none'}")
     return [release for release in known if low <= Version(release) <= high]
 
@@ -89,7 +94,9 @@ def overlay_for(
     if not release or installed_version(distribution) == release:
         return None
     target = ROOT / f"{distribution}-{release}"
-    return target if target.is_dir() else _install(requirement, target)
+    if not target.is_dir():
+        _install(requirement, target)
+    return target
 
 
 def build_version(path: Path, distribution: str) -> str:
@@ -104,7 +111,8 @@ def build_version(path: Path, distribution: str) -> str:
     if path.suffix != ".whl" or not path.is_file():
         raise ValueError(f"{path} must be a release of {distribution}, a wheel or a folder")
     name, version, _, tags = parse_wheel_filename(path.name)
-    if name != canonicalize_name(distribution) or frozenset(sys_tags()).isdisjoint(tags):
+    fits_here = not tags.isdisjoint(sys_tags())
+    if name != canonicalize_name(distribution) or not fits_here:
         raise ValueError(f"{path} must be of {distribution}, for this Python and platform")
     return str(version)
 
@@ -120,7 +128,9 @@ def own_build(path: Path, distribution: str) -> tuple[str, Path]:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     target = ROOT / f"{distribution}-{version}-{digest}"
     requirement = f"{distribution} @ {path.resolve().as_uri()}"
-    return version, target if target.is_dir() else _install(requirement, target)
+    if not target.is_dir():
+        _install(requirement, target)
+    return version, target
 
 
 def parse_overlay(argument: str) -> tuple[str, Path]:
@@ -157,7 +167,7 @@ def _installed(folder: Path) -> dict[str, str]:
     return {canonicalize_name(dist.name or ""): dist.version for dist in installed}
 
 
-def _install(requirement: str, target: Path) -> Path:
+def _install(requirement: str, target: Path) -> None:
     """Install into `target`, which appears when it is whole; one process at a time.
 
     What an install leaves that was killed, the next one removes.
@@ -166,19 +176,35 @@ def _install(requirement: str, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.parent / "unfinished"
     # Not a resolver's job: --no-deps, or an old release would bring its own torch.
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-    command += ["--target", str(unfinished), requirement, *COMPANIONS.get(distribution, ())]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-compile",
+        "--target",
+        str(unfinished),
+        requirement,
+        *COMPANIONS.get(distribution, ()),
+    ]
     lock = os.open(target.parent, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # pip holds it too, should it outlive us
         shutil.rmtree(unfinished, ignore_errors=True)
         if not target.is_dir():
-            done = subprocess.run(command, capture_output=True, text=True, pass_fds=(lock,))
-            if done.returncode or canonicalize_name(distribution) not in _installed(unfinished):
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                pass_fds=(lock,),
+            )
+            has_it = canonicalize_name(distribution) in _installed(unfinished)
+            if done.returncode or not has_it:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 words = done.stderr.strip()[-800:]
                 raise RuntimeError(f"pip could not install {requirement}: {words}")
             unfinished.rename(target)
     finally:
         os.close(lock)
-    return target
