@@ -46,7 +46,9 @@ def case_of(step: capture.Step) -> Case:
     return ExtendCase(cached, "prefill_paged", queries, q_lengths=step.q_lengths)
 
 
-def cases(steps: Iterable[capture.Step]) -> tuple[Counter[Case], Counter[str]]:
+def cases(
+    steps: Iterable[capture.Step],
+) -> tuple[Counter[Case], Counter[str]]:
     """How many steps each case stands for, and how many steps were left out for each reason."""
     counts: Counter[Case] = Counter()
     left_out: Counter[str] = Counter()

@@ -13,7 +13,8 @@ CAPTURED = (
 )
 """Lengths of the largest decode step in data/captures/engine.jsonl."""
 STEP = EngineCase(LLAMA, 40, 3610, lengths=CAPTURED, context=CONTEXT)
-CASES = tuple(replace(case, driver="offline") for case in (*SERVED, STEP))
+_STEPS = (*SERVED, STEP)
+CASES = tuple(replace(case, driver="offline") for case in _STEPS)
 RANKS = (
     EngineCase("qwen3-half", 1, 1024, output_len=128, driver="offline", tp=2),
     EngineCase("qwen3-half", 16, 1024, output_len=128, driver="offline", tp=2),
