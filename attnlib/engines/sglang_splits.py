@@ -76,7 +76,12 @@ def of_words(call: dict[str, Any]) -> int:
     return number
 
 
-def ready_splits(_: None, backend: Any, *args: Any, **kwargs: Any) -> None:
+def ready_splits(
+    _: None,
+    backend: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
     """After a FlashAttention backend is made: refuse what SPLITS cannot reach, by name."""
     gpu = torch.cuda.get_device_properties(torch.device(backend.device))
     not_met = {
@@ -88,7 +93,11 @@ def ready_splits(_: None, backend: Any, *args: Any, **kwargs: Any) -> None:
     setattr(backend, OWN, sglang_build())  # read once: it looks at files
 
 
-def cap_decode(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def cap_decode(
+    original: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Around the attention of a layer in a decode step, drafts' steps included."""
     call = named(original, args, kwargs)
     has_drafts = call["forward_batch"].spec_info is not None
@@ -96,7 +105,11 @@ def cap_decode(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _with_cap(kind, original, call, args, kwargs)
 
 
-def cap_verification(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def cap_verification(
+    original: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Around the attention of a layer in an extend: of these, verification of drafts alone."""
     call = named(original, args, kwargs)
     # A prefill, also of a draft model, keeps SGLang's cap: its partial outputs may be 16 GiB.
@@ -128,7 +141,11 @@ def _with_cap(
     return output
 
 
-def _left_alone(backend: Any, layer: Any, batch: Any) -> str:
+def _left_alone(
+    backend: Any,
+    layer: Any,
+    batch: Any,
+) -> str:
     """Why a layer keeps SGLang's cap, or the empty string. None of these calls reads words that
     were written for ours: SGLang gives them none, `has_no_words`, or it is no decode."""
     metadata = backend.forward_metadata
@@ -149,7 +166,11 @@ def _left_alone(backend: Any, layer: Any, batch: Any) -> str:
     return ""
 
 
-def _splits_of_call(backend: Any, layer: Any, q: torch.Tensor) -> int:
+def _splits_of_call(
+    backend: Any,
+    layer: Any,
+    q: torch.Tensor,
+) -> int:
     """The cap of a layer's call: that of the words it reads, or by the layer's own facts."""
     metadata = backend.forward_metadata
     window = _window(backend, layer)
@@ -208,7 +229,11 @@ def given(backend: Any, number: int) -> Iterator[None]:
         vars(backend).update(own)
 
 
-def _count(kind: str, number: int, metadata: Any) -> None:
+def _count(
+    kind: str,
+    number: int,
+    metadata: Any,
+) -> None:
     """Count a call of this kind; the first one says in the log what it was given."""
     if kind not in STATE.calls:
         requests = metadata.cu_seqlens_q.shape[0] - 1

@@ -59,7 +59,12 @@ class CallSubject(Subject):
             cuda_graph=item.timer.startswith("graph"),
         )
         plan = backend.plan(work.batch)
-        run = partial(backend.run, work.q, work.kv, plan)
+        run = partial(
+            backend.run,
+            work.q,
+            work.kv,
+            plan,
+        )
 
         def timing() -> Timing:
             if item.timer in ROTATING:

@@ -46,7 +46,11 @@ class Judge:
     """
 
     def __init__(
-        self, attend: Callable[..., torch.Tensor], q: torch.Tensor, kv: Any, batch: Any
+        self,
+        attend: Callable[..., torch.Tensor],
+        q: torch.Tensor,
+        kv: Any,
+        batch: Any,
     ) -> None:
         self.reference = attend(q, kv, batch)
         low = attend(q, kv, batch, probs_dtype=q.dtype)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ..core.spec import ELEMENT_BYTES, AttnSpec
 
-INT32_BYTES, INT64_BYTES = 4, 8
+INT32_BYTES = 4
+INT64_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,13 @@ class CallCost:
 
 
 def attention_cost(
-    spec: AttnSpec, *, held: int, read: int, queries: int, pairs: int, index_bytes: int
+    spec: AttnSpec,
+    *,
+    held: int,
+    read: int,
+    queries: int,
+    pairs: int,
+    index_bytes: int,
 ) -> CallCost:
     """The cost of a call over `held` cached tokens, of which it must read `read`.
 

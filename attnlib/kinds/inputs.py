@@ -23,7 +23,12 @@ class Workload:
 
 
 def paged_batch(
-    spec: AttnSpec, lens: np.ndarray, seed: int | None, *, device: str, context: int = 0
+    spec: AttnSpec,
+    lens: np.ndarray,
+    seed: int | None,
+    *,
+    device: str,
+    context: int = 0,
 ) -> DecodeBatch:
     """Requests of `lens` [bs] int32 whose pages are distinct, shuffled by `seed` or in order.
 
@@ -34,7 +39,12 @@ def paged_batch(
     return DecodeBatch.build(spec, torch.from_numpy(lens), table)
 
 
-def draw_inputs(batch: DecodeBatch, *, rows: int, seed: int) -> tuple[torch.Tensor, PagedKV]:
+def draw_inputs(
+    batch: DecodeBatch,
+    *,
+    rows: int,
+    seed: int,
+) -> tuple[torch.Tensor, PagedKV]:
     """A query of `rows` rows, and a cache that the batch's pages fill, where its page table is."""
     spec = batch.spec
     generator = torch.Generator(device=batch.page_table.device)
@@ -48,7 +58,11 @@ def draw_inputs(batch: DecodeBatch, *, rows: int, seed: int) -> tuple[torch.Tens
     return q, PagedKV(k_cache, v_cache)
 
 
-def normal_values(shape: tuple[int, ...], dtype: str, generator: torch.Generator) -> torch.Tensor:
+def normal_values(
+    shape: tuple[int, ...],
+    dtype: str,
+    generator: torch.Generator,
+) -> torch.Tensor:
     """Standard normal values of a torch dtype name, on the generator's device."""
     wanted = getattr(torch, dtype)
     drawn = torch.randn(

@@ -71,7 +71,10 @@ def explicit_lengths(text: str) -> np.ndarray:
 
 
 def shuffled_pages(
-    lens: np.ndarray, page_size: int, seed: int | None, context: int = 0
+    lens: np.ndarray,
+    page_size: int,
+    seed: int | None,
+    context: int = 0,
 ) -> np.ndarray:
     """Page table [bs, max_pages] int32 for these lengths; without a seed the pages are in order.
 
@@ -82,7 +85,10 @@ def shuffled_pages(
     if seed is not None:
         order = np.random.default_rng(seed).permutation(order)
     columns = max(pages.max(), -(-context // page_size))
-    table = np.zeros((len(lens), columns), dtype=np.int32)
+    table = np.zeros(
+        (len(lens), columns),
+        dtype=np.int32,
+    )
     is_page = np.arange(columns) < pages[:, None]
     table[is_page] = order.astype(np.int32)
     return table

@@ -124,13 +124,23 @@ def requests(trace: str) -> np.ndarray:
     header, *lines = lzma.decompress(path.read_bytes()).decode().splitlines()
     if header != HEADER:
         raise ValueError(f"columns of {path.name} must be {HEADER}, got {header}")
-    rows = np.loadtxt(lines, dtype=np.int64, delimiter=",", ndmin=2)
+    rows = np.loadtxt(
+        lines,
+        dtype=np.int64,
+        delimiter=",",
+        ndmin=2,
+    )
     rows.setflags(write=False)  # callers share the one that is cached
     return rows
 
 
 def decode_steps(
-    trace: str, in_flight: int, count: int, *, seed: int = 0, longest: int = 131_072
+    trace: str,
+    in_flight: int,
+    count: int,
+    *,
+    seed: int = 0,
+    longest: int = 131_072,
 ) -> list[np.ndarray]:
     """Lengths of the requests in `count` decode steps of a server: a list of int32 [in_flight].
 
@@ -243,7 +253,11 @@ def _pool(trace: str, longest: int) -> np.ndarray:
     return pairs[totals <= longest]
 
 
-def _lengths(pool: np.ndarray, in_flight: int, steps: Iterable[int]) -> Iterator[np.ndarray]:
+def _lengths(
+    pool: np.ndarray,
+    in_flight: int,
+    steps: Iterable[int],
+) -> Iterator[np.ndarray]:
     """Lengths int32 [in_flight] in each of `steps`, which rise.
 
     Only the steps in which a request ends are simulated: between them a length grows by one a step.

@@ -112,9 +112,14 @@ def judge_ratios(
     shortest = [min(median(a), median(b)) for a, b in sides]
     margins = np.array([not_slower or margin_of(us) for us in shortest])
     edges = np.log1p(margins)
-    means = _moderated([np.log(a / b) for a, b in sides])
+    log_ratios = [np.log(a / b) for a, b in sides]
+    means = _moderated(log_ratios)
 
-    def word(row: int, low: float, high: float) -> str:
+    def word(
+        row: int,
+        low: float,
+        high: float,
+    ) -> str:
         mean = means.mean[row]
         edge = edges[row]
         if high < 0 and mean < -edge:
@@ -128,17 +133,18 @@ def judge_ratios(
 
     verdicts = _by_holm(means, word, looks)
     low, high = means.interval(CONFIDENCE)
-    return [
-        Ratio(
-            ratio=float(np.exp(means.mean[i])),
-            low=float(np.exp(low[i])),
-            high=float(np.exp(high[i])),
-            rounds=len(sides[i][0]),
-            margin=float(margins[i]),
-            verdict=verdicts[i],
+    ratios = []
+    for row, (a, _) in enumerate(sides):
+        ratio = Ratio(
+            ratio=float(np.exp(means.mean[row])),
+            low=float(np.exp(low[row])),
+            high=float(np.exp(high[row])),
+            rounds=len(a),
+            margin=float(margins[row]),
+            verdict=verdicts[row],
         )
-        for i in range(len(sides))
-    ]
+        ratios.append(ratio)
+    return ratios
 
 
 def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
@@ -158,23 +164,28 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
         freedom=relative.freedom,
     )
 
-    def word(row: int, low: float, high: float) -> str:
+    def word(
+        row: int,
+        low: float,
+        high: float,
+    ) -> str:
         if low > 0:
             return FASTER
         return SLOWER if high < 0 else AMBIGUOUS
 
     verdicts = _by_holm(means, word)
     low, high = means.interval(CONFIDENCE)
-    return [
-        Saving(
-            saved=float(means.mean[i]),
-            low=float(low[i]),
-            high=float(high[i]),
-            rounds=len(sides[i][0]),
-            verdict=verdicts[i],
+    savings = []
+    for row, (before, _) in enumerate(sides):
+        saving = Saving(
+            saved=float(means.mean[row]),
+            low=float(low[row]),
+            high=float(high[row]),
+            rounds=len(before),
+            verdict=verdicts[row],
         )
-        for i in range(len(sides))
-    ]
+        savings.append(saving)
+    return savings
 
 
 def _paired(pair: Pair) -> tuple[Floats, Floats]:
@@ -189,7 +200,11 @@ def _paired(pair: Pair) -> tuple[Floats, Floats]:
     return a, b
 
 
-def _by_holm(means: _Means, word: Word, looks: int = 1) -> list[str]:
+def _by_holm(
+    means: _Means,
+    word: Word,
+    looks: int = 1,
+) -> list[str]:
     """The verdict of each row by Holm's steps.
 
     With n undecided rows each is judged at confidence 1 - 5 % / n / looks, until a step decides no
@@ -244,6 +259,7 @@ def _prior(variance: Floats, freedom: Floats) -> tuple[float, float]:
     half = 0.5 + 1 / between  # start of Newton's method for trigamma(half) = between
     for _ in range(10):  # eight are enough for any
         now = zeta(2, half)
-        half -= now * (1 - now / between) / (2 * zeta(3, half))
-    typical = np.exp(logs.mean() + digamma(half) - np.log(half))
-    return float(typical), float(2 * half)
+        slope = 2 * zeta(3, half)
+        half -= now * (1 - now / between) / slope
+    log_typical = logs.mean() + digamma(half) - np.log(half)
+    return float(np.exp(log_typical)), float(2 * half)

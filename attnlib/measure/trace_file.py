@@ -120,7 +120,8 @@ def _read_chrome(path: Path, text: TextIO) -> Trace:
     head = text.read(CHUNK)
     if not head:
         raise ValueError(f"{path} must be a trace, it is empty")
-    while not (start := EVENTS.search(head)):
+    start = EVENTS.search(head)
+    while not start:
         more = text.read(CHUNK)
         head += more
         if not more or len(head) > MOST_CHARACTERS:
@@ -128,8 +129,14 @@ def _read_chrome(path: Path, text: TextIO) -> Trace:
                 f"{path} must be a Chrome trace of torch.profiler (.json, .json.gz) or an export "
                 f"by nsys export --type sqlite; it begins with {head[:24]!r}"
             )
+        start = EVENTS.search(head)
     gpus = _devices(head[: start.start()])
-    events = _events(path, text, head[start.end() + 1 :], gpus)
+    events = _events(
+        path,
+        text,
+        head[start.end() + 1 :],
+        gpus,
+    )
     return _kept(path, "torch.profiler", gpus, events)
 
 
@@ -144,7 +151,11 @@ def _devices(text: str) -> Gpus:
 
 def _gpus(devices: Iterable[Event], sms: str) -> Gpus:
     """Names and counts of SMs; `sms` is the key of the latter."""
-    return {each.get("id"): (each.get("name"), each.get(sms)) for each in devices}
+    gpus = {}
+    for device in devices:
+        number = device.get("id")
+        gpus[number] = (device.get("name"), device.get(sms))
+    return gpus
 
 
 def _events(
@@ -221,7 +232,8 @@ def _event(
 ) -> Event:
     """A row of an export as torch.profiler would write it; Nsight Systems counts nanoseconds."""
     ids = [row.get(key) for key in ("demangledName", "nameId", "textId")]
-    number = next((each for each in ids if each is not None), None)
+    known = [each for each in ids if each is not None]
+    number = known[0] if known else None
     if number is not None and number not in names:
         raise TypeError(f"StringIds must have id {number!r}, the name of a {category}")
     name = row.get("text") or names.get(number, "")
@@ -264,7 +276,12 @@ class _Kept:
         self.graphs: dict[str, set[int]] = defaultdict(set)
         """Launches of CUDA graphs."""
 
-    def take(self, event: Event, start: float, length: float) -> None:
+    def take(
+        self,
+        event: Event,
+        start: float,
+        length: float,
+    ) -> None:
         """Keep an event of a category that is known; its times are microseconds."""
         category = event["cat"]
         name = event["name"]
@@ -337,7 +354,10 @@ def _kept(
     )
 
 
-def _in_graphs(work: Iterable[Span], replays: Set[int]) -> list[Span]:
+def _in_graphs(
+    work: Iterable[Span],
+    replays: Set[int],
+) -> list[Span]:
     """Work with `in_graph` set: older profilers tell a graph's kernels by their launch alone."""
     found = []
     for span in work:

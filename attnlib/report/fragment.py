@@ -46,7 +46,10 @@ class Fragment:
 
 
 def notebook_fragment(
-    notebook: NotebookNode, anchor: str, *, shown: Collection[str] = ()
+    notebook: NotebookNode,
+    anchor: str,
+    *,
+    shown: Collection[str] = (),
 ) -> Fragment:
     """Convert an executed notebook. `anchor` goes before its ids, `shown` are all on the page.
 
@@ -120,16 +123,28 @@ def _point_links(soup: BeautifulSoup, shown: Collection[str]) -> None:
 
 
 def _split(soup: BeautifulSoup, anchor: str) -> Fragment:
-    question, finding, figure = anchor, "", ""
-    if heading := soup.find("h2"):
+    question = anchor
+    finding = ""
+    figure = ""
+    heading = soup.find("h2")
+    if heading:
         question = heading.extract().get_text().strip()
     bold = soup.select_one("p > strong")
     if bold and bold.parent:
         bold.parent["class"] = "finding"
         finding = bold.decode_contents()
-    if image := soup.find("img"):
-        figure = f'<img src="{image["src"]}" alt="{escape(str(image["alt"]))}">'
+    image = soup.find("img")
+    if image:
+        words = escape(str(image["alt"]))
+        figure = f'<img src="{image["src"]}" alt="{words}">'
     contents = []
     for section in soup.select("h3[id]"):
         contents.append((str(section["id"]), section.get_text()))
-    return Fragment(anchor, question, finding, figure, tuple(contents), str(soup))
+    return Fragment(
+        anchor=anchor,
+        question=question,
+        finding=finding,
+        figure=figure,
+        contents=tuple(contents),
+        body=str(soup),
+    )

@@ -180,7 +180,8 @@ def bisect(
         rounds=rounds,
     )
     inside = releases_between(releases or recorded_releases(search), first, last)
-    first, last = inside[0], inside[-1]
+    first = inside[0]
+    last = inside[-1]
     question = replace(
         search,
         good=first if is_forward else last,
@@ -190,7 +191,11 @@ def bisect(
     return _Search(question, study.device, sweep if is_live else None).run()
 
 
-def _require_backend(study: Study, backend: str, package: str) -> None:
+def _require_backend(
+    study: Study,
+    backend: str,
+    package: str,
+) -> None:
     """ValueError unless the backend is one of those whose releases are the package's."""
     names = list(BACKENDS)
     for grid in study.grids:
@@ -273,7 +278,12 @@ class _Search:
             reference_family=families_of(base for base, _ in pairs),
         )
 
-    def undecided(self, release: str, verdict: Ratio | None, count: int) -> Exception:
+    def undecided(
+        self,
+        release: str,
+        verdict: Ratio | None,
+        count: int,
+    ) -> Exception:
         """Why a release has no verdict after `count` good rounds."""
         question = self.question
         if verdict and verdict.rounds >= question.looks[-1]:
@@ -293,7 +303,10 @@ class _Search:
         )
 
 
-def first_changed(releases: Sequence[str], differs: Callable[[str], bool]) -> str:
+def first_changed(
+    releases: Sequence[str],
+    differs: Callable[[str], bool],
+) -> str:
     """The first of `releases` that differs, by binary search.
 
     The first one must not differ and the last one must; one change lies between them.

@@ -72,8 +72,11 @@ _COLUMNS = (
 )
 COLUMNS = tuple(dict.fromkeys(_COLUMNS))  # each once, where it is named first
 """Columns that say what a case is, in the order in which tables are sorted by them."""
-FA2, FA3, AUTO = "flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto"
-GRAPH_AUTO, CUDA_CORES = "flashinfer-graph-auto", "flashinfer-cuda-cores"
+FA2 = "flashinfer-fa2"
+FA3 = "flashinfer-fa3"
+AUTO = "flashinfer-auto"
+GRAPH_AUTO = "flashinfer-graph-auto"
+CUDA_CORES = "flashinfer-cuda-cores"
 RATIO_COLUMNS = [field.name for field in fields(Ratio)]
 SAVING_COLUMNS = [field.name for field in fields(Saving)]
 COMPARABLE = ("gpu_id", "power_limit_w", "timer", "schema")
@@ -115,7 +118,10 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     plan_us = table["plan_us"].to_pylist()
     frame = table.select(AS_THEY_ARE).to_pandas()
     frame["repeat"] = [item.again > 0 for item in items]
-    frame = pd.concat([frame, _case_columns(table, items)], axis=1)
+    frame = pd.concat(
+        [frame, _case_columns(table, items)],
+        axis=1,
+    )
     frame["run_us"] = [_median(samples) for samples in run_us]
     frame["plan_us"] = [_median(samples) for samples in plan_us]
     frame["plan_samples"] = plan_us
@@ -125,7 +131,10 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     frame["kernels"] = [_kernels(row) for row in table["kernels"].to_pylist()]
     is_engine = [isinstance(item.case, EngineCase) for item in items]
     if any(is_engine):
-        steps = pd.Series([tuple(samples) for samples in run_us], dtype=object)
+        steps = pd.Series(
+            [tuple(samples) for samples in run_us],
+            dtype=object,
+        )
         frame["steps_us"] = steps.where(is_engine, None)
     before = _numbers(table, "state_before.throttle_reasons").astype(int)
     after = _numbers(table, "state_after.throttle_reasons").astype(int)
@@ -147,7 +156,11 @@ def _case_columns(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     cases = [item.case for item in items]
     heads = {id(case): heads_of(case) for case in cases}
     frame.insert(0, "case", pd.Series(cases, dtype=object))
-    frame.insert(1, "heads", [heads[id(case)] for case in cases])
+    frame.insert(
+        1,
+        "heads",
+        [heads[id(case)] for case in cases],
+    )
     if "window" in frame:
         window = frame["window"].astype(float)
         window = window.fillna(0)  # layers without one do not say so
@@ -168,7 +181,13 @@ def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
 
 def item_of(row: Any) -> Item:
     """The item of a row of a frame (`DataFrame.itertuples`)."""
-    return Item(row.backend, row.timer, row.case, row.release, again=int(row.repeat))
+    return Item(
+        backend=row.backend,
+        timer=row.timer,
+        case=row.case,
+        release=row.release,
+        again=int(row.repeat),
+    )
 
 
 def heads_of(case: Any) -> str | None:
@@ -223,7 +242,7 @@ def ceilings(frame: pd.DataFrame, needed: Sequence[str] = CEILINGS) -> Ceilings:
 def good_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
     """Records of one timer that are ok, not throttled and no A/A repeats; counts as integers."""
     is_ok = (frame.status == "ok") & ~frame.throttled
-    is_first = ~frame.repeat
+    is_first = ~frame.repeat  # no A/A item
     rows = frame[is_ok & is_first & (frame.timer == timer)]
     # Cases that lack a count made floats of it in the frame.
     counts = {}
@@ -235,7 +254,10 @@ def good_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
 
 
 def decode_rows(
-    frame: pd.DataFrame, *, release: str | None = None, timer: str = "graph"
+    frame: pd.DataFrame,
+    *,
+    release: str | None = None,
+    timer: str = "graph",
 ) -> pd.DataFrame:
     """`good_rows` of attention with heads, of one timer and (if named) one release."""
     rows = frame[frame.heads.notna()]
@@ -271,7 +293,13 @@ def times(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
     return cases_of(rows).merge(wide, on="case")
 
 
-def over(rows: pd.DataFrame, a: str, b: str, *, not_slower: float = 0.0) -> pd.DataFrame:
+def over(
+    rows: pd.DataFrame,
+    a: str,
+    b: str,
+    *,
+    not_slower: float = 0.0,
+) -> pd.DataFrame:
     """Time of side `a` over time of side `b` and the verdict on `a`, a row per case.
 
     A side is a backend, or a backend of one release: `flashinfer-fa2==0.6.3`. Rounds that have both
@@ -295,7 +323,11 @@ def side_rows(rows: pd.DataFrame, side: str) -> pd.DataFrame:
     return rows
 
 
-def savings(rows: pd.DataFrame, base: str, new: str) -> pd.DataFrame:
+def savings(
+    rows: pd.DataFrame,
+    base: str,
+    new: str,
+) -> pd.DataFrame:
     """What side `new` saves of the time of side `base`, a row per case that both have.
 
     Columns: case, the case's, base_us, new_us (medians), saved, low, high (us), rounds, verdict
@@ -309,7 +341,11 @@ def savings(rows: pd.DataFrame, base: str, new: str) -> pd.DataFrame:
     return pd.concat([cases, judged], axis=1)
 
 
-def _paired_by_case(rows: pd.DataFrame, a: str, b: str) -> tuple[pd.DataFrame, list[Pair]]:
+def _paired_by_case(
+    rows: pd.DataFrame,
+    a: str,
+    b: str,
+) -> tuple[pd.DataFrame, list[Pair]]:
     """The cases that both sides ran, with their columns, and the times of both, round by round."""
     sides = {side: side_rows(rows, side) for side in (a, b)}
     require_comparable(pd.concat(sides.values()))

@@ -133,13 +133,24 @@ class Comparison:
                 step = -1 if number % 2 else 1
                 for release in self.both[::step]:
                     items = tuple(replace(item, release=release) for item in short[::step])
-                    job = Job(self.study, number, device, release, items, command)
+                    job = Job(
+                        study=self.study,
+                        round=number,
+                        device=device,
+                        release=release,
+                        items=items,
+                        command=command,
+                    )
                     sweep.run([job])
                 number += 1
                 self.take(records())
             given_up.update(self._short_of(look, wanted))
 
-    def _short_of(self, look: int, items: Iterable[Item]) -> list[Item]:
+    def _short_of(
+        self,
+        look: int,
+        items: Iterable[Item],
+    ) -> list[Item]:
         """Those of the items that have fewer rounds than the look asks for."""
         return [item for item in items if len(self.pairs[item]) < look]
 

@@ -29,7 +29,10 @@ COMPANIONS = {"flashinfer-python": ("apache-tvm-ffi<0.2",)}
 """What a release needs at import beyond this project's own requirements (its Requires-Dist)."""
 
 
-def available_releases(distribution: str, overlays: Iterable[str] = ()) -> list[str]:
+def available_releases(
+    distribution: str,
+    overlays: Iterable[str] = (),
+) -> list[str]:
     """The releases that can be had here; `overlays` are requirements `NAME==VERSION` given.
 
     Beside them the environment's, and without overlays those that pip finds (`PIP_PRE`: the early
@@ -54,7 +57,11 @@ def index_releases(distribution: str) -> list[str]:
     return ordered(listed[1].split(", "))
 
 
-def releases_between(releases: Iterable[str], first: str, last: str) -> list[str]:
+def releases_between(
+    releases: Iterable[str],
+    first: str,
+    last: str,
+) -> list[str]:
     """The releases from `first` to `last`; ValueError with those there are if an end is missing."""
     known = ordered(releases)
     versions = [Version(release) for release in known]
@@ -81,7 +88,9 @@ def ordered(releases: Iterable[str]) -> list[str]:
 
 
 def overlay_for(
-    distribution: str, release: str, given: dict[str, Path] | None = None
+    distribution: str,
+    release: str,
+    given: dict[str, Path] | None = None,
 ) -> Path | None:
     """Folder with `distribution==release`; None where the environment has that very release.
 
@@ -151,7 +160,11 @@ def _release_of(requirement: str, distribution: str) -> str:
     return release
 
 
-def _checked(folder: Path, distribution: str, release: str) -> Path:
+def _checked(
+    folder: Path,
+    distribution: str,
+    release: str,
+) -> Path:
     installed = _installed(folder)
     if installed.get(canonicalize_name(distribution)) != release:
         raise ValueError(

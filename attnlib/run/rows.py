@@ -54,10 +54,19 @@ class RowError(ValueError):
 # ---- one record
 
 
-def row_of(item: Item, machine: Mapping[str, Any], **found: Any) -> Row:
+def row_of(
+    item: Item,
+    machine: Mapping[str, Any],
+    **found: Any,
+) -> Row:
     """The record of an item: `found` are its other columns, or dicts of members (`versions`)."""
     gpu_id = machine["gpu_id"]
-    identity = record_id(found["study"], found["round"], item, gpu_id)
+    identity = record_id(
+        found["study"],
+        found["round"],
+        item,
+        gpu_id,
+    )
     form = {"id": identity, "schema": schema.VERSION, "machine": machine}
     return flat_row(form | item.to_dict() | found)
 
@@ -75,11 +84,19 @@ def flat_row(form: Mapping[str, Any]) -> Row:
 
 def to_json(row: Row) -> bytes:
     """A record's file: one line, keys sorted, no NaN."""
-    text = json.dumps(row, sort_keys=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(
+        row,
+        sort_keys=True,
+        allow_nan=False,
+        separators=(",", ":"),
+    )
     return f"{text}\n".encode()
 
 
-def members(row: Mapping[str, Any], group: str) -> dict[str, Any]:
+def members(
+    row: Mapping[str, Any],
+    group: str,
+) -> dict[str, Any]:
     """The columns of a group, such as `machine.gpu`, by their names in it; without nulls."""
     prefix = f"{group}."
     return {
@@ -89,7 +106,12 @@ def members(row: Mapping[str, Any], group: str) -> dict[str, Any]:
     }
 
 
-def record_id(study: str, round_: int, item: Item, gpu_id: str) -> str:
+def record_id(
+    study: str,
+    round_: int,
+    item: Item,
+    gpu_id: str,
+) -> str:
     """Sixteen hex digits of SHA-256 over who a measurement is."""
     # As `json.dumps` writes the list of the four, keys sorted.
     identity = f"[{json.dumps(study)}, {round_}, {item.identity}, {json.dumps(gpu_id)}]"
@@ -262,7 +284,11 @@ def require_record(row: Row) -> None:
         raise ValueError(f"a record {words}")
 
 
-def what_is_wrong(row: Row, item: Item, machine: str = "") -> str:
+def what_is_wrong(
+    row: Row,
+    item: Item,
+    machine: str = "",
+) -> str:
     """Why a row is no record of a machine, or the empty string: no check, no time."""
     for name in REQUIRED:
         if row.get(name) is None:
@@ -292,7 +318,12 @@ def what_is_wrong(row: Row, item: Item, machine: str = "") -> str:
     slug = machine_slug(members(row, "machine"))
     if machine and slug != machine:
         return f"must be of {machine!r}, it is of {slug!r}"
-    key = record_id(row["study"], row["round"], item, row["machine.gpu_id"])
+    key = record_id(
+        row["study"],
+        row["round"],
+        item,
+        row["machine.gpu_id"],
+    )
     if row["id"] != key:
         return f"id must be the content key {key}, got {row['id']}"
     return ""

@@ -132,7 +132,12 @@ def is_kept_ok(row: Row) -> bool:
     return path.exists() and json.loads(path.read_bytes())["status"] == "ok"
 
 
-def load(study: str, machine: str, *, case: Case | None = None) -> pd.DataFrame:
+def load(
+    study: str,
+    machine: str,
+    *,
+    case: Case | None = None,
+) -> pd.DataFrame:
     """The records of a study on a machine, or those of a case: a row each (`frame.frame_of`).
 
     Oldest first; of one id the newest stands. Raises FileNotFoundError naming the machines that
@@ -268,7 +273,11 @@ def _measured(study: str, machine: str) -> list[Path]:
 
 
 @lru_cache(maxsize=64)
-def _frame_of(study: str, machine: str, stamp: tuple[object, ...]) -> pd.DataFrame:
+def _frame_of(
+    study: str,
+    machine: str,
+    stamp: tuple[object, ...],
+) -> pd.DataFrame:
     from .frame import frame_of  # pandas takes a while to import, and a worker needs none
 
     return frame_of(*_read(study, machine))

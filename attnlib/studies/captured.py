@@ -39,7 +39,12 @@ def case_of(step: capture.Step) -> Case:
     if not step.lengths:
         raise ValueError("lengths must be known to the host, got none")
     longest = max(map(int, step.lengths.split("+")))
-    cached = DecodeCase(step.spec, step.batch_size, longest, step.lengths)
+    cached = DecodeCase(
+        step.spec,
+        step.batch_size,
+        longest,
+        step.lengths,
+    )
     if step.mode == "decode":
         return cached
     queries = max(map(int, step.q_lengths.split("+"))) if step.q_lengths else 1

@@ -41,11 +41,21 @@ MOST_KV_VECTORS = 2**23
 """Tokens x KV heads x requests: 4 GiB of K and V, of which fa3 reads each once a query head."""
 
 
-def _cached(heads: Heads, batch: int, kv_len: int, page_size: int = 1) -> DecodeCase:
+def _cached(
+    heads: Heads,
+    batch: int,
+    kv_len: int,
+    page_size: int = 1,
+) -> DecodeCase:
     return DecodeCase(AttnSpec(*heads, 128, page_size), batch, kv_len)
 
 
-def _paged(heads: Heads, q_lens: Ints, batches: Ints, page_size: int = 1) -> Extends:
+def _paged(
+    heads: Heads,
+    q_lens: Ints,
+    batches: Ints,
+    page_size: int = 1,
+) -> Extends:
     """Paged prefill, first without and then with 8,192 tokens before the queries."""
     cases = []
     for q_len, prefix, batch in product(q_lens, (0, 8192), batches):
@@ -54,7 +64,11 @@ def _paged(heads: Heads, q_lens: Ints, batches: Ints, page_size: int = 1) -> Ext
     return _not_too_long(cases)
 
 
-def _ragged(heads: Heads, q_lens: Ints, batches: Ints) -> Extends:
+def _ragged(
+    heads: Heads,
+    q_lens: Ints,
+    batches: Ints,
+) -> Extends:
     """Ragged prefill, which has no cache."""
     cases = []
     for q_len, batch in product(q_lens, batches):
@@ -109,7 +123,11 @@ OTHER_PREFILLS = (
         page_size=16,
     ),
 )
-RAGGED = _ragged(LLAMA, q_lens=(512, 2048, 8192), batches=(1, 8))
+RAGGED = _ragged(
+    LLAMA,
+    q_lens=(512, 2048, 8192),
+    batches=(1, 8),
+)
 OTHER_RAGGED = (
     *_ragged(TP8, q_lens=(512, 8192), batches=(1, 8)),
     *_ragged(QWEN, q_lens=(2048,), batches=(1,)),
@@ -125,10 +143,25 @@ OTHER_VERIFIES = (
 )
 LIVE_VERIFIES = _verify(LLAMA, 4, (32,), CONTEXTS)
 """Of `VERIFIES`, what live notebooks measure."""
-MASKED = _few("target_verify", LLAMA, 8, BATCHES, USUAL, mask="chain")
-DRAFTS = _draft(LLAMA, batches=BATCHES, kv_lens=(1024, 8192))
+MASKED = _few(
+    "target_verify",
+    LLAMA,
+    8,
+    BATCHES,
+    USUAL,
+    mask="chain",
+)
+DRAFTS = _draft(
+    LLAMA,
+    batches=BATCHES,
+    kv_lens=(1024, 8192),
+)
 OTHER_DRAFTS = _draft(TP8, batches=BATCHES, kv_lens=USUAL)
-BLOCKS = _block(LLAMA, batches=(1, 8, 32), kv_lens=(1024, 8192))
+BLOCKS = _block(
+    LLAMA,
+    batches=(1, 8, 32),
+    kv_lens=(1024, 8192),
+)
 OTHER_BLOCKS = _block(TP8, batches=FEWER, kv_lens=USUAL)
 DECODES = (
     _cached(LLAMA, 1, 8192),
@@ -150,7 +183,10 @@ def _every(step: int, cases: Extends) -> Extends:
     return cases[::step]
 
 
-def _mixed(requests: int, tokens: int) -> tuple[ExtendCase, tuple[DecodeCase, ExtendCase]]:
+def _mixed(
+    requests: int,
+    tokens: int,
+) -> tuple[ExtendCase, tuple[DecodeCase, ExtendCase]]:
     """A batch of decoding requests and, last, a chunk of a prompt; and both of them apart."""
     decodes = _cached(LLAMA, requests, 8192, page_size=16)
     alone = _cached(LLAMA, 1, 8192, page_size=16)
@@ -275,7 +311,11 @@ def mode_rows(frame: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.timer == usual_timer]
 
 
-def over(rows: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
+def over(
+    rows: pd.DataFrame,
+    a: str,
+    b: str,
+) -> pd.DataFrame:
     """`frame.over`, timer by timer, so that no time by events meets one by the profiler."""
     parts = []
     for _, part in rows.groupby("timer"):
@@ -308,7 +348,11 @@ def promised(frame: pd.DataFrame) -> pd.DataFrame:
     Query heads of a group are rows of one tile. A plan for a graph (FlashInfer 0.6.4) sizes it for
     the most that one request could have, all rows but one for each other; a promised one does not.
     """
-    table = frames.over(decode_rows(frame), PROMISED[0], PIN_FA2[0])
+    table = frames.over(
+        decode_rows(frame),
+        PROMISED[0],
+        PIN_FA2[0],
+    )
     longest = table.batch_size * (table.q_len - 1) + 1
     table["tile"] = _tiles(longest, table.case)
     table["tile promised"] = _tiles(table.q_len, table.case)

@@ -12,7 +12,13 @@ CAPTURED = (
     "+1774+2325+403+2204+921+459+509+701+180+1536+1142+1130+258+2889+761+615+2720+2089"
 )
 """Lengths of the largest decode step in data/captures/engine.jsonl."""
-STEP = EngineCase(LLAMA, 40, 3610, lengths=CAPTURED, context=CONTEXT)
+STEP = EngineCase(
+    LLAMA,
+    40,
+    3610,
+    lengths=CAPTURED,
+    context=CONTEXT,
+)
 _STEPS = (*SERVED, STEP)
 CASES = tuple(replace(case, driver="offline") for case in _STEPS)
 RANKS = (

@@ -91,7 +91,11 @@ JUDGED = [
 ]
 
 
-def savings(frame: pd.DataFrame, compared: Compared, timer: str = "host") -> pd.DataFrame:
+def savings(
+    frame: pd.DataFrame,
+    compared: Compared,
+    timer: str = "host",
+) -> pd.DataFrame:
     """What `arm` saves of a step of `base`, a row per comparison and release on record.
 
     Columns: arm, base, release, case, `SIZES`, step_us (of base), saved_us, low, high, rounds, gain
@@ -131,7 +135,12 @@ def savings(frame: pd.DataFrame, compared: Compared, timer: str = "host") -> pd.
     return table[["arm", "base", "release", "case", *SIZES, *JUDGED]]
 
 
-def rounds_of(rows: pd.DataFrame, case: EngineCase, arm: str, base: str) -> pd.DataFrame:
+def rounds_of(
+    rows: pd.DataFrame,
+    case: EngineCase,
+    arm: str,
+    base: str,
+) -> pd.DataFrame:
     """A row per round that has both arms, among the rows of this case and one release.
 
     `step_us`: the median step of `base`. `saved_us`: what `arm` saves of it. `own_spread_us`: how
@@ -142,7 +151,11 @@ def rounds_of(rows: pd.DataFrame, case: EngineCase, arm: str, base: str) -> pd.D
     require_comparable(rows)
     took_turns = rows.reported_backend.str.contains(IN_TURNS).all()
     took_turns = took_turns and base in side_by_side(case, arm)
-    wide = rows.pivot(index="round", columns="backend", values="steps_us")
+    wide = rows.pivot(
+        index="round",
+        columns="backend",
+        values="steps_us",
+    )
     wide = wide.reindex(columns=[arm, base]).dropna()
     lines = []
     for of_arm, of_base in zip(wide[arm], wide[base], strict=True):
@@ -157,7 +170,11 @@ def rounds_of(rows: pd.DataFrame, case: EngineCase, arm: str, base: str) -> pd.D
             arm_us, base_us = _of_equal_contexts([arm_us, base_us], counts)
             saved = np.median(base_us) - np.median(arm_us)
         lines.append((np.median(base_us), saved, own_spread))
-    return pd.DataFrame(lines, columns=["step_us", "saved_us", "own_spread_us"], dtype=float)
+    return pd.DataFrame(
+        lines,
+        columns=["step_us", "saved_us", "own_spread_us"],
+        dtype=float,
+    )
 
 
 def side_by_side(case: EngineCase, arm: str) -> tuple[str, ...]:

@@ -86,7 +86,11 @@ class Layout:
         return "sglang-flash-attn-3"
 
     def case(
-        self, lengths: str, *, page_size: int = 1, context: int = CONTEXT
+        self,
+        lengths: str,
+        *,
+        page_size: int = 1,
+        context: int = CONTEXT,
     ) -> MlaCase | DecodeCase | ExtendCase:
         """A call over requests of these lengths."""
         tokens = [int(length) for length in lengths.split("+")]
@@ -131,7 +135,11 @@ def alike(count: int, tokens: int) -> list[int]:
     return [tokens] * count
 
 
-def log_normal(count: int, median: int, sigma: float) -> list[int]:
+def log_normal(
+    count: int,
+    median: int,
+    sigma: float,
+) -> list[int]:
     """The quantiles of a log-normal distribution, evenly spaced, in an order drawn by a seed."""
     normal = NormalDist(math.log(median), sigma)
     quantiles = []
@@ -197,14 +205,20 @@ GROUPED_RIVALS = ("vllm-flash-attn-3", "flash-attn-3-precomputed")
 
 
 def cases_over(
-    layouts: Iterable[Layout], named: Iterable[list[int]], **options: int
+    layouts: Iterable[Layout],
+    named: Iterable[list[int]],
+    **options: int,
 ) -> tuple[Any, ...]:
     """The calls of every layout over every batch; a context of 204,800 where one needs it."""
     cases = []
     for layout in layouts:
         for lens in named:
             context = CONTEXT if max(lens) <= CONTEXT else LONG_CONTEXT
-            case = layout.case(lengths_text(lens), context=context, **options)
+            case = layout.case(
+                lengths_text(lens),
+                context=context,
+                **options,
+            )
             cases.append(case)
     return tuple(cases)
 
@@ -277,8 +291,13 @@ def _grids() -> tuple[Grid, ...]:
     for layout, cases in NAMED_CASES.items():
         grids.append(by_caps(layout.backend, cases, ALL_CAPS, rounds=3))
     for layout in OF_OLDER_RELEASES:
-        cases = NAMED_CASES[layout]
-        grids.append(Grid(cases, (layout.backend,), (BEFORE, CHANGED), rounds=3))
+        grid = Grid(
+            NAMED_CASES[layout],
+            (layout.backend,),
+            releases=(BEFORE, CHANGED),
+            rounds=3,
+        )
+        grids.append(grid)
     for layout, cases in PAGES_64.items():
         grids.append(by_caps(layout.backend, cases, TWO_CAPS, rounds=3))
     for cases in PAGES_64.values():
@@ -388,7 +407,12 @@ def loses_splits(case: Any) -> bool:
     return bool(fewer.any())
 
 
-def sides_of(rows: pd.DataFrame, layout: Layout, a: str, b: str = "bounded") -> pd.DataFrame:
+def sides_of(
+    rows: pd.DataFrame,
+    layout: Layout,
+    a: str,
+    b: str = "bounded",
+) -> pd.DataFrame:
     """Time by cap `a` over time by cap `b`, judged GPU by GPU: a row per case of a layout.
 
     A cap may be of another release: `default==0.4.4`. Columns are those of `over` and `load_all`,
@@ -409,7 +433,11 @@ def sides_of(rows: pd.DataFrame, layout: Layout, a: str, b: str = "bounded") -> 
     return _with_lookups(pd.concat(tables, ignore_index=True))
 
 
-def traffic_table(rows: pd.DataFrame, *, by_trace: bool = False) -> pd.DataFrame:
+def traffic_table(
+    rows: pd.DataFrame,
+    *,
+    by_trace: bool = False,
+) -> pd.DataFrame:
     """What the default cap costs over traffic: a row per layout, or per layout and trace.
 
     `slowdown` is the time by the default cap over the time by `bounded`. `slower` and `faster`
@@ -448,7 +476,11 @@ def named_table(rows: pd.DataFrame, layouts: Iterable[Layout]) -> pd.DataFrame:
     return table.sort_values("slowdown", ascending=False, ignore_index=True)
 
 
-def _named_line(layout: Layout, row: pd.Series, of_call: pd.DataFrame) -> dict[str, Any]:
+def _named_line(
+    layout: Layout,
+    row: pd.Series,
+    of_call: pd.DataFrame,
+) -> dict[str, Any]:
     """A line of `named_table`: its judged row, and the records of the call."""
     line = {"layout": layout.name, "batch": row.batch}
     times = of_call.groupby("backend").run_us.median()
@@ -509,8 +541,12 @@ def rival_table(rows: pd.DataFrame, layouts: Iterable[Layout]) -> pd.DataFrame:
     names = [layout.name for layout in layouts]
     is_older = rows.release.isin((BEFORE, CHANGED))
     is_upstreams = rows.backend.str.contains("@up")
-    chosen = rows[rows.layout.isin(names) & (rows.batch != "") & ~is_older & ~is_upstreams]
-    chosen = chosen.assign(page=chosen.page_size, backend=chosen.backend.map(_short))
+    is_named = rows.layout.isin(names) & (rows.batch != "")
+    chosen = rows[is_named & ~is_older & ~is_upstreams]
+    chosen = chosen.assign(
+        page=chosen.page_size,
+        backend=chosen.backend.map(_short),
+    )
     groups = chosen.groupby(["layout", "page", "batch", "backend"], sort=False)
     table = groups.run_us.median().unstack()
     rivals = table.columns.difference(TWO_CAPS)
@@ -527,7 +563,10 @@ def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
     is_shown = is_prefill | (rows.batch != "")
     mine = rows[is_sglangs & is_shown & (rows.release == NOW)]
     batch = mine.batch.mask(is_prefill, "prefill of short segments")
-    mine = mine.assign(batch=batch, backend=mine.backend.map(_short))
+    mine = mine.assign(
+        batch=batch,
+        backend=mine.backend.map(_short),
+    )
     groups = mine.groupby(["layout", "batch", "backend"])
     peak = groups.peak_bytes.max().unstack()
     mib = peak[list(ALL_CAPS)].dropna() / 2**20
@@ -570,7 +609,11 @@ def cost_chart(rows: pd.DataFrame) -> charts.Figure:
     return figure
 
 
-def _traffic_line(layout: Layout, trace: str, part: pd.DataFrame) -> dict[str, Any]:
+def _traffic_line(
+    layout: Layout,
+    trace: str,
+    part: pd.DataFrame,
+) -> dict[str, Any]:
     lost = part.case.map(loses_splits).mean()
     is_slower = part.verdict == SLOWER
     is_faster = part.verdict == FASTER
@@ -588,7 +631,11 @@ def _traffic_line(layout: Layout, trace: str, part: pd.DataFrame) -> dict[str, A
     }
 
 
-def _median_ratios(rows: pd.DataFrame, a: str, b: str) -> pd.Series:
+def _median_ratios(
+    rows: pd.DataFrame,
+    a: str,
+    b: str,
+) -> pd.Series:
     """Of each case the median over rounds of time by `a` over time by `b`."""
     paired = round_pairs(side_rows(rows, a), side_rows(rows, b))
     ratios = paired.run_us_a / paired.run_us_b

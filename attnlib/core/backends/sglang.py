@@ -94,7 +94,11 @@ class SglangDecode(_SglangFlashAttn3[DecodeBatch, PagedKV]):
 
     def tensors(self, batch: DecodeBatch) -> dict[str, torch.Tensor]:
         """Lengths, pages, and one query row per request."""
-        rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
+        rows = torch.arange(
+            batch.batch_size + 1,
+            dtype=torch.int32,
+            device=self.device,
+        )
         return {
             "cache_seqlens": batch.seq_lens,
             "page_table": batch.page_table,
@@ -118,7 +122,11 @@ class SglangDecode(_SglangFlashAttn3[DecodeBatch, PagedKV]):
     ) -> torch.Tensor:
         """The library's call: like `q`."""
         cache.require_pages_of(plan.batch.spec)
-        return plan.state(q=q, k_cache=cache.k_cache, v_cache=cache.v_cache)
+        return plan.state(
+            q=q,
+            k_cache=cache.k_cache,
+            v_cache=cache.v_cache,
+        )
 
     def _schedule(self, batch: DecodeBatch, call: "partial[torch.Tensor]") -> torch.Tensor:
         """The schedule by the cap of the call; SGLang takes the longest request for the width."""
@@ -140,7 +148,12 @@ class SglangDecode(_SglangFlashAttn3[DecodeBatch, PagedKV]):
         )
 
     @classmethod
-    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
+    def unsupported(
+        cls,
+        entry: Entry,
+        spec: AttnSpec,
+        mask: str,
+    ) -> str:
         """What FlashAttention-3 cannot run."""
         return require_layer(spec, mask)
 
@@ -179,10 +192,19 @@ class SglangExtend(_SglangFlashAttn3[ExtendBatch, PagedKV]):
     ) -> torch.Tensor:
         """The library's call: like `q`."""
         cache.require_pages_of(plan.batch.spec)
-        return plan.state(q=q, k_cache=cache.k_cache, v_cache=cache.v_cache)
+        return plan.state(
+            q=q,
+            k_cache=cache.k_cache,
+            v_cache=cache.v_cache,
+        )
 
     @classmethod
-    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
+    def unsupported(
+        cls,
+        entry: Entry,
+        spec: AttnSpec,
+        mask: str,
+    ) -> str:
         """What FlashAttention-3 cannot run."""
         return require_layer(spec, mask)
 
@@ -195,7 +217,8 @@ class SglangMla(_SglangFlashAttn3[MlaBatch, torch.Tensor]):
 
     def facts(self, batch: MlaBatch) -> SchedulerFacts:
         """One latent KV head, with keys of 64 and values of 512 dims."""
-        spec, table = batch.spec, batch.paged.page_table
+        spec = batch.spec
+        table = batch.paged.page_table
         return SchedulerFacts(
             batch_size=batch.batch_size,
             num_qo_heads=spec.num_qo_heads,
@@ -213,7 +236,11 @@ class SglangMla(_SglangFlashAttn3[MlaBatch, torch.Tensor]):
 
     def tensors(self, batch: MlaBatch) -> dict[str, torch.Tensor]:
         """Lengths, pages, and `q_len` query rows per request."""
-        rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
+        rows = torch.arange(
+            batch.batch_size + 1,
+            dtype=torch.int32,
+            device=self.device,
+        )
         return {
             "cache_seqlens": batch.paged.seq_lens,
             "page_table": batch.paged.page_table,
@@ -237,7 +264,12 @@ class SglangMla(_SglangFlashAttn3[MlaBatch, torch.Tensor]):
         )
 
     @classmethod
-    def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
+    def unsupported(
+        cls,
+        entry: Entry,
+        spec: MlaSpec,
+        mask: str,
+    ) -> str:
         """Chosen tokens and FP8 caches."""
         return _only_dense(spec)
 
@@ -283,9 +315,21 @@ class SglangTritonMla(Backend[MlaBatch, torch.Tensor]):
         table = batch.paged.page_table
         splits = self._most_splits(table.shape[1])
         parts = (batch.batch_size, batch.spec.num_qo_heads, splits)
-        floats = partial(torch.empty, dtype=torch.float32, device=self.device)
-        int32s = partial(torch.empty, dtype=torch.int32, device=self.device)
-        int64s = partial(torch.zeros, dtype=torch.int64, device=self.device)
+        floats = partial(
+            torch.empty,
+            dtype=torch.float32,
+            device=self.device,
+        )
+        int32s = partial(
+            torch.empty,
+            dtype=torch.int32,
+            device=self.device,
+        )
+        int64s = partial(
+            torch.zeros,
+            dtype=torch.int64,
+            device=self.device,
+        )
         return partial(
             module.decode_attention_fwd,
             kv_indptr=torch.zeros_like(batch.paged.kv_indptr),
@@ -323,14 +367,24 @@ class SglangTritonMla(Backend[MlaBatch, torch.Tensor]):
         )
 
     @classmethod
-    def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
+    def unsupported(
+        cls,
+        entry: Entry,
+        spec: MlaSpec,
+        mask: str,
+    ) -> str:
         """Chosen tokens, FP8 caches, and pages of several tokens."""
         if spec.page_size != 1:
             return f"page_size must be 1, got {spec.page_size}"
         return _only_dense(spec)
 
 
-def facts_of_layer(batch: DecodeBatch, *, max_seqlen_q: int, causal: bool = True) -> SchedulerFacts:
+def facts_of_layer(
+    batch: DecodeBatch,
+    *,
+    max_seqlen_q: int,
+    causal: bool = True,
+) -> SchedulerFacts:
     """A call over `batch`'s page table with up to `max_seqlen_q` query tokens a request."""
     spec = batch.spec
     columns = batch.page_table.shape[1]

@@ -29,7 +29,13 @@ class DecodeCase(NamedCase):
     def __post_init__(self) -> None:
         require_int("batch_size", self.batch_size)
         require_int("kv_len", self.kv_len)
-        require_lengths("lengths", self.lengths, self.batch_size, self.kv_len, LENGTHS)
+        require_lengths(
+            "lengths",
+            self.lengths,
+            self.batch_size,
+            self.kv_len,
+            LENGTHS,
+        )
         require_context(self.context, self.kv_len)
 
     @property

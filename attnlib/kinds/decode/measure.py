@@ -33,12 +33,20 @@ def build_workload(case: DecodeCase, *, device: str) -> Workload:
         device=device,
         context=case.context,
     )
-    q, kv = draw_inputs(batch, rows=case.batch_size, seed=case.seed)
+    q, kv = draw_inputs(
+        batch,
+        rows=case.batch_size,
+        seed=case.seed,
+    )
     return Workload(case, batch, q, kv)
 
 
 def attend(
-    q: torch.Tensor, kv: PagedKV, batch: DecodeBatch, *, probs_dtype: torch.dtype | None = None
+    q: torch.Tensor,
+    kv: PagedKV,
+    batch: DecodeBatch,
+    *,
+    probs_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Attention output [bs, num_qo_heads, head_dim] float64 of `q` over `batch`'s pages.
 
@@ -60,7 +68,11 @@ def attend(
     return torch.cat(out)
 
 
-def gather_tokens(kv: PagedKV, batch: DecodeBatch, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+def gather_tokens(
+    kv: PagedKV,
+    batch: DecodeBatch,
+    index: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V [seq_len, num_kv_heads, head_dim] float64 of one request, in token order."""
     length = int(batch.seq_lens_cpu[index])
     count = -(-length // batch.spec.page_size)
@@ -71,7 +83,11 @@ def gather_tokens(kv: PagedKV, batch: DecodeBatch, index: int) -> tuple[torch.Te
 
 
 def decode_call(
-    backend: str, case: DecodeCase, *, device: str = "cuda", cuda_graph: bool = False
+    backend: str,
+    case: DecodeCase,
+    *,
+    device: str = "cuda",
+    cuda_graph: bool = False,
 ) -> Callable[[], torch.Tensor]:
     """One decode call of a backend at a case: `call()` is its output [bs, num_qo_heads, head_dim].
 
@@ -83,9 +99,19 @@ def decode_call(
 
     @cache
     def planned() -> Callable[[], torch.Tensor]:
-        made = create(backend, case.spec, device=device, cuda_graph=cuda_graph)
+        made = create(
+            backend,
+            case.spec,
+            device=device,
+            cuda_graph=cuda_graph,
+        )
         work = build_workload(case, device=device)
-        return partial(made.run, work.q, work.kv, made.plan(work.batch))
+        return partial(
+            made.run,
+            work.q,
+            work.kv,
+            made.plan(work.batch),
+        )
 
     def call() -> torch.Tensor:
         return planned()()

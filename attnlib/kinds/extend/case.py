@@ -79,7 +79,12 @@ class ExtendCase(NamedCase):
                 "q_lengths must be empty unless mode is prefill_paged and lengths are explicit, "
                 f"got {self.q_lengths!r} for {self.mode} and {self.cached.lengths}"
             )
-        require_lengths("q_lengths", self.q_lengths, self.cached.batch_size, self.q_len)
+        require_lengths(
+            "q_lengths",
+            self.q_lengths,
+            self.cached.batch_size,
+            self.q_len,
+        )
         queries = explicit_lengths(self.q_lengths)
         tokens = explicit_lengths(self.cached.lengths)
         if (queries > tokens).any():
@@ -164,11 +169,20 @@ def sample_extend_lens(case: ExtendCase) -> tuple[np.ndarray, np.ndarray]:
         return kv_lens, kv_lens
     if case.q_lengths:
         return explicit_lengths(case.q_lengths), kv_lens
-    q_lens = np.full(len(kv_lens), case.q_len, dtype=np.int32)
+    q_lens = np.full(
+        len(kv_lens),
+        case.q_len,
+        dtype=np.int32,
+    )
     if case.mode == "draft_extend":
         rng = np.random.default_rng(case.cached.seed + 2)
         others = len(kv_lens) - 1
-        q_lens[1:] = rng.integers(1, case.q_len, size=others, endpoint=True)
+        q_lens[1:] = rng.integers(
+            1,
+            case.q_len,
+            size=others,
+            endpoint=True,
+        )
     return q_lens, np.maximum(kv_lens, q_lens)
 
 
@@ -180,7 +194,10 @@ def sample_drafts(case: ExtendCase) -> np.ndarray:
     rng = np.random.default_rng(case.cached.seed + 3)
     batch = case.cached.batch_size
     requests = np.arange(batch)
-    sees = np.zeros((batch, case.q_len, case.q_len), dtype=bool)
+    sees = np.zeros(
+        (batch, case.q_len, case.q_len),
+        dtype=bool,
+    )
     for draft in range(case.q_len):
         if draft:
             first = draft - 1 if case.mask == "chain" else 0

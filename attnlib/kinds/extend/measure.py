@@ -46,12 +46,20 @@ def build_extend_workload(case: ExtendCase, *, device: str) -> Workload:
         drafts=drafts,
         ragged=case.ragged,
     )
-    q, kv = draw_inputs(paged, rows=batch.rows, seed=case.cached.seed)
+    q, kv = draw_inputs(
+        paged,
+        rows=batch.rows,
+        seed=case.cached.seed,
+    )
     return Workload(case, batch, q, kv)
 
 
 def attend_extend(
-    q: torch.Tensor, kv: PagedKV, batch: ExtendBatch, *, probs_dtype: torch.dtype | None = None
+    q: torch.Tensor,
+    kv: PagedKV,
+    batch: ExtendBatch,
+    *,
+    probs_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Output [rows, num_qo_heads, head_dim] float64 of `q` over `kv`, both as in `extend`.
 
@@ -85,7 +93,11 @@ def _visible(batch: ExtendBatch, index: int) -> torch.Tensor:
         of_request = batch.custom_mask.split(sizes.tolist())
         return of_request[index].view(queries, tokens)
     device = batch.paged.page_table.device
-    sees = torch.ones((queries, tokens), dtype=torch.bool, device=device)
+    sees = torch.ones(
+        (queries, tokens),
+        dtype=torch.bool,
+        device=device,
+    )
     if batch.mask == "causal":
         return sees.tril(tokens - queries)
     return sees

@@ -38,7 +38,13 @@ class MetadataCase(NamedCase):
 
     def __post_init__(self) -> None:
         require_word("builder", self.builder, BUILDERS)
-        require_lengths("lengths", self.lengths, self.batch_size, self.max_ctx, LENGTHS)
+        require_lengths(
+            "lengths",
+            self.lengths,
+            self.batch_size,
+            self.max_ctx,
+            LENGTHS,
+        )
         for name in ("batch_size", "max_ctx", "pool_size"):
             require_int(name, getattr(self, name))
         require_int("context", self.width, least=self.max_ctx)

@@ -94,7 +94,12 @@ class MetadataSubject(Subject):
             output.fill_(POISON)
         numbers = _as_sglang_calls(call) if is_sglangs else call.numbers
         build = BUILDERS[backend][builder]
-        run = partial(build, **call.inputs, **call.outputs, **numbers)
+        run = partial(
+            build,
+            **call.inputs,
+            **call.outputs,
+            **numbers,
+        )
         is_alone = backend == "metadata-fused-alone"
         with without_overlap() if is_alone else nullcontext():
             return timed_call(
@@ -145,7 +150,12 @@ def build_call(case: MetadataCase, device: str) -> BuilderCall:
             size = (len(words), case.max_pages)
         else:
             wanted[name] = [np.asarray(words)]
-        outputs[name] = torch.full(size, POISON, dtype=torch.int32, device=device)
+        outputs[name] = torch.full(
+            size,
+            POISON,
+            dtype=torch.int32,
+            device=device,
+        )
     return BuilderCall(case, inputs, outputs, numbers, wanted)
 
 
@@ -174,5 +184,9 @@ def _request_pool(case: MetadataCase, device: str) -> dict[str, torch.Tensor]:
         ),
     }
     if case.swa:
-        pool["swa_slot_map"] = torch.randperm(SLOTS, generator=generator, device=device)
+        pool["swa_slot_map"] = torch.randperm(
+            SLOTS,
+            generator=generator,
+            device=device,
+        )
     return pool

@@ -46,7 +46,8 @@ FOLDERS = (
     "sglang/kernels/ops/kvcache",
     "sglang/srt/layers/attention/triton_ops",
 )
-FUSED, PAGES = "metadata.py", "kv_indices.py"
+FUSED = "metadata.py"
+PAGES = "kv_indices.py"
 """Files of the fused kernel and of page arrays, in one of the folders."""
 POOLS = "sglang.srt.mem_cache.swa_memory_pool"
 WHOLE_WIDTH_SINCE = Version("0.5.15")
@@ -69,7 +70,11 @@ def pages_passed(longest: int, columns: int) -> int:
 
 
 def build_decode_metadata(
-    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
+    *,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+    **tensors: torch.Tensor | None,
 ) -> None:
     """SGLang's `normal_decode_set_metadata` of the installed release."""
     given = DecodeTensors(**tensors)
@@ -107,7 +112,11 @@ def _pool(slot_map: torch.Tensor | None, names: Collection[str]) -> object:
 
 
 def build_kv_indices(
-    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor
+    *,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+    **tensors: torch.Tensor,
 ) -> None:
     """`kv_indptr` and `kv_indices` as SGLang's decode writes them; pages are tokens."""
     if page_size != 1 or seq_len_delta:

@@ -43,7 +43,13 @@ class MlaCase(NamedCase):
         require_int("batch_size", self.batch_size)
         require_int("kv_len", self.kv_len)
         require_int("q_len", self.q_len, most=self.kv_len)
-        require_lengths("lengths", self.lengths, self.batch_size, self.kv_len, LENGTHS)
+        require_lengths(
+            "lengths",
+            self.lengths,
+            self.batch_size,
+            self.kv_len,
+            LENGTHS,
+        )
         require_context(self.context, self.kv_len)
         require_one_query(self.spec, self.q_len)
 

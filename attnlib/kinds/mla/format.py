@@ -68,7 +68,10 @@ def dequantize(packed: torch.Tensor) -> torch.Tensor:
     tiles = values.unflatten(-1, (TILES, TILE))
     scaled = tiles * scales.view(torch.float32)[..., None]
     values = scaled.flatten(-2).bfloat16()
-    return torch.cat([values, rope.view(torch.bfloat16)], dim=-1)
+    return torch.cat(
+        [values, rope.view(torch.bfloat16)],
+        dim=-1,
+    )
 
 
 def tile_scales(largest: torch.Tensor) -> torch.Tensor:

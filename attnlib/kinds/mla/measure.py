@@ -63,7 +63,12 @@ def build_mla_workload(case: MlaCase, *, device: str) -> Workload:
 def _batch_of(case: MlaCase, device: str) -> MlaBatch:
     """Requests of the case's lengths over shuffled pages, with their chosen tokens."""
     lens = sample_mla_lens(case)
-    pages = shuffled_pages(lens, case.spec.page_size, case.seed + 1, case.context)
+    pages = shuffled_pages(
+        lens,
+        case.spec.page_size,
+        case.seed + 1,
+        case.context,
+    )
     chosen = None
     if case.spec.top_k:
         chosen = torch.from_numpy(sample_chosen(case)).to(device)
@@ -76,12 +81,20 @@ def _batch_of(case: MlaCase, device: str) -> MlaBatch:
     )
 
 
-def _draw_cache(spec: MlaSpec, pages: int, generator: torch.Generator) -> torch.Tensor:
+def _draw_cache(
+    spec: MlaSpec,
+    pages: int,
+    generator: torch.Generator,
+) -> torch.Tensor:
     """A cache of so many pages in the layer's format, on the generator's device."""
     dtype = DTYPES[spec.kv_format]
     width = spec.token_bytes // dtype.itemsize
     shape = (pages, spec.page_size, width)
-    cache = torch.empty(shape, dtype=dtype, device=generator.device)
+    cache = torch.empty(
+        shape,
+        dtype=dtype,
+        device=generator.device,
+    )
     chunk_pages = max(1, CHUNK_TOKENS // spec.page_size)
     for chunk in cache.split(chunk_pages):
         drawn_shape = (len(chunk), spec.page_size, MLA_HEAD_DIM)
@@ -91,7 +104,11 @@ def _draw_cache(spec: MlaSpec, pages: int, generator: torch.Generator) -> torch.
 
 
 def attend_mla(
-    q: torch.Tensor, cache: torch.Tensor, batch: MlaBatch, *, probs_dtype: torch.dtype | None = None
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    batch: MlaBatch,
+    *,
+    probs_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Output [bs * q_len, num_qo_heads, 512] float64 of `q` over `cache`, both as in `core.mla`.
 
@@ -105,7 +122,11 @@ def attend_mla(
         if q_len > 1:
             # The last query sees the last token, the one before it one token less.
             shape = (q_len, len(k))
-            every = torch.ones(shape, dtype=torch.bool, device=k.device)
+            every = torch.ones(
+                shape,
+                dtype=torch.bool,
+                device=k.device,
+            )
             sees = every.tril(len(k) - q_len)
         of_request = attend_rows(
             rows,
@@ -119,7 +140,11 @@ def attend_mla(
     return torch.cat(out)
 
 
-def gather_latent(cache: torch.Tensor, batch: MlaBatch, index: int) -> torch.Tensor:
+def gather_latent(
+    cache: torch.Tensor,
+    batch: MlaBatch,
+    index: int,
+) -> torch.Tensor:
     """Attended tokens [n, 576] float64 of one request, dequantised."""
     page_size = batch.spec.page_size
     length = int(batch.paged.seq_lens_cpu[index])

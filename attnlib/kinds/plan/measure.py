@@ -50,9 +50,18 @@ class PlanSubject(Subject):
         lens = pages.inputs["seq_lens"]
         host = lens.cpu().numpy()
         num_sms = self.bench.machine["num_sms"]
-        shape = PlanShape.of(spec, host, num_sms, item.case.q_len)
+        shape = PlanShape.of(
+            spec,
+            host,
+            num_sms,
+            item.case.q_len,
+        )
         count = PlanLayout.of(shape).int_bytes // WORD
-        words = torch.full((count,), POISON, dtype=torch.int32)
+        words = torch.full(
+            (count,),
+            POISON,
+            dtype=torch.int32,
+        )
         chunk = chosen_chunk(lens, words.to(device), shape)
         planned = plan_words(shape, host, chunk).image(count, POISON)
         outputs = {"words": words.to(device)} | pages.outputs
@@ -87,7 +96,11 @@ def _pages_of(case: PlanCase) -> MetadataCase:
     )
 
 
-def chosen_chunk(lens: torch.Tensor, words: torch.Tensor, shape: PlanShape) -> int:
+def chosen_chunk(
+    lens: torch.Tensor,
+    words: torch.Tensor,
+    shape: PlanShape,
+) -> int:
     """The chunk that a launch chooses; RuntimeError where it is worse than the twin's."""
     build_fa2_plan(seq_lens=lens, words=words, shape=shape)
     host = lens.cpu().numpy()

@@ -55,12 +55,20 @@ class StepSubject(Subject):
         work = decode.build_workload(case.decode, device=self.bench.device)
         l2_bytes = int(self.bench.machine["l2_mib"] * 2**20)
         copies = min(case.layers, cold_copies(case.decode.cost.kv_bytes, l2_bytes))
-        judge = Judge(decode.attend, work.q, work.kv, work.batch)
+        judge = Judge(
+            decode.attend,
+            work.q,
+            work.kv,
+            work.batch,
+        )
         return work, cache_copies(work.kv, copies), judge
 
 
 def run_layers(
-    backend: str, work: Workload, caches: Sequence[PagedKV], layers: int
+    backend: str,
+    work: Workload,
+    caches: Sequence[PagedKV],
+    layers: int,
 ) -> torch.Tensor:
     """The output of the last of `layers` layers, over the caches in turn."""
     batch = work.batch
