@@ -279,11 +279,11 @@ def cases_of(rows: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(known, kind="stable", ignore_index=True)
 
 
-def times(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
-    """Median of `value` over rounds: a row per case, a column per backend."""
+def times(rows: pd.DataFrame) -> pd.DataFrame:
+    """Median `run_us` over rounds: a row per case, a column per backend."""
     require_comparable(rows)
     wide = rows.pivot_table(
-        values=value,
+        values="run_us",
         index="case",
         columns="backend",
         aggfunc="median",

@@ -18,13 +18,13 @@ the bfloat16 tensor that the kernel sees, to the bit.
 
 import torch
 
-from ...core.spec import LATENT_DIM, MLA_SCALE, MLA_TOKEN_BYTES
+from ...core.spec import LATENT_DIM, MLA_SCALE
 
 TILE = 128
 TILES = LATENT_DIM // TILE
 E4M3_MAX = 448.0
 LEAST_SCALE = 1e-4
-TOKEN_BYTES = MLA_TOKEN_BYTES["fp8-656"]
+
 ROPE_START = LATENT_DIM + 4 * TILES
 
 
