@@ -97,7 +97,8 @@ def attend_rows(
     """
     rows, heads, _ = q.shape
     kv_heads = k.shape[1]
-    grouped = q.double().unflatten(1, (kv_heads, heads // kv_heads))
+    group = heads // kv_heads
+    grouped = q.double().unflatten(1, (kv_heads, group))
     scores = torch.einsum("rhgd,nhd->hgrn", grouped, k)
     scores.mul_(softmax_scale)
     if sees is not None:

@@ -121,7 +121,8 @@ def requests(trace: str) -> np.ndarray:
             f"trace must have been imported to {path.name} in data/traffic, got {trace!r}, which "
             "was not: data/traffic/README.md says where to download it"
         )
-    header, *lines = lzma.decompress(path.read_bytes()).decode().splitlines()
+    text = lzma.decompress(path.read_bytes()).decode()
+    header, *lines = text.splitlines()
     if header != HEADER:
         raise ValueError(f"columns of {path.name} must be {HEADER}, got {header}")
     rows = np.loadtxt(
@@ -208,9 +209,15 @@ def spacing(outputs: np.ndarray) -> int:
     6
     """
     gap = 1
-    while SHARED * np.maximum(outputs - gap, 0).sum() > outputs.sum():
+    while SHARED * _met_again(outputs, gap) > outputs.sum():
         gap += 1
     return gap
+
+
+def _met_again(outputs: np.ndarray, gap: int) -> int:
+    """In how many steps a request is met, and met again `gap` steps later; all requests added up."""
+    left = np.maximum(outputs - gap, 0)
+    return int(left.sum())
 
 
 def import_trace(trace: str, source: str | Path) -> np.ndarray:

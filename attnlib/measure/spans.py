@@ -271,7 +271,8 @@ def _gpu_work(events: list[Event], calls: _Calls) -> list[Span]:
     api_calls = [event for event in events if event.get("cat") in LAUNCHES]
     # Of nested API calls with one correlation id the first, the outer one, is the launch.
     for event in sorted(api_calls, key=_start):
-        correlation = event.get("args", {}).get("correlation", -1)
+        args = event.get("args", {})
+        correlation = args.get("correlation", -1)
         launches.setdefault(correlation, event)
     spans = []
     for event in events:

@@ -81,7 +81,8 @@ class _Means:
         """Student's t interval of each row."""
         from scipy.special import stdtrit  # scipy takes a while to import
 
-        reach = stdtrit(self.freedom, (1 + confidence) / 2) * self.error
+        quantile = (1 + confidence) / 2
+        reach = stdtrit(self.freedom, quantile) * self.error
         return self.mean - reach, self.mean + reach
 
 
@@ -109,10 +110,14 @@ def judge_ratios(
     Raises ValueError for a pair with different numbers of times on both sides, or with none.
     """
     sides = [_paired(pair) for pair in pairs]
-    shortest = [min(median(a), median(b)) for a, b in sides]
-    margins = np.array([not_slower or margin_of(us) for us in shortest])
+    of_rows = []
+    log_ratios = []
+    for a, b in sides:
+        shorter = min(median(a), median(b))
+        of_rows.append(not_slower or margin_of(shorter))
+        log_ratios.append(np.log(a / b))
+    margins = np.array(of_rows)
     edges = np.log1p(margins)
-    log_ratios = [np.log(a / b) for a, b in sides]
     means = _moderated(log_ratios)
 
     def word(
@@ -155,8 +160,13 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
     Raises ValueError as `judge_ratios`.
     """
     sides = [_paired(pair) for pair in pairs]
-    units = np.array([before.mean() for before, _ in sides])
-    shares = [(before - after) / before.mean() for before, after in sides]
+    of_rows = []
+    shares = []
+    for before, after in sides:
+        unit = before.mean()
+        of_rows.append(unit)
+        shares.append((before - after) / unit)
+    units = np.array(of_rows)
     relative = _moderated(shares)
     means = _Means(
         mean=relative.mean * units,
@@ -192,7 +202,8 @@ def _paired(pair: Pair) -> tuple[Floats, Floats]:
     a, b = (np.asarray(side, float) for side in pair)
     times = np.concatenate((a, b))
     are_times = (times > 0) & (times < np.inf)
-    if len(a) != len(b) or not len(a) or not are_times.all():
+    is_paired = 0 < len(a) == len(b)
+    if not is_paired or not are_times.all():
         raise ValueError(
             f"both sides of a pair must have the same number of times above 0, at least one, "
             f"got {a.tolist()} and {b.tolist()}"
@@ -253,7 +264,8 @@ def _prior(variance: Floats, freedom: Floats) -> tuple[float, float]:
     least = 1e-5 * np.median(variance)  # a row may not vary at all
     logs = np.log(np.maximum(variance, least))
     logs += np.log(freedom / 2) - digamma(freedom / 2)
-    between = logs.var(ddof=1) - zeta(2, freedom / 2).mean()
+    by_chance = zeta(2, freedom / 2).mean()
+    between = logs.var(ddof=1) - by_chance
     if between <= 0:
         return float(np.average(variance, weights=freedom)), ALL_ALIKE
     half = 0.5 + 1 / between  # start of Newton's method for trigamma(half) = between

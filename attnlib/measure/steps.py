@@ -123,7 +123,8 @@ def find_steps(
     has_marks = any(what == MARK for what, _ in keys)
     ends = list(accumulate([span.end_us for span in work], max))
     steps = []
-    for run, own, marked in _cut(keys, _runs(keys, places)):
+    runs = _runs(keys, places)
+    for run, own, marked in _cut(keys, runs):
         first = run[0]
         is_first = own[0] == 0
         is_last = own[-1] == len(work) - 1
@@ -170,7 +171,8 @@ def _keys(trace: Trace, places: Places) -> list[Key]:
 def _runs(keys: list[Key], places: Places) -> list[Places]:
     """The attention calls of each step, by the first of them."""
     runs: dict[tuple[Key, int], Places] = defaultdict(list)
-    for number, (key, several) in enumerate(groupby(places, keys.__getitem__)):
+    grouped = groupby(places, keys.__getitem__)
+    for number, (key, several) in enumerate(grouped):
         # Steps on two streams overlap; without mark and graph a step ends where another begins.
         part = number if key[0] == EAGER else 0
         runs[key, part].extend(several)

@@ -40,8 +40,11 @@ def kernel_times(call: Call, calls: int) -> list[float]:
     if len(times) % calls:
         raise RuntimeError(f"{calls} calls must run equally many kernels, saw {len(times)} in all")
     kernels = len(times) // calls
-    starts = range(0, len(times), kernels)
-    return [round(sum(times[at : at + kernels]), 3) for at in starts]
+    sums = []
+    for start in range(0, len(times), kernels):
+        of_call = times[start : start + kernels]
+        sums.append(round(sum(of_call), 3))
+    return sums
 
 
 def kernel_family(

@@ -64,6 +64,8 @@ TABLES = {
     "NVTX_EVENTS": "user_annotation",
 }
 """Table of an export -> the category that torch.profiler has for it."""
+CATEGORIES = (*GPU_WORK, *LAUNCHES, "user_annotation")
+"""Of the events that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -296,13 +298,15 @@ class _Kept:
             device = args.get("device", pid)
             self.work[process, device].append(work_span(event, start))
         elif category in LAUNCHES and "Synchronize" in name:
-            self.waits[process].append(Span("wait", name, start, length, length))
+            wait = Span("wait", name, start, length, self_us=length)
+            self.waits[process].append(wait)
         elif category in LAUNCHES and launch is not None:
             self.launched_us[process][launch] = start
             if "GraphLaunch" in name:
                 self.graphs[process].add(launch)
         elif category == "user_annotation" and name.startswith(MARKS):
-            self.marks[process].append(Span("mark", name, start, length, length))
+            mark = Span("mark", name, start, length, self_us=length)
+            self.marks[process].append(mark)
 
 
 def _kept(
@@ -325,7 +329,7 @@ def _kept(
             )
         if begin is None:
             begin = _number(event, "ts")
-        if event.get("cat") not in (*GPU_WORK, *LAUNCHES, "user_annotation"):
+        if event.get("cat") not in CATEGORIES:
             continue
         start = round(_number(event, "ts") - begin, 3)
         length = _number(event, "dur")
@@ -390,7 +394,8 @@ def _require_counts(name: str, args: Mapping[str, Any]) -> None:
     block = args.get("block") or ()
     sizes = [*grid, *block]
     counts = [args.get(key) for key in COUNTS] + sizes
-    are_whole = all(count is None or type(count) is int for count in counts)
-    if not are_whole or any(size is not None and size < 0 for size in sizes):
+    given = [count for count in counts if count is not None]
+    are_whole = all(type(count) is int for count in given)
+    if not are_whole or any(size < 0 for size in sizes if size is not None):
         words = f"{', '.join(COUNTS)}, grid and block of {name!r:.60} must be whole, sizes >= 0"
         raise TypeError(f"{words}, got {counts!r:.60}")

@@ -48,12 +48,15 @@ def build_report(
     require_writable(out)
     names = [path.stem for path in paths]
     pages = []
-    with ThreadPoolExecutor(SIDE_BY_SIDE if mode() == "replay" else 1) as pool:
-        for path, notebook in zip(paths, pool.map(execute, paths), strict=True):
+    workers = SIDE_BY_SIDE if mode() == "replay" else 1
+    with ThreadPoolExecutor(workers) as pool:
+        executed = pool.map(execute, paths)
+        for path, notebook in zip(paths, executed, strict=True):
             pages.append(render_notebook(path, notebook, names))
             if on_notebook:
                 on_notebook(path.stem)
-    write_whole(out, render_page(pages, claims.verdicts(), published()).encode())
+    page = render_page(pages, claims.verdicts(), published())
+    write_whole(out, page.encode())
     return out.resolve()
 
 

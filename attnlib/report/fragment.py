@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from nbconvert import HTMLExporter
     from nbformat import NotebookNode
 
-ACTIVE = ("script", "style", "iframe", "object", "embed", "link", "form", "base", "meta")
+ACTIVE = (
+    "script",
+    "style",
+    "iframe",
+    "object",
+    "embed",
+    "link",
+    "form",
+    "base",
+    "meta",
+)
 """Elements that load, run or restyle. The page's content policy stops other ways to run."""
 OUTSIDE = ("https://", "http://", "mailto:")
 USES = re.compile(r"attnlib\.(?:advise|compare|diagnose)\(")
@@ -60,8 +70,10 @@ def notebook_fragment(
 
     html, _ = _exporter().from_notebook_node(notebook)
     soup = BeautifulSoup(html, "html.parser")
-    for element in [*soup.find_all(ACTIVE), *soup.select("a.anchor-link")]:
+    for element in soup.find_all(ACTIVE):
         element.decompose()
+    for link in soup.select("a.anchor-link"):
+        link.decompose()
     for cell in soup.select("div.code_cell"):
         _fold_code(soup, cell)
     for output in soup.select("div.output_area"):

@@ -81,7 +81,8 @@ def render_page(
     highlight = HtmlFormatter(style="default").get_style_defs(".highlight")
     tally = Counter(claim.verdict for claim in judged).most_common()
     claims = []
-    for source, rows in groupby(judged, key=lambda row: row.claim.source):
+    by_source = groupby(judged, key=lambda row: row.claim.source)
+    for source, rows in by_source:
         claims.append((source, list(rows)))
     facts = {study: facts_of(study, machine) for study, machine in studies}
     return cards.render(
@@ -112,7 +113,8 @@ def live_run(path: Path = LIVE_RUN) -> dict[str, str]:
     parts = run["parts"]
     total = {}
     for word in ("passed", "skipped", "failed"):
-        total[word] = sum(part.get(word, 0) for part in parts)
+        counts = [part.get(word, 0) for part in parts]
+        total[word] = sum(counts)
     days = sorted({part["date"] for part in parts})
     return {
         "days and GPU": f"{days[0]} to {days[-1]}, {run['gpu']}",

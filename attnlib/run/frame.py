@@ -25,7 +25,15 @@ from ..kinds.engine.case import EngineCase
 from ..kinds.form import flat_fields
 from ..kinds.item import Item
 from ..measure.spans import Kernel
-from ..measure.stats import FASTER, SLOWER, Pair, Ratio, Saving, judge_ratios, judge_savings
+from ..measure.stats import (
+    FASTER,
+    SLOWER,
+    Pair,
+    Ratio,
+    Saving,
+    judge_ratios,
+    judge_savings,
+)
 from .rows import CASE_PREFIX, case_names
 
 if TYPE_CHECKING:
@@ -103,7 +111,8 @@ CEILINGS = ("copy", "matmul")
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
 and a measurement taken then is left out."""
-LABELS = {entry.name: entry.label for entry in TABLE.values() if entry.label}
+_LABELLED = [entry for entry in TABLE.values() if entry.label]
+LABELS = {entry.name: entry.label for entry in _LABELLED}
 
 
 def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
@@ -141,7 +150,9 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     frame["throttled"] = ((before | after) & THROTTLED) > 0
     for name in ("gpu", "gpu_id", "compute_capability"):
         column = f"machine.{name}"
-        frame[name] = table[column].to_pandas() if column in table.column_names else ""
+        frame[name] = ""
+        if column in table.column_names:
+            frame[name] = table[column].to_pandas()
     for name in ("power_limit_w", "num_sms"):
         frame[name] = _numbers(table, f"machine.{name}").astype(int)
     frame["l2_mib"] = _numbers(table, "machine.l2_mib")
@@ -176,7 +187,8 @@ def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
     """A column as floats; 0 where the table or the row has none."""
     if name not in table.column_names:
         return np.zeros(table.num_rows)
-    return table[name].to_pandas().fillna(0).to_numpy(float)
+    column = table[name].to_pandas()
+    return column.fillna(0).to_numpy(float)
 
 
 def item_of(row: Any) -> Item:
@@ -334,10 +346,10 @@ def savings(
     (`stats.judge_savings`). Sides and errors are those of `over`.
     """
     cases, sides = _paired_by_case(rows, base, new)
-    base_us = [float(np.median(before)) for before, _ in sides]
-    new_us = [float(np.median(after)) for _, after in sides]
-    judged = pd.DataFrame(judge_savings(sides), columns=SAVING_COLUMNS)
-    cases = cases.assign(base_us=base_us, new_us=new_us)
+    cases["base_us"] = [float(np.median(before)) for before, _ in sides]
+    cases["new_us"] = [float(np.median(after)) for _, after in sides]
+    saved = judge_savings(sides)
+    judged = pd.DataFrame(saved, columns=SAVING_COLUMNS)
     return pd.concat([cases, judged], axis=1)
 
 
@@ -353,15 +365,18 @@ def _paired_by_case(
         timed = part[["case", "round", "run_us"]].dropna()
         if timed.duplicated(["case", "round"]).any():
             raise ValueError(f"rows must have one record of {side!r} per case and round, not two")
-    paired = round_pairs(sides[a], sides[b]).sort_values("round")
+    paired = round_pairs(sides[a], sides[b])
+    paired = paired.sort_values("round")
     by_case = dict(iter(paired.groupby("case", sort=False)))
     cases = cases_of(rows)
-    cases = cases[cases.case.isin(paired.case)].reset_index(drop=True)
+    cases = cases[cases.case.isin(paired.case)]
     pairs = []
     for case in cases.case:
         part = by_case[case]
-        pairs.append((part.run_us_a.to_numpy(), part.run_us_b.to_numpy()))
-    return cases, pairs
+        a_us = part.run_us_a.to_numpy()
+        b_us = part.run_us_b.to_numpy()
+        pairs.append((a_us, b_us))
+    return cases.reset_index(drop=True), pairs
 
 
 def round_pairs(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
@@ -395,7 +410,9 @@ def aa_check(frame: pd.DataFrame) -> str:
     )
     pairs: list[Pair] = []
     for _, part in paired.groupby(item, sort=False):
-        pairs.append((part.run_us_again.to_numpy(), part.run_us_first.to_numpy()))
+        again_us = part.run_us_again.to_numpy()
+        first_us = part.run_us_first.to_numpy()
+        pairs.append((again_us, first_us))
     judged = judge_ratios(pairs)
     if not judged:
         return "no A/A rows on record"
@@ -417,17 +434,22 @@ def tally(table: pd.DataFrame, by: str) -> pd.DataFrame:
     # Not crosstab: some releases of pandas 3 refuse an index with duplicates, as concat leaves it.
     groups = table.groupby(by)
     counts = groups.verdict.value_counts().unstack(fill_value=0)
-    ends = groups.ratio.agg(["size", "min", "median", "max"]).round(2)
+    ends = groups.ratio.agg(["size", "min", "median", "max"])
     ends.columns = ["shapes", "least", "median", "most"]
-    return pd.concat([ends, counts], axis=1).reset_index()
+    table = pd.concat([ends.round(2), counts], axis=1)
+    return table.reset_index()
 
 
 def release_order(frame: pd.DataFrame) -> list[str]:
     """The releases in a frame, oldest first."""
-    return sorted((r for r in frame.release.unique() if r), key=Version)
+    releases = filter(None, frame.release.unique())
+    return sorted(releases, key=Version)
 
 
-def intervals(table: pd.DataFrame, decimals: int = 2) -> list[str]:
+def intervals(
+    table: pd.DataFrame,
+    decimals: int = 2,
+) -> list[str]:
     """`low to high` of each row in words; `one round` where there is no interval."""
     words = []
     for low, high in zip(table.low, table.high, strict=True):

@@ -32,6 +32,8 @@ SPARE_ROUNDS = 12
 Row = Any
 """A row of a frame of records, as `DataFrame.itertuples` gives it."""
 Pair = tuple[Row, Row]
+Sides = dict[str, dict[int, Row]]
+"""Release -> its rows by the number of the round."""
 
 
 @dataclass
@@ -55,8 +57,9 @@ class Comparison:
         Of an item that failed on both, the base's record is kept.
         """
         base, new = self.both
-        tried: dict[Item, dict[str, dict[int, Row]]] = {}
-        for row in frame[frame.release.isin(self.both)].itertuples():
+        tried: dict[Item, Sides] = {}
+        mine = frame[frame.release.isin(self.both)]
+        for row in mine.itertuples():
             item = replace(item_of(row), release="")
             if item in self.pairs:
                 sides = tried.setdefault(item, {base: {}, new: {}})
@@ -69,11 +72,13 @@ class Comparison:
                 pair = (of_base[number], of_new[number])
                 if all(_is_good(row) for row in pair):
                     good.append(pair)
-            if of_base and of_new and len(good) >= len(self.pairs[item]):
+            is_more = len(good) >= len(self.pairs[item])
+            if of_base and of_new and is_more:
                 self.pairs[item] = good
-            for row in [*of_new.values(), *of_base.values()]:
-                if row.status != "ok":
-                    self.failed[item] = row
+            for rows in (of_new, of_base):
+                for row in rows.values():
+                    if row.status != "ok":
+                        self.failed[item] = row
 
     def verdicts(self) -> dict[Item, Ratio]:
         """New over base, all items as one table; an item before its first look has none."""
@@ -132,13 +137,13 @@ class Comparison:
                     break
                 step = -1 if number % 2 else 1
                 for release in self.both[::step]:
-                    items = tuple(replace(item, release=release) for item in short[::step])
+                    items = [replace(item, release=release) for item in short[::step]]
                     job = Job(
                         study=self.study,
                         round=number,
                         device=device,
                         release=release,
-                        items=items,
+                        items=tuple(items),
                         command=command,
                     )
                     sweep.run([job])
@@ -157,7 +162,8 @@ class Comparison:
 
 def next_round(study: str, machine: str) -> int:
     """The number of the next round of a study on a machine, which is about to be measured."""
-    return 1 + max(store.find(study, machine)["round"], default=-1)
+    rounds = store.find(study, machine)["round"]
+    return 1 + max(rounds, default=-1)
 
 
 def families_of(rows: Iterable[Row]) -> str:

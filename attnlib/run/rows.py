@@ -174,13 +174,16 @@ def _holds(kind: pa.DataType, value: Any) -> bool:
         names = {field.name for field in kind}
         if not isinstance(value, dict) or value.keys() != names:
             return False
-        return all(_holds(kind.field(name).type, value[name]) for name in names)
-    if isinstance(value, str) and value != value.encode(errors="replace").decode():
-        return False  # half a surrogate pair, which is no UTF-8
+        return all(_holds(field.type, value[field.name]) for field in kind)
+    if isinstance(value, str):
+        written = value.encode(errors="replace")
+        if value != written.decode():
+            return False  # half a surrogate pair, which is no UTF-8
     if isinstance(value, int) and abs(value) >= 2**63:
         return False
-    is_flag = isinstance(value, bool)  # which Python has as an integer
-    return is_flag == (kind == schema.FLAG) and isinstance(value, PYTHON_TYPES[kind])
+    if isinstance(value, bool):  # which Python has as an integer
+        return kind == schema.FLAG
+    return kind != schema.FLAG and isinstance(value, PYTHON_TYPES[kind])
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:

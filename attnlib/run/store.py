@@ -84,9 +84,10 @@ def measured_path(study: str, machine: str) -> Path:
 def machines(study: str, *, published: bool = True) -> list[str]:
     """The machines that have records of `study`, sorted; else those with some to be published."""
     folder = os.path.join(data_root(), "records")
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    if not os.path.isdir(folder):
+        return []
     found = []
-    for name in names:
+    for name in sorted(os.listdir(folder)):
         # Asked for every study on every machine, so no Path is made of it.
         is_published = published and os.path.exists(f"{folder}/{name}/{study}.parquet")
         if is_published or _measured(study, name):
@@ -129,7 +130,10 @@ def keep(row: Row) -> Path:
 def is_kept_ok(row: Row) -> bool:
     """Whether the record of this id that waits to be published is ok."""
     path = _path_of(row)
-    return path.exists() and json.loads(path.read_bytes())["status"] == "ok"
+    if not path.exists():
+        return False
+    kept = json.loads(path.read_bytes())
+    return kept["status"] == "ok"
 
 
 def load(
@@ -209,7 +213,8 @@ def provenance(study: str, machine: str) -> dict[str, Any]:
             name = place.relative_to(data_root().parent)
             names.append(name.as_posix())
             hashes.append(_sha256(files))
-    days = sorted({started[:10] for started in table["started_at"].to_pylist()})
+    started_at = table["started_at"].to_pylist()
+    days = sorted({started[:10] for started in started_at})
     last = rows_of(table.slice(table.num_rows - 1))[0]
     return {
         "study": study,
@@ -269,7 +274,8 @@ def _journal(study: str, machine: str) -> Path:
 
 def _measured(study: str, machine: str) -> list[Path]:
     """The files of records that are not published: a journal of earlier versions comes first."""
-    return _files_of(_journal(study, machine)) + _files_of(measured_path(study, machine))
+    journal = _files_of(_journal(study, machine))
+    return journal + _files_of(measured_path(study, machine))
 
 
 @lru_cache(maxsize=64)
@@ -299,8 +305,10 @@ def _read(study: str, machine: str) -> Checked:
     new_table, new_items = measured
     old_table, old_items = published
     newer = set(new_table["id"].to_pylist())
-    stays = [row_id not in newer for row_id in old_table["id"].to_pylist()]
-    table = joined([old_table.filter(pa.array(stays)), new_table])
+    old_ids = old_table["id"].to_pylist()
+    stays = [row_id not in newer for row_id in old_ids]
+    old_table = old_table.filter(pa.array(stays))
+    table = joined([old_table, new_table])
     items = list(compress(old_items, stays))
     return table, items + new_items
 

@@ -47,7 +47,9 @@ def case_of(step: capture.Step) -> Case:
     )
     if step.mode == "decode":
         return cached
-    queries = max(map(int, step.q_lengths.split("+"))) if step.q_lengths else 1
+    queries = 1
+    if step.q_lengths:
+        queries = max(map(int, step.q_lengths.split("+")))
     return ExtendCase(cached, "prefill_paged", queries, q_lengths=step.q_lengths)
 
 

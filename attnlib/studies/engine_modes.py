@@ -72,7 +72,8 @@ def _ragged(
     """Ragged prefill, which has no cache."""
     cases = []
     for q_len, batch in product(q_lens, batches):
-        cases.append(ExtendCase(_cached(heads, batch, q_len), "prefill_ragged", q_len))
+        lengths = _cached(heads, batch, q_len)
+        cases.append(ExtendCase(lengths, "prefill_ragged", q_len))
     return _not_too_long(cases)
 
 
@@ -114,8 +115,16 @@ PREFILLS = _paged(
     batches=(1, 8),
 )
 OTHER_PREFILLS = (
-    *_paged(TP8, q_lens=(128, 2048, 8192), batches=(1, 8)),
-    *_paged(QWEN, q_lens=(512, 2048), batches=(1,)),
+    *_paged(
+        TP8,
+        q_lens=(128, 2048, 8192),
+        batches=(1, 8),
+    ),
+    *_paged(
+        QWEN,
+        q_lens=(512, 2048),
+        batches=(1,),
+    ),
     *_paged(
         LLAMA,
         q_lens=(128, 2048),
@@ -129,8 +138,16 @@ RAGGED = _ragged(
     batches=(1, 8),
 )
 OTHER_RAGGED = (
-    *_ragged(TP8, q_lens=(512, 8192), batches=(1, 8)),
-    *_ragged(QWEN, q_lens=(2048,), batches=(1,)),
+    *_ragged(
+        TP8,
+        q_lens=(512, 8192),
+        batches=(1, 8),
+    ),
+    *_ragged(
+        QWEN,
+        q_lens=(2048,),
+        batches=(1,),
+    ),
 )
 VERIFIES = (
     *_verify(LLAMA, 4, BATCHES, CONTEXTS),

@@ -63,12 +63,17 @@ class Layout:
     @property
     def name(self) -> str:
         """Such as `MLA 16 heads, 4 query tokens`."""
-        name = f"MLA {self.heads} heads"
-        if self.kv_heads:
-            name = f"{self.heads}/{self.kv_heads}"
+        name = f"{self.heads}/{self.kv_heads}"
+        if self.is_latent:
+            name = f"MLA {self.heads} heads"
         if self.q_len > 1:
             name += f", {self.q_len} query tokens"
         return name
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether it is MLA."""
+        return self.kv_heads == 0
 
     @property
     def group(self) -> int:
@@ -79,7 +84,7 @@ class Layout:
     @property
     def backend(self) -> str:
         """The backend of SGLang's FlashAttention-3 that runs it."""
-        if not self.kv_heads:
+        if self.is_latent:
             return "sglang-flash-attn-3-mla"
         if self.q_len > 1:
             return "sglang-flash-attn-3-extend"
@@ -100,7 +105,7 @@ class Layout:
             "lengths": lengths,
             "context": context,
         }
-        if not self.kv_heads:
+        if self.is_latent:
             latent = MlaSpec(self.heads, page_size=page_size)
             return MlaCase(latent, q_len=self.q_len, **sizes)
         spec = AttnSpec(self.heads, self.kv_heads, HEAD_DIM, page_size)
@@ -339,7 +344,8 @@ def load_all(gpu: str = "h100") -> pd.DataFrame:
     `in_flight` (of traffic, else empty and 0), and `rows`: query rows per KV head x longest / mean.
     FileNotFoundError if there are none.
     """
-    machines = [name for name in store.machines(STUDY.name) if gpu in name]
+    known = store.machines(STUDY.name)
+    machines = [name for name in known if gpu in name]
     if not machines:
         raise FileNotFoundError(f"no records of study {STUDY.name!r} on {gpu!r}: measure some")
     frames = []
@@ -593,7 +599,7 @@ def cost_chart(rows: pd.DataFrame) -> charts.Figure:
     for axis, latent in zip(axes, (False, True), strict=True):
         axis.axvline(LOSES_FROM, **style.RULE)
         axis.axhline(1, **style.RULE)
-        mine = [layout for layout in layouts if (layout.kv_heads == 0) == latent]
+        mine = [layout for layout in layouts if layout.is_latent == latent]
         tables = [sides_of(rows, layout, "default") for layout in mine]
         shown = {layout.name: looks[layout.name] for layout in mine}
         charts.dots(
@@ -695,8 +701,10 @@ _LOOKUPS = {
 
 
 def _with_lookups(rows: pd.DataFrame) -> pd.DataFrame:
-    columns = {name: rows.case.map(found) for name, found in _LOOKUPS.items()}
-    return rows.assign(**columns)
+    rows = rows.copy()
+    for name, found in _LOOKUPS.items():
+        rows[name] = rows.case.map(found)
+    return rows
 
 
 def _interval(row: Any, decimals: int = 2) -> str:

@@ -55,8 +55,9 @@ def quantize(tokens: torch.Tensor) -> torch.Tensor:
     scales = tile_scales(tiles.abs().amax(-1))
     scaled = tiles / scales[..., None]
     fp8 = scaled.flatten(-2).to(torch.float8_e4m3fn)
-    parts = [part.view(torch.uint8) for part in (fp8, scales, rope)]
-    return torch.cat(parts, dim=-1)
+    parts = (fp8, scales, rope)
+    packed = [part.view(torch.uint8) for part in parts]
+    return torch.cat(packed, dim=-1)
 
 
 def dequantize(packed: torch.Tensor) -> torch.Tensor:
