@@ -215,7 +215,7 @@ def spacing(outputs: np.ndarray) -> int:
 
 
 def _met_again(outputs: np.ndarray, gap: int) -> int:
-    """In how many steps a request is met, and met again `gap` steps later; all requests added up."""
+    """The steps in which a request is met that is met again `gap` steps later, of all requests."""
     left = np.maximum(outputs - gap, 0)
     return int(left.sum())
 

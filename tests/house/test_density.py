@@ -65,13 +65,13 @@ def place(path: Path, line: int) -> str:
     return f"{path.relative_to(ROOT)}:{line}"
 
 
-def found_by(check):
-    """The places in the package that a check finds."""
+def require_none(check):
+    """Fail with the places in the package that a check finds."""
     found = []
     for path, text in texts().items():
         for node in check(ast.parse(text)):
             found.append(place(path, node.lineno))
-    return found
+    assert not found, "\n".join(found)
 
 
 def test_lines_have_few_tokens():
@@ -80,21 +80,22 @@ def test_lines_have_few_tokens():
         for line, count in Density.of(text).tokens.items():
             tokens[place(path, line)] = count
     long_lines = [where for where, count in tokens.items() if count >= LONG_LINE]
-    assert len(long_lines) <= MOST_LONG_LINES * len(tokens), long_lines
+    assert len(long_lines) <= MOST_LONG_LINES * len(tokens), "\n".join(long_lines)
+    mean = sum(tokens.values()) / len(tokens)
     densest = sorted(tokens, key=tokens.__getitem__)[-20:]
-    assert sum(tokens.values()) <= MOST_TOKENS_A_LINE * len(tokens), densest
+    assert mean <= MOST_TOKENS_A_LINE, "\n".join(densest)
 
 
 def test_nothing_is_written_out_to_be_splatted():
-    assert found_by(splats) == []
+    require_none(splats)
 
 
 def test_no_constant_list_is_a_text_that_is_split():
-    assert found_by(split_texts) == []
+    require_none(split_texts)
 
 
 def test_no_conditional_expression_is_in_another():
-    assert found_by(nested_choices) == []
+    require_none(nested_choices)
 
 
 @pytest.mark.parametrize(
