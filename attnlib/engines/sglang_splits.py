@@ -34,20 +34,27 @@ def has_no_words(backend: Any) -> bool:
     SGLang writes none for MLA and under DP attention, where, to 0.5.20, the backend's heads are
     wrong: an attention call has its layer's.
     """
-    none = backend.use_mla or backend._disable_scheduler_metadata_precompute
-    return none or backend.is_prefill_aware_swa or backend.attn_cp_size > 1
+    return (
+        backend.use_mla
+        or backend._disable_scheduler_metadata_precompute
+        or backend.is_prefill_aware_swa
+        or backend.attn_cp_size > 1
+    )
 
 
 def of_words(call: dict[str, Any]) -> int:
     """The cap of a step's schedule, which must be that of the attention calls that read it."""
-    backend, page_size = call["self"], call["self"].page_size
+    backend = call["self"]
+    page_size = backend.page_size
     graph = backend.decode_cuda_graph_metadata.get(call["batch_size"])
     of_graph = graph is not None and graph.cache_seqlens_int32 is call["cache_seqlens"]
     # A replay runs no Python at its attention calls: they have the number of the capture.
     if of_graph and hasattr(graph, SPLITS):
         return getattr(graph, SPLITS)
     # SGLang passes the longest request; a call caps by the width of its page table.
-    pages = graph.page_table.shape[1] if of_graph else -(-call["max_seq_len_k"] // page_size)
+    pages = -(-call["max_seq_len_k"] // page_size)
+    if of_graph:
+        pages = graph.page_table.shape[1]
     number = _cap(
         STATE.arms["splits"],
         batch_size=call["batch_size"],
@@ -69,7 +76,12 @@ def of_words(call: dict[str, Any]) -> int:
     return number
 
 
-def ready_splits(_: None, backend: Any, *args: Any, **kwargs: Any) -> None:
+def ready_splits(
+    _: None,
+    backend: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
     """After a FlashAttention backend is made: refuse what SPLITS cannot reach, by name."""
     gpu = torch.cuda.get_device_properties(torch.device(backend.device))
     not_met = {
@@ -81,14 +93,23 @@ def ready_splits(_: None, backend: Any, *args: Any, **kwargs: Any) -> None:
     setattr(backend, OWN, sglang_build())  # read once: it looks at files
 
 
-def cap_decode(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def cap_decode(
+    original: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Around the attention of a layer in a decode step, drafts' steps included."""
     call = named(original, args, kwargs)
-    drafts = call["forward_batch"].spec_info is not None
-    return _with_cap("draft decode" if drafts else "decode", original, call, args, kwargs)
+    has_drafts = call["forward_batch"].spec_info is not None
+    kind = "draft decode" if has_drafts else "decode"
+    return _with_cap(kind, original, call, args, kwargs)
 
 
-def cap_verification(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def cap_verification(
+    original: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Around the attention of a layer in an extend: of these, verification of drafts alone."""
     call = named(original, args, kwargs)
     # A prefill, also of a draft model, keeps SGLang's cap: its partial outputs may be 16 GiB.
@@ -98,45 +119,66 @@ def cap_verification(original: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 def _with_cap(
-    kind: str, original: Callable[..., Any], call: dict[str, Any], args: Any, kwargs: Any
+    kind: str,
+    original: Callable[..., Any],
+    call: dict[str, Any],
+    args: Any,
+    kwargs: Any,
 ) -> Any:
     """Run the attention of a layer under the arm's cap, or under SGLang's where it is not ours."""
-    backend, layer = call["self"], call["layer"]
-    if reason := _left_alone(backend, layer, call["forward_batch"]):
+    backend = call["self"]
+    layer = call["layer"]
+    reason = _left_alone(backend, layer, call["forward_batch"])
+    if reason:
         STATE.calls[f"splits: {reason}"] += 1
         return original(*args, **kwargs)
     number = _splits_of_call(backend, layer, call["q"])
     with given(backend, number):
         output = original(*args, **kwargs)
     STATE.arm("splits")  # only now has it run
-    _count(f"splits in {'MLA ' if backend.use_mla else ''}{kind}", number, backend.forward_metadata)
+    layers = "MLA " if backend.use_mla else ""
+    _count(f"splits in {layers}{kind}", number, backend.forward_metadata)
     return output
 
 
-def _left_alone(backend: Any, layer: Any, batch: Any) -> str:
+def _left_alone(
+    backend: Any,
+    layer: Any,
+    batch: Any,
+) -> str:
     """Why a layer keeps SGLang's cap, or the empty string. None of these calls reads words that
     were written for ours: SGLang gives them none, `has_no_words`, or it is no decode."""
     metadata = backend.forward_metadata
-    chunks = backend.has_local_attention and metadata.local_attn_metadata is not None
+    has_chunks = backend.has_local_attention and metadata.local_attn_metadata is not None
+    has_drafts = batch.spec_info is not None
     reasons = {
         "cross attention": layer.is_cross_attention,
         "an encoder's attention": layer.attn_type.value == "encoder_only",
-        "chunked attention": chunks and layer.use_irope,
-        "drafts with topk above 1": backend.topk > 1 and batch.spec_info is not None,
+        "chunked attention": has_chunks and layer.use_irope,
+        "drafts with topk above 1": has_drafts and backend.topk > 1,
         "windows that know the prefill": backend.is_prefill_aware_swa,
         "context parallelism": backend.attn_cp_size > 1,
         f"more than {MOST_QUERY_TOKENS} tokens": metadata.max_seq_len_q > MOST_QUERY_TOKENS,
     }
-    return next((reason for reason, applies in reasons.items() if applies), "")
+    for reason, applies in reasons.items():
+        if applies:
+            return reason
+    return ""
 
 
-def _splits_of_call(backend: Any, layer: Any, q: torch.Tensor) -> int:
+def _splits_of_call(
+    backend: Any,
+    layer: Any,
+    q: torch.Tensor,
+) -> int:
     """The cap of a layer's call: that of the words it reads, or by the layer's own facts."""
-    metadata, window = backend.forward_metadata, _window(backend, layer)
+    metadata = backend.forward_metadata
+    window = _window(backend, layer)
     words = metadata.scheduler_metadata
     if words is not None and window == FULL:
         # The words of a graph are a copy: the number is beside them.
-        return getattr(metadata if hasattr(metadata, SPLITS) else words, SPLITS)
+        owner = metadata if hasattr(metadata, SPLITS) else words
+        return getattr(owner, SPLITS)
     latent = layer.v_head_dim if backend.use_mla else 0
     # SGLang casts queries to the cache's dtype, and the cache to the queries' beyond 256.
     dtype = backend.kv_cache_dtype if layer.head_dim <= 256 else q.dtype
@@ -161,20 +203,25 @@ def _splits_of_call(backend: Any, layer: Any, q: torch.Tensor) -> int:
 def _window(backend: Any, layer: Any) -> tuple[int, int]:
     """(left, right) of a layer's call; calls of MLA pass none."""
     size = layer.sliding_window_size
-    return FULL if backend.use_mla or size is None or size < 0 else (size, 0)
+    if backend.use_mla or size is None or size < 0:
+        return FULL
+    return size, 0
 
 
 @lru_cache(maxsize=1024)
 def _cap(arm: str, **facts: Any) -> int:
     """`caps.num_splits` of a call with these facts, kept: layers and steps repeat them."""
-    return num_splits(SchedulerFacts(**facts, causal=True, varlen_q=True), arm)
+    call = SchedulerFacts(**facts, causal=True, varlen_q=True)
+    return num_splits(call, arm)
 
 
 @contextmanager
 def given(backend: Any, number: int) -> Iterator[None]:
     """Calls in the block pass `number`; what SGLang had is back at the end, whatever happens."""
-    names = ("num_splits", "decode_num_splits")  # the second since 0.5.18
-    own = {name: getattr(backend, name) for name in names if hasattr(backend, name)}
+    own = {}
+    for name in ("num_splits", "decode_num_splits"):  # the second since 0.5.18
+        if hasattr(backend, name):
+            own[name] = getattr(backend, name)
     vars(backend).update(dict.fromkeys(own, number))
     try:
         yield
@@ -182,10 +229,15 @@ def given(backend: Any, number: int) -> Iterator[None]:
         vars(backend).update(own)
 
 
-def _count(kind: str, number: int, metadata: Any) -> None:
+def _count(
+    kind: str,
+    number: int,
+    metadata: Any,
+) -> None:
     """Count a call of this kind; the first one says in the log what it was given."""
     if kind not in STATE.calls:
-        requests, tokens = metadata.cu_seqlens_q.shape[0] - 1, metadata.max_seq_len_q
+        requests = metadata.cu_seqlens_q.shape[0] - 1
+        tokens = metadata.max_seq_len_q
         words = "attnlib: %s: %d for %d requests of %d query tokens"
         logger.warning(words, kind, number, requests, tokens)
     STATE.calls[kind] += 1

@@ -67,7 +67,10 @@ def oracle_fields(verdict: OracleCheck) -> dict[str, Any]:
 
 
 def timed_fields(
-    timing: Timing, *, kernels: tuple[Kernel, ...], work_per_call: float
+    timing: Timing,
+    *,
+    kernels: tuple[Kernel, ...],
+    work_per_call: float,
 ) -> dict[str, Any]:
     """A record's fields for samples that were taken after the check passed."""
     return {

@@ -38,27 +38,45 @@ class CallSubject(Subject):
 
     def measure(self, item: Item) -> dict[str, Any]:
         """Check one call by the oracle, time it and its plan, then trace it."""
-        case, mask = item.case, getattr(item.case, "mask", "causal")
+        case = item.case
+        mask = getattr(case, "mask", "causal")
         entry = backends.entry_of(item.backend, self.plans)
         self.bench.require_release(entry.distribution, item.release)
-        reason = backends.unavailable(entry.name)
-        reason = reason or backends.unsupported(entry.name, case.spec, mask=mask)
-        if reason := reason or self._too_large(case, 1):
+        reason = (
+            backends.unavailable(entry.name)
+            or backends.unsupported(entry.name, case.spec, mask=mask)
+            or self._too_large(case, copies=1)
+        )
+        if reason:
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
         work, judge = self.prepared(case)
-        graph, device = item.timer.startswith("graph"), self.bench.device
-        backend = backends.create(entry.name, case.spec, mask=mask, device=device, cuda_graph=graph)
+        backend = backends.create(
+            entry.name,
+            case.spec,
+            mask=mask,
+            device=self.bench.device,
+            cuda_graph=item.timer.startswith("graph"),
+        )
         plan = backend.plan(work.batch)
-        run = partial(backend.run, work.q, work.kv, plan)
+        run = partial(
+            backend.run,
+            work.q,
+            work.kv,
+            plan,
+        )
+
+        def timing() -> Timing:
+            if item.timer in ROTATING:
+                return timer(self._rotation(backend, plan, work))
+            return timer(run)
+
         fields = timed_call(
             run,
             judge.check,
-            timer=lambda: timer(
-                self._rotation(backend, plan, work) if item.timer in ROTATING else run
-            ),
+            timer=timing,
             work_per_call=float(case.cost.io_bytes),
-            gpu=device == "cuda",
+            gpu=self.bench.device == "cuda",
             reported=plan.reported_backend,
             replan=lambda: backend.plan(work.batch, out=plan),
         )
@@ -71,11 +89,15 @@ class CallSubject(Subject):
         self, backend: Backend, plan: Plan, work: Workload
     ) -> list[Callable[[], torch.Tensor]]:
         """Calls over as many copies of the cache as a cold L2 needs; ValueError if too large."""
-        read = work.case.cost.kv_bytes
-        copies = cold_copies(read, int(self.bench.machine["l2_mib"] * 2**20))
-        if reason := self._too_large(work.case, copies):
+        l2_bytes = int(self.bench.machine["l2_mib"] * 2**20)
+        copies = cold_copies(work.case.cost.kv_bytes, l2_bytes)
+        reason = self._too_large(work.case, copies)
+        if reason:
             raise ValueError(f"a cold L2 needs {copies} copies: {reason}")
-        return [partial(backend.run, work.q, kv, plan) for kv in cache_copies(work.kv, copies)]
+        calls: list[Callable[[], torch.Tensor]] = []
+        for kv in cache_copies(work.kv, copies):
+            calls.append(partial(backend.run, work.q, kv, plan))
+        return calls
 
     def prepare(self, case: Any) -> tuple[Workload, Judge]:
         """The case's tensors and their judge."""
@@ -83,9 +105,12 @@ class CallSubject(Subject):
         return work, Judge(self.attend, work.q, work.kv, work.batch)
 
     def _too_large(self, case: Any, copies: int) -> str:
-        limit = self.bench.machine.get("memory_gib", MEMORY_GIB_UNKNOWN) * self.memory_share
+        memory_gib = self.bench.machine.get("memory_gib", MEMORY_GIB_UNKNOWN)
+        limit = memory_gib * self.memory_share
         needed = copies * case.cost.cache_bytes / 2**30
-        return "" if needed <= limit else f"KV needs {needed:.1f} GiB, limit {limit:.1f} GiB"
+        if needed <= limit:
+            return ""
+        return f"KV needs {needed:.1f} GiB, limit {limit:.1f} GiB"
 
 
 class CeilingSubject(Subject):
@@ -98,7 +123,8 @@ class CeilingSubject(Subject):
         """Time one ceiling."""
         call, work = CEILINGS[item.backend]()
         kernels = trace_kernels(call)
-        return timed_fields(run_timer(item.timer)(call), kernels=kernels, work_per_call=work)
+        timer = run_timer(item.timer)
+        return timed_fields(timer(call), kernels=kernels, work_per_call=work)
 
 
 def timed_call(
@@ -124,8 +150,10 @@ def timed_call(
     if gpu:
         seen["peak_bytes"] = peak_bytes(run)
     kernels = trace_kernels(run) if gpu else ()
-    seen["kernel_family"] = kernel_family((kernel.name for kernel in kernels), family_of)
-    return timed_fields(timing, kernels=kernels, work_per_call=work_per_call) | seen
+    names = [kernel.name for kernel in kernels]
+    seen["kernel_family"] = kernel_family(names, family_of)
+    timed = timed_fields(timing, kernels=kernels, work_per_call=work_per_call)
+    return timed | seen
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:
@@ -139,4 +167,5 @@ def peak_bytes(run: Callable[[], Any]) -> int:
 
 def cache_copies(kv: Any, count: int) -> list[Any]:
     """A cache and clones of it: `count` in all."""
-    return [kv, *(kv.clone() for _ in range(count - 1))]
+    clones = [kv.clone() for _ in range(count - 1)]
+    return [kv, *clones]

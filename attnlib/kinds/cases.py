@@ -61,10 +61,13 @@ def subject_class(case: object) -> Callable[[Bench], Subject]:
 
     `XCase` of `x.case` is measured by `XSubject` of `x.measure`; no case is a ceiling.
     """
-    module, name = f"{__package__}.call", "CeilingSubject"
+    module = f"{__package__}.call"
+    name = "CeilingSubject"
     if case is not None:
-        module = type(case).__module__.removesuffix("case") + "measure"
-        name = type(case).__name__.replace("Case", "Subject")
+        cls = type(case)
+        folder = cls.__module__.removesuffix(".case")
+        module = f"{folder}.measure"
+        name = cls.__name__.replace("Case", "Subject")
     return getattr(importlib.import_module(module), name)
 
 
@@ -79,9 +82,11 @@ def case_from_dict(form: dict[str, Any]) -> Case:
 
 def item_from_dict(form: dict[str, Any]) -> Item[Any]:
     """Inverse of `Item.to_dict`; a form may lack a field that has a default."""
+    fields = dict(form)
+    fields["again"] = form.get("again") or 0
     case = form.get("case")
-    fields = {**form, "again": form.get("again") or 0}
-    return Item(**{**fields, "case": case_from_dict(case) if case else None})
+    fields["case"] = case_from_dict(case) if case else None
+    return Item(**fields)
 
 
 def parse_cases(lines: Iterable[str]) -> tuple[Case, ...]:
@@ -102,11 +107,16 @@ def parse_cases(lines: Iterable[str]) -> tuple[Case, ...]:
 
 def _case_of_key(text: str) -> Case:
     for pattern, cls in KEYS.items():
-        if match := re.fullmatch(pattern, text):
-            words = match.groupdict()
-            known = [*flat_fields(cls)]
-            types: dict[str, Any] = {f.name: f.type for f in known}
-            defaults = {f.name: f.default for f in known if f.default is not MISSING}
-            given = {name: types[name](word) for name, word in words.items() if word}
-            return cls.from_dict(defaults | given)
+        match = re.fullmatch(pattern, text)
+        if not match:
+            continue
+        form: dict[str, Any] = {}
+        for field in flat_fields(cls):
+            word = match.groupdict().get(field.name)
+            if word:
+                read: Any = field.type
+                form[field.name] = read(word)
+            elif field.default is not MISSING:
+                form[field.name] = field.default
+        return cls.from_dict(form)
     raise ValueError(f"it must be a key such as 32/8,d128,p16,b16,k8192; got {text!r}")

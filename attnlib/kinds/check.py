@@ -46,18 +46,28 @@ class Judge:
     """
 
     def __init__(
-        self, attend: Callable[..., torch.Tensor], q: torch.Tensor, kv: Any, batch: Any
+        self,
+        attend: Callable[..., torch.Tensor],
+        q: torch.Tensor,
+        kv: Any,
+        batch: Any,
     ) -> None:
-        low = attend(q, kv, batch, probs_dtype=q.dtype)
         self.reference = attend(q, kv, batch)
-        low = low.to(getattr(torch, FP8_OUT_DTYPE) if q.dtype.itemsize == 1 else q.dtype)
-        least = torch.finfo(low.dtype).eps / 2
-        self.budget = max(least, BUDGET_FACTOR * worst_row_error(low, self.reference))
+        low = attend(q, kv, batch, probs_dtype=q.dtype)
+        is_fp8 = q.dtype.itemsize == 1
+        out_dtype = getattr(torch, FP8_OUT_DTYPE) if is_fp8 else q.dtype
+        low_error = worst_row_error(low.to(out_dtype), self.reference)
+        least = torch.finfo(out_dtype).eps / 2
+        self.budget = max(least, BUDGET_FACTOR * low_error)
 
     def check(self, out: torch.Tensor) -> OracleCheck:
         """Judge `out` [bs, num_qo_heads, head_dim]; a wrong shape is an error, not a verdict."""
-        error = worst_row_error(out, self.reference)
-        return OracleCheck(error, self.budget, self.reference.shape[:-1].numel())
+        rows = self.reference.shape[:-1].numel()
+        return OracleCheck(
+            error=worst_row_error(out, self.reference),
+            budget=self.budget,
+            rows=rows,
+        )
 
 
 def worst_row_error(out: torch.Tensor, reference: torch.Tensor) -> float:
@@ -67,7 +77,8 @@ def worst_row_error(out: torch.Tensor, reference: torch.Tensor) -> float:
     wide = out.double()
     if not bool(torch.isfinite(wide).all()):
         return float("inf")
-    errors = (wide - reference).norm(dim=-1) / reference.norm(dim=-1)
+    distances = (wide - reference).norm(dim=-1)
+    errors = distances / reference.norm(dim=-1)
     return float(errors.max())
 
 
@@ -84,15 +95,21 @@ def attend_rows(
 
     `sees` [rows, tokens] bool says which tokens a row attends to, all of them if it is None.
     """
-    grouped = q.double().view(len(q), k.shape[1], -1, q.shape[-1])
-    scores = torch.einsum("rhgd,nhd->hgrn", grouped, k).mul_(softmax_scale)
+    rows, heads, _ = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    grouped = q.double().unflatten(1, (kv_heads, group))
+    scores = torch.einsum("rhgd,nhd->hgrn", grouped, k)
+    scores.mul_(softmax_scale)
     if sees is not None:
         scores.masked_fill_(~sees, float("-inf"))
-    probs = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+    highest = scores.amax(-1, keepdim=True)
+    probs = scores.sub_(highest).exp_()
     weights = probs
     if probs_dtype is not None:
         # FP8 kernels scale probabilities to the format's range first, or most would underflow.
         scale = torch.finfo(probs_dtype).max if probs_dtype.itemsize == 1 else 1.0
         weights = (probs * scale).to(probs_dtype).double() / scale
-    out = torch.einsum("hgrn,nhd->hgrd", weights, v) / probs.sum(-1, keepdim=True)
-    return out.permute(2, 0, 1, 3).reshape(*q.shape[:2], -1)
+    out = torch.einsum("hgrn,nhd->hgrd", weights, v)
+    out /= probs.sum(-1, keepdim=True)
+    return out.permute(2, 0, 1, 3).reshape(rows, heads, -1)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ..core.spec import ELEMENT_BYTES, AttnSpec
 
-INT32_BYTES, INT64_BYTES = 4, 8
+INT32_BYTES = 4
+INT64_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,24 @@ class CallCost:
 
 
 def attention_cost(
-    spec: AttnSpec, *, held: int, read: int, queries: int, pairs: int, index_bytes: int
+    spec: AttnSpec,
+    *,
+    held: int,
+    read: int,
+    queries: int,
+    pairs: int,
+    index_bytes: int,
 ) -> CallCost:
     """The cost of a call over `held` cached tokens, of which it must read `read`.
 
     `pairs` are those of a query row and a token that it sees, of all `queries` rows.
     """
-    token_bytes = 2 * ELEMENT_BYTES[spec.kv_dtype] * spec.head_dim * spec.num_kv_heads
+    kv_width = 2 * spec.num_kv_heads * spec.head_dim  # K and V
+    token_bytes = kv_width * ELEMENT_BYTES[spec.kv_dtype]
     width = spec.num_qo_heads * spec.head_dim
-    qo_bytes = queries * width * (ELEMENT_BYTES[spec.dtype] + ELEMENT_BYTES[spec.out_dtype])
+    q_bytes = ELEMENT_BYTES[spec.dtype]
+    out_bytes = ELEMENT_BYTES[spec.out_dtype]
+    qo_bytes = queries * width * (q_bytes + out_bytes)
     return CallCost(
         kv_bytes=token_bytes * read,
         io_bytes=token_bytes * read + qo_bytes + index_bytes,

@@ -36,45 +36,49 @@ class NamedCase:
 
     def to_dict(self) -> dict[str, Any]:
         """Flat dict of the case: its kind and its fields."""
-        return ({"kind": self.kind} if self.kind else {}) | _flat(self)
+        form = _flat(self)
+        return {"kind": self.kind} | form if self.kind else form
 
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> Self:
         """Inverse of `to_dict`, less the kind; ValueError on a missing, unknown or wrong field."""
-        allowed = [*flat_fields(cls)]
-        needed = {f.name for f in allowed if f.metadata != LATER}
-        if needed - set(form) or set(form) - {f.name for f in allowed}:
+        known = list(flat_fields(cls))
+        allowed = {each.name for each in known}
+        needed = {each.name for each in known if each.metadata != LATER}
+        if not needed <= form.keys() <= allowed:
             raise ValueError(
                 f"a {cls.__name__} must have the fields {sorted(needed)}, got {sorted(form)}"
             )
         case: Self = _build(cls, form)
-        require_types(allowed, form)
+        require_types(known, form)
         return case
 
 
 def flat_fields(cls: Any) -> Iterator[Field[Any]]:
     """The fields of a case's JSON form, less the kind."""
-    for f in fields(cls):
-        if is_dataclass(f.type):
-            yield from flat_fields(f.type)
+    for each in fields(cls):
+        if is_dataclass(each.type):
+            yield from flat_fields(each.type)
         else:
-            yield f
+            yield each
 
 
 def _flat(noun: Any) -> dict[str, Any]:
     form: dict[str, Any] = {}
-    for f in fields(noun):
-        value = getattr(noun, f.name)
+    for each in fields(noun):
+        value = getattr(noun, each.name)
         if is_dataclass(value):
             form |= _flat(value)
-        elif f.metadata != LATER or value != f.default:
-            form[f.name] = value
+        elif each.metadata != LATER or value != each.default:
+            form[each.name] = value
     return form
 
 
 def _build(cls: Any, form: dict[str, Any]) -> Any:
-    values = {f.name: form[f.name] for f in fields(cls) if f.name in form}
-    for f in fields(cls):
-        if is_dataclass(f.type):
-            values[f.name] = _build(f.type, form)
+    values = {}
+    for each in fields(cls):
+        if is_dataclass(each.type):
+            values[each.name] = _build(each.type, form)
+        elif each.name in form:
+            values[each.name] = form[each.name]
     return cls(**values)

@@ -28,13 +28,15 @@ class Item(Generic[CaseT]):
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
         case: NamedCase | None = self.case
-        form = {
+        form: dict[str, Any] = {
             "backend": self.backend,
             "timer": self.timer,
             "case": case.to_dict() if case else None,
             "release": self.release,
         }
-        return form | ({"again": self.again} if self.again else {})
+        if self.again:
+            form["again"] = self.again
+        return form
 
     @cached_property
     def identity(self) -> str:

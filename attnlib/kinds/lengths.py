@@ -31,41 +31,64 @@ def sample_seq_lens(case: Any) -> np.ndarray:
     """
     if case.lengths not in LENGTHS:
         return explicit_lengths(case.lengths)
-    longest, batch, rng = case.kv_len, case.batch_size, np.random.default_rng(case.seed)
+    longest = case.kv_len
+    batch = case.batch_size
+    rng = np.random.default_rng(case.seed)
     if case.lengths == "chat":
-        drawn = np.clip(1200 * rng.lognormal(0, 1.0, batch), 16, None)
+        drawn = 1200 * rng.lognormal(0, 1.0, batch)
+        drawn = np.maximum(drawn, 16)
         return np.clip(drawn, 1, longest).astype(np.int32)
     if case.lengths == "agents":
-        return np.clip(longest * 10 ** -rng.random(batch), 1, longest).astype(np.int32)
-    low, high = {
+        drawn = longest * 10 ** -rng.random(batch)
+        return np.clip(drawn, 1, longest).astype(np.int32)
+    ends = {
         "fixed": (longest, longest),
         "ragged": (1, longest),
         "skewed": (longest // 32, longest // 32),
         "retrieval": (longest // 64, longest // 32),
         "one_long": (longest // 512, longest // 128),
-    }[case.lengths]
-    lens = rng.integers(max(1, low), max(1, high) + 1, batch, dtype=np.int32)
+    }
+    low, high = ends[case.lengths]
+    lens = rng.integers(
+        low=max(1, low),
+        high=max(1, high),
+        size=batch,
+        dtype=np.int32,
+        endpoint=True,
+    )
     if case.lengths == "retrieval":
-        lens[1 + rng.permutation(batch - 1)[: max(0, batch // 16 - 1)]] = longest
+        others = 1 + rng.permutation(batch - 1)
+        count = max(0, batch // 16 - 1)  # beside the first
+        lens[others[:count]] = longest
     lens[0] = longest
     return lens
 
 
 def explicit_lengths(text: str) -> np.ndarray:
     """`33+1+60` as int32 [3]."""
-    return np.array([int(part) for part in text.split("+")], dtype=np.int32)
+    lengths = [int(part) for part in text.split("+")]
+    return np.array(lengths, dtype=np.int32)
 
 
 def shuffled_pages(
-    lens: np.ndarray, page_size: int, seed: int | None, context: int = 0
+    lens: np.ndarray,
+    page_size: int,
+    seed: int | None,
+    context: int = 0,
 ) -> np.ndarray:
     """Page table [bs, max_pages] int32 for these lengths; without a seed the pages are in order.
 
     With a `context`, in tokens, it is that wide; columns past a request's pages are 0.
     """
     pages = -(-lens // page_size)
-    total, columns = pages.sum(), max(pages.max(), -(-context // page_size))
-    order = np.arange(total) if seed is None else np.random.default_rng(seed).permutation(total)
-    table = np.zeros((len(lens), columns), dtype=np.int32)
-    table[np.arange(columns) < pages[:, None]] = order.astype(np.int32)
+    order = np.arange(pages.sum())
+    if seed is not None:
+        order = np.random.default_rng(seed).permutation(order)
+    columns = max(pages.max(), -(-context // page_size))
+    table = np.zeros(
+        (len(lens), columns),
+        dtype=np.int32,
+    )
+    is_page = np.arange(columns) < pages[:, None]
+    table[is_page] = order.astype(np.int32)
     return table

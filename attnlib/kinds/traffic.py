@@ -81,10 +81,16 @@ def batches() -> tuple[Traffic, ...]:
     """
     with BATCHES.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
-    return tuple(
-        Traffic(row["trace"], int(row["in_flight"]), int(row["step"]), row["lengths"])
-        for row in rows
-    )
+    steps = []
+    for row in rows:
+        step = Traffic(
+            trace=row["trace"],
+            in_flight=int(row["in_flight"]),
+            step=int(row["step"]),
+            lengths=row["lengths"],
+        )
+        steps.append(step)
+    return tuple(steps)
 
 
 def draw_batches() -> list[Traffic]:
@@ -115,16 +121,27 @@ def requests(trace: str) -> np.ndarray:
             f"trace must have been imported to {path.name} in data/traffic, got {trace!r}, which "
             "was not: data/traffic/README.md says where to download it"
         )
-    header, *lines = lzma.decompress(path.read_bytes()).decode().splitlines()
+    text = lzma.decompress(path.read_bytes()).decode()
+    header, *lines = text.splitlines()
     if header != HEADER:
         raise ValueError(f"columns of {path.name} must be {HEADER}, got {header}")
-    rows = np.loadtxt(lines, dtype=np.int64, delimiter=",", ndmin=2)
+    rows = np.loadtxt(
+        lines,
+        dtype=np.int64,
+        delimiter=",",
+        ndmin=2,
+    )
     rows.setflags(write=False)  # callers share the one that is cached
     return rows
 
 
 def decode_steps(
-    trace: str, in_flight: int, count: int, *, seed: int = 0, longest: int = 131_072
+    trace: str,
+    in_flight: int,
+    count: int,
+    *,
+    seed: int = 0,
+    longest: int = 131_072,
 ) -> list[np.ndarray]:
     """Lengths of the requests in `count` decode steps of a server: a list of int32 [in_flight].
 
@@ -169,10 +186,12 @@ def decode_steps(
     require_int("longest", longest)
     pool = _pool(trace, longest)
     # Of all draws, Python promises only those of random() to be the same in every release.
-    pool = np.roll(pool, -int(random.Random(seed).random() * len(pool)), axis=0)
+    first = int(random.Random(seed).random() * len(pool))
+    pool = np.roll(pool, -first, axis=0)
     outputs = pool[:, 1]
     refilled = int(outputs[:in_flight].max())  # the pool wraps only if all of it was taken
-    steps = range(refilled, refilled + count * spacing(outputs), spacing(outputs))
+    apart = spacing(outputs)
+    steps = range(refilled, refilled + count * apart, apart)
     return list(_lengths(pool, in_flight, steps))
 
 
@@ -190,9 +209,15 @@ def spacing(outputs: np.ndarray) -> int:
     6
     """
     gap = 1
-    while SHARED * np.maximum(outputs - gap, 0).sum() > outputs.sum():
+    while SHARED * _met_again(outputs, gap) > outputs.sum():
         gap += 1
     return gap
+
+
+def _met_again(outputs: np.ndarray, gap: int) -> int:
+    """The steps in which a request is met that is met again `gap` steps later, of all requests."""
+    left = np.maximum(outputs - gap, 0)
+    return int(left.sum())
 
 
 def import_trace(trace: str, source: str | Path) -> np.ndarray:
@@ -209,9 +234,12 @@ def import_trace(trace: str, source: str | Path) -> np.ndarray:
     path = _path(trace)
     with open(source, encoding="utf-8-sig", newline="") as lines:
         rows = _kimi_rows(lines) if trace.startswith("kimi") else _azure_rows(lines)
-    text = "".join(",".join(map(str, row)) + "\n" for row in rows)
+    lines_kept = [HEADER]
+    for row in rows:
+        lines_kept.append(",".join(str(field) for field in row))
+    text = "".join(f"{line}\n" for line in lines_kept)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(lzma.compress(f"{HEADER}\n{text}".encode(), preset=9))
+    path.write_bytes(lzma.compress(text.encode(), preset=9))
     requests.cache_clear()
     return requests(trace)
 
@@ -232,7 +260,11 @@ def _pool(trace: str, longest: int) -> np.ndarray:
     return pairs[totals <= longest]
 
 
-def _lengths(pool: np.ndarray, in_flight: int, steps: Iterable[int]) -> Iterator[np.ndarray]:
+def _lengths(
+    pool: np.ndarray,
+    in_flight: int,
+    steps: Iterable[int],
+) -> Iterator[np.ndarray]:
     """Lengths int32 [in_flight] in each of `steps`, which rise.
 
     Only the steps in which a request ends are simulated: between them a length grows by one a step.
@@ -250,14 +282,23 @@ def _lengths(pool: np.ndarray, in_flight: int, steps: Iterable[int]) -> Iterator
 
 
 def _kimi_rows(lines: Iterable[str]) -> list[tuple[int, ...]]:
-    parsed = map(json.loads, lines)
-    return [tuple(int(request[field]) for field in KIMI_FIELDS) for request in parsed]
+    rows = []
+    for line in lines:
+        request = json.loads(line)
+        rows.append(tuple(int(request[field]) for field in KIMI_FIELDS))
+    return rows
 
 
 def _azure_rows(lines: Iterable[str]) -> list[tuple[int, ...]]:
     """As Mooncake counts time: whole milliseconds after the first request, rounded down."""
-    parsed = [[request[field] for field in AZURE_FIELDS] for request in csv.DictReader(lines)]
-    times = np.array([time for time, _, _ in parsed], dtype="datetime64[ns]")
+    columns: list[list[str]] = [[], [], []]
+    for request in csv.DictReader(lines):
+        for column, field in zip(columns, AZURE_FIELDS, strict=True):
+            column.append(request[field])
+    arrived, prompts, outputs = columns
+    times = np.array(arrived, dtype="datetime64[ns]")
     arrivals = (times - times[0]) // np.timedelta64(1, "ms")
-    pairs = zip(arrivals, parsed, strict=True)
-    return [(int(at), int(prompt), int(output)) for at, (_, prompt, output) in pairs]
+    rows: list[tuple[int, ...]] = []
+    for at, prompt, output in zip(arrivals, prompts, outputs, strict=True):
+        rows.append((int(at), int(prompt), int(output)))
+    return rows

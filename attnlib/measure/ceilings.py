@@ -20,7 +20,11 @@ Ceiling = tuple[Callable[[], object], float]
 
 
 def _copy() -> Ceiling:
-    source = torch.randn(COPY_BYTES // 2, dtype=torch.bfloat16, device="cuda")
+    source = torch.randn(
+        COPY_BYTES // 2,
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
     target = torch.empty_like(source)
     return lambda: torch.neg(source, out=target), 2.0 * COPY_BYTES
 
@@ -28,7 +32,11 @@ def _copy() -> Ceiling:
 def _matmul() -> Ceiling:
     # Random data, because zeros run faster.
     shape = (2, MATMUL_SIZE, MATMUL_SIZE)
-    a, b = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    a, b = torch.randn(
+        shape,
+        device="cuda",
+        dtype=torch.bfloat16,
+    )
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out), 2.0 * MATMUL_SIZE**3
 

@@ -10,4 +10,9 @@ def progress_bar(**words: Any) -> Any:
     class Bar(tqdm):
         monitor_interval = 0  # no thread beside what is timed
 
-    return Bar(**words, miniters=0, smoothing=0, leave=False)
+    return Bar(
+        **words,
+        miniters=0,
+        smoothing=0,
+        leave=False,
+    )

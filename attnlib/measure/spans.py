@@ -104,8 +104,12 @@ def read_spans(trace: Mapping[str, Any]) -> tuple[Span, ...]:
     if not marks:
         raise ValueError(f"trace must mark each call as {CALL!r}, it marks none")
     origin = marks[0]["ts"]
-    starts = [mark["ts"] - origin for mark in marks]
-    ends = [mark["ts"] - origin + mark["dur"] for mark in marks]
+    starts = []
+    ends = []
+    for mark in marks:
+        start = mark["ts"] - origin
+        starts.append(start)
+        ends.append(start + mark["dur"])
     calls = _Calls(origin, starts, ends)
     spans = _gpu_work(events, calls) + _operators(events, calls)
     return tuple(sorted(spans, key=BY_START))
@@ -160,7 +164,9 @@ def short_name(name: str) -> str:
     while nested:  # template arguments, the innermost first
         bare, nested = re.subn(r"<[^<>]*>", "", bare)
     words = bare.partition("(")[0].split()
-    return words[-1].split("::")[-1] if words else name
+    if not words:
+        return name
+    return words[-1].split("::")[-1]
 
 
 def _unmangled(name: str) -> str:
@@ -168,12 +174,15 @@ def _unmangled(name: str) -> str:
     before, wrapped, inside = name.partition("13device_kernelI")
     rest = inside if wrapped else before[2:]
     last = name
-    while word := WORD.match(rest):
-        size = word.end() + int(word[1])
-        last = rest[word.end() : size]
-        rest = rest[size:]
+    word = WORD.match(rest)
+    while word:
+        start = word.end()
+        end = start + int(word[1])
+        last = rest[start:end]
+        rest = rest[end:]
         if last.startswith("enable_"):
             rest = rest.removeprefix("I")
+        word = WORD.match(rest)
     return last
 
 
@@ -197,7 +206,8 @@ def busy_us(spans: Spans) -> float:
     busy = 0.0
     until = float("-inf")
     for span in sorted(spans, key=BY_START):
-        busy += max(0.0, span.end_us - max(span.start_us, until))
+        begin = max(span.start_us, until)
+        busy += max(0.0, span.end_us - begin)
         until = max(until, span.end_us)
     return busy
 
@@ -221,7 +231,10 @@ def find_gaps(spans: Spans) -> tuple[Gap, ...]:
     return tuple(gaps)
 
 
-def per_call(spans: Spans, calls: int) -> dict[str, list[float]]:
+def per_call(
+    spans: Spans,
+    calls: int,
+) -> dict[str, list[float]]:
     """For each name its own time in each of `calls` calls, microseconds."""
     times: dict[str, list[float]] = {}
     for span in spans:
@@ -240,7 +253,9 @@ class _Calls(NamedTuple):
     def at(self, us: float) -> int:
         """Number of the call that the host was in at that time."""
         number = self.before(us)
-        return number if number >= 0 and us <= self.ends[number] else NO_CALL
+        if number >= 0 and us <= self.ends[number]:
+            return number
+        return NO_CALL
 
     def before(self, us: float) -> int:
         """Number of the last call that had started by then."""
@@ -256,7 +271,8 @@ def _gpu_work(events: list[Event], calls: _Calls) -> list[Span]:
     api_calls = [event for event in events if event.get("cat") in LAUNCHES]
     # Of nested API calls with one correlation id the first, the outer one, is the launch.
     for event in sorted(api_calls, key=_start):
-        correlation = event.get("args", {}).get("correlation", -1)
+        args = event.get("args", {})
+        correlation = args.get("correlation", -1)
         launches.setdefault(correlation, event)
     spans = []
     for event in events:
@@ -284,7 +300,14 @@ def _operators(events: list[Event], calls: _Calls) -> list[Span]:
         length = event.get("dur", 0.0)
         number = calls.at(start)
         if number != NO_CALL:
-            span = Span("operator", event["name"], start, length, length, number)
+            span = Span(
+                kind="operator",
+                name=event["name"],
+                start_us=start,
+                length_us=length,
+                self_us=length,
+                call=number,
+            )
             threads[event["tid"]].append(span)
     found = []
     for spans in threads.values():
@@ -294,7 +317,10 @@ def _operators(events: list[Event], calls: _Calls) -> list[Span]:
 
 def _nested(spans: list[Span]) -> list[Span]:
     """The spans of one thread with their own time, less their children's; callers come first."""
-    ordered = sorted(spans, key=lambda span: (span.start_us, -span.length_us))
+    ordered = sorted(
+        spans,
+        key=lambda span: (span.start_us, -span.length_us),
+    )
     self_us = [span.length_us for span in ordered]
     callers: list[int] = []
     for place, span in enumerate(ordered):
@@ -303,5 +329,7 @@ def _nested(spans: list[Span]) -> list[Span]:
         if callers:
             self_us[callers[-1]] -= span.length_us
         callers.append(place)
-    times = zip(ordered, self_us, strict=True)
-    return [replace(span, self_us=max(0.0, time)) for span, time in times]
+    found = []
+    for span, own_us in zip(ordered, self_us, strict=True):
+        found.append(replace(span, self_us=max(0.0, own_us)))
+    return found

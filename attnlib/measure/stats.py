@@ -81,7 +81,8 @@ class _Means:
         """Student's t interval of each row."""
         from scipy.special import stdtrit  # scipy takes a while to import
 
-        reach = stdtrit(self.freedom, (1 + confidence) / 2) * self.error
+        quantile = (1 + confidence) / 2
+        reach = stdtrit(self.freedom, quantile) * self.error
         return self.mean - reach, self.mean + reach
 
 
@@ -109,12 +110,21 @@ def judge_ratios(
     Raises ValueError for a pair with different numbers of times on both sides, or with none.
     """
     sides = [_paired(pair) for pair in pairs]
-    shortest = [min(median(a), median(b)) for a, b in sides]
-    margins = np.array([not_slower or margin_of(us) for us in shortest])
+    of_rows = []
+    log_ratios = []
+    for a, b in sides:
+        shorter = min(median(a), median(b))
+        of_rows.append(not_slower or margin_of(shorter))
+        log_ratios.append(np.log(a / b))
+    margins = np.array(of_rows)
     edges = np.log1p(margins)
-    means = _moderated([np.log(a / b) for a, b in sides])
+    means = _moderated(log_ratios)
 
-    def word(row: int, low: float, high: float) -> str:
+    def word(
+        row: int,
+        low: float,
+        high: float,
+    ) -> str:
         mean = means.mean[row]
         edge = edges[row]
         if high < 0 and mean < -edge:
@@ -128,17 +138,18 @@ def judge_ratios(
 
     verdicts = _by_holm(means, word, looks)
     low, high = means.interval(CONFIDENCE)
-    return [
-        Ratio(
-            ratio=float(np.exp(means.mean[i])),
-            low=float(np.exp(low[i])),
-            high=float(np.exp(high[i])),
-            rounds=len(sides[i][0]),
-            margin=float(margins[i]),
-            verdict=verdicts[i],
+    ratios = []
+    for row, (a, _) in enumerate(sides):
+        ratio = Ratio(
+            ratio=float(np.exp(means.mean[row])),
+            low=float(np.exp(low[row])),
+            high=float(np.exp(high[row])),
+            rounds=len(a),
+            margin=float(margins[row]),
+            verdict=verdicts[row],
         )
-        for i in range(len(sides))
-    ]
+        ratios.append(ratio)
+    return ratios
 
 
 def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
@@ -149,8 +160,13 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
     Raises ValueError as `judge_ratios`.
     """
     sides = [_paired(pair) for pair in pairs]
-    units = np.array([before.mean() for before, _ in sides])
-    shares = [(before - after) / before.mean() for before, after in sides]
+    of_rows = []
+    shares = []
+    for before, after in sides:
+        unit = before.mean()
+        of_rows.append(unit)
+        shares.append((before - after) / unit)
+    units = np.array(of_rows)
     relative = _moderated(shares)
     means = _Means(
         mean=relative.mean * units,
@@ -158,30 +174,36 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
         freedom=relative.freedom,
     )
 
-    def word(row: int, low: float, high: float) -> str:
+    def word(
+        row: int,
+        low: float,
+        high: float,
+    ) -> str:
         if low > 0:
             return FASTER
         return SLOWER if high < 0 else AMBIGUOUS
 
     verdicts = _by_holm(means, word)
     low, high = means.interval(CONFIDENCE)
-    return [
-        Saving(
-            saved=float(means.mean[i]),
-            low=float(low[i]),
-            high=float(high[i]),
-            rounds=len(sides[i][0]),
-            verdict=verdicts[i],
+    savings = []
+    for row, (before, _) in enumerate(sides):
+        saving = Saving(
+            saved=float(means.mean[row]),
+            low=float(low[row]),
+            high=float(high[row]),
+            rounds=len(before),
+            verdict=verdicts[row],
         )
-        for i in range(len(sides))
-    ]
+        savings.append(saving)
+    return savings
 
 
 def _paired(pair: Pair) -> tuple[Floats, Floats]:
     a, b = (np.asarray(side, float) for side in pair)
     times = np.concatenate((a, b))
     are_times = (times > 0) & (times < np.inf)
-    if len(a) != len(b) or not len(a) or not are_times.all():
+    is_paired = 0 < len(a) == len(b)
+    if not is_paired or not are_times.all():
         raise ValueError(
             f"both sides of a pair must have the same number of times above 0, at least one, "
             f"got {a.tolist()} and {b.tolist()}"
@@ -189,7 +211,11 @@ def _paired(pair: Pair) -> tuple[Floats, Floats]:
     return a, b
 
 
-def _by_holm(means: _Means, word: Word, looks: int = 1) -> list[str]:
+def _by_holm(
+    means: _Means,
+    word: Word,
+    looks: int = 1,
+) -> list[str]:
     """The verdict of each row by Holm's steps.
 
     With n undecided rows each is judged at confidence 1 - 5 % / n / looks, until a step decides no
@@ -238,12 +264,14 @@ def _prior(variance: Floats, freedom: Floats) -> tuple[float, float]:
     least = 1e-5 * np.median(variance)  # a row may not vary at all
     logs = np.log(np.maximum(variance, least))
     logs += np.log(freedom / 2) - digamma(freedom / 2)
-    between = logs.var(ddof=1) - zeta(2, freedom / 2).mean()
+    by_chance = zeta(2, freedom / 2).mean()
+    between = logs.var(ddof=1) - by_chance
     if between <= 0:
         return float(np.average(variance, weights=freedom)), ALL_ALIKE
     half = 0.5 + 1 / between  # start of Newton's method for trigamma(half) = between
     for _ in range(10):  # eight are enough for any
         now = zeta(2, half)
-        half -= now * (1 - now / between) / (2 * zeta(3, half))
-    typical = np.exp(logs.mean() + digamma(half) - np.log(half))
-    return float(typical), float(2 * half)
+        slope = 2 * zeta(3, half)
+        half -= now * (1 - now / between) / slope
+    log_typical = logs.mean() + digamma(half) - np.log(half)
+    return float(np.exp(log_typical)), float(2 * half)

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 
 from .spans import BY_START, SIZE, Span, busy_us, find_gaps
 from .trace_file import Spans, Trace
@@ -121,10 +121,13 @@ def find_steps(
     places = [at for at, kind in enumerate(kinds) if kind]
     keys = _keys(trace, places)
     has_marks = any(what == MARK for what, _ in keys)
-    ends = [*accumulate((span.end_us for span in work), max)]
+    ends = list(accumulate([span.end_us for span in work], max))
     steps = []
-    for run, own, marked in _cut(keys, _runs(keys, places)):
+    runs = _runs(keys, places)
+    for run, own, marked in _cut(keys, runs):
         first = run[0]
+        is_first = own[0] == 0
+        is_last = own[-1] == len(work) - 1
         ahead = [work[at] for at in own if at < first]
         what, number = keys[first]
         kind = UNKNOWN if has_marks else ""
@@ -133,7 +136,7 @@ def find_steps(
             kind, batch_size = _kind_and_size(trace.marks[number].name)
         if not kind:
             kind = EITHER if work[first].in_graph else kinds[first]
-        before_us = ends[own[0] - 1] if own[0] else math.inf
+        before_us = math.inf if is_first else ends[own[0] - 1]
         step = Step(
             kind=kind,
             batch_size=batch_size,
@@ -143,8 +146,8 @@ def find_steps(
             waits=_waits(trace, [*ahead, work[first]]),
             marked=[work[at] for at in marked],
             begin_us=min(work[own[0]].start_us, before_us),
-            begins=own[0] == 0,
-            at_end=own[0] == 0 or own[-1] == len(work) - 1,
+            begins=is_first,
+            at_end=is_first or is_last,
         )
         steps.append(step)
     return steps
@@ -152,18 +155,24 @@ def find_steps(
 
 def _keys(trace: Trace, places: Places) -> list[Key]:
     """The key of each span of work; `places` are those of attention."""
-    copied = list(accumulate(int(span.name in HOST_COPIES) for span in trace.work))
-    followed = sum(copied[a] != copied[b] for a, b in pairwise(places))
+    is_copy = [int(span.name in HOST_COPIES) for span in trace.work]
+    copied = list(accumulate(is_copy))
+    followed = 0
+    for at, following in pairwise(places):
+        followed += copied[at] != copied[following]
     if 2 * followed >= len(places) - 1:  # copies between the layers of a step, not between steps
         copied = [0] * len(copied)
-    pairs = zip(trace.work, copied, strict=True)
-    return [_key(trace, span, copies) for span, copies in pairs]
+    keys = []
+    for span, copies in zip(trace.work, copied, strict=True):
+        keys.append(_key(trace, span, copies))
+    return keys
 
 
 def _runs(keys: list[Key], places: Places) -> list[Places]:
     """The attention calls of each step, by the first of them."""
     runs: dict[tuple[Key, int], Places] = defaultdict(list)
-    for number, (key, several) in enumerate(groupby(places, keys.__getitem__)):
+    grouped = groupby(places, keys.__getitem__)
+    for number, (key, several) in enumerate(grouped):
         # Steps on two streams overlap; without mark and graph a step ends where another begins.
         part = number if key[0] == EAGER else 0
         runs[key, part].extend(several)
@@ -175,7 +184,7 @@ def _cut(
     runs: list[Places],
 ) -> Iterator[tuple[Places, ...]]:
     """For each step: its attention, all of its work, and what ran ahead under its mark."""
-    attended = {at for run in runs for at in run}
+    attended = set(chain.from_iterable(runs))
     begin = 0
     for run, following in pairwise([*runs, [len(keys)]]):
         first = run[0]
@@ -193,13 +202,19 @@ def _cut(
         if key[0] == MARK:
             marked = [at for at in range(begin, first) if keys[at] == key]
         behind = [at + 1 for at in others if at < first]
-        begin = min([max(behind, default=begin), *marked])
+        begin = max(behind, default=begin)
+        begin = min([begin, *marked])
         whole = range(min(begin, first), end)
-        yield run, [at for at in whole if at not in others], marked
+        own = [at for at in whole if at not in others]
+        yield run, own, marked
         begin = max(begin, end)
 
 
-def _key(trace: Trace, span: Span, copied: int) -> Key:
+def _key(
+    trace: Trace,
+    span: Span,
+    copied: int,
+) -> Key:
     """What the work of one step shares: its mark, its graph launch, or the copies before it."""
     at = trace.launched_us.get(span.launch, -math.inf)
     number = bisect_right(trace.marks, at, key=BY_START) - 1
@@ -212,14 +227,18 @@ def _key(trace: Trace, span: Span, copied: int) -> Key:
 
 def _kind_and_size(mark: str) -> tuple[str, int]:
     """Kind and batch size in a mark; "" and 0 if it has none."""
-    if match := SGLANG.match(mark):
-        is_prompt = match[1] == "DRAFT" and " toks=" in mark
-        word = "EXTEND" if is_prompt else match[1]
-        return SGLANG_KINDS.get(word, word.lower()), int(match[2] or 0)
-    if match := VLLM.match(mark):
-        context = int(match[1])
-        generation = int(match[2])
-        has_several_queries = int(match[3] or 0) > generation
+    by_sglang = SGLANG.match(mark)
+    if by_sglang:
+        word, size = by_sglang.groups()
+        if word == "DRAFT" and " toks=" in mark:  # of prompts
+            word = "EXTEND"
+        kind = SGLANG_KINDS.get(word, word.lower())
+        return kind, int(size or 0)
+    by_vllm = VLLM.match(mark)
+    if by_vllm:
+        context = int(by_vllm[1])
+        generation = int(by_vllm[2])
+        has_several_queries = int(by_vllm[3] or 0) > generation
         if context:
             kind = MIXED if generation else PREFILL
         else:

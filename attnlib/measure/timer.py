@@ -167,7 +167,10 @@ def warm_up(call: Call) -> None:
     torch.cuda.synchronize()
 
 
-def capture(rotation: Sequence[Call], turns: int = 1) -> torch.cuda.CUDAGraph:
+def capture(
+    rotation: Sequence[Call],
+    turns: int = 1,
+) -> torch.cuda.CUDAGraph:
     """A CUDA graph of `turns` times the calls of `rotation`, in order, each warmed up before."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

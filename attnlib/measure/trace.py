@@ -40,11 +40,17 @@ def kernel_times(call: Call, calls: int) -> list[float]:
     if len(times) % calls:
         raise RuntimeError(f"{calls} calls must run equally many kernels, saw {len(times)} in all")
     kernels = len(times) // calls
-    starts = range(0, len(times), kernels)
-    return [round(sum(times[at : at + kernels]), 3) for at in starts]
+    sums = []
+    for start in range(0, len(times), kernels):
+        of_call = times[start : start + kernels]
+        sums.append(round(sum(of_call), 3))
+    return sums
 
 
-def kernel_family(names: Iterable[str], family_of: Callable[[str], str]) -> str:
+def kernel_family(
+    names: Iterable[str],
+    family_of: Callable[[str], str],
+) -> str:
     """The kernel families that `names` prove by `family_of`, joined by `+`; empty if none."""
     families = {family_of(name) for name in names}
     families.discard("")
@@ -82,11 +88,18 @@ def trace_calls(
     return trace
 
 
-def _profile(call: Call, calls: int) -> list[tuple[str, float]]:
+def _profile(
+    call: Call,
+    calls: int,
+) -> list[tuple[str, float]]:
     """Name and microseconds of all that the GPU ran in `calls` calls, by start."""
     call()
     torch.cuda.synchronize()
-    profile = _record(lambda: repeat(call, calls), cpu=False, gpu=True)
+    profile = _record(
+        lambda: repeat(call, calls),
+        cpu=False,
+        gpu=True,
+    )
     cuda = torch.autograd.DeviceType.CUDA
     on_gpu = [event for event in profile.function_events if event.device_type == cuda]
     if not on_gpu:
@@ -101,7 +114,12 @@ def repeat(call: Call, calls: int) -> None:
         call()
 
 
-def _record(run: Call, *, cpu: bool, gpu: bool) -> Any:
+def _record(
+    run: Call,
+    *,
+    cpu: bool,
+    gpu: bool,
+) -> Any:
     """The profile of `run`; RuntimeError while another one is recorded."""
     # Kineto reports its own stages on stderr, which a notebook shows as if the cell had failed.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")

@@ -64,6 +64,8 @@ TABLES = {
     "NVTX_EVENTS": "user_annotation",
 }
 """Table of an export -> the category that torch.profiler has for it."""
+CATEGORIES = (*GPU_WORK, *LAUNCHES, "user_annotation")
+"""Of the events that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ def _read_chrome(path: Path, text: TextIO) -> Trace:
     head = text.read(CHUNK)
     if not head:
         raise ValueError(f"{path} must be a trace, it is empty")
-    while not (start := EVENTS.search(head)):
+    start = EVENTS.search(head)
+    while not start:
         more = text.read(CHUNK)
         head += more
         if not more or len(head) > MOST_CHARACTERS:
@@ -128,8 +131,14 @@ def _read_chrome(path: Path, text: TextIO) -> Trace:
                 f"{path} must be a Chrome trace of torch.profiler (.json, .json.gz) or an export "
                 f"by nsys export --type sqlite; it begins with {head[:24]!r}"
             )
+        start = EVENTS.search(head)
     gpus = _devices(head[: start.start()])
-    events = _events(path, text, head[start.end() + 1 :], gpus)
+    events = _events(
+        path,
+        text,
+        head[start.end() + 1 :],
+        gpus,
+    )
     return _kept(path, "torch.profiler", gpus, events)
 
 
@@ -144,7 +153,11 @@ def _devices(text: str) -> Gpus:
 
 def _gpus(devices: Iterable[Event], sms: str) -> Gpus:
     """Names and counts of SMs; `sms` is the key of the latter."""
-    return {each.get("id"): (each.get("name"), each.get(sms)) for each in devices}
+    gpus = {}
+    for device in devices:
+        number = device.get("id")
+        gpus[number] = (device.get("name"), device.get(sms))
+    return gpus
 
 
 def _events(
@@ -221,7 +234,8 @@ def _event(
 ) -> Event:
     """A row of an export as torch.profiler would write it; Nsight Systems counts nanoseconds."""
     ids = [row.get(key) for key in ("demangledName", "nameId", "textId")]
-    number = next((each for each in ids if each is not None), None)
+    known = [each for each in ids if each is not None]
+    number = known[0] if known else None
     if number is not None and number not in names:
         raise TypeError(f"StringIds must have id {number!r}, the name of a {category}")
     name = row.get("text") or names.get(number, "")
@@ -264,7 +278,12 @@ class _Kept:
         self.graphs: dict[str, set[int]] = defaultdict(set)
         """Launches of CUDA graphs."""
 
-    def take(self, event: Event, start: float, length: float) -> None:
+    def take(
+        self,
+        event: Event,
+        start: float,
+        length: float,
+    ) -> None:
         """Keep an event of a category that is known; its times are microseconds."""
         category = event["cat"]
         name = event["name"]
@@ -279,13 +298,15 @@ class _Kept:
             device = args.get("device", pid)
             self.work[process, device].append(work_span(event, start))
         elif category in LAUNCHES and "Synchronize" in name:
-            self.waits[process].append(Span("wait", name, start, length, length))
+            wait = Span("wait", name, start, length, self_us=length)
+            self.waits[process].append(wait)
         elif category in LAUNCHES and launch is not None:
             self.launched_us[process][launch] = start
             if "GraphLaunch" in name:
                 self.graphs[process].add(launch)
         elif category == "user_annotation" and name.startswith(MARKS):
-            self.marks[process].append(Span("mark", name, start, length, length))
+            mark = Span("mark", name, start, length, self_us=length)
+            self.marks[process].append(mark)
 
 
 def _kept(
@@ -308,7 +329,7 @@ def _kept(
             )
         if begin is None:
             begin = _number(event, "ts")
-        if event.get("cat") not in (*GPU_WORK, *LAUNCHES, "user_annotation"):
+        if event.get("cat") not in CATEGORIES:
             continue
         start = round(_number(event, "ts") - begin, 3)
         length = _number(event, "dur")
@@ -337,7 +358,10 @@ def _kept(
     )
 
 
-def _in_graphs(work: Iterable[Span], replays: Set[int]) -> list[Span]:
+def _in_graphs(
+    work: Iterable[Span],
+    replays: Set[int],
+) -> list[Span]:
     """Work with `in_graph` set: older profilers tell a graph's kernels by their launch alone."""
     found = []
     for span in work:
@@ -370,7 +394,8 @@ def _require_counts(name: str, args: Mapping[str, Any]) -> None:
     block = args.get("block") or ()
     sizes = [*grid, *block]
     counts = [args.get(key) for key in COUNTS] + sizes
-    are_whole = all(count is None or type(count) is int for count in counts)
-    if not are_whole or any(size is not None and size < 0 for size in sizes):
+    given = [count for count in counts if count is not None]
+    are_whole = all(type(count) is int for count in given)
+    if not are_whole or any(size < 0 for size in sizes if size is not None):
         words = f"{', '.join(COUNTS)}, grid and block of {name!r:.60} must be whole, sizes >= 0"
         raise TypeError(f"{words}, got {counts!r:.60}")

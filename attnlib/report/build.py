@@ -48,16 +48,23 @@ def build_report(
     require_writable(out)
     names = [path.stem for path in paths]
     pages = []
-    with ThreadPoolExecutor(SIDE_BY_SIDE if mode() == "replay" else 1) as pool:
-        for path, notebook in zip(paths, pool.map(execute, paths), strict=True):
+    workers = SIDE_BY_SIDE if mode() == "replay" else 1
+    with ThreadPoolExecutor(workers) as pool:
+        executed = pool.map(execute, paths)
+        for path, notebook in zip(paths, executed, strict=True):
             pages.append(render_notebook(path, notebook, names))
             if on_notebook:
                 on_notebook(path.stem)
-    write_whole(out, render_page(pages, claims.verdicts(), published()).encode())
+    page = render_page(pages, claims.verdicts(), published())
+    write_whole(out, page.encode())
     return out.resolve()
 
 
-def render_notebook(path: Path, notebook: NotebookNode, names: Sequence[str]) -> Fragment:
+def render_notebook(
+    path: Path,
+    notebook: NotebookNode,
+    names: Sequence[str],
+) -> Fragment:
     """Convert an executed notebook to a part of the page; `names` are all its notebooks."""
     from nbformat.v4 import new_output
 
@@ -92,15 +99,16 @@ def draw_readme_figures(folder: Path) -> list[Path]:
 
     matplotlib.use("agg")
     folder.mkdir(parents=True, exist_ok=True)
+    cost = split_cap.cost_chart(split_cap.load_all("h100"))
     frame = load_or_measure(STUDIES["fa3_decode_regression"])
-    wide = frame[frame.case.isin(fa3_decode_regression.WIDE)]
-    regressed = fa3_decode_regression.REGRESSED
+    slowdown = fa3_decode_regression.slowdown_heatmap(
+        frame[frame.case.isin(fa3_decode_regression.WIDE)],
+        fa3_decode_regression.REGRESSED,
+        page_size=16,
+    )
     return [
-        style.save(split_cap.cost_chart(split_cap.load_all("h100")), folder / "split_cap.png"),
-        style.save(
-            fa3_decode_regression.slowdown_heatmap(wide, regressed, page_size=16),
-            folder / "fa3_decode_slowdown.png",
-        ),
+        style.save(cost, folder / "split_cap.png"),
+        style.save(slowdown, folder / "fa3_decode_slowdown.png"),
     ]
 
 
@@ -114,9 +122,10 @@ def write_notebook(path: Path, notebook: NotebookNode) -> None:
 
 def notebooks_of(folder: Path) -> list[Path]:
     """The notebooks of a folder in their order; ValueError for one without."""
-    if paths := sorted(folder.glob("*.ipynb")):
-        return paths
-    raise ValueError(f"notebooks must be a folder with .ipynb files, got {folder}")
+    paths = sorted(folder.glob("*.ipynb"))
+    if not paths:
+        raise ValueError(f"notebooks must be a folder with .ipynb files, got {folder}")
+    return paths
 
 
 def execute(path: Path) -> NotebookNode:
@@ -148,7 +157,8 @@ def execute(path: Path) -> NotebookNode:
         raise RuntimeError(f"{path.name} failed: {error.ename}: {error.evalue}") from error
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = [_without_widget(output) for output in cell.outputs if _is_shown(output)]
+            shown = filter(_is_shown, cell.outputs)
+            cell.outputs = [_without_widget(output) for output in shown]
     return notebook
 
 

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from nbconvert import HTMLExporter
     from nbformat import NotebookNode
 
-ACTIVE = ("script", "style", "iframe", "object", "embed", "link", "form", "base", "meta")
+ACTIVE = (
+    "script",
+    "style",
+    "iframe",
+    "object",
+    "embed",
+    "link",
+    "form",
+    "base",
+    "meta",
+)
 """Elements that load, run or restyle. The page's content policy stops other ways to run."""
 OUTSIDE = ("https://", "http://", "mailto:")
 USES = re.compile(r"attnlib\.(?:advise|compare|diagnose)\(")
@@ -46,7 +56,10 @@ class Fragment:
 
 
 def notebook_fragment(
-    notebook: NotebookNode, anchor: str, *, shown: Collection[str] = ()
+    notebook: NotebookNode,
+    anchor: str,
+    *,
+    shown: Collection[str] = (),
 ) -> Fragment:
     """Convert an executed notebook. `anchor` goes before its ids, `shown` are all on the page.
 
@@ -57,8 +70,10 @@ def notebook_fragment(
 
     html, _ = _exporter().from_notebook_node(notebook)
     soup = BeautifulSoup(html, "html.parser")
-    for element in [*soup.find_all(ACTIVE), *soup.select("a.anchor-link")]:
+    for element in soup.find_all(ACTIVE):
         element.decompose()
+    for link in soup.select("a.anchor-link"):
+        link.decompose()
     for cell in soup.select("div.code_cell"):
         _fold_code(soup, cell)
     for output in soup.select("div.output_area"):
@@ -120,16 +135,28 @@ def _point_links(soup: BeautifulSoup, shown: Collection[str]) -> None:
 
 
 def _split(soup: BeautifulSoup, anchor: str) -> Fragment:
-    question, finding, figure = anchor, "", ""
-    if heading := soup.find("h2"):
+    question = anchor
+    finding = ""
+    figure = ""
+    heading = soup.find("h2")
+    if heading:
         question = heading.extract().get_text().strip()
     bold = soup.select_one("p > strong")
     if bold and bold.parent:
         bold.parent["class"] = "finding"
         finding = bold.decode_contents()
-    if image := soup.find("img"):
-        figure = f'<img src="{image["src"]}" alt="{escape(str(image["alt"]))}">'
+    image = soup.find("img")
+    if image:
+        words = escape(str(image["alt"]))
+        figure = f'<img src="{image["src"]}" alt="{words}">'
     contents = []
     for section in soup.select("h3[id]"):
         contents.append((str(section["id"]), section.get_text()))
-    return Fragment(anchor, question, finding, figure, tuple(contents), str(soup))
+    return Fragment(
+        anchor=anchor,
+        question=question,
+        finding=finding,
+        figure=figure,
+        contents=tuple(contents),
+        body=str(soup),
+    )

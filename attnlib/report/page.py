@@ -53,12 +53,13 @@ def facts_of(study: str, machine: str) -> dict[str, str]:
         return {}
     source = store.provenance(study, machine)
     versions = source["versions"].items()
+    libraries = [f"{name} {', '.join(seen)}" for name, seen in versions]
     facts = {
         "records": f"{source['records']} in {source['file']}",
         "sha256": source["sha256"],
         "measured": source["measured"],
         "machine": source["machine"]["gpu"],
-        "versions": "; ".join(f"{name} {', '.join(seen)}" for name, seen in versions),
+        "versions": "; ".join(libraries),
     }
     if study.startswith(PREFIX):
         facts["commands"] = "; ".join(source["commands"])
@@ -80,20 +81,28 @@ def render_page(
     highlight = HtmlFormatter(style="default").get_style_defs(".highlight")
     tally = Counter(claim.verdict for claim in judged).most_common()
     claims = []
-    for source, rows in groupby(judged, key=lambda row: row.claim.source):
+    by_source = groupby(judged, key=lambda row: row.claim.source)
+    for source, rows in by_source:
         claims.append((source, list(rows)))
+    facts = {study: facts_of(study, machine) for study, machine in studies}
     return cards.render(
         TEMPLATES / "page.html",
         title=TITLE,
         style=Markup(f"{own_style}{cards.STYLE}{highlight}"),
         mode=MODES[mode()],
         pages=pages,
-        leads=[page for number in LEADS for page in pages if page.number == number],
+        leads=_leading(pages),
         claims=claims,
         tally=", ".join(f"{count} {verdict}" for verdict, count in tally),
-        studies={study: facts_of(study, machine) for study, machine in studies},
+        studies=facts,
         live_run=live_run(),
     )
+
+
+def _leading(pages: Sequence[Fragment]) -> list[Fragment]:
+    """Those of `LEADS`, in its order."""
+    leads = [page for page in pages if page.number in LEADS]
+    return sorted(leads, key=lambda page: LEADS.index(page.number))
 
 
 def live_run(path: Path = LIVE_RUN) -> dict[str, str]:
@@ -104,7 +113,8 @@ def live_run(path: Path = LIVE_RUN) -> dict[str, str]:
     parts = run["parts"]
     total = {}
     for word in ("passed", "skipped", "failed"):
-        total[word] = sum(part.get(word, 0) for part in parts)
+        counts = [part.get(word, 0) for part in parts]
+        total[word] = sum(counts)
     days = sorted({part["date"] for part in parts})
     return {
         "days and GPU": f"{days[0]} to {days[-1]}, {run['gpu']}",

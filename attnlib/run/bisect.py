@@ -44,9 +44,16 @@ class Step:
 
     def to_dict(self) -> dict[str, Any]:
         """Flat JSON form."""
-        ran = {"ran": self.kernel_family, "reference_ran": self.reference_family}
-        names = ("ratio", "low", "high", "verdict", "rounds")
-        return {"release": self.release, **ran} | {n: getattr(self.verdict, n) for n in names}
+        return {
+            "release": self.release,
+            "ran": self.kernel_family,
+            "reference_ran": self.reference_family,
+            "ratio": self.verdict.ratio,
+            "low": self.verdict.low,
+            "high": self.verdict.high,
+            "verdict": self.verdict.verdict,
+            "rounds": self.verdict.rounds,
+        }
 
 
 @dataclass(frozen=True)
@@ -76,9 +83,16 @@ class Bisection:
     @property
     def command(self) -> str:
         """The command that goes through the same releases again."""
-        options = {name: getattr(self, name) for name in ("package", "good", "bad", "study")}
-        options |= {"case": self.case.key, "backend": self.backend, "rounds": str(self.rounds)}
-        options |= {"releases": ",".join(self.releases)}
+        options = {
+            "package": self.package,
+            "good": self.good,
+            "bad": self.bad,
+            "study": self.study,
+            "case": self.case.key,
+            "backend": self.backend,
+            "rounds": str(self.rounds),
+            "releases": ",".join(self.releases),
+        }
         words = " ".join(f"--{name} {shlex.quote(value)}" for name, value in options.items())
         return f"python -m attnlib bisect {words}"
 
@@ -98,14 +112,21 @@ class Bisection:
     def records(self) -> pd.DataFrame:
         """The records of the case and backend."""
         rows = store.find(self.records_of, self.machine)
-        return rows[
-            (rows.backend == self.backend) & (rows.timer == TIMER) & (rows.case == self.case)
-        ]
+        rows = rows[rows.backend == self.backend]
+        rows = rows[rows.timer == TIMER]
+        return rows[rows.case == self.case]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; the case by its key."""
-        names = ("package", "study", "backend", "good", "bad", "machine", "command", "word")
-        return {name: getattr(self, name) for name in names} | {
+        return {
+            "package": self.package,
+            "study": self.study,
+            "backend": self.backend,
+            "good": self.good,
+            "bad": self.bad,
+            "machine": self.machine,
+            "command": self.command,
+            "word": self.word,
             "case": self.case.key,
             "releases": list(self.releases),
             "steps": [step.to_dict() for step in self.steps],
@@ -132,29 +153,58 @@ def bisect(
     Raises ValueError for what cannot be asked and for ends that do not differ, RuntimeError for a
     release that fails or stays ambiguous, FileNotFoundError for records that replay lacks.
     """
-    names = [*BACKENDS, *(name for grid in study.grids for name in grid.backends)]
-    packages = {name: compared_package(name) for name in names}
-    known = list(dict.fromkeys(filter(None, packages.values())))
-    require_word("package", package, known)
-    able = [name for name in packages if packages[name] == package]
-    require_word(f"backend for {package}", backend, able)
+    _require_backend(study, backend, package)
     require_int("rounds", rounds)
     study.case_named(case.key)
-    ends = parse_release("good", good), parse_release("bad", bad)
-    if ends[0] == ends[1]:
+    good_version = parse_release("good", good)
+    bad_version = parse_release("bad", bad)
+    if good_version == bad_version:
         raise ValueError(f"good and bad must be two releases, got {good} and {bad}")
-    first, last = (good, bad) if ends[0] < ends[1] else (bad, good)
-    live, sweep = mode() == "live", Sweep(overlays=overlays or {})
+    is_forward = good_version < bad_version
+    first, last = (good, bad) if is_forward else (bad, good)
+    is_live = mode() == "live"
+    sweep = Sweep(overlays=overlays or {})
     published = study.bisect_machine or study.reference_machine
     machine = machine_shown(PREFIX + study.name, study.device, published)
-    if not releases and (live or overlays):
+    if not releases and (is_live or overlays):
         releases = available_releases(package, sweep.overlays)
-    search = Bisection(package, study.name, case, backend, first, last, (), machine, rounds)
-    inside = tuple(releases_between(releases or recorded_releases(search), first, last))
-    outer = inside[0], inside[-1]
-    good, bad = outer if good == first else outer[::-1]
-    question = replace(search, good=good, bad=bad, releases=inside)
-    return _Search(question, study.device, sweep if live else None).run()
+    search = Bisection(
+        package=package,
+        study=study.name,
+        case=case,
+        backend=backend,
+        good=first,
+        bad=last,
+        releases=(),
+        machine=machine,
+        rounds=rounds,
+    )
+    inside = releases_between(releases or recorded_releases(search), first, last)
+    first = inside[0]
+    last = inside[-1]
+    question = replace(
+        search,
+        good=first if is_forward else last,
+        bad=last if is_forward else first,
+        releases=tuple(inside),
+    )
+    return _Search(question, study.device, sweep if is_live else None).run()
+
+
+def _require_backend(
+    study: Study,
+    backend: str,
+    package: str,
+) -> None:
+    """ValueError unless the backend is one of those whose releases are the package's."""
+    names = list(BACKENDS)
+    for grid in study.grids:
+        names += grid.backends
+    packages = {name: compared_package(name) for name in names}
+    known = dict.fromkeys(filter(None, packages.values()))
+    require_word("package", package, list(known))
+    able = [name for name in packages if packages[name] == package]
+    require_word(f"backend for {package}", backend, able)
 
 
 @dataclass(frozen=True)
@@ -166,13 +216,15 @@ class _Search:
     sweep: Sweep | None
 
     def run(self) -> Bisection:
-        question, steps = self.question, list[Step]()
+        question = self.question
+        steps: list[Step] = []
 
         def differs(release: str) -> bool:
             steps.append(self.step(release))
             return steps[-1].verdict.verdict == question.word
 
-        reference, last = question.releases[0], question.releases[-1]
+        reference = question.releases[0]
+        last = question.releases[-1]
         if not differs(last):
             words = _words(steps[0].verdict)
             raise ValueError(
@@ -186,14 +238,20 @@ class _Search:
         question = self.question
         item = Item(question.backend, TIMER, question.case)
         both = (question.releases[0], release)
-        comparison = Comparison(question.records_of, both, question.looks, pairs={item: []})
+        comparison = Comparison(
+            study=question.records_of,
+            both=both,
+            looks=question.looks,
+            pairs={item: []},
+        )
         if self.sweep:
             start = next_round(question.records_of, question.machine)
 
             def records() -> pd.DataFrame:
                 # A release that failed in an earlier search is tried again.
                 rows = question.records()
-                return rows[(rows.status == "ok") | (rows["round"] >= start)]
+                is_ok = rows.status == "ok"
+                return rows[is_ok | (rows["round"] >= start)]
 
             comparison.measure(
                 self.sweep,
@@ -205,22 +263,34 @@ class _Search:
         else:
             rows = question.records()
             comparison.take(rows[rows.status == "ok"])
-        if failure := comparison.failed.get(item):
+        failure = comparison.failed.get(item)
+        if failure:
             words = f"it was {failure.status}: {' '.join(failure.reason.split())}"
             raise RuntimeError(f"release {failure.release} must run, {words}")
         verdict = comparison.verdicts().get(item)
         if verdict is None or verdict.verdict == AMBIGUOUS:
             raise self.undecided(release, verdict, len(comparison.pairs[item]))
-        references, candidates = zip(*comparison.pairs[item], strict=True)
-        return Step(release, verdict, families_of(candidates), families_of(references))
+        pairs = comparison.pairs[item]
+        return Step(
+            release=release,
+            verdict=verdict,
+            kernel_family=families_of(new for _, new in pairs),
+            reference_family=families_of(base for base, _ in pairs),
+        )
 
-    def undecided(self, release: str, verdict: Ratio | None, count: int) -> Exception:
+    def undecided(
+        self,
+        release: str,
+        verdict: Ratio | None,
+        count: int,
+    ) -> Exception:
         """Why a release has no verdict after `count` good rounds."""
         question = self.question
         if verdict and verdict.rounds >= question.looks[-1]:
             words = _words(verdict)
             return RuntimeError(f"release {release} must get a verdict, it stays {words}")
-        look = next(look for look in question.looks if not verdict or look > verdict.rounds)
+        judged = verdict.rounds if verdict else 0
+        look = next(look for look in question.looks if look > judged)
         if self.sweep is None:
             return FileNotFoundError(
                 f"release {release} must have {look} rounds against {question.releases[0]} on "
@@ -233,12 +303,16 @@ class _Search:
         )
 
 
-def first_changed(releases: Sequence[str], differs: Callable[[str], bool]) -> str:
+def first_changed(
+    releases: Sequence[str],
+    differs: Callable[[str], bool],
+) -> str:
     """The first of `releases` that differs, by binary search.
 
     The first one must not differ and the last one must; one change lies between them.
     """
-    low, high = 0, len(releases) - 1
+    low = 0
+    high = len(releases) - 1
     while high - low > 1:
         middle = (low + high) // 2
         if differs(releases[middle]):

@@ -21,25 +21,70 @@ from packaging.version import Version
 from ..core.backends.table import TABLE
 from ..kinds.cases import KINDS
 from ..kinds.cost import Ceilings
+from ..kinds.engine.case import EngineCase
 from ..kinds.form import flat_fields
 from ..kinds.item import Item
 from ..measure.spans import Kernel
-from ..measure.stats import FASTER, SLOWER, Pair, Ratio, Saving, judge_ratios, judge_savings
+from ..measure.stats import (
+    FASTER,
+    SLOWER,
+    Pair,
+    Ratio,
+    Saving,
+    judge_ratios,
+    judge_savings,
+)
 from .rows import CASE_PREFIX, case_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CASE = ["heads", "head_dim", "dtype", "kv_dtype", "page_size", "batch_size", "kv_len", "lengths"]
+CASE = [
+    "heads",
+    "head_dim",
+    "dtype",
+    "kv_dtype",
+    "page_size",
+    "batch_size",
+    "kv_len",
+    "lengths",
+]
 SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
-FIELDS = [field for case in KINDS.values() for field in flat_fields(case)]
-COUNTS = tuple(dict.fromkeys(field.name for field in FIELDS if field.type is int))
+
+
+def _counts() -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    for kind in KINDS.values():
+        for field in flat_fields(kind):
+            if field.type is int:
+                names[field.name] = None
+    return tuple(names)
+
+
+COUNTS = _counts()
 """Columns of a case that are integers."""
-_FIRST = ("model", "driver", "builder", "heads", "num_qo_heads", "top_k", *CASE)
-COLUMNS = tuple(dict.fromkeys((*_FIRST, "mode", "mask", "q_lengths", "group", *COUNTS, "swa")))
+_COLUMNS = (
+    "model",
+    "driver",
+    "builder",
+    "heads",
+    "num_qo_heads",
+    "top_k",
+    *CASE,
+    "mode",
+    "mask",
+    "q_lengths",
+    "group",
+    *COUNTS,
+    "swa",
+)
+COLUMNS = tuple(dict.fromkeys(_COLUMNS))  # each once, where it is named first
 """Columns that say what a case is, in the order in which tables are sorted by them."""
-FA2, FA3, AUTO = "flashinfer-fa2", "flashinfer-fa3", "flashinfer-auto"
-GRAPH_AUTO, CUDA_CORES = "flashinfer-graph-auto", "flashinfer-cuda-cores"
+FA2 = "flashinfer-fa2"
+FA3 = "flashinfer-fa3"
+AUTO = "flashinfer-auto"
+GRAPH_AUTO = "flashinfer-graph-auto"
+CUDA_CORES = "flashinfer-cuda-cores"
 RATIO_COLUMNS = [field.name for field in fields(Ratio)]
 SAVING_COLUMNS = [field.name for field in fields(Saving)]
 COMPARABLE = ("gpu_id", "power_limit_w", "timer", "schema")
@@ -62,10 +107,12 @@ AS_THEY_ARE = [
     "command",
 ]
 """Columns of records that a frame has as they are."""
+CEILINGS = ("copy", "matmul")
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
 and a measurement taken then is left out."""
-LABELS = {entry.name: entry.label for entry in TABLE.values() if entry.label}
+_LABELLED = [entry for entry in TABLE.values() if entry.label]
+LABELS = {entry.name: entry.label for entry in _LABELLED}
 
 
 def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
@@ -80,24 +127,32 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     plan_us = table["plan_us"].to_pylist()
     frame = table.select(AS_THEY_ARE).to_pandas()
     frame["repeat"] = [item.again > 0 for item in items]
-    frame = pd.concat([frame, _case_columns(table, items)], axis=1)
+    frame = pd.concat(
+        [frame, _case_columns(table, items)],
+        axis=1,
+    )
     frame["run_us"] = [_median(samples) for samples in run_us]
     frame["plan_us"] = [_median(samples) for samples in plan_us]
     frame["plan_samples"] = plan_us
     frame["settle_us"] = _numbers(table, "settle_us")
     frame["peak_bytes"] = _numbers(table, "peak_bytes")
     frame["drift"] = [_drift(samples) for samples in run_us]
-    frame["kernels"] = [tuple(Kernel(**k) for k in row) for row in table["kernels"].to_pylist()]
-    is_engine = [item.case is not None and item.case.kind == "engine" for item in items]
+    frame["kernels"] = [_kernels(row) for row in table["kernels"].to_pylist()]
+    is_engine = [isinstance(item.case, EngineCase) for item in items]
     if any(is_engine):
-        steps = pd.Series([tuple(samples) for samples in run_us], dtype=object)
+        steps = pd.Series(
+            [tuple(samples) for samples in run_us],
+            dtype=object,
+        )
         frame["steps_us"] = steps.where(is_engine, None)
     before = _numbers(table, "state_before.throttle_reasons").astype(int)
     after = _numbers(table, "state_after.throttle_reasons").astype(int)
     frame["throttled"] = ((before | after) & THROTTLED) > 0
     for name in ("gpu", "gpu_id", "compute_capability"):
         column = f"machine.{name}"
-        frame[name] = table[column].to_pandas() if column in table.column_names else ""
+        frame[name] = ""
+        if column in table.column_names:
+            frame[name] = table[column].to_pandas()
     for name in ("power_limit_w", "num_sms"):
         frame[name] = _numbers(table, f"machine.{name}").astype(int)
     frame["l2_mib"] = _numbers(table, "machine.l2_mib")
@@ -107,27 +162,44 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
 def _case_columns(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     """`case`, `heads` and the fields of the cases."""
     names = case_names(table)
-    fields = table.select(names).rename_columns([name.removeprefix(CASE_PREFIX) for name in names])
-    frame = fields.to_pandas()
+    fields = [name.removeprefix(CASE_PREFIX) for name in names]
+    frame = table.select(names).rename_columns(fields).to_pandas()
     cases = [item.case for item in items]
     heads = {id(case): heads_of(case) for case in cases}
     frame.insert(0, "case", pd.Series(cases, dtype=object))
-    frame.insert(1, "heads", [heads[id(case)] for case in cases])
-    if "window" in frame:  # layers without one do not say so
-        frame["window"] = frame["window"].astype(float).fillna(0).where(frame.heads.notna())
+    frame.insert(
+        1,
+        "heads",
+        [heads[id(case)] for case in cases],
+    )
+    if "window" in frame:
+        window = frame["window"].astype(float)
+        window = window.fillna(0)  # layers without one do not say so
+        frame["window"] = window.where(frame.heads.notna())
     return frame
+
+
+def _kernels(row: Sequence[dict[str, Any]]) -> tuple[Kernel, ...]:
+    return tuple(Kernel(**kernel) for kernel in row)
 
 
 def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
     """A column as floats; 0 where the table or the row has none."""
     if name not in table.column_names:
         return np.zeros(table.num_rows)
-    return table[name].to_pandas().fillna(0).to_numpy(float)
+    column = table[name].to_pandas()
+    return column.fillna(0).to_numpy(float)
 
 
 def item_of(row: Any) -> Item:
     """The item of a row of a frame (`DataFrame.itertuples`)."""
-    return Item(row.backend, row.timer, row.case, row.release, again=int(row.repeat))
+    return Item(
+        backend=row.backend,
+        timer=row.timer,
+        case=row.case,
+        release=row.release,
+        again=int(row.repeat),
+    )
 
 
 def heads_of(case: Any) -> str | None:
@@ -143,7 +215,11 @@ def _median(samples: Sequence[float]) -> float:
 def _drift(samples: Sequence[float]) -> float:
     """Median of the last third over that of the first, less 1; 0 with fewer than six values."""
     third = len(samples) // 3
-    return median(samples[-third:]) / median(samples[:third]) - 1 if third > 1 else 0.0
+    if third < 2:
+        return 0.0
+    first = median(samples[:third])
+    last = median(samples[-third:])
+    return last / first - 1
 
 
 def require_comparable(rows: pd.DataFrame) -> None:
@@ -157,54 +233,85 @@ def require_comparable(rows: pd.DataFrame) -> None:
             )
 
 
-def ceilings(frame: pd.DataFrame, needed: Sequence[str] = ("copy", "matmul")) -> Ceilings:
+def ceilings(frame: pd.DataFrame, needed: Sequence[str] = CEILINGS) -> Ceilings:
     """Rates measured in the same study: median over rounds. ValueError if a needed one lacks."""
-    names = ("copy", "matmul")
-    measured = frame[frame.backend.isin(names) & (frame.status == "ok")]
+    is_ceiling = frame.backend.isin(CEILINGS)
+    measured = frame[is_ceiling & (frame.status == "ok")]
     require_comparable(measured)
     rates = {}
-    for name in names:
+    for name in CEILINGS:
         rows = measured[measured.backend == name]
         if rows.empty and name in needed:
             raise ValueError(f"frame must hold a {name!r} ceiling measured ok, it has none")
-        rates[name] = float((rows.work_per_call / rows.run_us).median())
-    return Ceilings(copy_gbps=rates["copy"] / 1e3, matmul_tflops=rates["matmul"] / 1e6)
+        rate = rows.work_per_call / rows.run_us
+        rates[name] = float(rate.median())
+    return Ceilings(
+        copy_gbps=rates["copy"] / 1e3,
+        matmul_tflops=rates["matmul"] / 1e6,
+    )
 
 
 def good_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
     """Records of one timer that are ok, not throttled and no A/A repeats; counts as integers."""
-    good = (frame.timer == timer) & (frame.status == "ok") & ~frame.throttled & ~frame.repeat
-    rows = frame[good]
+    is_ok = (frame.status == "ok") & ~frame.throttled
+    is_first = ~frame.repeat  # no A/A item
+    rows = frame[is_ok & is_first & (frame.timer == timer)]
     # Cases that lack a count made floats of it in the frame.
-    floats = [rows[name] for name in COUNTS if name in rows and rows[name].dtype == float]
-    counts = {column.name: column.astype(int) for column in floats if column.notna().all()}
+    counts = {}
+    for name in rows.columns.intersection(COUNTS, sort=False):
+        column = rows[name]
+        if column.dtype == float and column.notna().all():
+            counts[name] = column.astype(int)
     return rows.assign(**counts)
 
 
 def decode_rows(
-    frame: pd.DataFrame, *, release: str | None = None, timer: str = "graph"
+    frame: pd.DataFrame,
+    *,
+    release: str | None = None,
+    timer: str = "graph",
 ) -> pd.DataFrame:
     """`good_rows` of attention with heads, of one timer and (if named) one release."""
     rows = frame[frame.heads.notna()]
-    return good_rows(rows if release is None else rows[rows.release == release], timer)
+    if release is not None:
+        rows = rows[rows.release == release]
+    return good_rows(rows, timer)
 
 
 def cases_of(rows: pd.DataFrame) -> pd.DataFrame:
     """A row per case: `case` and its own columns, in the order of `COLUMNS`."""
-    first_rows = rows[["case", *rows.columns.intersection(COLUMNS)]][~rows.case.duplicated()]
-    known = [name for name in COLUMNS if name in first_rows and first_rows[name].notna().all()]
-    first_rows = first_rows[["case", *known]]
-    return first_rows.sort_values(known, kind="stable", ignore_index=True) if known else first_rows
+    first_rows = rows[~rows.case.duplicated()]
+    known = []
+    for name in COLUMNS:
+        if name in first_rows and first_rows[name].notna().all():
+            known.append(name)
+    table = first_rows[["case", *known]]
+    if not known:
+        return table
+    return table.sort_values(known, kind="stable", ignore_index=True)
 
 
-def times(rows: pd.DataFrame, value: str = "run_us") -> pd.DataFrame:
-    """Median of `value` over rounds: a row per case, a column per backend."""
+def times(rows: pd.DataFrame) -> pd.DataFrame:
+    """Median `run_us` over rounds: a row per case, a column per backend."""
     require_comparable(rows)
-    wide = rows.pivot_table(value, "case", "backend", "median", sort=False)
-    return cases_of(rows).merge(wide.sort_index(axis=1).reset_index(), on="case")
+    wide = rows.pivot_table(
+        values="run_us",
+        index="case",
+        columns="backend",
+        aggfunc="median",
+        sort=False,
+    )
+    wide = wide.sort_index(axis=1).reset_index()
+    return cases_of(rows).merge(wide, on="case")
 
 
-def over(rows: pd.DataFrame, a: str, b: str, *, not_slower: float = 0.0) -> pd.DataFrame:
+def over(
+    rows: pd.DataFrame,
+    a: str,
+    b: str,
+    *,
+    not_slower: float = 0.0,
+) -> pd.DataFrame:
     """Time of side `a` over time of side `b` and the verdict on `a`, a row per case.
 
     A side is a backend, or a backend of one release: `flashinfer-fa2==0.6.3`. Rounds that have both
@@ -214,45 +321,76 @@ def over(rows: pd.DataFrame, a: str, b: str, *, not_slower: float = 0.0) -> pd.D
     and for two records of one round.
     """
     cases, sides = _paired_by_case(rows, a, b)
-    judged = judge_ratios(sides, not_slower=not_slower)
-    return pd.concat([cases, pd.DataFrame(judged, columns=RATIO_COLUMNS)], axis=1)
+    ratios = judge_ratios(sides, not_slower=not_slower)
+    judged = pd.DataFrame(ratios, columns=RATIO_COLUMNS)
+    return pd.concat([cases, judged], axis=1)
 
 
 def side_rows(rows: pd.DataFrame, side: str) -> pd.DataFrame:
     """The rows of a side: a backend, or a backend of one release (`backend==release`)."""
     backend, _, release = side.partition("==")
     rows = rows[rows.backend == backend]
-    return rows[rows.release == release] if release else rows
+    if release:
+        rows = rows[rows.release == release]
+    return rows
 
 
-def savings(rows: pd.DataFrame, base: str, new: str) -> pd.DataFrame:
+def savings(
+    rows: pd.DataFrame,
+    base: str,
+    new: str,
+) -> pd.DataFrame:
     """What side `new` saves of the time of side `base`, a row per case that both have.
 
     Columns: case, the case's, base_us, new_us (medians), saved, low, high (us), rounds, verdict
     (`stats.judge_savings`). Sides and errors are those of `over`.
     """
     cases, sides = _paired_by_case(rows, base, new)
-    base_us = [float(np.median(before)) for before, _ in sides]
-    new_us = [float(np.median(after)) for _, after in sides]
-    judged = pd.DataFrame(judge_savings(sides), columns=SAVING_COLUMNS)
-    return pd.concat([cases.assign(base_us=base_us, new_us=new_us), judged], axis=1)
+    cases["base_us"] = [float(np.median(before)) for before, _ in sides]
+    cases["new_us"] = [float(np.median(after)) for _, after in sides]
+    saved = judge_savings(sides)
+    judged = pd.DataFrame(saved, columns=SAVING_COLUMNS)
+    return pd.concat([cases, judged], axis=1)
 
 
-def _paired_by_case(rows: pd.DataFrame, a: str, b: str) -> tuple[pd.DataFrame, list[Pair]]:
+def _paired_by_case(
+    rows: pd.DataFrame,
+    a: str,
+    b: str,
+) -> tuple[pd.DataFrame, list[Pair]]:
     """The cases that both sides ran, with their columns, and the times of both, round by round."""
-    sides = [side_rows(rows, side) for side in (a, b)]
-    require_comparable(pd.concat(sides))
-    times_us = []
-    for side, part in zip((a, b), sides, strict=True):
-        times_us.append(part[["case", "round", "run_us"]].dropna())
-        if times_us[-1].duplicated(["case", "round"]).any():
+    sides = {side: side_rows(rows, side) for side in (a, b)}
+    require_comparable(pd.concat(sides.values()))
+    for side, part in sides.items():
+        timed = part[["case", "round", "run_us"]].dropna()
+        if timed.duplicated(["case", "round"]).any():
             raise ValueError(f"rows must have one record of {side!r} per case and round, not two")
-    paired = times_us[0].merge(times_us[1], on=["case", "round"], suffixes=("_a", "_b"))
+    paired = round_pairs(sides[a], sides[b])
+    paired = paired.sort_values("round")
+    by_case = dict(iter(paired.groupby("case", sort=False)))
     cases = cases_of(rows)
-    cases = cases[cases.case.isin(paired.case)].reset_index(drop=True)
-    by_case = dict(iter(paired.sort_values("round").groupby("case", sort=False)))
-    parts = [by_case[case] for case in cases.case]
-    return cases, [(part.run_us_a.to_numpy(), part.run_us_b.to_numpy()) for part in parts]
+    cases = cases[cases.case.isin(paired.case)]
+    pairs = []
+    for case in cases.case:
+        part = by_case[case]
+        a_us = part.run_us_a.to_numpy()
+        b_us = part.run_us_b.to_numpy()
+        pairs.append((a_us, b_us))
+    return cases.reset_index(drop=True), pairs
+
+
+def round_pairs(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
+    """The times of two sides, `run_us_a` and `run_us_b`: a row per case and round of both."""
+    columns = ["case", "round", "run_us"]
+    return (
+        a[columns]
+        .dropna()
+        .merge(
+            b[columns].dropna(),
+            on=["case", "round"],
+            suffixes=("_a", "_b"),
+        )
+    )
 
 
 def aa_check(frame: pd.DataFrame) -> str:
@@ -261,12 +399,21 @@ def aa_check(frame: pd.DataFrame) -> str:
     A row that is, is a false verdict: it says how far the verdicts of this study can be trusted.
     All rows are judged as one table.
     """
-    good = frame[(frame.status == "ok") & ~frame.throttled & frame.case.notna()]
+    is_ok = (frame.status == "ok") & ~frame.throttled
+    good = frame[is_ok & frame.case.notna()]
     item = ["timer", "backend", "release", "case"]
-    columns = [*item, "round", "run_us"]
-    pairs = good.loc[good.repeat, columns].merge(good.loc[~good.repeat, columns], on=columns[:-1])
-    groups = [part for _, part in pairs.groupby(item, sort=False)]
-    judged = judge_ratios([(part.run_us_x.to_numpy(), part.run_us_y) for part in groups])
+    times_us = good[[*item, "round", "run_us"]]
+    paired = times_us[good.repeat].merge(
+        times_us[~good.repeat],
+        on=[*item, "round"],
+        suffixes=("_again", "_first"),
+    )
+    pairs: list[Pair] = []
+    for _, part in paired.groupby(item, sort=False):
+        again_us = part.run_us_again.to_numpy()
+        first_us = part.run_us_first.to_numpy()
+        pairs.append((again_us, first_us))
+    judged = judge_ratios(pairs)
     if not judged:
         return "no A/A rows on record"
     count = sum(ratio.verdict in (FASTER, SLOWER) for ratio in judged)
@@ -275,27 +422,37 @@ def aa_check(frame: pd.DataFrame) -> str:
 
 def launches(rows: pd.DataFrame, name: str = "") -> pd.Series:
     """Launches per call, by the trace, of kernels and copies whose name contains `name`."""
-    return rows.kernels.map(lambda kernels: sum(k.launches for k in kernels if name in k.name))
+
+    def of_row(kernels: tuple[Kernel, ...]) -> float:
+        return sum(kernel.launches for kernel in kernels if name in kernel.name)
+
+    return rows.kernels.map(of_row)
 
 
 def tally(table: pd.DataFrame, by: str) -> pd.DataFrame:
     """Per value of `by`: shapes, least, median and most ratio, and the count of each verdict."""
     # Not crosstab: some releases of pandas 3 refuse an index with duplicates, as concat leaves it.
-    counts = table.groupby(by).verdict.value_counts().unstack(fill_value=0)
-    ends = table.ratio.groupby(table[by]).agg(["size", "min", "median", "max"]).round(2)
-    ends = ends.set_axis(["shapes", "least", "median", "most"], axis=1)
-    return pd.concat([ends, counts], axis=1).reset_index()
+    groups = table.groupby(by)
+    counts = groups.verdict.value_counts().unstack(fill_value=0)
+    ends = groups.ratio.agg(["size", "min", "median", "max"])
+    ends.columns = ["shapes", "least", "median", "most"]
+    table = pd.concat([ends.round(2), counts], axis=1)
+    return table.reset_index()
 
 
 def release_order(frame: pd.DataFrame) -> list[str]:
     """The releases in a frame, oldest first."""
-    return sorted((r for r in frame.release.unique() if r), key=Version)
+    releases = filter(None, frame.release.unique())
+    return sorted(releases, key=Version)
 
 
-def intervals(table: pd.DataFrame, decimals: int = 2) -> list[str]:
+def intervals(
+    table: pd.DataFrame,
+    decimals: int = 2,
+) -> list[str]:
     """`low to high` of each row in words; `one round` where there is no interval."""
-    bounds = zip(table.low, table.high, strict=True)
-    return [
-        "one round" if np.isnan(low) else f"{low:.{decimals}f} to {high:.{decimals}f}"
-        for low, high in bounds
-    ]
+    words = []
+    for low, high in zip(table.low, table.high, strict=True):
+        ends = f"{low:.{decimals}f} to {high:.{decimals}f}"
+        words.append("one round" if np.isnan(low) else ends)
+    return words

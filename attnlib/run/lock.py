@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-TRIES, POLL_S = 60, 0.05  # for the last worker of a killed sweep to end
+TRIES = 60
+POLL_S = 0.05  # for the last worker of a killed sweep to end
 
 
 def lock_path(gpu_id: str) -> Path:
@@ -42,7 +43,11 @@ def hold_gpu(gpu_id: str) -> Iterator[int]:
                 f"process {holder} or its last worker holds {path}"
             )
         os.ftruncate(file, 0)
-        os.pwrite(file, str(os.getpid()).encode(), 0)
+        os.pwrite(
+            file,
+            str(os.getpid()).encode(),
+            0,
+        )
         yield file
     finally:
         os.close(file)

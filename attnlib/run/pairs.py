@@ -32,6 +32,8 @@ SPARE_ROUNDS = 12
 Row = Any
 """A row of a frame of records, as `DataFrame.itertuples` gives it."""
 Pair = tuple[Row, Row]
+Sides = dict[str, dict[int, Row]]
+"""Release -> its rows by the number of the round."""
 
 
 @dataclass
@@ -55,43 +57,60 @@ class Comparison:
         Of an item that failed on both, the base's record is kept.
         """
         base, new = self.both
-        tried: dict[Item, dict[str, dict[int, Row]]] = {}
-        for row in frame[frame.release.isin(self.both)].itertuples():
+        tried: dict[Item, Sides] = {}
+        mine = frame[frame.release.isin(self.both)]
+        for row in mine.itertuples():
             item = replace(item_of(row), release="")
             if item in self.pairs:
                 sides = tried.setdefault(item, {base: {}, new: {}})
                 sides[row.release][row.round] = row
         for item, sides in tried.items():
-            rounds = sorted(sides[base].keys() & sides[new].keys())
-            pairs = [(sides[base][number], sides[new][number]) for number in rounds]
-            good = [pair for pair in pairs if all(map(_is_good, pair))]
-            if sides[base] and sides[new] and len(good) >= len(self.pairs[item]):
+            of_base = sides[base]
+            of_new = sides[new]
+            good = []
+            for number in sorted(of_base.keys() & of_new.keys()):
+                pair = (of_base[number], of_new[number])
+                if all(_is_good(row) for row in pair):
+                    good.append(pair)
+            is_more = len(good) >= len(self.pairs[item])
+            if of_base and of_new and is_more:
                 self.pairs[item] = good
-            for row in (*sides[new].values(), *sides[base].values()):
-                if row.status != "ok":
-                    self.failed[item] = row
+            for rows in (of_new, of_base):
+                for row in rows.values():
+                    if row.status != "ok":
+                        self.failed[item] = row
 
     def verdicts(self) -> dict[Item, Ratio]:
         """New over base, all items as one table; an item before its first look has none."""
-        table, looks = {}, 1
+        table = {}
+        looks = 1
         for item, pairs in self.pairs.items():
             count = len(pairs)
-            if pairs and pairs[0][0].study == self.study:
+            study = pairs[0][0].study if pairs else ""
+            if study == self.study:
                 looks = len(self.looks)
-                count = max((look for look in self.looks if look <= count), default=0)
-            elif pairs and pairs[0][0].study.startswith(PREFIX):
+                passed = [look for look in self.looks if look <= count]
+                count = max(passed, default=0)
+            elif study.startswith(PREFIX):
                 looks = len(self.looks)
             if count:
-                base, new = zip(*pairs[:count], strict=True)
-                table[item] = ([row.run_us for row in new], [row.run_us for row in base])
-        ratios = judge_ratios([*table.values()], not_slower=self.not_slower, looks=looks)
+                base_us = [base.run_us for base, _ in pairs[:count]]
+                new_us = [new.run_us for _, new in pairs[:count]]
+                table[item] = (new_us, base_us)
+        ratios = judge_ratios(
+            list(table.values()),
+            not_slower=self.not_slower,
+            looks=looks,
+        )
         return dict(zip(table, ratios, strict=True))
 
     def undecided(self) -> list[Item]:
         """The items that neither failed nor have a verdict."""
-        ratios = self.verdicts()
-        decided = {item for item, ratio in ratios.items() if ratio.verdict != AMBIGUOUS}
-        return [item for item in self.pairs if item not in decided and item not in self.failed]
+        done = set(self.failed)
+        for item, ratio in self.verdicts().items():
+            if ratio.verdict != AMBIGUOUS:
+                done.add(item)
+        return [item for item in self.pairs if item not in done]
 
     def measure(
         self,
@@ -112,26 +131,46 @@ class Comparison:
         for look in self.looks:
             wanted = [item for item in self.undecided() if item not in given_up]
             for _ in range(look + SPARE_ROUNDS):
-                short = [i for i in wanted if i not in self.failed and len(self.pairs[i]) < look]
+                going = [item for item in wanted if item not in self.failed]
+                short = self._short_of(look, going)
                 if not short:
                     break
                 step = -1 if number % 2 else 1
                 for release in self.both[::step]:
-                    items = tuple(replace(item, release=release) for item in short[::step])
-                    sweep.run([Job(self.study, number, device, release, items, command)])
+                    items = [replace(item, release=release) for item in short[::step]]
+                    job = Job(
+                        study=self.study,
+                        round=number,
+                        device=device,
+                        release=release,
+                        items=tuple(items),
+                        command=command,
+                    )
+                    sweep.run([job])
                 number += 1
                 self.take(records())
-            given_up |= {item for item in wanted if len(self.pairs[item]) < look}
+            given_up.update(self._short_of(look, wanted))
+
+    def _short_of(
+        self,
+        look: int,
+        items: Iterable[Item],
+    ) -> list[Item]:
+        """Those of the items that have fewer rounds than the look asks for."""
+        return [item for item in items if len(self.pairs[item]) < look]
 
 
 def next_round(study: str, machine: str) -> int:
     """The number of the next round of a study on a machine, which is about to be measured."""
-    return 1 + max(store.find(study, machine)["round"], default=-1)
+    rounds = store.find(study, machine)["round"]
+    return 1 + max(rounds, default=-1)
 
 
 def families_of(rows: Iterable[Row]) -> str:
     """The kernel families that ran."""
-    return ", ".join(sorted({row.kernel_family for row in rows} - {""})) or "unknown"
+    families = {row.kernel_family for row in rows}
+    families.discard("")
+    return ", ".join(sorted(families)) or "unknown"
 
 
 def _is_good(row: Row) -> bool:

@@ -29,7 +29,10 @@ COMPANIONS = {"flashinfer-python": ("apache-tvm-ffi<0.2",)}
 """What a release needs at import beyond this project's own requirements (its Requires-Dist)."""
 
 
-def available_releases(distribution: str, overlays: Iterable[str] = ()) -> list[str]:
+def available_releases(
+    distribution: str,
+    overlays: Iterable[str] = (),
+) -> list[str]:
     """The releases that can be had here; `overlays` are requirements `NAME==VERSION` given.
 
     Beside them the environment's, and without overlays those that pip finds (`PIP_PRE`: the early
@@ -37,7 +40,10 @@ def available_releases(distribution: str, overlays: Iterable[str] = ()) -> list[
     """
     given = [_release_of(requirement, distribution) for requirement in overlays]
     releases = given or index_releases(distribution)
-    return ordered([*releases, *filter(None, [installed_version(distribution)])])
+    installed = installed_version(distribution)
+    if installed:
+        releases = [*releases, installed]
+    return ordered(releases)
 
 
 def index_releases(distribution: str) -> list[str]:
@@ -51,12 +57,18 @@ def index_releases(distribution: str) -> list[str]:
     return ordered(listed[1].split(", "))
 
 
-def releases_between(releases: Iterable[str], first: str, last: str) -> list[str]:
+def releases_between(
+    releases: Iterable[str],
+    first: str,
+    last: str,
+) -> list[str]:
     """The releases from `first` to `last`; ValueError with those there are if an end is missing."""
     known = ordered(releases)
-    low, high = parse_release("first", first), parse_release("last", last)
+    versions = [Version(release) for release in known]
+    low = parse_release("first", first)
+    high = parse_release("last", last)
     for name, end in ((first, low), (last, high)):
-        if end not in map(Version, known):
+        if end not in versions:
             raise ValueError(f"releases must hold {name}, got {', '.join(known) or 'none'}")
     return [release for release in known if low <= Version(release) <= high]
 
@@ -76,7 +88,9 @@ def ordered(releases: Iterable[str]) -> list[str]:
 
 
 def overlay_for(
-    distribution: str, release: str, given: dict[str, Path] | None = None
+    distribution: str,
+    release: str,
+    given: dict[str, Path] | None = None,
 ) -> Path | None:
     """Folder with `distribution==release`; None where the environment has that very release.
 
@@ -89,7 +103,9 @@ def overlay_for(
     if not release or installed_version(distribution) == release:
         return None
     target = ROOT / f"{distribution}-{release}"
-    return target if target.is_dir() else _install(requirement, target)
+    if not target.is_dir():
+        _install(requirement, target)
+    return target
 
 
 def build_version(path: Path, distribution: str) -> str:
@@ -104,7 +120,8 @@ def build_version(path: Path, distribution: str) -> str:
     if path.suffix != ".whl" or not path.is_file():
         raise ValueError(f"{path} must be a release of {distribution}, a wheel or a folder")
     name, version, _, tags = parse_wheel_filename(path.name)
-    if name != canonicalize_name(distribution) or frozenset(sys_tags()).isdisjoint(tags):
+    fits_here = not tags.isdisjoint(sys_tags())
+    if name != canonicalize_name(distribution) or not fits_here:
         raise ValueError(f"{path} must be of {distribution}, for this Python and platform")
     return str(version)
 
@@ -120,7 +137,9 @@ def own_build(path: Path, distribution: str) -> tuple[str, Path]:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     target = ROOT / f"{distribution}-{version}-{digest}"
     requirement = f"{distribution} @ {path.resolve().as_uri()}"
-    return version, target if target.is_dir() else _install(requirement, target)
+    if not target.is_dir():
+        _install(requirement, target)
+    return version, target
 
 
 def parse_overlay(argument: str) -> tuple[str, Path]:
@@ -141,7 +160,11 @@ def _release_of(requirement: str, distribution: str) -> str:
     return release
 
 
-def _checked(folder: Path, distribution: str, release: str) -> Path:
+def _checked(
+    folder: Path,
+    distribution: str,
+    release: str,
+) -> Path:
     installed = _installed(folder)
     if installed.get(canonicalize_name(distribution)) != release:
         raise ValueError(
@@ -157,7 +180,7 @@ def _installed(folder: Path) -> dict[str, str]:
     return {canonicalize_name(dist.name or ""): dist.version for dist in installed}
 
 
-def _install(requirement: str, target: Path) -> Path:
+def _install(requirement: str, target: Path) -> None:
     """Install into `target`, which appears when it is whole; one process at a time.
 
     What an install leaves that was killed, the next one removes.
@@ -166,19 +189,35 @@ def _install(requirement: str, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.parent / "unfinished"
     # Not a resolver's job: --no-deps, or an old release would bring its own torch.
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-    command += ["--target", str(unfinished), requirement, *COMPANIONS.get(distribution, ())]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-compile",
+        "--target",
+        str(unfinished),
+        requirement,
+        *COMPANIONS.get(distribution, ()),
+    ]
     lock = os.open(target.parent, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # pip holds it too, should it outlive us
         shutil.rmtree(unfinished, ignore_errors=True)
         if not target.is_dir():
-            done = subprocess.run(command, capture_output=True, text=True, pass_fds=(lock,))
-            if done.returncode or canonicalize_name(distribution) not in _installed(unfinished):
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                pass_fds=(lock,),
+            )
+            has_it = canonicalize_name(distribution) in _installed(unfinished)
+            if done.returncode or not has_it:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 words = done.stderr.strip()[-800:]
                 raise RuntimeError(f"pip could not install {requirement}: {words}")
             unfinished.rename(target)
     finally:
         os.close(lock)
-    return target

@@ -54,10 +54,19 @@ class RowError(ValueError):
 # ---- one record
 
 
-def row_of(item: Item, machine: Mapping[str, Any], **found: Any) -> Row:
+def row_of(
+    item: Item,
+    machine: Mapping[str, Any],
+    **found: Any,
+) -> Row:
     """The record of an item: `found` are its other columns, or dicts of members (`versions`)."""
     gpu_id = machine["gpu_id"]
-    identity = record_id(found["study"], found["round"], item, gpu_id)
+    identity = record_id(
+        found["study"],
+        found["round"],
+        item,
+        gpu_id,
+    )
     form = {"id": identity, "schema": schema.VERSION, "machine": machine}
     return flat_row(form | item.to_dict() | found)
 
@@ -75,11 +84,19 @@ def flat_row(form: Mapping[str, Any]) -> Row:
 
 def to_json(row: Row) -> bytes:
     """A record's file: one line, keys sorted, no NaN."""
-    text = json.dumps(row, sort_keys=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(
+        row,
+        sort_keys=True,
+        allow_nan=False,
+        separators=(",", ":"),
+    )
     return f"{text}\n".encode()
 
 
-def members(row: Mapping[str, Any], group: str) -> dict[str, Any]:
+def members(
+    row: Mapping[str, Any],
+    group: str,
+) -> dict[str, Any]:
     """The columns of a group, such as `machine.gpu`, by their names in it; without nulls."""
     prefix = f"{group}."
     return {
@@ -89,7 +106,12 @@ def members(row: Mapping[str, Any], group: str) -> dict[str, Any]:
     }
 
 
-def record_id(study: str, round_: int, item: Item, gpu_id: str) -> str:
+def record_id(
+    study: str,
+    round_: int,
+    item: Item,
+    gpu_id: str,
+) -> str:
     """Sixteen hex digits of SHA-256 over who a measurement is."""
     # As `json.dumps` writes the list of the four, keys sorted.
     identity = f"[{json.dumps(study)}, {round_}, {item.identity}, {json.dumps(gpu_id)}]"
@@ -118,7 +140,8 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
     """
     names = {column.name for column in COLUMNS if not column.is_member}
     for number, row in enumerate(rows):
-        if words := wrong_value(row):
+        words = wrong_value(row)
+        if words:
             raise RowError(number, words)
         names |= row.keys()
     table = {}
@@ -131,7 +154,8 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
 
 def wrong_value(row: Row) -> str:
     """Why no table can hold a row, or the empty string."""
-    if unknown := row.keys() - BY_NAME.keys():
+    unknown = row.keys() - BY_NAME.keys()
+    if unknown:
         return f"must have the columns of data/README.md, not {sorted(unknown)}"
     for name, value in row.items():
         if not _holds(BY_NAME[name].type, value):
@@ -150,13 +174,16 @@ def _holds(kind: pa.DataType, value: Any) -> bool:
         names = {field.name for field in kind}
         if not isinstance(value, dict) or value.keys() != names:
             return False
-        return all(_holds(kind.field(name).type, value[name]) for name in names)
-    if isinstance(value, str) and value != value.encode(errors="replace").decode():
-        return False  # half a surrogate pair, which is no UTF-8
+        return all(_holds(field.type, value[field.name]) for field in kind)
+    if isinstance(value, str):
+        written = value.encode(errors="replace")
+        if value != written.decode():
+            return False  # half a surrogate pair, which is no UTF-8
     if isinstance(value, int) and abs(value) >= 2**63:
         return False
-    is_flag = isinstance(value, bool)  # which Python has as an integer
-    return is_flag == (kind == schema.FLAG) and isinstance(value, PYTHON_TYPES[kind])
+    if isinstance(value, bool):  # which Python has as an integer
+        return kind == schema.FLAG
+    return kind != schema.FLAG and isinstance(value, PYTHON_TYPES[kind])
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
@@ -167,8 +194,11 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 def rows_of(table: pa.Table) -> list[Row]:
     """The rows as dicts, without nulls: inverse of `table_of`."""
-    rows = table.to_pylist()
-    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return [_without_nulls(row) for row in table.to_pylist()]
+
+
+def _without_nulls(row: Row) -> Row:
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def encode(table: pa.Table) -> bytes:
@@ -201,20 +231,24 @@ def decode(data: bytes) -> pa.Table:
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"must be a whole Parquet file: {error}") from error
     given = found.column_names
-    unknown = {*given} - BY_NAME.keys()
+    unknown = set(given) - BY_NAME.keys()
+    missing = set(REQUIRED) - set(given)
     doubled = {name for name in given if given.count(name) > 1}
-    if wrong := unknown | doubled | ({*REQUIRED} - {*given}):
+    wrong = unknown | missing | doubled
+    if wrong:
         raise ValueError(f"must have the columns of data/README.md; differs in {sorted(wrong)}")
     table = {}
     plain = {column.name for column in COLUMNS if not column.is_member}
     for name in schema.in_order(plain.union(given)):
         column = BY_NAME[name]
         if name not in given:
-            table[name] = pa.array([column.empty] * found.num_rows, column.type)
-        elif found[name].type in (column.type, pa.null(), pa.large_string()):
-            table[name] = found[name].combine_chunks().cast(column.type)
-        else:
-            raise ValueError(f"must have {name} of type {column.type}, got {found[name].type}")
+            empty = [column.empty] * found.num_rows
+            table[name] = pa.array(empty, column.type)
+            continue
+        kind = found[name].type
+        if kind not in (column.type, pa.null(), pa.large_string()):
+            raise ValueError(f"must have {name} of type {column.type}, got {kind}")
+        table[name] = found[name].combine_chunks().cast(column.type)
         if column.empty is not None and table[name].null_count:
             raise ValueError(f"must have {name} in every row")
     return pa.table(table)
@@ -236,7 +270,8 @@ def validate(table: pa.Table, machine: str) -> list[Item]:
     checked = [name for name in CHECKED if name in table.column_names]
     seen = set()
     for number, row in enumerate(table.select(checked).to_pylist()):
-        if words := what_is_wrong(row, items[number], machine):
+        words = what_is_wrong(row, items[number], machine)
+        if words:
             raise RowError(number, words)
         if row["id"] in seen:
             raise RowError(number, f"id must stand once, {row['id']} stands in an earlier row too")
@@ -247,18 +282,24 @@ def validate(table: pa.Table, machine: str) -> list[Item]:
 def require_record(row: Row) -> None:
     """ValueError unless the row is a record, of whatever machine. Arrow is not asked: its first
     array would import pandas, which a worker need not wait for."""
-    if words := wrong_value(row) or what_is_wrong(row, _item_in(row)):
+    words = wrong_value(row) or what_is_wrong(row, _item_in(row))
+    if words:
         raise ValueError(f"a record {words}")
 
 
-def what_is_wrong(row: Row, item: Item, machine: str = "") -> str:
+def what_is_wrong(
+    row: Row,
+    item: Item,
+    machine: str = "",
+) -> str:
     """Why a row is no record of a machine, or the empty string: no check, no time."""
     for name in REQUIRED:
         if row.get(name) is None:
             return f"must have a {name}"
     if not 0 < row["schema"] <= schema.VERSION:
         return f"schema must be 1 to {schema.VERSION}, got {row['schema']}: update attnlib"
-    status, samples = row["status"], row.get("run_us") or []
+    status = row["status"]
+    samples = row.get("run_us") or []
     if status not in STATUSES:
         return f"status must be one of {', '.join(STATUSES)}, got {status!r}"
     if (status == "ok") != bool(samples):
@@ -268,15 +309,24 @@ def what_is_wrong(row: Row, item: Item, machine: str = "") -> str:
         for time in row.get(name) or []:
             if time is None or not 0 < time < math.inf:
                 return f"{name} must be finite microseconds > 0, got {time}"
-    error, budget = row.get("oracle_error"), row.get("oracle_budget")
     if status == "ok" and item.case is not None:
-        if error is None or budget is None or not (math.isfinite(error) and error <= budget):
+        error = row.get("oracle_error")
+        budget = row.get("oracle_budget")
+        is_within = (
+            error is not None and budget is not None and math.isfinite(error) and error <= budget
+        )
+        if not is_within:
             words = f"got {error} of {budget}"
             return f"oracle_error must be finite and within oracle_budget for status ok, {words}"
     slug = machine_slug(members(row, "machine"))
     if machine and slug != machine:
         return f"must be of {machine!r}, it is of {slug!r}"
-    key = record_id(row["study"], row["round"], item, row["machine.gpu_id"])
+    key = record_id(
+        row["study"],
+        row["round"],
+        item,
+        row["machine.gpu_id"],
+    )
     if row["id"] != key:
         return f"id must be the content key {key}, got {row['id']}"
     return ""
@@ -290,8 +340,9 @@ def items_of(table: pa.Table) -> list[Item]:
     items = []
     for number, key in enumerate(zip(*columns, strict=True)):
         if key not in made:
+            row = dict(zip(names, key, strict=True))
             try:
-                made[key] = _item_in(dict(zip(names, key, strict=True)))
+                made[key] = _item_in(row)
             except ValueError as error:
                 raise RowError(number, f"must be a record: {error}") from error
         items.append(made[key])
@@ -301,4 +352,6 @@ def items_of(table: pa.Table) -> list[Item]:
 def _item_in(row: Row) -> Item:
     """The item of a row; ValueError for a case that is none."""
     form = {name: row.get(name) for name in ITEM}
-    return item_from_dict({**form, "release": form["release"] or "", "case": members(row, "case")})
+    form["release"] = row.get("release") or ""
+    form["case"] = members(row, "case")
+    return item_from_dict(form)

@@ -11,8 +11,12 @@ import pyarrow as pa
 
 VERSION = 1
 STATUSES = ("ok", "incorrect", "refused", "error", "crashed", "timeout")
-TEXT, COUNT, NUMBER, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
-KERNELS = pa.list_(pa.struct([("name", TEXT), ("launches", NUMBER), ("gpu_us", NUMBER)]))
+TEXT = pa.string()
+COUNT = pa.int64()
+NUMBER = pa.float64()
+FLAG = pa.bool_()
+KERNEL = {"name": TEXT, "launches": NUMBER, "gpu_us": NUMBER}
+KERNELS = pa.list_(pa.struct(KERNEL))
 
 
 class Column(NamedTuple):

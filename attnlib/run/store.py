@@ -17,8 +17,9 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -49,6 +50,19 @@ JOURNAL = ".jsonl"
 """End of the one file that earlier versions wrote while a sweep ran, a line a record."""
 
 
+Source = tuple[str, str]
+"""A study and a machine."""
+Checked = tuple[pa.Table, list[Item]]
+"""Records that were checked, and the item of each."""
+
+
+class Placed(NamedTuple):
+    """A record, and where it stands."""
+
+    place: str
+    row: Row
+
+
 def data_root() -> Path:
     """The data folder: `ATTNLIB_DATA`, which must be one (ValueError), or `data` beside us."""
     named = os.environ.get("ATTNLIB_DATA")
@@ -70,9 +84,10 @@ def measured_path(study: str, machine: str) -> Path:
 def machines(study: str, *, published: bool = True) -> list[str]:
     """The machines that have records of `study`, sorted; else those with some to be published."""
     folder = os.path.join(data_root(), "records")
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    if not os.path.isdir(folder):
+        return []
     found = []
-    for name in names:
+    for name in sorted(os.listdir(folder)):
         # Asked for every study on every machine, so no Path is made of it.
         is_published = published and os.path.exists(f"{folder}/{name}/{study}.parquet")
         if is_published or _measured(study, name):
@@ -80,7 +95,11 @@ def machines(study: str, *, published: bool = True) -> list[str]:
     return found
 
 
-def on_machine(name: str, wish: str, sources: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def on_machine(
+    name: str,
+    wish: str,
+    sources: Iterable[Source],
+) -> list[Source]:
     """The (study, machine) pairs with `wish` in the machine; else a ValueError for `name`."""
     pairs = list(sources)
     kept = [pair for pair in pairs if wish.lower() in pair[1]]
@@ -92,7 +111,8 @@ def on_machine(name: str, wish: str, sources: Iterable[tuple[str, str]]) -> list
 
 def stamp(study: str, machine: str) -> tuple[object, ...]:
     """What changes whenever the records do: key of a cache of anything made of them."""
-    return _stamp(published_path(study, machine)), *map(_stamp, _measured(study, machine))
+    files = [published_path(study, machine), *_measured(study, machine)]
+    return tuple(_stamp(path) for path in files)
 
 
 def keep(row: Row) -> Path:
@@ -110,10 +130,18 @@ def keep(row: Row) -> Path:
 def is_kept_ok(row: Row) -> bool:
     """Whether the record of this id that waits to be published is ok."""
     path = _path_of(row)
-    return path.exists() and json.loads(path.read_bytes())["status"] == "ok"
+    if not path.exists():
+        return False
+    kept = json.loads(path.read_bytes())
+    return kept["status"] == "ok"
 
 
-def load(study: str, machine: str, *, case: Case | None = None) -> pd.DataFrame:
+def load(
+    study: str,
+    machine: str,
+    *,
+    case: Case | None = None,
+) -> pd.DataFrame:
     """The records of a study on a machine, or those of a case: a row each (`frame.frame_of`).
 
     Oldest first; of one id the newest stands. Raises FileNotFoundError naming the machines that
@@ -123,7 +151,9 @@ def load(study: str, machine: str, *, case: Case | None = None) -> pd.DataFrame:
     if case is None:
         return frame.copy()
     is_case = frame.case == case
-    return frame[is_case] if is_case.any() else frame[:0]  # to filter a wide frame is slow
+    if not is_case.any():
+        return frame[:0]  # to filter a wide frame is slow
+    return frame[is_case]
 
 
 def find(study: str, machine: str) -> pd.DataFrame:
@@ -175,26 +205,47 @@ def provenance(study: str, machine: str) -> dict[str, Any]:
     While measured records add to the published ones, both places are named, with a comma.
     """
     table = read(study, machine)
-    places = published_path(study, machine), _journal(study, machine), measured_path(study, machine)
-    files = {place: _files_of(place) for place in places}
-    files = {place: found for place, found in files.items() if found}
-    days = sorted({started[:10] for started in table["started_at"].to_pylist()})
+    names = []
+    hashes = []
+    for place in _places(study, machine):
+        files = _files_of(place)
+        if files:
+            name = place.relative_to(data_root().parent)
+            names.append(name.as_posix())
+            hashes.append(_sha256(files))
+    started_at = table["started_at"].to_pylist()
+    days = sorted({started[:10] for started in started_at})
     last = rows_of(table.slice(table.num_rows - 1))[0]
-    versions = {}
-    for name in table.column_names:
-        library = name.removeprefix("versions.")
-        if library != name and table[name].null_count < table.num_rows:
-            versions[library] = sorted(table[name].unique().drop_null().to_pylist())
     return {
         "study": study,
-        "file": ", ".join(place.relative_to(data_root().parent).as_posix() for place in files),
-        "sha256": ", ".join(_sha256(found) for found in files.values()),
+        "file": ", ".join(names),
+        "sha256": ", ".join(hashes),
         "records": table.num_rows,
         "machine": members(last, "machine"),
-        "versions": versions,
+        "versions": _versions(table),
         "measured": days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
         "commands": sorted(table["command"].unique().to_pylist()),
     }
+
+
+def _places(study: str, machine: str) -> list[Path]:
+    """Where records of a study on a machine may lie: two files and a folder."""
+    return [
+        published_path(study, machine),
+        _journal(study, machine),
+        measured_path(study, machine),
+    ]
+
+
+def _versions(table: pa.Table) -> dict[str, list[str]]:
+    """Every version of each library that a table names."""
+    versions = {}
+    for name in table.column_names:
+        group, _, library = name.partition(".")
+        seen = table[name].drop_null()
+        if group == "versions" and len(seen):
+            versions[library] = sorted(seen.unique().to_pylist())
+    return versions
 
 
 def _sha256(files: Iterable[Path]) -> str:
@@ -223,35 +274,46 @@ def _journal(study: str, machine: str) -> Path:
 
 def _measured(study: str, machine: str) -> list[Path]:
     """The files of records that are not published: a journal of earlier versions comes first."""
-    return _files_of(_journal(study, machine)) + _files_of(measured_path(study, machine))
+    journal = _files_of(_journal(study, machine))
+    return journal + _files_of(measured_path(study, machine))
 
 
 @lru_cache(maxsize=64)
-def _frame_of(study: str, machine: str, stamp: tuple[object, ...]) -> pd.DataFrame:
+def _frame_of(
+    study: str,
+    machine: str,
+    stamp: tuple[object, ...],
+) -> pd.DataFrame:
     from .frame import frame_of  # pandas takes a while to import, and a worker needs none
 
     return frame_of(*_read(study, machine))
 
 
-def _read(study: str, machine: str) -> tuple[pa.Table, list[Item]]:
+def _read(study: str, machine: str) -> Checked:
     """All records and their items."""
     # Before the published file: what is published meanwhile is then in both.
     measured = _checked_measured(study, machine)
     published = _checked_published(study, machine)
-    if measured is None and published is None:
-        have = ", ".join(machines(study)) or "none"
-        raise FileNotFoundError(f"no records of study {study!r} on {machine!r}; machines: {have}")
-    if measured is None or published is None:
-        (found,) = filter(None, (measured, published))
-        return found
-    newer = set(measured[0]["id"].to_pylist())
-    stays = [row_id not in newer for row_id in published[0]["id"].to_pylist()]
-    items = [item for item, stay in zip(published[1], stays, strict=True) if stay]
-    table = joined([published[0].filter(pa.array(stays)), measured[0]])
-    return table, items + measured[1]
+    if measured is None:
+        if published is None:
+            have = ", ".join(machines(study)) or "none"
+            words = f"no records of study {study!r} on {machine!r}; machines: {have}"
+            raise FileNotFoundError(words)
+        return published
+    if published is None:
+        return measured
+    new_table, new_items = measured
+    old_table, old_items = published
+    newer = set(new_table["id"].to_pylist())
+    old_ids = old_table["id"].to_pylist()
+    stays = [row_id not in newer for row_id in old_ids]
+    old_table = old_table.filter(pa.array(stays))
+    table = joined([old_table, new_table])
+    items = list(compress(old_items, stays))
+    return table, items + new_items
 
 
-def _checked_published(study: str, machine: str) -> tuple[pa.Table, list[Item]] | None:
+def _checked_published(study: str, machine: str) -> Checked | None:
     path = published_path(study, machine)
     try:
         table = decode(path.read_bytes())
@@ -262,37 +324,43 @@ def _checked_published(study: str, machine: str) -> tuple[pa.Table, list[Item]] 
         raise ValueError(f"{path} {error}") from error
 
 
-def _checked_measured(study: str, machine: str) -> tuple[pa.Table, list[Item]] | None:
+def _checked_measured(study: str, machine: str) -> Checked | None:
     """Records that are not published, oldest first; of one id the last."""
-    newest: dict[str, tuple[str, Row]] = {}
+    newest: dict[str, Placed] = {}
     for path in _measured(study, machine):
         with suppress(FileNotFoundError):  # published meanwhile
-            for place, row in _rows_in(path):
-                newest.pop(str(row.get("id")), None)
-                newest[str(row.get("id"))] = place, row
+            for placed in _rows_in(path):
+                row_id = str(placed.row.get("id"))
+                newest.pop(row_id, None)
+                newest[row_id] = placed
     if not newest:
         return None
     # What started at the same time stays in the order of a journal, or of ids.
-    found = sorted(newest.values(), key=lambda each: str(each[1].get("started_at")))
-    places = [place for place, _ in found]
+    found = sorted(newest.values(), key=_started_at)
     try:
-        table = table_of([row for _, row in found])
+        table = table_of([placed.row for placed in found])
         return table, validate(table, machine)
     except RowError as error:
-        raise ValueError(f"{places[error.row]} {error.words}") from error
+        place = found[error.row].place
+        raise ValueError(f"{place} {error.words}") from error
 
 
-def _rows_in(path: Path) -> Iterator[tuple[str, Row]]:
+def _started_at(placed: Placed) -> str:
+    return str(placed.row.get("started_at"))
+
+
+def _rows_in(path: Path) -> Iterator[Placed]:
     """The records of a file, a line each, and where each stands."""
     data = path.read_bytes()
-    lines = data.splitlines() if path.suffix == JOURNAL else [data]
+    is_journal = path.suffix == JOURNAL
+    lines = data.splitlines() if is_journal else [data]
     for number, line in enumerate(lines, 1):
-        place = f"{path} line {number}" if path.suffix == JOURNAL else str(path)
+        place = f"{path} line {number}" if is_journal else str(path)
         try:
             form = json.loads(line)
             if not isinstance(form, dict):
                 raise ValueError(f"it is {type(form).__name__}")
-            yield place, flat_row(form)
+            yield Placed(place, flat_row(form))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{place} must be a record: {error}") from error
 

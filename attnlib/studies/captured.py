@@ -39,14 +39,23 @@ def case_of(step: capture.Step) -> Case:
     if not step.lengths:
         raise ValueError("lengths must be known to the host, got none")
     longest = max(map(int, step.lengths.split("+")))
-    cached = DecodeCase(step.spec, step.batch_size, longest, step.lengths)
+    cached = DecodeCase(
+        step.spec,
+        step.batch_size,
+        longest,
+        step.lengths,
+    )
     if step.mode == "decode":
         return cached
-    queries = max(map(int, step.q_lengths.split("+"))) if step.q_lengths else 1
+    queries = 1
+    if step.q_lengths:
+        queries = max(map(int, step.q_lengths.split("+")))
     return ExtendCase(cached, "prefill_paged", queries, q_lengths=step.q_lengths)
 
 
-def cases(steps: Iterable[capture.Step]) -> tuple[Counter[Case], Counter[str]]:
+def cases(
+    steps: Iterable[capture.Step],
+) -> tuple[Counter[Case], Counter[str]]:
     """How many steps each case stands for, and how many steps were left out for each reason."""
     counts: Counter[Case] = Counter()
     left_out: Counter[str] = Counter()

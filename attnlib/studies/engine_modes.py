@@ -31,7 +31,9 @@ from ..run.study import Grid, Study
 Heads = tuple[int, int]
 Ints = tuple[int, ...]
 Extends = tuple[ExtendCase, ...]
-LLAMA, TP8, QWEN = (32, 8), (8, 1), (16, 2)
+LLAMA = (32, 8)
+TP8 = (8, 1)
+QWEN = (16, 2)
 """Heads of Llama-3.1-8B, of Llama-3.1-70B on one GPU of eight, of Qwen3-32B on one of four."""
 MOST_FLOPS = 4e12
 """A longer call would take 10 ms or more, whatever the kernel."""
@@ -39,11 +41,21 @@ MOST_KV_VECTORS = 2**23
 """Tokens x KV heads x requests: 4 GiB of K and V, of which fa3 reads each once a query head."""
 
 
-def _cached(heads: Heads, batch: int, kv_len: int, page_size: int = 1) -> DecodeCase:
+def _cached(
+    heads: Heads,
+    batch: int,
+    kv_len: int,
+    page_size: int = 1,
+) -> DecodeCase:
     return DecodeCase(AttnSpec(*heads, 128, page_size), batch, kv_len)
 
 
-def _paged(heads: Heads, q_lens: Ints, batches: Ints, page_size: int = 1) -> Extends:
+def _paged(
+    heads: Heads,
+    q_lens: Ints,
+    batches: Ints,
+    page_size: int = 1,
+) -> Extends:
     """Paged prefill, first without and then with 8,192 tokens before the queries."""
     cases = []
     for q_len, prefix, batch in product(q_lens, (0, 8192), batches):
@@ -52,11 +64,16 @@ def _paged(heads: Heads, q_lens: Ints, batches: Ints, page_size: int = 1) -> Ext
     return _not_too_long(cases)
 
 
-def _ragged(heads: Heads, q_lens: Ints, batches: Ints) -> Extends:
+def _ragged(
+    heads: Heads,
+    q_lens: Ints,
+    batches: Ints,
+) -> Extends:
     """Ragged prefill, which has no cache."""
     cases = []
     for q_len, batch in product(q_lens, batches):
-        cases.append(ExtendCase(_cached(heads, batch, q_len), "prefill_ragged", q_len))
+        lengths = _cached(heads, batch, q_len)
+        cases.append(ExtendCase(lengths, "prefill_ragged", q_len))
     return _not_too_long(cases)
 
 
@@ -76,7 +93,8 @@ def _few(
     """A few queries per request, where K and V fit into memory."""
     cases = []
     for batch, kv_len in product(batches, kv_lens):
-        if batch * kv_len * heads[1] <= MOST_KV_VECTORS:
+        _, kv_heads = heads
+        if batch * kv_len * kv_heads <= MOST_KV_VECTORS:
             cached = _cached(heads, batch, kv_len, page_size)
             cases.append(ExtendCase(cached, mode, q_len, mask))
     return tuple(cases)
@@ -91,16 +109,45 @@ FEWER = (1, 32)
 CONTEXTS = (1024, 8192, 32768)
 USUAL = (8192,)
 
-PREFILLS = _paged(LLAMA, q_lens=(128, 512, 2048, 8192), batches=(1, 8))
-OTHER_PREFILLS = (
-    *_paged(TP8, q_lens=(128, 2048, 8192), batches=(1, 8)),
-    *_paged(QWEN, q_lens=(512, 2048), batches=(1,)),
-    *_paged(LLAMA, q_lens=(128, 2048), batches=(1,), page_size=16),
+PREFILLS = _paged(
+    LLAMA,
+    q_lens=(128, 512, 2048, 8192),
+    batches=(1, 8),
 )
-RAGGED = _ragged(LLAMA, q_lens=(512, 2048, 8192), batches=(1, 8))
+OTHER_PREFILLS = (
+    *_paged(
+        TP8,
+        q_lens=(128, 2048, 8192),
+        batches=(1, 8),
+    ),
+    *_paged(
+        QWEN,
+        q_lens=(512, 2048),
+        batches=(1,),
+    ),
+    *_paged(
+        LLAMA,
+        q_lens=(128, 2048),
+        batches=(1,),
+        page_size=16,
+    ),
+)
+RAGGED = _ragged(
+    LLAMA,
+    q_lens=(512, 2048, 8192),
+    batches=(1, 8),
+)
 OTHER_RAGGED = (
-    *_ragged(TP8, q_lens=(512, 8192), batches=(1, 8)),
-    *_ragged(QWEN, q_lens=(2048,), batches=(1,)),
+    *_ragged(
+        TP8,
+        q_lens=(512, 8192),
+        batches=(1, 8),
+    ),
+    *_ragged(
+        QWEN,
+        q_lens=(2048,),
+        batches=(1,),
+    ),
 )
 VERIFIES = (
     *_verify(LLAMA, 4, BATCHES, CONTEXTS),
@@ -113,12 +160,34 @@ OTHER_VERIFIES = (
 )
 LIVE_VERIFIES = _verify(LLAMA, 4, (32,), CONTEXTS)
 """Of `VERIFIES`, what live notebooks measure."""
-MASKED = _few("target_verify", LLAMA, 8, BATCHES, USUAL, mask="chain")
-DRAFTS = _draft(LLAMA, batches=BATCHES, kv_lens=(1024, 8192))
+MASKED = _few(
+    "target_verify",
+    LLAMA,
+    8,
+    BATCHES,
+    USUAL,
+    mask="chain",
+)
+DRAFTS = _draft(
+    LLAMA,
+    batches=BATCHES,
+    kv_lens=(1024, 8192),
+)
 OTHER_DRAFTS = _draft(TP8, batches=BATCHES, kv_lens=USUAL)
-BLOCKS = _block(LLAMA, batches=(1, 8, 32), kv_lens=(1024, 8192))
+BLOCKS = _block(
+    LLAMA,
+    batches=(1, 8, 32),
+    kv_lens=(1024, 8192),
+)
 OTHER_BLOCKS = _block(TP8, batches=FEWER, kv_lens=USUAL)
-DECODES = tuple(_cached(heads, batch, 8192) for heads in (LLAMA, TP8) for batch in BATCHES)
+DECODES = (
+    _cached(LLAMA, 1, 8192),
+    _cached(LLAMA, 32, 8192),
+    _cached(LLAMA, 128, 8192),
+    _cached(TP8, 1, 8192),
+    _cached(TP8, 32, 8192),
+    _cached(TP8, 128, 8192),
+)
 
 EAGER_PREFILLS = (*PREFILLS, *RAGGED)
 IN_GRAPHS = (*VERIFIES, *DRAFTS, *BLOCKS)
@@ -131,40 +200,58 @@ def _every(step: int, cases: Extends) -> Extends:
     return cases[::step]
 
 
-def _mixed(requests: int, tokens: int) -> tuple[ExtendCase, tuple[DecodeCase, ExtendCase]]:
+def _mixed(
+    requests: int,
+    tokens: int,
+) -> tuple[ExtendCase, tuple[DecodeCase, ExtendCase]]:
     """A batch of decoding requests and, last, a chunk of a prompt; and both of them apart."""
     decodes = _cached(LLAMA, requests, 8192, page_size=16)
     alone = _cached(LLAMA, 1, 8192, page_size=16)
-    lengths = "+".join(["8192"] * (requests + 1))
-    queries = "+".join(["1"] * requests + [str(tokens)])
-    batch = replace(decodes, batch_size=requests + 1, lengths=lengths)
-    one = ExtendCase(batch, "prefill_paged", tokens, q_lengths=queries)
-    return one, (decodes, ExtendCase(alone, "prefill_paged", tokens))
+    lengths = ["8192"] * (requests + 1)
+    queries = ["1"] * requests + [str(tokens)]
+    batch = replace(
+        decodes,
+        batch_size=requests + 1,
+        lengths="+".join(lengths),
+    )
+    one = ExtendCase(
+        batch,
+        "prefill_paged",
+        tokens,
+        q_lengths="+".join(queries),
+    )
+    chunk = ExtendCase(alone, "prefill_paged", tokens)
+    return one, (decodes, chunk)
 
 
-MIXED = dict(_mixed(requests, tokens) for requests in (4, 8, 16, 32) for tokens in (128, 512, 2048))
+_SIZES = product((4, 8, 16, 32), (128, 512, 2048))
+MIXED = dict(_mixed(requests, tokens) for requests, tokens in _SIZES)
 """Mixed batches, whose contexts are all equal -> the decode and the chunk apart."""
 DECODING = tuple(dict.fromkeys(decodes for decodes, _ in MIXED.values()))
 CHUNKS = tuple(dict.fromkeys(chunk for _, chunk in MIXED.values()))
 
-PIN_FA2, PIN_FA3 = ("flashinfer-prefill-fa2",), ("flashinfer-prefill-fa3",)
+PIN_FA2 = ("flashinfer-prefill-fa2",)
+PIN_FA3 = ("flashinfer-prefill-fa3",)
 BOTH = (*PIN_FA2, *PIN_FA3)
 BY_LIBRARY = ("flash-attn-3-extend",)
 PROMISED = ("flashinfer-prefill-fa2-uniform",)
 DECODE = ("flashinfer-fa2", "flashinfer-fa3")
 IN_TWO = {
-    **{name: ("flashinfer-fa2", name) for name in BOTH},
+    "flashinfer-prefill-fa2": ("flashinfer-fa2", "flashinfer-prefill-fa2"),
+    "flashinfer-prefill-fa3": ("flashinfer-fa2", "flashinfer-prefill-fa3"),
     "flash-attn-3-extend": ("flash-attn-3-precomputed", "flash-attn-3-extend"),
     "flashinfer-batch-pod": ("flashinfer-fa2", "flashinfer-prefill-fa2"),
     "flashinfer-batch-attention-extend": ("flashinfer-fa2", "flashinfer-prefill-fa2"),
 }
 """What takes a mixed batch in one call -> what decodes and what takes the chunk in two."""
 BESIDE = tuple(dict.fromkeys(decode for decode, _ in IN_TWO.values()))
-GRAPH, EAGER = "graph", "profiler"
+GRAPH = "graph"
+EAGER = "profiler"
 """Timers of the two ways to call."""
 _graph = partial(Grid, timers=(GRAPH,), rounds=4)
 _eager = partial(Grid, timers=(EAGER,), rounds=4)
-PINNED, NOW = "0.6.4", ""
+PINNED = "0.6.4"
+NOW = ""
 """FlashInfer two weeks after SGLang pinned fa2, with `auto` repaired; and what is installed, in the
 published records 0.7.2.post1, which vLLM 0.33.0 pins (SGLang 0.5.23: 0.7.2)."""
 RELEASES = (PINNED, NOW)
@@ -192,10 +279,14 @@ STUDY = Study(
     ),
     reference_machine="nvidia-h200-e0997f6a",
 )
-PROMISES_ON, MIXED_ON = "nvidia-h200-f9835d78", "nvidia-h200-8545b675"
+PROMISES_ON = "nvidia-h200-f9835d78"
+MIXED_ON = "nvidia-h200-8545b675"
 """The machines that published `PROMISES`, and the mixed batches (FlashInfer 0.6.13)."""
 
-FA2, FA3, LIBRARY, BETTER = "fa2", "fa3", "library", "the better of both"
+FA2 = "fa2"
+FA3 = "fa3"
+LIBRARY = "library"
+BETTER = "the better of both"
 NAMES = {
     "flashinfer-fa2": FA2,
     "flashinfer-fa3": FA3,
@@ -213,15 +304,21 @@ GROUPS = (*FEW, *MANY)
 
 def mode_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Records of what is installed, with `group`, by each mode's usual timer; no custom mask."""
-    frame = frame[(frame.release == NOW) & frame.backend.isin(NAMES)]
-    frame = frame[~frame["mask"].isin(CUSTOM_MASKS)]
-    rows = pd.concat([decode_rows(frame, timer=GRAPH), decode_rows(frame, timer=EAGER)])
+    is_now = frame.release == NOW
+    is_custom = frame["mask"].isin(CUSTOM_MASKS)
+    frame = frame[is_now & frame.backend.isin(NAMES) & ~is_custom]
+    in_graphs = decode_rows(frame, timer=GRAPH)
+    eager = decode_rows(frame, timer=EAGER)
+    rows = pd.concat([in_graphs, eager])
     # Decode cases have no such fields.
     usual = {"mode": "decode", "mask": "causal", "q_len": 1}
-    rows = rows.reindex(columns=rows.columns.union([*usual], sort=False))
-    rows = rows.astype(dict.fromkeys(usual, object)).fillna(usual)
-    prefixed = (rows["mode"] == "prefill_paged") & (rows.q_len < rows.kv_len)
-    group = rows["mode"].mask(prefixed, PREFIX)
+    columns = rows.columns.union(list(usual), sort=False)
+    rows = rows.reindex(columns=columns)
+    rows = rows.astype(dict.fromkeys(usual, object))
+    rows = rows.fillna(usual)
+    is_paged = rows["mode"] == "prefill_paged"
+    has_prefix = rows.q_len < rows.kv_len
+    group = rows["mode"].mask(is_paged & has_prefix, PREFIX)
     rows = rows.assign(
         backend=rows.backend.map(NAMES),
         group=pd.Categorical(group, GROUPS, ordered=True),
@@ -231,9 +328,15 @@ def mode_rows(frame: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.timer == usual_timer]
 
 
-def over(rows: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
+def over(
+    rows: pd.DataFrame,
+    a: str,
+    b: str,
+) -> pd.DataFrame:
     """`frame.over`, timer by timer, so that no time by events meets one by the profiler."""
-    parts = [frames.over(part, a, b) for _, part in rows.groupby("timer")]
+    parts = []
+    for _, part in rows.groupby("timer"):
+        parts.append(frames.over(part, a, b))
     order = ["group", "heads", "q_len", "batch_size", "kv_len"]
     return pd.concat(parts).sort_values(order, ignore_index=True)
 
@@ -242,9 +345,16 @@ def library(frame: pd.DataFrame) -> pd.DataFrame:
     """FlashAttention-3 over the faster of FlashInfer's two, by medians, by group."""
     rows = mode_rows(frame)
     both = rows[rows.backend.isin((FA2, FA3))]
-    us = both.pivot_table("run_us", "case", "backend", "median", sort=False).dropna()
-    faster = both.case.map(us.idxmin(axis=1))
-    better = both[both.backend == faster].assign(backend=BETTER)
+    us = both.pivot_table(
+        values="run_us",
+        index="case",
+        columns="backend",
+        aggfunc="median",
+        sort=False,
+    )
+    faster_of = us.dropna().idxmin(axis=1)
+    is_faster = both.backend == both.case.map(faster_of)
+    better = both[is_faster].assign(backend=BETTER)
     table = over(pd.concat([rows, better]), LIBRARY, BETTER)
     return tally(table.astype({"group": str}), "group")
 
@@ -255,7 +365,11 @@ def promised(frame: pd.DataFrame) -> pd.DataFrame:
     Query heads of a group are rows of one tile. A plan for a graph (FlashInfer 0.6.4) sizes it for
     the most that one request could have, all rows but one for each other; a promised one does not.
     """
-    table = frames.over(decode_rows(frame), PROMISED[0], PIN_FA2[0])
+    table = frames.over(
+        decode_rows(frame),
+        PROMISED[0],
+        PIN_FA2[0],
+    )
     longest = table.batch_size * (table.q_len - 1) + 1
     table["tile"] = _tiles(longest, table.case)
     table["tile promised"] = _tiles(table.q_len, table.case)
@@ -266,7 +380,8 @@ def _tiles(q_lens: pd.Series, cases: pd.Series) -> list[int]:
     """Rows of the tile for so many queries of a request."""
     tiles = []
     for q_len, case in zip(q_lens, cases, strict=True):
-        tiles.append(tile_rows(int(q_len) * case.spec.group_size, case.spec.head_dim))
+        rows = int(q_len) * case.spec.group_size
+        tiles.append(tile_rows(rows, case.spec.head_dim))
     return tiles
 
 
@@ -285,9 +400,11 @@ def one_or_two(frame: pd.DataFrame) -> pd.DataFrame:
         for case, number in zip(one.case, one["round"], strict=True):
             decodes, chunk = MIXED[case]
             decode_us = us.get((decodes, number, decoder), np.nan)
-            summed.append(decode_us + us.get((chunk, number, chunker), np.nan))
-        two = one.assign(backend="two calls", run_us=summed).dropna(subset="run_us")
-        table = frames.over(pd.concat([one, two]), str(kernel), "two calls")
+            chunk_us = us.get((chunk, number, chunker), np.nan)
+            summed.append(decode_us + chunk_us)
+        two = one.assign(backend="two calls", run_us=summed)
+        both = pd.concat([one, two.dropna(subset="run_us")])
+        table = frames.over(both, str(kernel), "two calls")
         tables.append(table.assign(kernel=kernel))
     return pd.concat(tables, ignore_index=True)
 
@@ -296,14 +413,29 @@ def ratio_chart(frame: pd.DataFrame) -> charts.Figure:
     """fa2 / fa3 of every shape, a row per mode; right of 1 fa3 is faster. Bars: 95 % intervals."""
     table = over(mode_rows(frame), FA2, FA3)
     groups = [group for group in GROUPS if group in set(table.group)]
-    by_group = table.groupby("group", observed=True)
-    aside = np.concatenate([charts.spread(part.index, 0.7) for _, part in by_group])
-    table["place"] = table.group.astype(object).map(groups.index) + aside
-    size = (8.5, 1.3 + 0.6 * len(groups))
-    figure, (axis,) = charts.panels(["Which FlashInfer kernel is faster, by mode"], size, frame)
-    looks = style.looks(sorted(set(table.heads)))
-    charts.dots(axis, table, "ratio", "place", by="heads", looks=looks, interval="x")
-    names = [f"{group}\n({'eager' if group in MANY else 'in a graph'})" for group in groups]
+    aside = []
+    for _, part in table.groupby("group", observed=True):
+        aside.append(charts.spread(part.index, 0.7))
+    number = table.group.astype(object).map(groups.index)
+    table["place"] = number + np.concatenate(aside)
+    figure, (axis,) = charts.panels(
+        ["Which FlashInfer kernel is faster, by mode"],
+        (8.5, 1.3 + 0.6 * len(groups)),
+        frame,
+    )
+    charts.dots(
+        axis,
+        table,
+        "ratio",
+        "place",
+        by="heads",
+        looks=style.looks(sorted(set(table.heads))),
+        interval="x",
+    )
+    names = []
+    for group in groups:
+        how = "eager" if group in MANY else "in a graph"
+        names.append(f"{group}\n({how})")
     charts.categories(axis, "y", names)
     axis.axvline(1, **style.RULE)
     axis.set_xlabel("run time of fa2 / run time of fa3   (right of 1: fa3 is faster)")

@@ -18,7 +18,13 @@ from .engine_step import (
 
 CONTEXT = 131_072
 """Llama-3.1's own, which SGLang takes where none is given."""
-RAGGED = EngineCase(LLAMA, 128, 1024, lengths="ragged", context=CONTEXT)
+RAGGED = EngineCase(
+    LLAMA,
+    128,
+    1024,
+    lengths="ragged",
+    context=CONTEXT,
+)
 CASES = (
     EngineCase(LLAMA, 1, 1024, context=CONTEXT),
     EngineCase(LLAMA, 16, 1024, context=CONTEXT),

@@ -12,8 +12,15 @@ CAPTURED = (
     "+1774+2325+403+2204+921+459+509+701+180+1536+1142+1130+258+2889+761+615+2720+2089"
 )
 """Lengths of the largest decode step in data/captures/engine.jsonl."""
-STEP = EngineCase(LLAMA, 40, 3610, lengths=CAPTURED, context=CONTEXT)
-CASES = tuple(replace(case, driver="offline") for case in (*SERVED, STEP))
+STEP = EngineCase(
+    LLAMA,
+    40,
+    3610,
+    lengths=CAPTURED,
+    context=CONTEXT,
+)
+_STEPS = (*SERVED, STEP)
+CASES = tuple(replace(case, driver="offline") for case in _STEPS)
 RANKS = (
     EngineCase("qwen3-half", 1, 1024, output_len=128, driver="offline", tp=2),
     EngineCase("qwen3-half", 16, 1024, output_len=128, driver="offline", tp=2),

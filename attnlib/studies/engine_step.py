@@ -19,8 +19,12 @@ from ..measure.stats import judge_savings
 from ..run.frame import good_rows, launches, release_order, require_comparable
 from ..run.study import Study
 
-LLAMA, QWEN = "llama-3.1-8b", "qwen3-32b-tp4"
-SCHEDULE = (EngineCase(QWEN, 1, 1024), EngineCase(QWEN, 16, 1024))
+LLAMA = "llama-3.1-8b"
+QWEN = "qwen3-32b-tp4"
+SCHEDULE = (
+    EngineCase(QWEN, 1, 1024),
+    EngineCase(QWEN, 16, 1024),
+)
 """All layers of Qwen3-32B, with the shapes that one GPU of four has."""
 GROUPS = EngineCase(
     "qwen3-0.6b",
@@ -66,11 +70,32 @@ STUDY = Study(
 Compared = Sequence[tuple[str, str, tuple[EngineCase, ...]]]
 """Arm, base and cases of each comparison."""
 PREPARE = "prepare_varlen_num_blocks"
-SIZES = ["model", "tp", "batch_size", "kv_len", "lengths", "driver", "context"]
-JUDGED = ["step_us", "saved_us", "low", "high", "rounds", "gain", "own_spread_us", "verdict"]
+SIZES = [
+    "model",
+    "tp",
+    "batch_size",
+    "kv_len",
+    "lengths",
+    "driver",
+    "context",
+]
+JUDGED = [
+    "step_us",
+    "saved_us",
+    "low",
+    "high",
+    "rounds",
+    "gain",
+    "own_spread_us",
+    "verdict",
+]
 
 
-def savings(frame: pd.DataFrame, compared: Compared, timer: str = "host") -> pd.DataFrame:
+def savings(
+    frame: pd.DataFrame,
+    compared: Compared,
+    timer: str = "host",
+) -> pd.DataFrame:
     """What `arm` saves of a step of `base`, a row per comparison and release on record.
 
     Columns: arm, base, release, case, `SIZES`, step_us (of base), saved_us, low, high, rounds, gain
@@ -78,28 +103,31 @@ def savings(frame: pd.DataFrame, compared: Compared, timer: str = "host") -> pd.
     turns, a saving within `own_spread_us` is ambiguous.
     """
     rows = good_rows(frame, timer)
-    lines, times = [], []
+    lines = []
+    times = []
     for arm, base, cases in compared:
         for release, case in product(["", *release_order(rows)], cases):
-            of_case = rows[(rows.release == release) & (rows.case == case)]
+            of_release = rows[rows.release == release]
+            of_case = of_release[of_release.case == case]
             rounds = rounds_of(of_case, case, arm, base)
             if rounds.empty:
                 continue
             times.append((rounds.step_us, rounds.step_us - rounds.saved_us))
-            lines.append(
-                {
-                    "arm": arm,
-                    "base": base,
-                    "release": release,
-                    "case": case,
-                    **{name: getattr(case, name) for name in SIZES},
-                    "step_us": rounds.step_us.median(),
-                    "own_spread_us": rounds.own_spread_us.max(),
-                }
-            )
+            line = {
+                "arm": arm,
+                "base": base,
+                "release": release,
+                "case": case,
+                "step_us": rounds.step_us.median(),
+                "own_spread_us": rounds.own_spread_us.max(),
+            }
+            for name in SIZES:
+                line[name] = getattr(case, name)
+            lines.append(line)
     if not lines:
         return pd.DataFrame()
-    table = pd.DataFrame(lines).join(pd.DataFrame(judge_savings(times)))
+    judged = pd.DataFrame(judge_savings(times))
+    table = pd.DataFrame(lines).join(judged)
     table = table.rename(columns={"saved": "saved_us"})
     table["gain"] = 100 * table.saved_us / table.step_us
     within = table.saved_us.abs() <= table.own_spread_us
@@ -107,7 +135,12 @@ def savings(frame: pd.DataFrame, compared: Compared, timer: str = "host") -> pd.
     return table[["arm", "base", "release", "case", *SIZES, *JUDGED]]
 
 
-def rounds_of(rows: pd.DataFrame, case: EngineCase, arm: str, base: str) -> pd.DataFrame:
+def rounds_of(
+    rows: pd.DataFrame,
+    case: EngineCase,
+    arm: str,
+    base: str,
+) -> pd.DataFrame:
     """A row per round that has both arms, among the rows of this case and one release.
 
     `step_us`: the median step of `base`. `saved_us`: what `arm` saves of it. `own_spread_us`: how
@@ -118,21 +151,30 @@ def rounds_of(rows: pd.DataFrame, case: EngineCase, arm: str, base: str) -> pd.D
     require_comparable(rows)
     took_turns = rows.reported_backend.str.contains(IN_TURNS).all()
     took_turns = took_turns and base in side_by_side(case, arm)
-    wide = rows.pivot(index="round", columns="backend", values="steps_us")
+    wide = rows.pivot(
+        index="round",
+        columns="backend",
+        values="steps_us",
+    )
     wide = wide.reindex(columns=[arm, base]).dropna()
     lines = []
     for of_arm, of_base in zip(wide[arm], wide[base], strict=True):
-        arm_us, base_us = np.array(of_arm), np.array(of_base)
+        arm_us = np.array(of_arm)
+        base_us = np.array(of_base)
         own_spread = np.nan
         if took_turns:
             saved = np.median(base_us - arm_us)
             own_spread = max(_own_spread(arm_us), _own_spread(base_us))
         else:
-            arms = [len(side_by_side(case, name)) for name in (arm, base)]
-            arm_us, base_us = _of_equal_contexts((arm_us, base_us), arms)
+            counts = [len(side_by_side(case, name)) for name in (arm, base)]
+            arm_us, base_us = _of_equal_contexts([arm_us, base_us], counts)
             saved = np.median(base_us) - np.median(arm_us)
         lines.append((np.median(base_us), saved, own_spread))
-    return pd.DataFrame(lines, columns=["step_us", "saved_us", "own_spread_us"], dtype=float)
+    return pd.DataFrame(
+        lines,
+        columns=["step_us", "saved_us", "own_spread_us"],
+        dtype=float,
+    )
 
 
 def side_by_side(case: EngineCase, arm: str) -> tuple[str, ...]:
@@ -148,37 +190,43 @@ def side_by_side(case: EngineCase, arm: str) -> tuple[str, ...]:
     return (arm,)
 
 
-def _of_equal_contexts(sides: Sequence[np.ndarray], arms: Sequence[int]) -> list[np.ndarray]:
+def _of_equal_contexts(
+    sides: list[np.ndarray],
+    arms: list[int],
+) -> list[np.ndarray]:
     """Of the steps of two processes those at the same lengths: requests grow by a token in a step
     of any of the `arms`, so many, that are side by side in a process."""
     grown = []
     for us, count in zip(sides, arms, strict=True):
-        grown.append((WARM_TURNS + np.arange(len(us))) * count)
+        turns = WARM_TURNS + np.arange(len(us))
+        grown.append(turns * count)
     first = max(tokens[0] for tokens in grown)
     last = min(tokens[-1] for tokens in grown)
     if first > last:
         raise ValueError(f"two processes must have steps at equal contexts, got {sides}")
     kept = []
     for us, tokens in zip(sides, grown, strict=True):
-        kept.append(us[(first <= tokens) & (tokens <= last)])
+        is_shared = (first <= tokens) & (tokens <= last)
+        kept.append(us[is_shared])
     return kept
 
 
 def _own_spread(steps_us: np.ndarray) -> float:
     """How far steps lie from the next step of the same arm: the median difference."""
-    later, earlier = steps_us[1::2], steps_us[:-1:2]
+    earlier = steps_us[:-1:2]
+    later = steps_us[1::2]
     return abs(float(np.median(later - earlier)))
 
 
 def launches_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Launches of one traced step, all and those that prepare the schedule, with their time."""
     rows = good_rows(frame[frame.case.notna()], "profiler")
-    prepare_us = [
-        sum(kernel.gpu_us for kernel in kernels if PREPARE in kernel.name)
-        for kernels in rows.kernels
-    ]
-    table = rows[["model", "batch_size", "kv_len", "backend"]].assign(
-        launches=launches(rows), prepare=launches(rows, PREPARE)
-    )
+    prepare_us = []
+    for kernels in rows.kernels:
+        preparing = [kernel.gpu_us for kernel in kernels if PREPARE in kernel.name]
+        prepare_us.append(sum(preparing))
+    table = rows[["model", "batch_size", "kv_len", "backend"]].copy()
+    table["launches"] = launches(rows)
+    table["prepare"] = launches(rows, PREPARE)
     table["prepare, us"] = np.round(prepare_us, 1)
     return table.reset_index(drop=True)

@@ -38,12 +38,15 @@ from ..kinds.mla.case import MlaCase, sample_mla_lens
 from ..kinds.traffic import Traffic, batches
 from ..measure.stats import FASTER, SLOWER
 from ..run import store
-from ..run.frame import good_rows, over, side_rows
+from ..run.frame import good_rows, over, round_pairs, side_rows
 from ..run.study import Grid, Study
 
-CONTEXT, LONG_CONTEXT = 131_072, 204_800
+CONTEXT = 131_072
+LONG_CONTEXT = 204_800
 HEAD_DIM = 128
-NOW, CHANGED, BEFORE = "0.4.10", "0.4.5", "0.4.4"
+NOW = "0.4.10"
+CHANGED = "0.4.5"
+BEFORE = "0.4.4"
 """Releases of sglang-kernel: of SGLang 0.5.23, 0.5.16 and 0.5.15."""
 SMS = 132
 """Multiprocessors of an H100 or H200, whose splits the model gives."""
@@ -60,23 +63,39 @@ class Layout:
     @property
     def name(self) -> str:
         """Such as `MLA 16 heads, 4 query tokens`."""
-        layer = f"{self.heads}/{self.kv_heads}" if self.kv_heads else f"MLA {self.heads} heads"
-        return layer + (f", {self.q_len} query tokens" if self.q_len > 1 else "")
+        name = f"{self.heads}/{self.kv_heads}"
+        if self.is_latent:
+            name = f"MLA {self.heads} heads"
+        if self.q_len > 1:
+            name += f", {self.q_len} query tokens"
+        return name
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether it is MLA."""
+        return self.kv_heads == 0
 
     @property
     def group(self) -> int:
         """Query rows that share the keys of a token: query heads per KV head x query tokens."""
-        return self.heads // max(1, self.kv_heads) * self.q_len
+        kv_heads = self.kv_heads or 1
+        return self.heads // kv_heads * self.q_len
 
     @property
     def backend(self) -> str:
         """The backend of SGLang's FlashAttention-3 that runs it."""
-        if not self.kv_heads:
+        if self.is_latent:
             return "sglang-flash-attn-3-mla"
-        return "sglang-flash-attn-3-extend" if self.q_len > 1 else "sglang-flash-attn-3"
+        if self.q_len > 1:
+            return "sglang-flash-attn-3-extend"
+        return "sglang-flash-attn-3"
 
     def case(
-        self, lengths: str, *, page_size: int = 1, context: int = CONTEXT
+        self,
+        lengths: str,
+        *,
+        page_size: int = 1,
+        context: int = CONTEXT,
     ) -> MlaCase | DecodeCase | ExtendCase:
         """A call over requests of these lengths."""
         tokens = [int(length) for length in lengths.split("+")]
@@ -86,8 +105,9 @@ class Layout:
             "lengths": lengths,
             "context": context,
         }
-        if not self.kv_heads:
-            return MlaCase(MlaSpec(self.heads, page_size=page_size), q_len=self.q_len, **sizes)
+        if self.is_latent:
+            latent = MlaSpec(self.heads, page_size=page_size)
+            return MlaCase(latent, q_len=self.q_len, **sizes)
         spec = AttnSpec(self.heads, self.kv_heads, HEAD_DIM, page_size)
         cached = DecodeCase(spec, **sizes)
         if self.q_len == 1:
@@ -95,12 +115,24 @@ class Layout:
         return ExtendCase(cached, "target_verify", self.q_len, "causal")
 
 
-MLA, MLA_TP8, MLA_VERIFY = Layout(128, 0), Layout(16, 0), Layout(16, 0, 4)
+MLA = Layout(heads=128, kv_heads=0)
+MLA_TP8 = Layout(heads=16, kv_heads=0)
+MLA_VERIFY = Layout(heads=16, kv_heads=0, q_len=4)
 """DeepSeek-V3's attention: all heads on a GPU (DP attention); a GPU of eight; four drafts there."""
-GROUPED = (Layout(32, 8), Layout(16, 2), Layout(8, 1), Layout(16, 1))
+MLA_LAYOUTS = (MLA, MLA_TP8, MLA_VERIFY)
+GROUPED = (
+    Layout(heads=32, kv_heads=8),
+    Layout(heads=16, kv_heads=2),
+    Layout(heads=8, kv_heads=1),
+    Layout(heads=16, kv_heads=1),
+)
 """Llama-3.1-8B; a GPU of 4 and of 8 of Llama-3.1-70B; one of 4 of Qwen3-235B."""
-VERIFY = (Layout(32, 8, 4), Layout(8, 1, 4), Layout(16, 1, 4))
-LAYOUTS = (MLA, MLA_TP8, MLA_VERIFY, *GROUPED, *VERIFY)
+VERIFY = (
+    Layout(heads=32, kv_heads=8, q_len=4),
+    Layout(heads=8, kv_heads=1, q_len=4),
+    Layout(heads=16, kv_heads=1, q_len=4),
+)
+LAYOUTS = (*MLA_LAYOUTS, *GROUPED, *VERIFY)
 
 
 def alike(count: int, tokens: int) -> list[int]:
@@ -108,12 +140,25 @@ def alike(count: int, tokens: int) -> list[int]:
     return [tokens] * count
 
 
-def log_normal(count: int, median: int, sigma: float) -> list[int]:
+def log_normal(
+    count: int,
+    median: int,
+    sigma: float,
+) -> list[int]:
     """The quantiles of a log-normal distribution, evenly spaced, in an order drawn by a seed."""
     normal = NormalDist(math.log(median), sigma)
-    quantiles = [round(math.exp(normal.inv_cdf((i + 0.5) / count))) for i in range(count)]
+    quantiles = []
+    for number in range(count):
+        share = (number + 0.5) / count
+        log_tokens = normal.inv_cdf(share)
+        quantiles.append(round(math.exp(log_tokens)))
     draw = random.Random(count)
     return sorted(quantiles, key=lambda _: draw.random())
+
+
+def lengths_text(lens: Iterable[int]) -> str:
+    """Lengths as a case has them: `33+1+60`."""
+    return "+".join(str(tokens) for tokens in lens)
 
 
 K = 1024
@@ -142,11 +187,8 @@ VERIFY_BATCHES = {
     "1 x 64k + 31 x 2k": alike(1, 64 * K) + alike(31, 2 * K),
     "128 x 2k": alike(128, 2 * K),
 }
-NAMES = {
-    "+".join(map(str, lens)): name
-    for named in (MLA_BATCHES, GROUPED_BATCHES, VERIFY_BATCHES)
-    for name, lens in named.items()
-}
+NAMED_BATCHES = MLA_BATCHES | GROUPED_BATCHES | VERIFY_BATCHES
+NAMES = {lengths_text(lens): name for name, lens in NAMED_BATCHES.items()}
 """Lengths as cases write them -> the batch's name."""
 RIVAL_BATCHES = (
     "64 log-normal 4k",
@@ -168,31 +210,39 @@ GROUPED_RIVALS = ("vllm-flash-attn-3", "flash-attn-3-precomputed")
 
 
 def cases_over(
-    layouts: Iterable[Layout], named: Iterable[list[int]], **options: int
+    layouts: Iterable[Layout],
+    named: Iterable[list[int]],
+    **options: int,
 ) -> tuple[Any, ...]:
     """The calls of every layout over every batch; a context of 204,800 where one needs it."""
     cases = []
     for layout in layouts:
         for lens in named:
             context = CONTEXT if max(lens) <= CONTEXT else LONG_CONTEXT
-            cases.append(layout.case("+".join(map(str, lens)), context=context, **options))
+            case = layout.case(
+                lengths_text(lens),
+                context=context,
+                **options,
+            )
+            cases.append(case)
     return tuple(cases)
-
-
-def rival_lengths() -> list[list[int]]:
-    """The batches of latent attention that rivals are measured over."""
-    return [MLA_BATCHES[name] for name in RIVAL_BATCHES]
 
 
 def traffic_cases(layout: Layout, steps: int) -> tuple[Any, ...]:
     """The first `steps` decode steps of every trace and number of requests in flight."""
-    return tuple(layout.case(batch.lengths) for batch in batches() if batch.step < steps)
+    first = [batch for batch in batches() if batch.step < steps]
+    return tuple(layout.case(batch.lengths) for batch in first)
 
 
-def grids_of(layout: Layout, cases: tuple[Any, ...], caps: Iterable[str]) -> Grid:
-    """SGLang's FlashAttention-3 of today over these cases, by each cap, in three rounds."""
-    names = tuple(capped(layout.backend, cap) for cap in caps)
-    return Grid(cases, names, (NOW,), rounds=3)
+def by_caps(
+    backend: str,
+    cases: tuple[Any, ...],
+    caps: Iterable[str],
+    **options: Any,
+) -> Grid:
+    """A backend of SGLang's, of today's release, over these cases by each cap."""
+    names = tuple(capped(backend, cap) for cap in caps)
+    return Grid(cases, names, releases=(NOW,), **options)
 
 
 def capped(backend: str, cap: str) -> str:
@@ -200,62 +250,80 @@ def capped(backend: str, cap: str) -> str:
     return backend if cap == "default" else f"{backend}@{cap}"
 
 
-ALL_CAPS, TWO_CAPS = ("default", "upstream", "bounded"), ("default", "bounded")
-MLA_LAYOUTS = (MLA, MLA_TP8, MLA_VERIFY)
-TRAFFIC_STEPS = {MLA: 7, MLA_VERIFY: 7, VERIFY[1]: 2, VERIFY[2]: 2, GROUPED[2]: 1, GROUPED[3]: 1}
+ALL_CAPS = ("default", "upstream", "bounded")
+TWO_CAPS = ("default", "bounded")
+TRAFFIC_STEPS = {
+    MLA: 7,
+    MLA_VERIFY: 7,
+    VERIFY[1]: 2,
+    VERIFY[2]: 2,
+    GROUPED[2]: 1,
+    GROUPED[3]: 1,
+}
 """Layout -> decode steps of each trace and number in flight; 16 batches a step."""
-NAMED_CASES = {
-    layout: cases_over([layout], named.values())
-    for layouts, named in (
-        (MLA_LAYOUTS, MLA_BATCHES),
-        (GROUPED, GROUPED_BATCHES),
-        (VERIFY, VERIFY_BATCHES),
-    )
-    for layout in layouts
-}
-PAGES_64 = {layout: cases_over([layout], rival_lengths(), page_size=64) for layout in MLA_LAYOUTS}
-PAGES_16 = {
-    layout: cases_over(
-        [layout], [GROUPED_BATCHES[name] for name in GROUPED_RIVAL_BATCHES], page_size=16
-    )
-    for layout in GROUPED[1:]
-}
-SHORT_PREFILL = MlaCase(MlaSpec(32, page_size=1), batch_size=512, kv_len=2048, q_len=16)
+RIVAL_LENGTHS = [MLA_BATCHES[name] for name in RIVAL_BATCHES]
+GROUPED_RIVAL_LENGTHS = [GROUPED_BATCHES[name] for name in GROUPED_RIVAL_BATCHES]
+NAMED_CASES: dict[Layout, tuple[Any, ...]] = {}
+PAGES_64: dict[Layout, tuple[Any, ...]] = {}
+PAGES_16: dict[Layout, tuple[Any, ...]] = {}
+for _layout in MLA_LAYOUTS:
+    NAMED_CASES[_layout] = cases_over([_layout], MLA_BATCHES.values())
+    PAGES_64[_layout] = cases_over([_layout], RIVAL_LENGTHS, page_size=64)
+for _layout in GROUPED:
+    NAMED_CASES[_layout] = cases_over([_layout], GROUPED_BATCHES.values())
+for _layout in GROUPED[1:]:
+    PAGES_16[_layout] = cases_over([_layout], GROUPED_RIVAL_LENGTHS, page_size=16)
+for _layout in VERIFY:
+    NAMED_CASES[_layout] = cases_over([_layout], VERIFY_BATCHES.values())
+OF_OLDER_RELEASES = (*MLA_LAYOUTS, GROUPED[3], VERIFY[2])
+"""Layouts whose named batches `BEFORE` and `CHANGED` are measured over."""
+SHORT_PREFILL = MlaCase(
+    MlaSpec(32, page_size=1),
+    batch_size=512,
+    kv_len=2048,
+    q_len=16,
+)
 """A prefill of many short segments, #46's kind: a higher cap would make its partial outputs large,
 so `bounded` leaves it the default."""
+
+
+def _grids() -> tuple[Grid, ...]:
+    """Traffic, named batches, older releases, rivals, and what a live notebook measures."""
+    grids = []
+    for layout, steps in TRAFFIC_STEPS.items():
+        cases = traffic_cases(layout, steps)
+        grids.append(by_caps(layout.backend, cases, ALL_CAPS, rounds=3))
+    for layout, cases in NAMED_CASES.items():
+        grids.append(by_caps(layout.backend, cases, ALL_CAPS, rounds=3))
+    for layout in OF_OLDER_RELEASES:
+        grid = Grid(
+            NAMED_CASES[layout],
+            (layout.backend,),
+            releases=(BEFORE, CHANGED),
+            rounds=3,
+        )
+        grids.append(grid)
+    for layout, cases in PAGES_64.items():
+        grids.append(by_caps(layout.backend, cases, TWO_CAPS, rounds=3))
+    for cases in PAGES_64.values():
+        grids.append(Grid(cases, MLA_RIVALS, rounds=3))
+    for layout in (MLA, MLA_TP8):
+        cases = cases_over([layout], RIVAL_LENGTHS)
+        grids.append(Grid(cases, (TRITON,)))  # one round: no verdict
+    for layout, cases in PAGES_16.items():
+        grids.append(by_caps(layout.backend, cases, TWO_CAPS, rounds=3))
+    for cases in PAGES_16.values():
+        grids.append(Grid(cases, GROUPED_RIVALS, rounds=3))
+    grids.append(by_caps(MLA.backend, (SHORT_PREFILL,), ALL_CAPS, rounds=3))
+    live = NAMED_CASES[MLA][:1]
+    grids.append(by_caps(MLA.backend, live, TWO_CAPS, headline=True))
+    return tuple(grids)
+
 
 STUDY = Study(
     name="split_cap",
     question="What does the cap of splits cost SGLang's FlashAttention-3, and who is faster today?",
-    grids=(
-        *(grids_of(each, traffic_cases(each, n), ALL_CAPS) for each, n in TRAFFIC_STEPS.items()),
-        *(grids_of(layout, cases, ALL_CAPS) for layout, cases in NAMED_CASES.items()),
-        *(
-            Grid(cases, (layout.backend,), (BEFORE, CHANGED), rounds=3)
-            for layout, cases in NAMED_CASES.items()
-            if layout in (*MLA_LAYOUTS, VERIFY[2], GROUPED[3])
-        ),
-        *(grids_of(layout, cases, TWO_CAPS) for layout, cases in PAGES_64.items()),
-        *(Grid(cases, MLA_RIVALS, rounds=3) for cases in PAGES_64.values()),
-        *(
-            Grid(cases_over([each], rival_lengths()), (TRITON,))  # one round: no verdict
-            for each in (MLA, MLA_TP8)
-        ),
-        *(grids_of(layout, cases, TWO_CAPS) for layout, cases in PAGES_16.items()),
-        *(Grid(cases, GROUPED_RIVALS, rounds=3) for cases in PAGES_16.values()),
-        Grid(
-            (SHORT_PREFILL,),
-            tuple(capped(MLA.backend, cap) for cap in ALL_CAPS),
-            (NOW,),
-            rounds=3,
-        ),
-        Grid(
-            NAMED_CASES[MLA][:1],
-            tuple(capped(MLA.backend, cap) for cap in TWO_CAPS),
-            (NOW,),
-            headline=True,
-        ),
-    ),
+    grids=_grids(),
     reference_machine="nvidia-h100-80gb-hbm3-ad5c90f2",
     bisect_machine="nvidia-h100-80gb-hbm3-ad5c90f2",
     ceilings=(),
@@ -276,18 +344,24 @@ def load_all(gpu: str = "h100") -> pd.DataFrame:
     `in_flight` (of traffic, else empty and 0), and `rows`: query rows per KV head x longest / mean.
     FileNotFoundError if there are none.
     """
-    machines = [name for name in store.machines(STUDY.name) if gpu in name]
+    known = store.machines(STUDY.name)
+    machines = [name for name in known if gpu in name]
     if not machines:
         raise FileNotFoundError(f"no records of study {STUDY.name!r} on {gpu!r}: measure some")
-    frames = [good_rows(store.load(STUDY.name, name)).assign(machine=name) for name in machines]
-    rows = pd.concat(frames, ignore_index=True)
-    return rows.assign(**{name: rows.case.map(found) for name, found in _LOOKUPS.items()})
+    frames = []
+    for name in machines:
+        rows = good_rows(store.load(STUDY.name, name))
+        frames.append(rows.assign(machine=name))
+    return _with_lookups(pd.concat(frames, ignore_index=True))
 
 
 def layout_of(case: Any) -> Layout:
     """The layout of a case of this study."""
-    spec = case.spec
-    return Layout(spec.num_qo_heads, getattr(spec, "num_kv_heads", 0), getattr(case, "q_len", 1))
+    return Layout(
+        heads=case.spec.num_qo_heads,
+        kv_heads=getattr(case.spec, "num_kv_heads", 0),
+        q_len=getattr(case, "q_len", 1),
+    )
 
 
 def lengths_of(case: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -303,9 +377,11 @@ def lengths_of(case: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def facts_of(case: Any) -> SchedulerFacts:
     """The call of a case as SGLang's FlashAttention-3 of today sees it."""
-    spec, latent = case.spec, isinstance(case, MlaCase)
+    spec = case.spec
+    latent = isinstance(case, MlaCase)
     q_lens, lens = lengths_of(case)
     width = getattr(case, "cached", case).context or int(lens.max())
+    columns = -(-width // spec.page_size)
     return SchedulerFacts(
         batch_size=len(lens),
         num_qo_heads=spec.num_qo_heads,
@@ -313,7 +389,7 @@ def facts_of(case: Any) -> SchedulerFacts:
         head_dim=ROPE_DIM if latent else spec.head_dim,
         head_dim_v=LATENT_DIM if latent else spec.head_dim,
         max_seqlen_q=int(q_lens.max()),
-        max_seqlen_k=-(-width // spec.page_size) * spec.page_size,
+        max_seqlen_k=columns * spec.page_size,
         num_sms=SMS,
         page_size=spec.page_size,
         causal=True,
@@ -327,45 +403,65 @@ def splits_of(case: Any, cap: str) -> np.ndarray:
     facts = facts_of(case)
     q_lens, lens = lengths_of(case)
     chosen = num_splits(facts, cap) or facts.split_cap
-    return plan_splits(replace(facts, num_splits=chosen), lens, q_lens).num_splits
+    facts = replace(facts, num_splits=chosen)
+    return plan_splits(facts, lens, q_lens).num_splits
 
 
 def loses_splits(case: Any) -> bool:
     """Whether a request has fewer splits by the default cap than by upstream's."""
-    return bool((splits_of(case, "default") < splits_of(case, "upstream")).any())
+    fewer = splits_of(case, "default") < splits_of(case, "upstream")
+    return bool(fewer.any())
 
 
-def sides_of(rows: pd.DataFrame, layout: Layout, a: str, b: str = "bounded") -> pd.DataFrame:
+def sides_of(
+    rows: pd.DataFrame,
+    layout: Layout,
+    a: str,
+    b: str = "bounded",
+) -> pd.DataFrame:
     """Time by cap `a` over time by cap `b`, judged GPU by GPU: a row per case of a layout.
 
     A cap may be of another release: `default==0.4.4`. Columns are those of `over` and `load_all`,
     and `slowdown`: the median over rounds of the ratio, which one bad round does not move, where
     `ratio` is their geometric mean. ValueError if no case has both sides.
     """
-    names = [_side(layout.backend, cap) for cap in (a, b)]
+    name_a = _side(layout.backend, a)
+    name_b = _side(layout.backend, b)
+    mine = rows[rows.layout == layout.name]
     tables = []
-    for _, part in rows[rows.layout == layout.name].groupby("machine", sort=False):
-        tables.append(over(part, *names).assign(slowdown=_median_ratios(part, *names)))
-    tables = [table for table in tables if len(table)]
+    for _, part in mine.groupby("machine", sort=False):
+        table = over(part, name_a, name_b)
+        medians = _median_ratios(part, name_a, name_b)
+        if len(table):
+            tables.append(table.assign(slowdown=table.case.map(medians)))
     if not tables:
-        raise ValueError(f"rows must have {names[0]} and {names[1]} of a case, they have not")
-    table = pd.concat(tables, ignore_index=True)
-    return table.assign(**{name: table.case.map(found) for name, found in _LOOKUPS.items()})
+        raise ValueError(f"rows must have {name_a} and {name_b} of a case, they have not")
+    return _with_lookups(pd.concat(tables, ignore_index=True))
 
 
-def traffic_table(rows: pd.DataFrame, *, by_trace: bool = False) -> pd.DataFrame:
+def traffic_table(
+    rows: pd.DataFrame,
+    *,
+    by_trace: bool = False,
+) -> pd.DataFrame:
     """What the default cap costs over traffic: a row per layout, or per layout and trace.
 
     `slowdown` is the time by the default cap over the time by `bounded`. `slower` and `faster`
     count verdicts on the default. A GPU that did not measure a layout has no row of it.
     """
     lines = []
-    measured = {*rows.layout[rows.trace != ""]}
-    for layout in (each for each in TRAFFIC_STEPS if each.name in measured):
+    is_traffic = rows.trace != ""
+    measured = set(rows.layout[is_traffic])
+    for layout in TRAFFIC_STEPS:
+        if layout.name not in measured:
+            continue
         judged = sides_of(rows, layout, "default")
         judged = judged[judged.trace != ""]
-        groups = judged.groupby("trace", sort=False) if by_trace else [("all", judged)]
-        lines += [_traffic_line(layout, str(trace), part) for trace, part in groups]
+        if not by_trace:
+            lines.append(_traffic_line(layout, "all", judged))
+            continue
+        for trace, part in judged.groupby("trace", sort=False):
+            lines.append(_traffic_line(layout, str(trace), part))
     table = pd.DataFrame(lines)
     return table if by_trace else table.drop(columns="trace")
 
@@ -378,20 +474,35 @@ def named_table(rows: pd.DataFrame, layouts: Iterable[Layout]) -> pd.DataFrame:
     """
     lines = []
     for layout in layouts:
-        for _, row in sides_of(_pages_of_one(rows), layout, "default").iterrows():
-            if not row.batch:
-                continue
-            mine = rows[(rows.case == row.case) & (rows.release == NOW)]
-            times = mine.groupby("backend").run_us.median()
-            names = {cap: capped(layout.backend, cap) for cap in ALL_CAPS}
-            caps = {cap: times[name] for cap, name in names.items() if name in times}
-            line = {"layout": layout.name, "batch": row.batch, **_rounded(caps)}
-            line |= {"slowdown": round(row.ratio, 2), "95 % CI": _interval(row)}
-            longest = int(np.argmax(lengths_of(row.case)[1]))
-            for cap in TWO_CAPS:
-                line[f"splits, {cap}"] = int(splits_of(row.case, cap)[longest])
-            lines.append(line | {"verdict": row.verdict})
-    return pd.DataFrame(lines).sort_values("slowdown", ascending=False, ignore_index=True)
+        judged = sides_of(_pages_of_one(rows), layout, "default")
+        for _, row in judged[judged.batch != ""].iterrows():
+            is_call = (rows.case == row.case) & (rows.release == NOW)
+            lines.append(_named_line(layout, row, rows[is_call]))
+    table = pd.DataFrame(lines)
+    return table.sort_values("slowdown", ascending=False, ignore_index=True)
+
+
+def _named_line(
+    layout: Layout,
+    row: pd.Series,
+    of_call: pd.DataFrame,
+) -> dict[str, Any]:
+    """A line of `named_table`: its judged row, and the records of the call."""
+    line = {"layout": layout.name, "batch": row.batch}
+    times = of_call.groupby("backend").run_us.median()
+    for cap in ALL_CAPS:
+        name = capped(layout.backend, cap)
+        if name in times:
+            line[f"{cap}, us"] = round(times[name], 1)
+    line["slowdown"] = round(row.ratio, 2)
+    line["95 % CI"] = _interval(row)
+    _, lens = lengths_of(row.case)
+    longest = int(np.argmax(lens))
+    for cap in TWO_CAPS:
+        splits = splits_of(row.case, cap)
+        line[f"splits, {cap}"] = int(splits[longest])
+    line["verdict"] = row.verdict
+    return line
 
 
 def alike_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -400,8 +511,14 @@ def alike_table(rows: pd.DataFrame) -> pd.DataFrame:
     for layout in LAYOUTS:
         table = sides_of(_pages_of_one(rows), layout, "bounded", "default")
         for _, row in table[table.rows == layout.group].iterrows():
-            line = {"layout": layout.name, "batch": row.batch, "bounded / default": row.ratio}
-            lines.append(line | {"95 % CI": _interval(row, 3), "verdict": row.verdict})
+            line = {
+                "layout": layout.name,
+                "batch": row.batch,
+                "bounded / default": row.ratio,
+                "95 % CI": _interval(row, decimals=3),
+                "verdict": row.verdict,
+            }
+            lines.append(line)
     return pd.DataFrame(lines).round(3)
 
 
@@ -409,10 +526,16 @@ def release_table(rows: pd.DataFrame, layout: Layout) -> pd.DataFrame:
     """Time by 0.4.4, 0.4.5 and 0.4.10 over `bounded` of 0.4.10: a row per named batch."""
     tables = []
     for release in (BEFORE, CHANGED, NOW):
-        sides = f"default=={release}", f"bounded=={NOW}"
-        table = sides_of(_pages_of_one(rows), layout, *sides)
-        tables.append(table[table.batch != ""].set_index("batch").ratio.rename(release))
-    return pd.concat(tables, axis=1).dropna().round(2).reset_index()
+        table = sides_of(
+            _pages_of_one(rows),
+            layout,
+            a=f"default=={release}",
+            b=f"bounded=={NOW}",
+        )
+        named = table[table.batch != ""].set_index("batch")
+        tables.append(named.ratio.rename(release))
+    wide = pd.concat(tables, axis=1)
+    return wide.dropna().round(2).reset_index()
 
 
 def rival_table(rows: pd.DataFrame, layouts: Iterable[Layout]) -> pd.DataFrame:
@@ -421,35 +544,54 @@ def rival_table(rows: pd.DataFrame, layouts: Iterable[Layout]) -> pd.DataFrame:
     A row per layout, page size and batch; `best` is the fastest. Medians are of one GPU each, as
     all backends of a call are.
     """
-    chosen = rows[rows.layout.isin([layout.name for layout in layouts]) & (rows.batch != "")]
-    chosen = chosen[~chosen.release.isin((BEFORE, CHANGED)) & ~chosen.backend.str.contains("@up")]
-    keys = [chosen.layout, chosen.page_size.rename("page"), chosen.batch]
-    names = chosen.backend.map(_short).rename("backend")
-    table = chosen.groupby([*keys, names], sort=False).run_us.median().unstack()
-    rivals = table.columns.difference(["default", "bounded"])
-    table = table[table[rivals].notna().any(axis=1)].round(1)
+    names = [layout.name for layout in layouts]
+    is_older = rows.release.isin((BEFORE, CHANGED))
+    is_upstreams = rows.backend.str.contains("@up")
+    is_named = rows.layout.isin(names) & (rows.batch != "")
+    chosen = rows[is_named & ~is_older & ~is_upstreams]
+    chosen = chosen.assign(
+        page=chosen.page_size,
+        backend=chosen.backend.map(_short),
+    )
+    groups = chosen.groupby(["layout", "page", "batch", "backend"], sort=False)
+    table = groups.run_us.median().unstack()
+    rivals = table.columns.difference(TWO_CAPS)
+    has_rival = table[rivals].notna().any(axis=1)
+    table = table[has_rival].round(1)
     return table.assign(best=table.idxmin(axis=1)).reset_index()
 
 
 def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
     """MiB that a call allocates at most, by each cap: the named batches that take most, and the
     prefill of short segments."""
-    mine = rows[rows.backend.str.startswith("sglang-flash") & (rows.release == NOW)]
-    mine = mine[(mine.batch != "") | (mine.case == SHORT_PREFILL)]
-    mine = mine.assign(batch=mine.batch.where(mine.batch != "", "prefill of short segments"))
-    peak = mine.groupby(["layout", "batch", mine.backend.map(_short)]).peak_bytes.max().unstack()
-    table = (peak[list(ALL_CAPS)].dropna() / 2**20).round(0).astype(int)
+    is_sglangs = rows.backend.str.startswith("sglang-flash")
+    is_prefill = rows.case == SHORT_PREFILL
+    is_shown = is_prefill | (rows.batch != "")
+    mine = rows[is_sglangs & is_shown & (rows.release == NOW)]
+    batch = mine.batch.mask(is_prefill, "prefill of short segments")
+    mine = mine.assign(
+        batch=batch,
+        backend=mine.backend.map(_short),
+    )
+    groups = mine.groupby(["layout", "batch", "backend"])
+    peak = groups.peak_bytes.max().unstack()
+    mib = peak[list(ALL_CAPS)].dropna() / 2**20
+    table = mib.round(0).astype(int)
     return table.sort_values("upstream", ascending=False).reset_index()
 
 
 def cost_chart(rows: pd.DataFrame) -> charts.Figure:
     """Where splits are lost and what it costs: a dot per batch, of traffic and said by hand."""
     layouts = list(TRAFFIC_STEPS)
+    labels = (
+        "query rows per KV head x longest / mean request (log)",
+        "slowdown by the default (log)",
+    )
     figure, axes = charts.panels(
         ["grouped queries", "latent attention (MLA)"],
         (10, 4),
         rows,
-        ("query rows per KV head x longest / mean request (log)", "slowdown by the default (log)"),
+        labels,
         title="Time of a call by SGLang's cap of splits over time by the bounded cap",
         share_y=True,
     )
@@ -457,18 +599,30 @@ def cost_chart(rows: pd.DataFrame) -> charts.Figure:
     for axis, latent in zip(axes, (False, True), strict=True):
         axis.axvline(LOSES_FROM, **style.RULE)
         axis.axhline(1, **style.RULE)
-        mine = [layout for layout in layouts if (layout.kv_heads == 0) == latent]
-        table = pd.concat([sides_of(rows, layout, "default") for layout in mine])
-        shown = {name: look for name, look in looks.items() if name in set(table.layout)}
-        charts.dots(axis, table, "rows", "slowdown", by="layout", looks=shown)
+        mine = [layout for layout in layouts if layout.is_latent == latent]
+        tables = [sides_of(rows, layout, "default") for layout in mine]
+        shown = {layout.name: looks[layout.name] for layout in mine}
+        charts.dots(
+            axis,
+            pd.concat(tables),
+            "rows",
+            "slowdown",
+            by="layout",
+            looks=shown,
+        )
         style.log_axes(axis, "x", "y")
         axis.legend(fontsize=7)
     return figure
 
 
-def _traffic_line(layout: Layout, trace: str, part: pd.DataFrame) -> dict[str, Any]:
+def _traffic_line(
+    layout: Layout,
+    trace: str,
+    part: pd.DataFrame,
+) -> dict[str, Any]:
     lost = part.case.map(loses_splits).mean()
-    counts = {word: int((part.verdict == word).sum()) for word in (SLOWER, FASTER)}
+    is_slower = part.verdict == SLOWER
+    is_faster = part.verdict == FASTER
     return {
         "layout": layout.name,
         "trace": trace,
@@ -478,16 +632,20 @@ def _traffic_line(layout: Layout, trace: str, part: pd.DataFrame) -> dict[str, A
         "90th percentile": round(part.slowdown.quantile(0.9), 2),
         "worst": round(part.slowdown.max(), 2),
         "best": round(part.slowdown.min(), 2),
-        **counts,
+        SLOWER: int(is_slower.sum()),
+        FASTER: int(is_faster.sum()),
     }
 
 
-def _median_ratios(rows: pd.DataFrame, a: str, b: str) -> pd.Series:
-    """The median over rounds of time by `a` over time by `b`, in the order of `over`."""
-    times = [side_rows(rows, side)[["case", "round", "run_us"]] for side in (a, b)]
-    paired = times[0].merge(times[1], on=["case", "round"], suffixes=("_a", "_b"))
-    ratios = (paired.run_us_a / paired.run_us_b).groupby(paired.case, sort=False).median()
-    return over(rows, a, b).case.map(ratios)
+def _median_ratios(
+    rows: pd.DataFrame,
+    a: str,
+    b: str,
+) -> pd.Series:
+    """Of each case the median over rounds of time by `a` over time by `b`."""
+    paired = round_pairs(side_rows(rows, a), side_rows(rows, b))
+    ratios = paired.run_us_a / paired.run_us_b
+    return ratios.groupby(paired.case, sort=False).median()
 
 
 def _pages_of_one(rows: pd.DataFrame) -> pd.DataFrame:
@@ -504,12 +662,14 @@ def _short(backend: str) -> str:
     """A cap of SGLang's FlashAttention-3, or the rival's name."""
     if not backend.startswith("sglang-flash"):
         return backend
-    return backend.partition("@")[2] or "default"
+    _, _, cap = backend.partition("@")
+    return cap or "default"
 
 
 def _rows_of(case: Any) -> float:
-    lens = lengths_of(case)[1]
-    return float(layout_of(case).group * lens.max() / lens.mean())
+    _, lens = lengths_of(case)
+    group = layout_of(case).group
+    return float(group * lens.max() / lens.mean())
 
 
 def _lengths_text(case: Any) -> str:
@@ -540,9 +700,12 @@ _LOOKUPS = {
 """Column of a table -> what makes it of a case."""
 
 
+def _with_lookups(rows: pd.DataFrame) -> pd.DataFrame:
+    rows = rows.copy()
+    for name, found in _LOOKUPS.items():
+        rows[name] = rows.case.map(found)
+    return rows
+
+
 def _interval(row: Any, decimals: int = 2) -> str:
     return f"{row.low:.{decimals}f} to {row.high:.{decimals}f}"
-
-
-def _rounded(times: dict[str, float]) -> dict[str, float]:
-    return {f"{name}, us": round(us, 1) for name, us in times.items()}

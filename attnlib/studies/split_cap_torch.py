@@ -15,13 +15,23 @@ from .split_cap import GROUPED, MLA, PAGES_16, PAGES_64
 
 ROUNDS = 3
 """Of each release of PyTorch."""
-UPSTREAM, FLASHMLA = "flash-attn-3-precomputed", "flashmla-dense"
+UPSTREAM = "flash-attn-3-precomputed"
+FLASHMLA = "flashmla-dense"
 STUDY = Study(
     name="split_cap_torch",
     question="Does the release of PyTorch change the time of a call?",
     grids=(
-        Grid(PAGES_16[GROUPED[2]], (UPSTREAM,), rounds=2 * ROUNDS - 1),  # the last was cut off
-        Grid(PAGES_64[MLA], (FLASHMLA,), rounds=2 * ROUNDS, headline=True),
+        Grid(
+            PAGES_16[GROUPED[2]],
+            (UPSTREAM,),
+            rounds=2 * ROUNDS - 1,  # the last was cut off
+        ),
+        Grid(
+            PAGES_64[MLA],
+            (FLASHMLA,),
+            rounds=2 * ROUNDS,
+            headline=True,
+        ),
     ),
     reference_machine="nvidia-h100-80gb-hbm3-96093870",
     ceilings=(),
@@ -30,14 +40,25 @@ STUDY = Study(
 
 def torch_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Time under PyTorch 2.14.1 over time under 2.11, a row per call."""
-    later = frame["round"] >= ROUNDS
+    is_later = frame["round"] >= ROUNDS
     sides = frame.assign(
-        release=later.map({False: "2.11", True: "2.14.1"}), round=frame["round"] % ROUNDS
+        release=is_later.map({False: "2.11", True: "2.14.1"}),
+        round=frame["round"] % ROUNDS,
     )
-    tables = [
-        over(sides, f"{backend}==2.14.1", f"{backend}==2.11").assign(backend=backend)
-        for backend in (UPSTREAM, FLASHMLA)
+    tables = []
+    for backend in (UPSTREAM, FLASHMLA):
+        table = over(sides, f"{backend}==2.14.1", f"{backend}==2.11")
+        tables.append(table.assign(backend=backend))
+    columns = [
+        "backend",
+        "heads",
+        "num_qo_heads",
+        "batch_size",
+        "ratio",
+        "low",
+        "high",
+        "verdict",
     ]
-    columns = ["backend", "heads", "num_qo_heads", "batch_size", "ratio", "low", "high", "verdict"]
     table = pd.concat(tables, ignore_index=True)
-    return table[table.columns.intersection(columns, sort=False)].round(3)
+    shown = table.columns.intersection(columns, sort=False)
+    return table[shown].round(3)

@@ -11,8 +11,11 @@ import pandas as pd
 
 from ..measure.stats import judge_ratios
 
-ROUNDS = Path(__file__).resolve().parents[1] / "data" / "captures" / "vllm_0330_rounds.jsonl.xz"
-PLANNED, FLASHINFER, DEFAULT = "flashinfer-planned", "flashinfer", "flash"
+CAPTURES = Path(__file__).resolve().parents[1] / "data" / "captures"
+ROUNDS = CAPTURES / "vllm_0330_rounds.jsonl.xz"
+PLANNED = "flashinfer-planned"
+FLASHINFER = "flashinfer"
+DEFAULT = "flash"
 """FlashInfer's fa2 planned on the GPU, by FlashInfer's own plan, and FlashAttention-3, which vLLM
 takes by default."""
 COMPARED = (
@@ -40,16 +43,28 @@ def step_ratios(layers: int) -> pd.DataFrame:
     rows are judged as one table.
     """
     steps = results("time")
-    steps = steps[(steps.layers == layers) & (steps.step_us > 0)]
+    steps = steps[steps.step_us > 0]
+    steps = steps[steps.layers == layers]
     rows = []
     pairs = []
     for batch, part in steps.groupby("batch", sort=False):
-        rounds = part.pivot_table("step_us", "round", "arm", aggfunc="median")
+        rounds = part.pivot_table(
+            values="step_us",
+            index="round",
+            columns="arm",
+            aggfunc="median",
+        )
         for arm, base in COMPARED:
-            if {arm, base} <= {*rounds}:
-                both = rounds[[arm, base]].dropna()
-                base_us = both[base].median()
-                rows.append({"batch": batch, "arm": arm, "base": base, "base_us": base_us})
-                pairs.append((both[arm], both[base]))
+            if arm not in rounds or base not in rounds:
+                continue
+            both = rounds[[arm, base]].dropna()
+            row = {
+                "batch": batch,
+                "arm": arm,
+                "base": base,
+                "base_us": both[base].median(),
+            }
+            rows.append(row)
+            pairs.append((both[arm], both[base]))
     judged = pd.DataFrame(judge_ratios(pairs)).drop(columns="margin")
     return pd.DataFrame(rows).join(judged)

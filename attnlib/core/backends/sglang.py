@@ -59,9 +59,10 @@ class _SglangFlashAttn3(Backend[Batch, Cache]):
                 held.keywords[name].copy_(tensor)
             return held
         facts = self.facts(batch)
+        kept = {name: tensor.clone() for name, tensor in given.items()}
         return partial(
             library.load(self.source).flash_attn_with_kvcache,
-            **{name: tensor.clone() for name, tensor in given.items()},
+            **kept,
             max_seqlen_q=facts.max_seqlen_q,
             softmax_scale=batch.spec.softmax_scale,
             causal=facts.causal,
@@ -78,8 +79,10 @@ class _SglangFlashAttn3(Backend[Batch, Cache]):
     def unavailable(cls, entry: Entry) -> str:
         """Why it cannot run here: also where its release has a cap of splits that was not read."""
         reason = super().unavailable(entry)
-        modelled = entry.cap in (UPSTREAM, BOUNDED)
-        return reason or (library.unread_release() if modelled else "")
+        is_modelled = entry.cap in (UPSTREAM, BOUNDED)
+        if is_modelled:
+            reason = reason or library.unread_release()
+        return reason
 
 
 class SglangDecode(_SglangFlashAttn3[DecodeBatch, PagedKV]):
@@ -91,7 +94,11 @@ class SglangDecode(_SglangFlashAttn3[DecodeBatch, PagedKV]):
 
     def tensors(self, batch: DecodeBatch) -> dict[str, torch.Tensor]:
         """Lengths, pages, and one query row per request."""
-        rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
+        rows = torch.arange(
+            batch.batch_size + 1,
+            dtype=torch.int32,
+            device=self.device,
+        )
         return {
             "cache_seqlens": batch.seq_lens,
             "page_table": batch.page_table,
@@ -107,10 +114,19 @@ class SglangDecode(_SglangFlashAttn3[DecodeBatch, PagedKV]):
         held.keywords["scheduler_metadata"].copy_(words)
         return held
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> torch.Tensor:
+    def run(
+        self,
+        q: torch.Tensor,
+        cache: PagedKV,
+        plan: Plan[DecodeBatch],
+    ) -> torch.Tensor:
         """The library's call: like `q`."""
         cache.require_pages_of(plan.batch.spec)
-        return plan.state(q=q, k_cache=cache.k_cache, v_cache=cache.v_cache)
+        return plan.state(
+            q=q,
+            k_cache=cache.k_cache,
+            v_cache=cache.v_cache,
+        )
 
     def _schedule(self, batch: DecodeBatch, call: "partial[torch.Tensor]") -> torch.Tensor:
         """The schedule by the cap of the call; SGLang takes the longest request for the width."""
@@ -132,7 +148,12 @@ class SglangDecode(_SglangFlashAttn3[DecodeBatch, PagedKV]):
         )
 
     @classmethod
-    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
+    def unsupported(
+        cls,
+        entry: Entry,
+        spec: AttnSpec,
+        mask: str,
+    ) -> str:
         """What FlashAttention-3 cannot run."""
         return require_layer(spec, mask)
 
@@ -157,18 +178,33 @@ class SglangExtend(_SglangFlashAttn3[ExtendBatch, PagedKV]):
         """The call; ValueError for contiguous K and V, which SGLang gives another function."""
         if batch.ragged:
             raise ValueError(f"{self.entry.name} must have a paged cache, got contiguous K and V")
-        if held is not None and batch.max_q_len > held.keywords["max_seqlen_q"]:
+        if held is not None:
             most = held.keywords["max_seqlen_q"]
-            raise ValueError(f"q_lens must be at most {most}, as first planned, got more")
+            if batch.max_q_len > most:
+                raise ValueError(f"q_lens must be at most {most}, as first planned, got more")
         return super().prepare(batch, held)
 
-    def run(self, q: torch.Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> torch.Tensor:
+    def run(
+        self,
+        q: torch.Tensor,
+        cache: PagedKV,
+        plan: Plan[ExtendBatch],
+    ) -> torch.Tensor:
         """The library's call: like `q`."""
         cache.require_pages_of(plan.batch.spec)
-        return plan.state(q=q, k_cache=cache.k_cache, v_cache=cache.v_cache)
+        return plan.state(
+            q=q,
+            k_cache=cache.k_cache,
+            v_cache=cache.v_cache,
+        )
 
     @classmethod
-    def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
+    def unsupported(
+        cls,
+        entry: Entry,
+        spec: AttnSpec,
+        mask: str,
+    ) -> str:
         """What FlashAttention-3 cannot run."""
         return require_layer(spec, mask)
 
@@ -181,7 +217,8 @@ class SglangMla(_SglangFlashAttn3[MlaBatch, torch.Tensor]):
 
     def facts(self, batch: MlaBatch) -> SchedulerFacts:
         """One latent KV head, with keys of 64 and values of 512 dims."""
-        spec, table = batch.spec, batch.paged.page_table
+        spec = batch.spec
+        table = batch.paged.page_table
         return SchedulerFacts(
             batch_size=batch.batch_size,
             num_qo_heads=spec.num_qo_heads,
@@ -199,14 +236,23 @@ class SglangMla(_SglangFlashAttn3[MlaBatch, torch.Tensor]):
 
     def tensors(self, batch: MlaBatch) -> dict[str, torch.Tensor]:
         """Lengths, pages, and `q_len` query rows per request."""
-        rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
+        rows = torch.arange(
+            batch.batch_size + 1,
+            dtype=torch.int32,
+            device=self.device,
+        )
         return {
             "cache_seqlens": batch.paged.seq_lens,
             "page_table": batch.paged.page_table,
             "cu_seqlens_q": rows * batch.q_len,
         }
 
-    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+    def run(
+        self,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        plan: Plan[MlaBatch],
+    ) -> torch.Tensor:
         """The library's call: [bs * q_len, num_qo_heads, 512]."""
         require_pages(cache, plan.batch.highest_page)
         pages = cache[:, :, None]
@@ -218,7 +264,12 @@ class SglangMla(_SglangFlashAttn3[MlaBatch, torch.Tensor]):
         )
 
     @classmethod
-    def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
+    def unsupported(
+        cls,
+        entry: Entry,
+        spec: MlaSpec,
+        mask: str,
+    ) -> str:
         """Chosen tokens and FP8 caches."""
         return _only_dense(spec)
 
@@ -236,31 +287,56 @@ class SglangTritonMla(Backend[MlaBatch, torch.Tensor]):
         call = self._call(batch) if held is None else held
         arrays = call.keywords
         arrays["kv_indptr"].copy_(batch.paged.kv_indptr)
-        arrays["kv_indices"][: len(batch.paged.kv_indices)].copy_(batch.paged.kv_indices)
+        pages = batch.paged.kv_indices
+        arrays["kv_indices"][: len(pages)].copy_(pages)
         self._choose_splits(batch, arrays)
         return call
 
-    def run(self, q: torch.Tensor, cache: torch.Tensor, plan: Plan[MlaBatch]) -> torch.Tensor:
+    def run(
+        self,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        plan: Plan[MlaBatch],
+    ) -> torch.Tensor:
         """The library's call: [bs, num_qo_heads, 512]."""
         require_pages(cache, plan.batch.highest_page)
         tokens = cache.view(-1, 1, MLA_HEAD_DIM)
         out = q.new_empty((*q.shape[:2], LATENT_DIM))
-        plan.state(q=q, k_buffer=tokens, v_buffer=tokens[..., :LATENT_DIM], o=out)
+        plan.state(
+            q=q,
+            k_buffer=tokens,
+            v_buffer=tokens[..., :LATENT_DIM],
+            o=out,
+        )
         return out
 
     def _call(self, batch: MlaBatch) -> "partial[None]":
         module = importlib.import_module("sglang.kernels.ops.attention.decode_attention")
-        heads, table = batch.spec.num_qo_heads, batch.paged.page_table
+        table = batch.paged.page_table
         splits = self._most_splits(table.shape[1])
-        parts = (batch.batch_size, heads, splits)
-        floats = partial(torch.empty, dtype=torch.float32, device=self.device)
+        parts = (batch.batch_size, batch.spec.num_qo_heads, splits)
+        floats = partial(
+            torch.empty,
+            dtype=torch.float32,
+            device=self.device,
+        )
+        int32s = partial(
+            torch.empty,
+            dtype=torch.int32,
+            device=self.device,
+        )
+        int64s = partial(
+            torch.zeros,
+            dtype=torch.int64,
+            device=self.device,
+        )
         return partial(
             module.decode_attention_fwd,
             kv_indptr=torch.zeros_like(batch.paged.kv_indptr),
-            kv_indices=torch.zeros(table.numel(), dtype=torch.int64, device=self.device),
+            kv_indices=int64s(table.numel()),
             attn_logits=floats((*parts, LATENT_DIM)),
             attn_lse=floats(parts),
-            num_kv_splits=torch.empty(batch.batch_size, dtype=torch.int32, device=self.device),
+            num_kv_splits=int32s(batch.batch_size),
             max_kv_splits=splits,
             sm_scale=batch.spec.softmax_scale,
             k_scale=1.0,
@@ -277,6 +353,7 @@ class SglangTritonMla(Backend[MlaBatch, torch.Tensor]):
 
     def _choose_splits(self, batch: MlaBatch, arrays: dict[str, Any]) -> None:
         metadata = importlib.import_module("sglang.kernels.ops.attention.metadata")
+        compiled_for = max(SCHEDULED_REQUESTS, _power_of_two(batch.batch_size))
         metadata.get_num_kv_splits_triton[(1,)](
             arrays["num_kv_splits"],
             batch.paged.seq_lens,
@@ -286,28 +363,39 @@ class SglangTritonMla(Backend[MlaBatch, torch.Tensor]):
             1,
             arrays["max_kv_splits"],
             sm_count(self.device),
-            MAX_NUM_SEQ=max(SCHEDULED_REQUESTS, _power_of_two(batch.batch_size)),
+            MAX_NUM_SEQ=compiled_for,
         )
 
     @classmethod
-    def unsupported(cls, entry: Entry, spec: MlaSpec, mask: str) -> str:
+    def unsupported(
+        cls,
+        entry: Entry,
+        spec: MlaSpec,
+        mask: str,
+    ) -> str:
         """Chosen tokens, FP8 caches, and pages of several tokens."""
         if spec.page_size != 1:
             return f"page_size must be 1, got {spec.page_size}"
         return _only_dense(spec)
 
 
-def facts_of_layer(batch: DecodeBatch, *, max_seqlen_q: int, causal: bool = True) -> SchedulerFacts:
+def facts_of_layer(
+    batch: DecodeBatch,
+    *,
+    max_seqlen_q: int,
+    causal: bool = True,
+) -> SchedulerFacts:
     """A call over `batch`'s page table with up to `max_seqlen_q` query tokens a request."""
-    spec, table = batch.spec, batch.page_table
+    spec = batch.spec
+    columns = batch.page_table.shape[1]
     return SchedulerFacts(
         batch_size=batch.batch_size,
         num_qo_heads=spec.num_qo_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=table.shape[1] * spec.page_size,
-        num_sms=sm_count(table.device),
+        max_seqlen_k=columns * spec.page_size,
+        num_sms=sm_count(batch.page_table.device),
         page_size=spec.page_size,
         dtype=spec.dtype,
         causal=causal,

@@ -29,16 +29,26 @@ class DecodeCase(NamedCase):
     def __post_init__(self) -> None:
         require_int("batch_size", self.batch_size)
         require_int("kv_len", self.kv_len)
-        require_lengths("lengths", self.lengths, self.batch_size, self.kv_len, LENGTHS)
+        require_lengths(
+            "lengths",
+            self.lengths,
+            self.batch_size,
+            self.kv_len,
+            LENGTHS,
+        )
         require_context(self.context, self.kv_len)
 
     @property
     def cost(self) -> CallCost:
         """Bytes and useful FLOPs, of the tokens that a window leaves."""
-        spec, seq_lens = self.spec, sample_seq_lens(self).astype(np.int64)
-        hidden = np.maximum(seq_lens - spec.window, 0) if spec.window else 0 * seq_lens
+        spec = self.spec
+        seq_lens = sample_seq_lens(self).astype(np.int64)
+        hidden = np.zeros_like(seq_lens)
+        if spec.window:
+            hidden = np.maximum(seq_lens - spec.window, 0)
         tokens = int((seq_lens - hidden).sum())
-        pages = -(-seq_lens // spec.page_size) - hidden // spec.page_size
+        pages = -(-seq_lens // spec.page_size)
+        pages -= hidden // spec.page_size
         return attention_cost(
             spec,
             held=int(seq_lens.sum()),
@@ -51,12 +61,16 @@ class DecodeCase(NamedCase):
     @property
     def label(self) -> str:
         """A short name for tables and progress bars."""
-        s = self.spec
-        tail = "" if self.lengths == "fixed" else f" {self.lengths}"
-        layer = f"{s.heads} d{s.head_dim} {s.dtypes} page {s.page_size}"
-        layer += f" window {s.window}" if s.window else ""
-        tail += f" context {self.context}" if self.context else ""
-        return f"{layer} batch {self.batch_size} kv_len {self.kv_len}{tail}"
+        spec = self.spec
+        words = [f"{spec.heads} d{spec.head_dim} {spec.dtypes} page {spec.page_size}"]
+        if spec.window:
+            words.append(f"window {spec.window}")
+        words.append(f"batch {self.batch_size} kv_len {self.kv_len}")
+        if self.lengths != "fixed":
+            words.append(self.lengths)
+        if self.context:
+            words.append(f"context {self.context}")
+        return " ".join(words)
 
     @property
     def key(self) -> str:
@@ -64,10 +78,19 @@ class DecodeCase(NamedCase):
 
         Defaults are left out: no window (else `,w4096`), bfloat16, fixed lengths, seed 0.
         """
-        s = self.spec
-        key = f"{s.heads},d{s.head_dim},p{s.page_size},b{self.batch_size},k{self.kv_len}"
-        key += f",w{s.window}" if s.window else ""
-        key += f",{s.dtypes}" if s.dtypes != "bfloat16" else ""
-        key += f",{self.lengths}" if self.lengths != "fixed" else ""
-        key += f",seed{self.seed}" if self.seed else ""
-        return key + (f",context{self.context}" if self.context else "")
+        spec = self.spec
+        words = [
+            f"{spec.heads},d{spec.head_dim},p{spec.page_size}",
+            f"b{self.batch_size},k{self.kv_len}",
+        ]
+        if spec.window:
+            words.append(f"w{spec.window}")
+        if spec.dtypes != "bfloat16":
+            words.append(spec.dtypes)
+        if self.lengths != "fixed":
+            words.append(self.lengths)
+        if self.seed:
+            words.append(f"seed{self.seed}")
+        if self.context:
+            words.append(f"context{self.context}")
+        return ",".join(words)

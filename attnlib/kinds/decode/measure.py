@@ -26,38 +26,68 @@ from .case import DecodeCase
 
 def build_workload(case: DecodeCase, *, device: str) -> Workload:
     """Batch, query and cache on `device`."""
-    lens, context = sample_seq_lens(case), case.context
-    batch = paged_batch(case.spec, lens, case.seed + 1, device=device, context=context)
-    q, kv = draw_inputs(batch, rows=case.batch_size, seed=case.seed)
+    batch = paged_batch(
+        case.spec,
+        sample_seq_lens(case),
+        seed=case.seed + 1,
+        device=device,
+        context=case.context,
+    )
+    q, kv = draw_inputs(
+        batch,
+        rows=case.batch_size,
+        seed=case.seed,
+    )
     return Workload(case, batch, q, kv)
 
 
 def attend(
-    q: torch.Tensor, kv: PagedKV, batch: DecodeBatch, *, probs_dtype: torch.dtype | None = None
+    q: torch.Tensor,
+    kv: PagedKV,
+    batch: DecodeBatch,
+    *,
+    probs_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Attention output [bs, num_qo_heads, head_dim] float64 of `q` over `batch`'s pages.
 
     With `probs_dtype` the unnormalised probabilities are rounded to it, as kernels do before
     their second matrix product; the result then shows what that rounding alone costs.
     """
-    scale, window = batch.spec.softmax_scale, batch.spec.window
+    spec = batch.spec
     out = []
     for i, row in enumerate(q.split(1)):
-        k, v = (tokens[-window:] for tokens in gather_tokens(kv, batch, i))  # -0: all
-        out.append(attend_rows(row, k, v, scale, probs_dtype=probs_dtype))
+        k, v = gather_tokens(kv, batch, i)
+        of_row = attend_rows(
+            row,
+            k[-spec.window :],  # -0: all
+            v[-spec.window :],
+            spec.softmax_scale,
+            probs_dtype=probs_dtype,
+        )
+        out.append(of_row)
     return torch.cat(out)
 
 
-def gather_tokens(kv: PagedKV, batch: DecodeBatch, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+def gather_tokens(
+    kv: PagedKV,
+    batch: DecodeBatch,
+    index: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V [seq_len, num_kv_heads, head_dim] float64 of one request, in token order."""
     length = int(batch.seq_lens_cpu[index])
-    pages = batch.page_table[index, : -(-length // batch.spec.page_size)].long()
-    k, v = (cache[pages].flatten(0, 1)[:length].double() for cache in (kv.k_cache, kv.v_cache))
-    return k, v
+    count = -(-length // batch.spec.page_size)
+    pages = batch.page_table[index, :count].long()
+    k = kv.k_cache[pages].flatten(0, 1)
+    v = kv.v_cache[pages].flatten(0, 1)
+    return k[:length].double(), v[:length].double()
 
 
 def decode_call(
-    backend: str, case: DecodeCase, *, device: str = "cuda", cuda_graph: bool = False
+    backend: str,
+    case: DecodeCase,
+    *,
+    device: str = "cuda",
+    cuda_graph: bool = False,
 ) -> Callable[[], torch.Tensor]:
     """One decode call of a backend at a case: `call()` is its output [bs, num_qo_heads, head_dim].
 
@@ -69,9 +99,19 @@ def decode_call(
 
     @cache
     def planned() -> Callable[[], torch.Tensor]:
-        made = create(backend, case.spec, device=device, cuda_graph=cuda_graph)
+        made = create(
+            backend,
+            case.spec,
+            device=device,
+            cuda_graph=cuda_graph,
+        )
         work = build_workload(case, device=device)
-        return partial(made.run, work.q, work.kv, made.plan(work.batch))
+        return partial(
+            made.run,
+            work.q,
+            work.kv,
+            made.plan(work.batch),
+        )
 
     def call() -> torch.Tensor:
         return planned()()

@@ -60,9 +60,12 @@ class ExtendCase(NamedCase):
         if self.mask not in masks:
             allowed = ", ".join(masks)
             raise ValueError(f"mask must be one of {allowed} for {self.mode}, got {self.mask!r}")
-        longest, q_len, page_size = self.cached.kv_len, self.q_len, self.spec.page_size
+        q_len = self.q_len
+        longest = self.cached.kv_len
+        page_size = self.spec.page_size
         require_int("q_len", q_len, most=longest)
-        if self.ragged and (q_len, page_size) != (longest, 1):
+        is_whole = q_len == longest and page_size == 1
+        if self.ragged and not is_whole:
             raise ValueError(
                 f"q_len must be kv_len ({longest}) and page_size 1 for {self.mode}, "
                 f"got {q_len} and {page_size}"
@@ -76,9 +79,15 @@ class ExtendCase(NamedCase):
                 "q_lengths must be empty unless mode is prefill_paged and lengths are explicit, "
                 f"got {self.q_lengths!r} for {self.mode} and {self.cached.lengths}"
             )
-        require_lengths("q_lengths", self.q_lengths, self.cached.batch_size, self.q_len)
-        pairs = zip(self.q_lengths.split("+"), self.cached.lengths.split("+"), strict=True)
-        if any(int(queries) > int(tokens) for queries, tokens in pairs):
+        require_lengths(
+            "q_lengths",
+            self.q_lengths,
+            self.cached.batch_size,
+            self.q_len,
+        )
+        queries = explicit_lengths(self.q_lengths)
+        tokens = explicit_lengths(self.cached.lengths)
+        if (queries > tokens).any():
             raise ValueError(
                 f"q_lengths must be at most the lengths {self.cached.lengths}, "
                 f"got {self.q_lengths!r}"
@@ -100,18 +109,27 @@ class ExtendCase(NamedCase):
 
         A custom mask is read once, a bit a pair. A ragged call reads no page table.
         """
-        spec, custom_bytes = self.spec, 0
-        q_lens, kv_lens = (lens.astype(np.int64) for lens in sample_extend_lens(self))
-        pairs = int((q_lens * kv_lens).sum())
+        lens = sample_extend_lens(self)
+        q_lens = lens[0].astype(np.int64)
+        kv_lens = lens[1].astype(np.int64)
+        of_request = q_lens * kv_lens
+        pairs = int(of_request.sum())
+        custom_bytes = 0
         if self.mask in CUSTOM_MASKS:
-            custom_bytes = int((-(-q_lens * kv_lens // 8)).sum())
-            pairs -= int((~sample_drafts(self)).sum())
+            packed = -(-of_request // 8)
+            custom_bytes = int(packed.sum())
+            hidden = ~sample_drafts(self)
+            pairs -= int(hidden.sum())
         elif self.mask == "causal":
-            pairs -= int((q_lens * (q_lens - 1) // 2).sum())
-        pages = 0 if self.ragged else int((-(-kv_lens // spec.page_size)).sum())
+            hidden = q_lens * (q_lens - 1) // 2
+            pairs -= int(hidden.sum())
+        pages = 0
+        if not self.ragged:
+            of_request = -(-kv_lens // self.spec.page_size)
+            pages = int(of_request.sum())
         tokens = int(kv_lens.sum())
         return attention_cost(
-            spec,
+            self.spec,
             held=tokens,
             read=tokens,
             queries=int(q_lens.sum()),
@@ -122,16 +140,23 @@ class ExtendCase(NamedCase):
     @property
     def label(self) -> str:
         """A short name for tables and progress bars."""
-        return f"{self.mode} q_len {self.q_len}{self._unusual(' ')} {self.cached.label}"
+        words = [f"{self.mode} q_len {self.q_len}", *self._unusual(), self.cached.label]
+        return " ".join(words)
 
     @property
     def key(self) -> str:
         """A name without spaces for command lines."""
-        return f"{self.mode},q{self.q_len}{self._unusual(',')},{self.cached.key}"
+        words = [f"{self.mode},q{self.q_len}", *self._unusual(), self.cached.key]
+        return ",".join(words)
 
-    def _unusual(self, before: str) -> str:
-        mask = "" if self.mask == MODES[self.mode][0] else before + self.mask
-        return mask + (before + self.q_lengths if self.q_lengths else "")
+    def _unusual(self) -> list[str]:
+        """A mask that is not the mode's usual one, and the queries where they are said."""
+        words = []
+        if self.mask != MODES[self.mode][0]:
+            words.append(self.mask)
+        if self.q_lengths:
+            words.append(self.q_lengths)
+        return words
 
 
 def sample_extend_lens(case: ExtendCase) -> tuple[np.ndarray, np.ndarray]:
@@ -144,10 +169,20 @@ def sample_extend_lens(case: ExtendCase) -> tuple[np.ndarray, np.ndarray]:
         return kv_lens, kv_lens
     if case.q_lengths:
         return explicit_lengths(case.q_lengths), kv_lens
-    q_lens = np.full(len(kv_lens), case.q_len, dtype=np.int32)
+    q_lens = np.full(
+        len(kv_lens),
+        case.q_len,
+        dtype=np.int32,
+    )
     if case.mode == "draft_extend":
         rng = np.random.default_rng(case.cached.seed + 2)
-        q_lens[1:] = rng.integers(1, case.q_len + 1, len(kv_lens) - 1)
+        others = len(kv_lens) - 1
+        q_lens[1:] = rng.integers(
+            1,
+            case.q_len,
+            size=others,
+            endpoint=True,
+        )
     return q_lens, np.maximum(kv_lens, q_lens)
 
 
@@ -157,11 +192,16 @@ def sample_drafts(case: ExtendCase) -> np.ndarray:
     In a chain a draft's parent is the one before it, in a tree any one before it.
     """
     rng = np.random.default_rng(case.cached.seed + 3)
-    batch, q_len = case.cached.batch_size, case.q_len
-    sees = np.zeros((batch, q_len, q_len), dtype=bool)
-    for draft in range(q_len):
+    batch = case.cached.batch_size
+    requests = np.arange(batch)
+    sees = np.zeros(
+        (batch, case.q_len, case.q_len),
+        dtype=bool,
+    )
+    for draft in range(case.q_len):
         if draft:
-            parents = rng.integers(draft - 1 if case.mask == "chain" else 0, draft, batch)
-            sees[:, draft] = sees[np.arange(batch), parents]
+            first = draft - 1 if case.mask == "chain" else 0
+            parents = rng.integers(first, draft, size=batch)
+            sees[:, draft] = sees[requests, parents]
         sees[:, draft, draft] = True
     return sees

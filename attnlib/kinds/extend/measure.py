@@ -29,17 +29,37 @@ def build_extend_workload(case: ExtendCase, *, device: str) -> Workload:
     """Batch, query and cache on `device`; pages of a ragged call are in order."""
     q_lens, kv_lens = sample_extend_lens(case)
     seed = None if case.ragged else case.cached.seed + 1
-    paged = paged_batch(case.spec, kv_lens, seed, device=device, context=case.cached.context)
-    drafts = torch.from_numpy(sample_drafts(case)) if case.mask in CUSTOM_MASKS else None
-    batch = ExtendBatch.build(
-        paged, torch.from_numpy(q_lens), mask=case.mask, drafts=drafts, ragged=case.ragged
+    paged = paged_batch(
+        case.spec,
+        kv_lens,
+        seed,
+        device=device,
+        context=case.cached.context,
     )
-    q, kv = draw_inputs(paged, rows=batch.rows, seed=case.cached.seed)
+    drafts = None
+    if case.mask in CUSTOM_MASKS:
+        drafts = torch.from_numpy(sample_drafts(case))
+    batch = ExtendBatch.build(
+        paged,
+        torch.from_numpy(q_lens),
+        mask=case.mask,
+        drafts=drafts,
+        ragged=case.ragged,
+    )
+    q, kv = draw_inputs(
+        paged,
+        rows=batch.rows,
+        seed=case.cached.seed,
+    )
     return Workload(case, batch, q, kv)
 
 
 def attend_extend(
-    q: torch.Tensor, kv: PagedKV, batch: ExtendBatch, *, probs_dtype: torch.dtype | None = None
+    q: torch.Tensor,
+    kv: PagedKV,
+    batch: ExtendBatch,
+    *,
+    probs_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Output [rows, num_qo_heads, head_dim] float64 of `q` over `kv`, both as in `extend`.
 
@@ -48,21 +68,39 @@ def attend_extend(
     out = []
     for i, rows in enumerate(q.split(batch.q_lens_cpu.tolist())):
         k, v = gather_tokens(kv, batch.paged, i)
-        block = max(1, BLOCK_SCORES // (q.shape[1] * len(k)))
-        blocks = zip(rows.split(block), _visible(batch, i).split(block), strict=True)
-        scale = batch.spec.softmax_scale
-        out += [attend_rows(r, k, v, scale, probs_dtype=probs_dtype, sees=s) for r, s in blocks]
+        row_scores = q.shape[1] * len(k)
+        size = max(1, BLOCK_SCORES // row_scores)
+        seen = _visible(batch, i).split(size)
+        for block, sees in zip(rows.split(size), seen, strict=True):
+            of_block = attend_rows(
+                block,
+                k,
+                v,
+                batch.spec.softmax_scale,
+                probs_dtype=probs_dtype,
+                sees=sees,
+            )
+            out.append(of_block)
     return torch.cat(out)
 
 
 def _visible(batch: ExtendBatch, index: int) -> torch.Tensor:
     """Which tokens the queries of one request see, [queries, tokens] bool."""
-    n, q_len = int(batch.paged.seq_lens_cpu[index]), int(batch.q_lens_cpu[index])
+    tokens = int(batch.paged.seq_lens_cpu[index])
+    queries = int(batch.q_lens_cpu[index])
     if batch.custom_mask is not None:
         sizes = batch.q_lens_cpu.long() * batch.paged.seq_lens_cpu
-        return batch.custom_mask.split(sizes.tolist())[index].view(q_len, n)
-    sees = torch.ones((q_len, n), dtype=torch.bool, device=batch.paged.page_table.device)
-    return sees.tril(n - q_len) if batch.mask == "causal" else sees
+        of_request = batch.custom_mask.split(sizes.tolist())
+        return of_request[index].view(queries, tokens)
+    device = batch.paged.page_table.device
+    sees = torch.ones(
+        (queries, tokens),
+        dtype=torch.bool,
+        device=device,
+    )
+    if batch.mask == "causal":
+        return sees.tril(tokens - queries)
+    return sees
 
 
 class ExtendSubject(CallSubject):

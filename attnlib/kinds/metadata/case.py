@@ -38,7 +38,13 @@ class MetadataCase(NamedCase):
 
     def __post_init__(self) -> None:
         require_word("builder", self.builder, BUILDERS)
-        require_lengths("lengths", self.lengths, self.batch_size, self.max_ctx, LENGTHS)
+        require_lengths(
+            "lengths",
+            self.lengths,
+            self.batch_size,
+            self.max_ctx,
+            LENGTHS,
+        )
         for name in ("batch_size", "max_ctx", "pool_size"):
             require_int(name, getattr(self, name))
         require_int("context", self.width, least=self.max_ctx)
@@ -56,11 +62,16 @@ class MetadataCase(NamedCase):
         A page's word lies page_size words after its neighbour's, so from 16 on each costs a memory
         fetch. A window's table counts as stored; the map of its slots, as it is read, does not.
         """
-        pages = -(-sample_seq_lens(self).astype(np.int64) // self.page_size)
+        seq_lens = sample_seq_lens(self).astype(np.int64)
+        pages = -(-seq_lens // self.page_size)
         span = (pages - 1) * self.page_size * INT32_BYTES + INT32_BYTES
-        fetches = int(np.minimum(-(-span // FETCH_BYTES), pages).sum())
-        stored = INT32_BYTES * int(pages.sum()) * (2 if self.swa else 1)
-        lengths = self.batch_size * 2 * (INT64_BYTES + INT32_BYTES)  # length, row; length, sum
+        of_span = -(-span // FETCH_BYTES)
+        fetches = int(np.minimum(of_span, pages).sum())
+        tables = 2 if self.swa else 1
+        stored = INT32_BYTES * int(pages.sum()) * tables
+        read = 2 * INT64_BYTES  # length and row
+        written = 2 * INT32_BYTES  # length and sum
+        lengths = self.batch_size * (read + written)
         return fetches * FETCH_BYTES + stored + lengths
 
     @property
@@ -76,7 +87,12 @@ class MetadataCase(NamedCase):
     @property
     def label(self) -> str:
         """A short name for tables and progress bars."""
-        values = [(f, getattr(self, f.name)) for f in fields(self)]
-        odd = [f" {f.name} {value}" for f, value in values if f.default not in (MISSING, value)]
-        head = f"{self.builder} batch {self.batch_size} page {self.page_size} ctx {self.max_ctx}"
-        return head + "".join(odd)
+        words = [
+            f"{self.builder} batch {self.batch_size}",
+            f"page {self.page_size} ctx {self.max_ctx}",
+        ]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.default not in (MISSING, value):
+                words.append(f"{field.name} {value}")
+        return " ".join(words)

@@ -66,7 +66,12 @@ class BuilderCall:
             written = written.reshape(len(rows), -1)
             for row, words in zip(written, rows, strict=True):
                 wrong += int(np.count_nonzero(row[: len(words)] != words))
-        return OracleCheck(float(wrong), 0.0, self.case.batch_size, "wrong words")
+        return OracleCheck(
+            error=float(wrong),
+            budget=0.0,
+            rows=self.case.batch_size,
+            counts="wrong words",
+        )
 
 
 class MetadataSubject(Subject):
@@ -74,11 +79,13 @@ class MetadataSubject(Subject):
 
     def measure(self, item: Item[MetadataCase]) -> dict[str, Any]:
         """Compare every live word with the oracle, then time and trace the call."""
-        builder, backend = item.case.builder, item.backend
+        builder = item.case.builder
+        backend = item.backend
         able = [name for name, builders in BUILDERS.items() if builder in builders]
         require_word(f"backend of {builder} metadata", backend, able)
         is_sglangs = backend == SGLANG
-        if is_sglangs and (reason := sglang.unavailable()):
+        reason = sglang.unavailable() if is_sglangs else ""
+        if reason:
             return {"status": "refused", "reason": reason}
         self.bench.require_release(sglang.DISTRIBUTION, item.release)
         timer = run_timer(item.timer)
@@ -87,8 +94,14 @@ class MetadataSubject(Subject):
             output.fill_(POISON)
         numbers = _as_sglang_calls(call) if is_sglangs else call.numbers
         build = BUILDERS[backend][builder]
-        run = partial(build, **call.inputs, **call.outputs, **numbers)
-        with without_overlap() if backend == "metadata-fused-alone" else nullcontext():
+        run = partial(
+            build,
+            **call.inputs,
+            **call.outputs,
+            **numbers,
+        )
+        is_alone = backend == "metadata-fused-alone"
+        with without_overlap() if is_alone else nullcontext():
             return timed_call(
                 run,
                 call.check,
@@ -105,8 +118,9 @@ class MetadataSubject(Subject):
 def _as_sglang_calls(call: BuilderCall) -> dict[str, int]:
     """The numbers that SGLang's kernel is called with; what its server wrote before is written."""
     if call.case.builder == "decode":
-        longest = max(map(len, call.wanted["page_table"]))
-        return call.numbers | {"max_pages": sglang.pages_passed(longest, call.case.max_pages)}
+        longest = max(len(pages) for pages in call.wanted["page_table"])
+        passed = sglang.pages_passed(longest, call.case.max_pages)
+        return call.numbers | {"max_pages": passed}
     # Words that SGLang writes once, when its server starts.
     call.outputs["kv_indptr"][:1] = 0
     call.outputs["kv_last_page_len"].fill_(1)
@@ -136,7 +150,12 @@ def build_call(case: MetadataCase, device: str) -> BuilderCall:
             size = (len(words), case.max_pages)
         else:
             wanted[name] = [np.asarray(words)]
-        outputs[name] = torch.full(size, POISON, dtype=torch.int32, device=device)
+        outputs[name] = torch.full(
+            size,
+            POISON,
+            dtype=torch.int32,
+            device=device,
+        )
     return BuilderCall(case, inputs, outputs, numbers, wanted)
 
 
@@ -149,11 +168,13 @@ def _request_pool(case: MetadataCase, device: str) -> dict[str, torch.Tensor]:
     """
     rows = max(case.batch_size, case.pool_size)
     shuffled = np.random.default_rng(case.seed + 1).permutation(rows)
+    chosen = shuffled[: case.batch_size]
     generator = torch.Generator(device=device).manual_seed(case.seed)
-    lens = torch.from_numpy(sample_seq_lens(case).astype(np.int64) - case.seq_len_delta)
+    lens = sample_seq_lens(case).astype(np.int64)
+    lens = np.maximum(lens - case.seq_len_delta, 1)
     pool = {
-        "seq_lens": lens.clamp_(min=1).to(device),
-        "req_pool_indices": torch.from_numpy(shuffled[: case.batch_size]).to(device),
+        "seq_lens": torch.from_numpy(lens).to(device),
+        "req_pool_indices": torch.from_numpy(chosen).to(device),
         "req_to_token": torch.randint(
             SLOTS,
             size=(rows, case.width),
@@ -163,5 +184,9 @@ def _request_pool(case: MetadataCase, device: str) -> dict[str, torch.Tensor]:
         ),
     }
     if case.swa:
-        pool["swa_slot_map"] = torch.randperm(SLOTS, generator=generator, device=device)
+        pool["swa_slot_map"] = torch.randperm(
+            SLOTS,
+            generator=generator,
+            device=device,
+        )
     return pool

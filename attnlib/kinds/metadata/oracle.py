@@ -2,6 +2,8 @@
 
 import numpy as np
 
+Rows = list[np.ndarray]
+
 
 def decode_metadata(
     seq_lens: np.ndarray,
@@ -12,7 +14,7 @@ def decode_metadata(
     max_pages: int,
     seq_len_delta: int = 0,
     swa_slot_map: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], list[np.ndarray]]:
+) -> tuple[np.ndarray, np.ndarray, Rows, Rows]:
     """`cache_seqlens` [bs], `cu_seqlens_k` [bs + 1], and each row's live pages, full and SWA.
 
     A live page is the first slot of the page, divided by the page size and rounded down; slot -1
@@ -20,13 +22,17 @@ def decode_metadata(
     """
     cache_seqlens = seq_lens.astype(np.int64) + seq_len_delta
     cu_seqlens_k = np.concatenate([[0], np.cumsum(cache_seqlens)])
-    full, swa = [], []
+    full = []
+    swa = []
     for length, pool_row in zip(cache_seqlens, req_pool_indices, strict=True):
-        pages = min(-(-int(length) // page_size), max_pages)
-        slots = req_to_token[pool_row, : pages * page_size : page_size].astype(np.int64)
+        pages = -(-int(length) // page_size)
+        pages = min(pages, max_pages)
+        row = req_to_token[pool_row].astype(np.int64)
+        slots = row[: pages * page_size : page_size]
         full.append(slots // page_size)
         if swa_slot_map is not None:
-            swa.append(np.where(slots < 0, -1, swa_slot_map[slots]) // page_size)
+            of_window = np.where(slots < 0, -1, swa_slot_map[slots])
+            swa.append(of_window // page_size)
     return cache_seqlens, cu_seqlens_k, full, swa
 
 
@@ -45,14 +51,23 @@ def kv_indices(
     A request's tokens count from `kv_start` [bs]; those past the end of its row have page -1.
     """
     pages: list[int] = []
-    kv_indptr, last_page_len = [0], []
+    kv_indptr = [0]
+    last_page_len = []
     starts = np.zeros_like(seq_lens) if kv_start is None else kv_start
     for length, pool_row, start in zip(seq_lens, req_pool_indices, starts, strict=True):
-        tokens = min(max(0, int(length) + seq_len_delta), max_pages * page_size)
+        tokens = max(0, int(length) + seq_len_delta)
+        tokens = min(tokens, max_pages * page_size)
         row = req_to_token[pool_row].tolist()
-        for token in range(int(start), int(start) + tokens, page_size):
-            pages.append(row[token] // page_size if 0 <= token < len(row) else -1)
+        first = int(start)
+        for token in range(first, first + tokens, page_size):
+            is_in_row = 0 <= token < len(row)
+            pages.append(row[token] // page_size if is_in_row else -1)
         count = len(pages) - kv_indptr[-1]
         kv_indptr.append(len(pages))
-        last_page_len.append(tokens - max(0, count - 1) * page_size)
-    return np.array(kv_indptr), np.array(pages, dtype=np.int64), np.array(last_page_len)
+        before_last = max(0, count - 1)
+        last_page_len.append(tokens - before_last * page_size)
+    return (
+        np.array(kv_indptr),
+        np.array(pages, dtype=np.int64),
+        np.array(last_page_len),
+    )

@@ -46,7 +46,8 @@ FOLDERS = (
     "sglang/kernels/ops/kvcache",
     "sglang/srt/layers/attention/triton_ops",
 )
-FUSED, PAGES = "metadata.py", "kv_indices.py"
+FUSED = "metadata.py"
+PAGES = "kv_indices.py"
 """Files of the fused kernel and of page arrays, in one of the folders."""
 POOLS = "sglang.srt.mem_cache.swa_memory_pool"
 WHOLE_WIDTH_SINCE = Version("0.5.15")
@@ -54,7 +55,8 @@ WHOLE_WIDTH_SINCE = Version("0.5.15")
 
 def unavailable() -> str:
     """Why SGLang's kernel cannot be had here (and what to install), or the empty string."""
-    if not (version := installed_version(DISTRIBUTION)):
+    version = installed_version(DISTRIBUTION)
+    if not version:
         return f"{DISTRIBUTION} is not installed: pip install --no-deps {DISTRIBUTION}"
     if _file(FUSED):
         return ""
@@ -68,23 +70,29 @@ def pages_passed(longest: int, columns: int) -> int:
 
 
 def build_decode_metadata(
-    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor | None
+    *,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+    **tensors: torch.Tensor | None,
 ) -> None:
     """SGLang's `normal_decode_set_metadata` of the installed release."""
-    t = DecodeTensors(**tensors)
+    given = DecodeTensors(**tensors)
     function = _module(FUSED).normal_decode_set_metadata
     names = inspect.signature(function).parameters
     strides = (None,) if "strided_indices" in names else ()
-    window = () if t.swa_page_table is None else (t.swa_page_table, _pool(t.swa_slot_map, names))
+    window: tuple[object, ...] = ()
+    if given.swa_page_table is not None:
+        window = (given.swa_page_table, _pool(given.swa_slot_map, names))
     function(
-        t.cache_seqlens,
-        t.cu_seqlens_k,
-        t.page_table,
-        t.req_to_token,
-        t.req_pool_indices,
+        given.cache_seqlens,
+        given.cu_seqlens_k,
+        given.page_table,
+        given.req_to_token,
+        given.req_pool_indices,
         *strides,
         max_pages,
-        t.seq_lens,
+        given.seq_lens,
         seq_len_delta,
         page_size,
         *window,
@@ -104,23 +112,39 @@ def _pool(slot_map: torch.Tensor | None, names: Collection[str]) -> object:
 
 
 def build_kv_indices(
-    *, page_size: int, max_pages: int, seq_len_delta: int = 0, **tensors: torch.Tensor
+    *,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int = 0,
+    **tensors: torch.Tensor,
 ) -> None:
     """`kv_indptr` and `kv_indices` as SGLang's decode writes them; pages are tokens."""
     if page_size != 1 or seq_len_delta:
         got = f"{page_size} and {seq_len_delta}"
         raise ValueError(f"page_size must be 1 and seq_len_delta 0 for SGLang's kernel, got {got}")
-    lens, sums, pool = tensors["seq_lens"], tensors["kv_indptr"], tensors["req_to_token"]
+    lens = tensors["seq_lens"]
+    sums = tensors["kv_indptr"]
+    pool = tensors["req_to_token"]
     sums[1:] = torch.cumsum(lens, dim=0)
-    _module(PAGES).create_flashinfer_kv_indices_triton[(len(lens),)](
-        pool, tensors["req_pool_indices"], lens, sums, None, tensors["kv_indices"], pool.stride(0)
+    kernel = _module(PAGES).create_flashinfer_kv_indices_triton
+    kernel[(len(lens),)](
+        pool,
+        tensors["req_pool_indices"],
+        lens,
+        sums,
+        None,
+        tensors["kv_indices"],
+        pool.stride(0),
     )
 
 
 def _file(name: str) -> Path | None:
     distribution = metadata.distribution(DISTRIBUTION)
-    paths = (Path(str(distribution.locate_file(f"{folder}/{name}"))) for folder in FOLDERS)
-    return next((path for path in paths if path.is_file()), None)
+    for folder in FOLDERS:
+        path = Path(str(distribution.locate_file(f"{folder}/{name}")))
+        if path.is_file():
+            return path
+    return None
 
 
 @cache

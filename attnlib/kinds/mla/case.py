@@ -43,7 +43,13 @@ class MlaCase(NamedCase):
         require_int("batch_size", self.batch_size)
         require_int("kv_len", self.kv_len)
         require_int("q_len", self.q_len, most=self.kv_len)
-        require_lengths("lengths", self.lengths, self.batch_size, self.kv_len, LENGTHS)
+        require_lengths(
+            "lengths",
+            self.lengths,
+            self.batch_size,
+            self.kv_len,
+            LENGTHS,
+        )
         require_context(self.context, self.kv_len)
         require_one_query(self.spec, self.q_len)
 
@@ -53,34 +59,47 @@ class MlaCase(NamedCase):
 
         A dense call reads its page-table entries, a sparse one `top_k` indices per request.
         """
-        spec, seq_lens = self.spec, sample_mla_lens(self).astype(np.int64)
-        pages = int((-(-seq_lens // spec.page_size)).sum())
-        tokens, indices = int(seq_lens.sum()), pages
+        spec = self.spec
+        seq_lens = sample_mla_lens(self).astype(np.int64)
+        of_request = -(-seq_lens // spec.page_size)
+        pages = int(of_request.sum())
+        tokens = int(seq_lens.sum())
+        indices = pages
         if spec.top_k:
             tokens = int(np.minimum(seq_lens, spec.top_k).sum())
             indices = self.batch_size * spec.top_k
-        width = MLA_HEAD_DIM + LATENT_DIM
         rows = self.batch_size * self.q_len
-        hidden = self.batch_size * self.q_len * (self.q_len - 1) // 2  # by the causal mask
-        qo_bytes = ELEMENT_BYTES["bfloat16"] * rows * spec.num_qo_heads * width
+        hidden = rows * (self.q_len - 1) // 2  # by the causal mask
+        pairs = self.q_len * tokens - hidden
+        width = spec.num_qo_heads * (MLA_HEAD_DIM + LATENT_DIM)
+        kv_bytes = spec.token_bytes * tokens
+        qo_bytes = ELEMENT_BYTES["bfloat16"] * rows * width
         return CallCost(
-            kv_bytes=spec.token_bytes * tokens,
-            io_bytes=spec.token_bytes * tokens + qo_bytes + INT32_BYTES * indices,
-            flops=2 * spec.num_qo_heads * width * (self.q_len * tokens - hidden),
+            kv_bytes=kv_bytes,
+            io_bytes=kv_bytes + qo_bytes + INT32_BYTES * indices,
+            flops=2 * width * pairs,
             cache_bytes=spec.token_bytes * pages * spec.page_size,
         )
 
     @property
     def label(self) -> str:
         """A short name for tables and progress bars."""
-        s = self.spec
-        chosen = f"top {s.top_k}" if s.top_k else "dense"
-        tail = "" if self.lengths == "fixed" else f" {self.lengths}"
-        tail += f" seed {self.seed}" if self.seed else ""
-        tail += f" q_len {self.q_len}" if self.q_len > 1 else ""
-        tail += f" context {self.context}" if self.context else ""
-        layer = f"mla {s.num_qo_heads} heads {chosen} {s.kv_format} page {s.page_size}"
-        return f"{layer} batch {self.batch_size} kv_len {self.kv_len}{tail}"
+        spec = self.spec
+        chosen = f"top {spec.top_k}" if spec.top_k else "dense"
+        words = [
+            f"mla {spec.num_qo_heads} heads {chosen} {spec.kv_format}",
+            f"page {spec.page_size}",
+            f"batch {self.batch_size} kv_len {self.kv_len}",
+        ]
+        if self.lengths != "fixed":
+            words.append(self.lengths)
+        if self.seed:
+            words.append(f"seed {self.seed}")
+        if self.q_len > 1:
+            words.append(f"q_len {self.q_len}")
+        if self.context:
+            words.append(f"context {self.context}")
+        return " ".join(words)
 
 
 def sample_mla_lens(case: MlaCase) -> np.ndarray:

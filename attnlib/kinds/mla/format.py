@@ -18,54 +18,69 @@ the bfloat16 tensor that the kernel sees, to the bit.
 
 import torch
 
-from ...core.spec import LATENT_DIM, MLA_SCALE, MLA_TOKEN_BYTES
+from ...core.spec import LATENT_DIM, MLA_SCALE
 
 TILE = 128
 TILES = LATENT_DIM // TILE
 E4M3_MAX = 448.0
 LEAST_SCALE = 1e-4
-TOKEN_BYTES = MLA_TOKEN_BYTES["fp8-656"]
+
 ROPE_START = LATENT_DIM + 4 * TILES
 
 
 def in_format(tokens: torch.Tensor, kv_format: str) -> torch.Tensor:
     """Tokens [..., 576] bfloat16 as a cache of `kv_format` holds them."""
     if kv_format == "fp8-576":
-        return (tokens.float() / MLA_SCALE).to(torch.float8_e4m3fn)
-    return quantize(tokens) if kv_format == "fp8-656" else tokens
+        scaled = tokens.float() / MLA_SCALE
+        return scaled.to(torch.float8_e4m3fn)
+    if kv_format == "fp8-656":
+        return quantize(tokens)
+    return tokens
 
 
 def values_of(tokens: torch.Tensor) -> torch.Tensor:
     """What a cache's tokens stand for, by its dtype: [..., 576] float64."""
     if tokens.dtype == torch.float8_e4m3fn:
         return tokens.double() * MLA_SCALE
-    return (dequantize(tokens) if tokens.dtype == torch.uint8 else tokens).double()
+    if tokens.dtype == torch.uint8:
+        tokens = dequantize(tokens)
+    return tokens.double()
 
 
 def quantize(tokens: torch.Tensor) -> torch.Tensor:
     """[..., 576] bfloat16 -> [..., 656] uint8; the latent part loses precision, the rest none."""
-    tiles = tokens[..., :LATENT_DIM].float().unflatten(-1, (TILES, TILE))
+    latent = tokens[..., :LATENT_DIM].float()
+    rope = tokens[..., LATENT_DIM:].contiguous()
+    tiles = latent.unflatten(-1, (TILES, TILE))
     scales = tile_scales(tiles.abs().amax(-1))
-    out = tokens.new_empty((*tokens.shape[:-1], TOKEN_BYTES), dtype=torch.uint8)
-    latent = (tiles / scales[..., None]).flatten(-2).to(torch.float8_e4m3fn)
-    out[..., :LATENT_DIM] = latent.view(torch.uint8)
-    out[..., LATENT_DIM:ROPE_START] = scales.view(torch.uint8)
-    out[..., ROPE_START:] = tokens[..., LATENT_DIM:].contiguous().view(torch.uint8)
-    return out
+    scaled = tiles / scales[..., None]
+    fp8 = scaled.flatten(-2).to(torch.float8_e4m3fn)
+    parts = (fp8, scales, rope)
+    packed = [part.view(torch.uint8) for part in parts]
+    return torch.cat(packed, dim=-1)
 
 
 def dequantize(packed: torch.Tensor) -> torch.Tensor:
     """[..., 656] uint8 -> [..., 576] bfloat16, exact where scales are powers of two."""
-    latent = packed[..., :LATENT_DIM].contiguous().view(torch.float8_e4m3fn).float()
-    scales = packed[..., LATENT_DIM:ROPE_START].contiguous().view(torch.float32)
-    rope = packed[..., ROPE_START:].contiguous().view(torch.bfloat16)
-    scaled = (latent.unflatten(-1, (TILES, TILE)) * scales[..., None]).flatten(-2)
-    return torch.cat([scaled.bfloat16(), rope], dim=-1)
+    latent = packed[..., :LATENT_DIM].contiguous()
+    scales = packed[..., LATENT_DIM:ROPE_START].contiguous()
+    rope = packed[..., ROPE_START:].contiguous()
+    values = latent.view(torch.float8_e4m3fn).float()
+    tiles = values.unflatten(-1, (TILES, TILE))
+    scaled = tiles * scales.view(torch.float32)[..., None]
+    values = scaled.flatten(-2).bfloat16()
+    return torch.cat(
+        [values, rope.view(torch.bfloat16)],
+        dim=-1,
+    )
 
 
 def tile_scales(largest: torch.Tensor) -> torch.Tensor:
     """Scales float32 of tiles whose largest magnitudes are `largest` float32: powers of two."""
-    fraction, exponent = torch.frexp((largest / E4M3_MAX).clamp(min=LEAST_SCALE))
-    exponent = exponent - (fraction == 0.5).int()
+    least = (largest / E4M3_MAX).clamp(min=LEAST_SCALE)
+    fraction, exponent = torch.frexp(least)
+    is_power = fraction == 0.5
+    exponent = exponent - is_power.int()
     # A power of two by its bits: pow and exp2 need not be exact on every device.
-    return ((exponent + 127) << 23).int().view(torch.float32)
+    bits = (exponent + 127) << 23
+    return bits.int().view(torch.float32)

@@ -44,37 +44,70 @@ class PlanSubject(Subject):
         if item.timer in ROTATING:
             raise ValueError(f"timer must not need copies of the cache, got {item.timer!r}")
         timer = run_timer(item.timer)
-        spec, decode, device = item.case.spec, item.case.decode, self.bench.device
-        sizes = (decode.batch_size, spec.page_size, decode.kv_len, decode.lengths)
-        pages = build_call(MetadataCase("kv_indices", *sizes, seed=decode.seed), device)
+        spec = item.case.spec
+        device = self.bench.device
+        pages = build_call(_pages_of(item.case), device)
         lens = pages.inputs["seq_lens"]
-        host, num_sms = lens.cpu().numpy(), self.bench.machine["num_sms"]
-        shape = PlanShape.of(spec, host, num_sms, item.case.q_len)
-        words = torch.full((PlanLayout.of(shape).int_bytes // WORD,), POISON, dtype=torch.int32)
+        host = lens.cpu().numpy()
+        num_sms = self.bench.machine["num_sms"]
+        shape = PlanShape.of(
+            spec,
+            host,
+            num_sms,
+            item.case.q_len,
+        )
+        count = PlanLayout.of(shape).int_bytes // WORD
+        words = torch.full(
+            (count,),
+            POISON,
+            dtype=torch.int32,
+        )
         chunk = chosen_chunk(lens, words.to(device), shape)
+        planned = plan_words(shape, host, chunk).image(count, POISON)
         outputs = {"words": words.to(device)} | pages.outputs
-        planned = plan_words(shape, host, chunk).image(len(words), POISON)
-        call = replace(pages, outputs=outputs, wanted={"words": [planned]} | pages.wanted)
-        tensors = pages.inputs | outputs
-        run = partial(build_fa2_plan, **tensors, shape=shape, page_size=spec.page_size)
+        wanted = {"words": [planned]} | pages.wanted
+        call = replace(pages, outputs=outputs, wanted=wanted)
+        written = float(sum(output.nbytes for output in outputs.values()))
+        run = partial(
+            build_fa2_plan,
+            **pages.inputs,
+            **outputs,
+            shape=shape,
+            page_size=spec.page_size,
+        )
         return timed_call(
             run,
             call.check,
             timer=partial(timer, run),
-            work_per_call=float(sum(out.nbytes for out in outputs.values())),
+            work_per_call=written,
             gpu=device == "cuda",
         )
 
 
-def chosen_chunk(lens: torch.Tensor, words: torch.Tensor, shape: PlanShape) -> int:
+def _pages_of(case: PlanCase) -> MetadataCase:
+    """The page arrays of the plan's requests, as a case."""
+    return MetadataCase(
+        "kv_indices",
+        batch_size=case.decode.batch_size,
+        page_size=case.spec.page_size,
+        max_ctx=case.decode.kv_len,
+        lengths=case.decode.lengths,
+        seed=case.decode.seed,
+    )
+
+
+def chosen_chunk(
+    lens: torch.Tensor,
+    words: torch.Tensor,
+    shape: PlanShape,
+) -> int:
     """The chunk that a launch chooses; RuntimeError where it is worse than the twin's."""
     build_fa2_plan(seq_lens=lens, words=words, shape=shape)
     host = lens.cpu().numpy()
     chunk = chunk_in(words.cpu().numpy(), PlanLayout.of(shape))
-    chunks = np.array([chunk, choose(shape, host).chunk])
-    times = predicted_time(shape, counted(shape, host), chunks)
-    if times[0] > times[1] * (1 + MOST_APART):
-        raise RuntimeError(
-            f"chunk must be about as good as the twin's, {chunks[1]}, was {chunks[0]}"
-        )
-    return int(chunks[0])
+    twins = choose(shape, host).chunk
+    chunks = np.array([chunk, twins])
+    time, twins_time = predicted_time(shape, counted(shape, host), chunks)
+    if time > twins_time * (1 + MOST_APART):
+        raise RuntimeError(f"chunk must be about as good as the twin's, {twins}, was {chunk}")
+    return int(chunk)

@@ -7,7 +7,8 @@ from ...core.spec import require_int
 from ..decode.case import DecodeCase
 from ..form import NamedCase
 
-EACH, ONCE = "flash-attn-3-step-each", "flash-attn-3-step-once"
+EACH = "flash-attn-3-step-each"
+ONCE = "flash-attn-3-step-once"
 """Backends: a schedule in every layer, or one for all of them."""
 
 

@@ -30,10 +30,13 @@ class StepSubject(Subject):
 
     def measure(self, item: Item[StepCase]) -> dict[str, Any]:
         """Check the last layer's output by the oracle, then trace and time the step."""
-        case, backend = item.case, item.backend
+        case = item.case
+        backend = item.backend
         require_word("backend of a step", backend, (EACH, ONCE))
-        library, spec = "flash-attn-3", case.decode.spec
-        if reason := backends.unavailable(library) or backends.unsupported(library, spec):
+        library = "flash-attn-3"
+        reason = backends.unavailable(library)
+        reason = reason or backends.unsupported(library, case.decode.spec)
+        if reason:
             return {"status": "refused", "reason": reason}
         timer = run_timer(item.timer)
         work, caches, judge = self.prepared(case)
@@ -52,17 +55,27 @@ class StepSubject(Subject):
         work = decode.build_workload(case.decode, device=self.bench.device)
         l2_bytes = int(self.bench.machine["l2_mib"] * 2**20)
         copies = min(case.layers, cold_copies(case.decode.cost.kv_bytes, l2_bytes))
-        judge = Judge(decode.attend, work.q, work.kv, work.batch)
+        judge = Judge(
+            decode.attend,
+            work.q,
+            work.kv,
+            work.batch,
+        )
         return work, cache_copies(work.kv, copies), judge
 
 
 def run_layers(
-    backend: str, work: Workload, caches: Sequence[PagedKV], layers: int
+    backend: str,
+    work: Workload,
+    caches: Sequence[PagedKV],
+    layers: int,
 ) -> torch.Tensor:
     """The output of the last of `layers` layers, over the caches in turn."""
-    batch, metadata = work.batch, None
+    batch = work.batch
+    metadata = None
     if backend == ONCE:
         metadata = precompute(facts_of(batch), batch.seq_lens)
     for layer in range(layers):
-        out = attend(work.q, caches[layer % len(caches)], batch, metadata=metadata)
+        cache = caches[layer % len(caches)]
+        out = attend(work.q, cache, batch, metadata=metadata)
     return out
