@@ -114,7 +114,8 @@ def _check(given: dict[str, Any]) -> None:
             given[option] = DTYPE_WORDS.get(given[option], given[option])
     if given.get("kv_dtype") == "auto":  # the default, under its name in the engines
         del given["kv_dtype"]
-    sizes_given(**{size: given[size] for size in SIZES if size in given})
+    sizes = {size: given[size] for size in SIZES if size in given}
+    sizes_given(**sizes)
 
 
 def _in_json(data: Any) -> str:

@@ -158,10 +158,14 @@ class Library:
         if to_auto:
             auto = _possible(self.policies[AUTO][mode], known)
             # What every row on the way to `auto` sets, the call does not decide.
-            settled = set.intersection(*(set(row.sets) for row in to_auto))
+            settled = set(to_auto[0].sets)
+            for row in to_auto:
+                settled &= set(row.sets)
             tested = facts_tested(auto) - settled
-            names.update(*(row.then for row in auto))
-        names.update(*(row.then for row in rows))
+            for row in auto:
+                names.update(row.then)
+        for row in rows:
+            names.update(row.then)
         rows += _possible(self.resolves, known)
         for row in _possible(self.limits + self.problems, known):
             if names.intersection(row.then):

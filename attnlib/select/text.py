@@ -48,7 +48,8 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     given = dict(options)
     facts = parse_call(given.pop("call", []))
     layer = {name: given.pop(name) for name in LAYER if name in given}
-    stated = [*facts, *(name for name in FIELDS if name in layer)]
+    stated = list(facts)
+    stated += [name for name in FIELDS if name in layer]
     facts = _with_model(facts, layer)
     mode = given.get("mode")
     if mode in LATENT_MODES:

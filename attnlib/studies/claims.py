@@ -89,8 +89,9 @@ class Judged:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
+        told = {name: getattr(self.claim, name) for name in TOLD}
         return {
-            **{name: getattr(self.claim, name) for name in TOLD},
+            **told,
             "measured": self.measured,
             "verdict": self.verdict,
             "reason": self.reason,

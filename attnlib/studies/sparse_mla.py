@@ -77,9 +77,11 @@ for _format, _backend in KERNELS:
         LIVE.append(replace(_all, cases=(_live,), headline=True))
 
 FA3 = "flash-attn-3-mla"
+_FEW = [_sparse(heads, 512, 8, "bfloat16") for heads in HEADS]
+_MANY = [_sparse(heads, 1024, 64, "bfloat16") for heads in HEADS]
 AGAIN = (
-    *(_sparse(heads, 512, 8, "bfloat16") for heads in HEADS),
-    *(_sparse(heads, 1024, 64, "bfloat16") for heads in HEADS),
+    *_FEW,
+    *_MANY,
     _dense(128, 1, "bfloat16"),
     _dense(16, 64, "bfloat16"),
 )

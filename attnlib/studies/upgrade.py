@@ -281,7 +281,8 @@ def _calls_asked(
     elif batch is not None:
         raise ValueError(f"batch must go with lens, got {batch}")
     if not layers:
-        layers = [*(parse_layer(model=name) for name in MODELS), MLA]
+        layers = [parse_layer(model=name) for name in MODELS]
+        layers.append(MLA)
     if not listed:
         listed = [case for layer in layers for case in calls_of(layer)]
     return layers, listed

@@ -330,7 +330,8 @@ def _private(wrapper: Any) -> Any:
             )
     if getattr(wrapper, "_custom_mask_buf", None) is not None:
         raise ValueError("wrapper must not have a custom mask, whose bits its own plan would pack")
-    return SimpleNamespace(**{name[1:]: getattr(wrapper, name) for name in PRIVATE})
+    state = {name[1:]: getattr(wrapper, name) for name in PRIVATE}
+    return SimpleNamespace(**state)
 
 
 def _require_fa2(state: Any) -> None:
