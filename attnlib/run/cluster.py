@@ -2,7 +2,8 @@
 
     python -m attnlib measure STUDY --gpus all       a Dask worker for each GPU of this machine
     python -m attnlib measure STUDY --dask ADDRESS   the workers of a running scheduler, each with
-        CUDA_VISIBLE_DEVICES=0 dask worker ADDRESS --nworkers 1 --nthreads 1
+        export CUDA_VISIBLE_DEVICES=0 DASK_DISTRIBUTED__DIAGNOSTICS__NVML=False
+        dask worker ADDRESS --nworkers 1 --nthreads 1
 
 What is compared must lie on one GPU, so cases are dealt out, not rounds: a GPU measures all rounds
 of its cases as a `Sweep` does, under its own lock. Items without a case, the ceilings, are measured
@@ -12,6 +13,7 @@ on each GPU. A share returns its records; the caller keeps those that its own fo
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -128,7 +130,7 @@ def _find_gpus(
                 f"each Dask worker must have a GPU of its own, {other.address} and {address} both "
                 f"have {machine['gpu_id']!r}: set CUDA_VISIBLE_DEVICES"
             )
-    return shares
+    return dict(sorted(shares.items()))
 
 
 @dataclass
@@ -322,24 +324,35 @@ def asked_gpus(text: str) -> list[str]:
 def local_cluster(environments: Iterable[dict[str, str]]) -> Iterator[Client]:
     """A client of a cluster on this machine: a worker with each of the environments."""
     distributed = _import_distributed()
+    import dask
+
     workers = {}
     for number, environment in enumerate(environments):
-        options = {
-            "nthreads": 1,
-            "host": "127.0.0.1",
-            "memory_limit": 0,
-            "dashboard": False,
-            "env": environment,
-            "preload": __name__,
-        }
         # A nanny starts its worker again if that is killed.
-        workers[number] = {"cls": distributed.Nanny, "options": options}
+        workers[number] = {
+            "cls": distributed.Nanny,
+            "options": {
+                "nthreads": 1,
+                "host": "127.0.0.1",
+                "memory_limit": 0,
+                "dashboard": False,
+                "silence_logs": logging.CRITICAL,
+                "env": environment,
+                "preload": __name__,
+            },
+        }
     scheduler = {
         "cls": distributed.Scheduler,
         "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
     }
-    with distributed.SpecCluster(workers, scheduler=scheduler, silence_logs=50) as cluster:
-        with distributed.Client(cluster, set_as_default=False) as client:
+    # Dask would ask each GPU for its load twice a second, beside what is timed.
+    with dask.config.set({"distributed.diagnostics.nvml": False}):
+        cluster = distributed.SpecCluster(
+            workers,
+            scheduler=scheduler,
+            silence_logs=logging.CRITICAL,
+        )
+        with cluster, distributed.Client(cluster, set_as_default=False) as client:
             client.wait_for_workers(len(workers), timeout=START_S)
             yield client
 
