@@ -95,8 +95,9 @@ def deal(jobs: list[Job], on_record: dict[str, Counter[Case]]) -> dict[str, list
     records of it. A GPU without a case gets no jobs.
     """
     gpu_ids = sorted(on_record)
-    cases = dict.fromkeys(item.case for job in jobs for item in job.items if item.case is not None)
-    home = {}
+    items = [item for job in jobs for item in job.items]
+    cases = dict.fromkeys(item.case for item in items if item.case)
+    home: dict[Case | None, str] = {}
     for number, case in enumerate(cases):
         next_in_turn = gpu_ids[number % len(gpu_ids)]
         # Of equals `max` takes the first.
@@ -104,9 +105,9 @@ def deal(jobs: list[Job], on_record: dict[str, Counter[Case]]) -> dict[str, list
     parts: dict[str, list[Job]] = {gpu_id: [] for gpu_id in gpu_ids}
     for gpu_id in set(home.values()):
         for job in jobs:
-            items = tuple(i for i in job.items if i.case is None or home[i.case] == gpu_id)
-            if items:
-                parts[gpu_id].append(replace(job, items=items))
+            own = [item for item in job.items if home.get(item.case, gpu_id) == gpu_id]
+            if own:
+                parts[gpu_id].append(replace(job, items=tuple(own)))
     return parts
 
 
@@ -169,12 +170,15 @@ class _Run:
                 bar.update(done - shown)  # of 0 items too: a bar shows the time that one takes
                 shown = done
         finally:
-            self.client.cancel([share.task for share in left.values() if share.task])
+            tasks = [share.task for share in left.values()]
+            self.client.cancel(list(filter(None, tasks)))
             self.client.unsubscribe_topic(self._topic)
-        failed = {gpu_id: share.failure for gpu_id, share in self.shares.items() if share.failure}
-        if failed:
-            words = "; ".join(f"GPU {gpu_id!r}: {failure}" for gpu_id, failure in failed.items())
-            raise RuntimeError(f"not all was measured: {words}")
+        failures = []
+        for gpu_id, share in self.shares.items():
+            if share.failure:
+                failures.append(f"GPU {gpu_id!r}: {share.failure}")
+        if failures:
+            raise RuntimeError(f"not all was measured: {'; '.join(failures)}")
 
     @property
     def _topic(self) -> str:
@@ -252,7 +256,7 @@ async def _look_around(study: str, device: str) -> tuple[dict[str, Any], Counter
 
 def _measure_share(jobs: list[Job], sweep: Sweep, topic: str) -> list[Row]:
     """Measure what the worker's data folder lacks of the jobs; returns the records of them all."""
-    from distributed import get_worker
+    from distributed import Status, get_worker
 
     worker = get_worker()
     key = worker.get_current_task()
@@ -260,9 +264,10 @@ def _measure_share(jobs: list[Job], sweep: Sweep, topic: str) -> list[Row]:
     ids = {job.id_of(item, machine) for job in jobs for item in job.items}
 
     def is_given_up() -> bool:
-        # Cancelled by the caller, or the caller is gone: Dask itself does not stop a thread.
+        # The caller cancelled it or is gone, or the scheduler is: Dask does not stop a thread.
         task = worker.state.tasks.get(key)
-        return task is None or task.state != "executing"
+        is_wanted = task is not None and task.state == "executing"
+        return not is_wanted or worker.status in (Status.closing, Status.closed)
 
     def tell(done: int) -> None:
         worker.log_event(topic, (machine["gpu_id"], done))
