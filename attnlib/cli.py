@@ -20,7 +20,7 @@ from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, 
 from .core.spec import LENGTHS, MLA
 
 if TYPE_CHECKING:
-    from .run.study import Study
+    from .run.study import Study, Sweep
 
 FAILED = 1
 USAGE = 2
@@ -186,17 +186,43 @@ def _overlays(texts: Sequence[str]) -> dict[str, Path]:
 def _measure(
     study: str,
     overlay: Sequence[str] = (),
+    gpus: str = "",
+    dask: str = "",
     **how: Any,
 ) -> None:
-    """Measure on this GPU what a study lacks; records go to data/records/."""
+    """Measure on this GPU, or on several, what a study lacks; records go to data/records/."""
     from .run import store
     from .run.rows import machine_slug
     from .run.study import Sweep, describe
 
     chosen = _study_named(study)
-    count = Sweep(overlays=_overlays(overlay), **how).measure(chosen)
-    machine = machine_slug(describe(chosen.device))
-    print(f"{count} items measured; records in {store.measured_path(chosen.name, machine)}")
+    sweep = Sweep(overlays=_overlays(overlay), **how)
+    if gpus or dask:
+        count, machines = _measure_on_gpus(chosen, sweep, gpus, dask)
+    else:
+        count = sweep.measure(chosen)
+        machines = [machine_slug(describe(chosen.device))]
+    places = [str(store.measured_path(chosen.name, machine)) for machine in machines]
+    print(f"{count} items measured; records in {', '.join(places)}")
+
+
+def _measure_on_gpus(
+    study: "Study",
+    sweep: "Sweep",
+    gpus: str,
+    dask: str,
+) -> tuple[int, list[str]]:
+    from .run.cluster import asked_gpus, local_cluster, measure_on_gpus, running_cluster
+
+    if gpus and dask:
+        raise ValueError("--gpus and --dask must not be given together")
+    sweep.jobs(study)  # what cannot be measured is said before workers start
+    if dask:
+        cluster = running_cluster(dask)
+    else:
+        cluster = local_cluster({"CUDA_VISIBLE_DEVICES": gpu} for gpu in asked_gpus(gpus))
+    with cluster as client:
+        return measure_on_gpus(study, sweep, client)
 
 
 def _publish(study: str, machine: str = "") -> None:
@@ -447,6 +473,14 @@ MEASURE: Options = {
     "--retry": dict(
         action="store_true",
         help="measure again what is on record as failed",
+    ),
+    "--gpus": dict(
+        metavar="N|all",
+        help="deal the cases out to so many GPUs of this machine (needs Dask)",
+    ),
+    "--dask": dict(
+        metavar="ADDRESS",
+        help="deal the cases out to the workers of this Dask scheduler, one for each GPU",
     ),
     **OVERLAY,
 }

@@ -7,14 +7,16 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.studies import SPEC, grid_of, study_of
+from support.studies import SPEC, grid_of, hand_made, study_of
 
 from attnlib import cli
 from attnlib.kinds.decode.case import DecodeCase
-from attnlib.run import store
+from attnlib.run import cluster, store
 from attnlib.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,6 +28,7 @@ doctor --json
 diagnose {TRACE} --shape heads=32/8,page_size=16,batch_size=16,kv_len=8192
 diagnose {TRACE} {TRACE} --json
 measure tiny --rounds 1 --overlay flashinfer-python==0.6.3=folder
+measure tiny --gpus 2
 publish tiny --machine h100
 bisect --package flashinfer-python --good 0.5.3 --bad 0.6.3 --study tiny --case k8 --rounds 3
 compare --base 0.6.3 --new 0.6.4 --model Llama-3.1-8B --tp 1 --lens 8192x16 --not-slower 2%
@@ -160,9 +163,15 @@ def test_a_malformed_argument_is_refused_in_one_line_and_nothing_is_written(
         (["nope"], f"one of {', '.join([*MEASURABLE, 'tiny'])}, got 'nope'"),
         (["engine_now"], STUDIES["engine_now"].retired),
         (["tiny", "--rounds", "0"], "rounds must be >= 1, got 0"),
+        (["tiny", "--gpus", "all", "--rounds", "0"], "rounds must be >= 1, got 0"),
+        (["tiny", "--gpus", "0"], "--gpus must be all or a number from 1, got '0'"),
+        (["tiny", "--gpus", "all"], "with a CUDA GPU; none is here"),
+        (["tiny", "--gpus", "1", "--dask", "one:1"], "must not be given together"),
+        (["tiny", "--dask", "tcp://127.0.0.1:1"], 'pip install "attnlib[cluster]"'),
     ],
 )
-def test_what_cannot_be_measured_fails_in_one_line(fails, tiny, arguments, words):
+def test_what_cannot_be_measured_fails_in_one_line(fails, tiny, arguments, words, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
     assert fails("measure", *arguments).endswith(words)
 
 
@@ -195,6 +204,36 @@ def test_measure_does_what_its_options_say_and_names_the_file_it_wrote(
     assert [[item.case.kv_len for item in job.items] for job in tiny.jobs] == measured
     path, count = store.measured_path("tiny", "cpu-test64"), len(sum(measured, []))
     assert capsys.readouterr().out == f"{count} items measured; records in {path}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        (["--gpus", "2"], [{"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "7"}]),
+        (["--dask", "tcp://one:1"], "tcp://one:1"),
+    ],
+)
+def test_measure_on_several_gpus_names_the_folder_of_each(
+    tiny, options, where, tmp_path, monkeypatch, capsys
+):
+    hand_made(tmp_path, "flashinfer-python", "0.6.3")
+    asked = []
+
+    def measure_on_gpus(study, sweep, client):
+        asked.append((study.name, client, sweep.retry, sweep.overlays))
+        return 3, ["gpu-x", "gpu-y"]
+
+    monkeypatch.setattr(cluster, "asked_gpus", lambda text: ["5", "7"])
+    monkeypatch.setattr(cluster, "local_cluster", lambda asked: nullcontext([*asked]))
+    monkeypatch.setattr(cluster, "running_cluster", nullcontext)
+    monkeypatch.setattr(cluster, "measure_on_gpus", measure_on_gpus)
+    overlaid = replace(TINY, grids=(replace(TINY.grids[0], releases=("0.6.3",)),))
+    monkeypatch.setitem(STUDIES, "tiny", overlaid)
+    overlay = f"flashinfer-python==0.6.3={tmp_path}"
+    assert cli.main(["measure", "tiny", "--retry", "--overlay", overlay, *options]) == 0
+    assert asked == [("tiny", where, True, {"flashinfer-python==0.6.3": tmp_path})]
+    folders = ", ".join(str(store.measured_path("tiny", name)) for name in ("gpu-x", "gpu-y"))
+    assert capsys.readouterr().out == f"3 items measured; records in {folders}\n"
 
 
 def test_a_data_folder_that_is_missing_is_an_error_and_no_empty_one(fails, monkeypatch, tmp_path):

@@ -175,9 +175,11 @@ def _checked(
 
 
 def _installed(folder: Path) -> dict[str, str]:
-    """Distribution -> release in a folder; one without metadata has no name."""
-    installed = metadata.distributions(path=[str(folder)])
-    return {canonicalize_name(dist.name or ""): dist.version for dist in installed}
+    """Distribution -> release in a folder; what has no metadata is none."""
+    found = metadata.distributions(path=[str(folder)])
+    # Without metadata Python has an empty message; importlib_metadata, which Dask loads, has None.
+    named = [distribution for distribution in found if distribution.metadata]
+    return {canonicalize_name(each.name or ""): each.version for each in named}
 
 
 def _install(requirement: str, target: Path) -> None:

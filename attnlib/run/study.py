@@ -238,11 +238,11 @@ class Sweep:
         if not jobs:
             return 0
         machine = describe(jobs[0].device)
-        if not self._missing(jobs, machine):
+        if not self.missing(jobs, machine):
             return 0
         with hold_gpu(machine["gpu_id"]) as held:
             # Asked again: the sweep that held the GPU until now may have measured some.
-            left = self._missing(jobs, machine)
+            left = self.missing(jobs, machine)
             total = sum(len(job.items) for job in left)
             words = [jobs[0].study, *sorted({job.release for job in left} - {""})]
             bar = self.progress(total=total, unit="item", desc=" ".join(words))
@@ -252,7 +252,8 @@ class Sweep:
                     run_job(job, machine, overlay, Watch(bar.update, self.stop, (held,)))
         return total
 
-    def _missing(self, jobs: list[Job], machine: dict[str, Any]) -> list[Job]:
+    def missing(self, jobs: list[Job], machine: dict[str, Any]) -> list[Job]:
+        """What the `jobs` of one study lack on that machine."""
         rows = store.find(jobs[0].study, machine_slug(machine))
         if self.retry:
             rows = rows[~rows.status.isin(["error", "crashed", "timeout"])]
