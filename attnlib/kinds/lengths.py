@@ -25,9 +25,30 @@ from ..core.spec import LENGTHS
 
 
 def sample_seq_lens(case: Any) -> np.ndarray:
-    """Lengths [bs] int32 of a case that has `batch_size`, `kv_len`, `lengths` and `seed`.
+    """Tokens of each request of a case.
 
-    `lengths` is a row of the module's table, or explicit.
+    Parameters
+    ----------
+    case : DecodeCase or another case with such fields
+        Its `batch_size`, `kv_len`, `lengths` (a row of the module's table, or explicit) and `seed`
+        count.
+
+    Returns
+    -------
+    ndarray
+        [batch_size] int32.
+
+    Raises
+    ------
+    AttributeError
+        For what has no such fields.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> case = attnlib.DecodeCase(attnlib.AttnSpec(32, 8, 128, 16), 3, 60, "33+1+60")
+    >>> attnlib.sample_seq_lens(case).tolist()
+    [33, 1, 60]
     """
     if case.lengths not in LENGTHS:
         return explicit_lengths(case.lengths)

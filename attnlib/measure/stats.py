@@ -97,17 +97,39 @@ def judge_ratios(
     not_slower: float = 0.0,
     looks: int = 1,
 ) -> list[Ratio]:
-    """Ratio and verdict of each row of a table; a pair is (times of a, times of b), round by round.
+    """Ratio and verdict of each row of a table, judged together (Holm).
 
     `faster` and `slower` need an interval that excludes 1 and an effect beyond the margin
     (`margin_of` the shorter of both medians). `same` needs the whole interval inside the margin.
-    Everything else is `ambiguous`. `not_slower` (0.02 is 2 %) asks for non-inferiority: it becomes
-    the margin, and a row whose interval ends below 1 + margin is `not slower`.
+    Everything else is `ambiguous`.
 
-    `looks` is how often the table is judged while more rounds are measured, this time included: the
-    chance of a wrong verdict is shared among them (Bonferroni).
+    Parameters
+    ----------
+    pairs : sequence of (times of a, times of b)
+        A row each: times of both sides, in one unit, round by round.
+    not_slower : float
+        Asks for non-inferiority: 0.02 (2 %) becomes the margin, and a row whose interval ends below
+        1 + margin is `not slower`. 0 asks for none.
+    looks : int
+        How often the table is judged while more rounds are measured, this time included: the chance
+        of a wrong verdict is shared among them (Bonferroni).
 
-    Raises ValueError for a pair with different numbers of times on both sides, or with none.
+    Returns
+    -------
+    list of Ratio
+        In the order of `pairs`: ratio, low, high (95 % interval), rounds, margin, verdict.
+
+    Raises
+    ------
+    ValueError
+        For a pair with different numbers of times on both sides, or with none.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> [row] = attnlib.judge_ratios([([40.0, 41.0, 40.5], [20.0, 20.3, 20.1])])
+    >>> row.verdict, round(row.ratio, 2)
+    ('slower', 2.01)
     """
     sides = [_paired(pair) for pair in pairs]
     of_rows = []

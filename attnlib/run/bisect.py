@@ -146,12 +146,55 @@ def bisect(
     releases: Sequence[str] = (),
     overlays: dict[str, Path] | None = None,
 ) -> Bisection:
-    """Find the first release of `package` between `good` and `bad` at which `case` changed speed.
+    """Find the first release of a package between two at which a case changed speed.
 
-    `releases` are those to search; without them, those on record (replay, no overlays given) or
-    those that can be had (`available_releases`).
-    Raises ValueError for what cannot be asked and for ends that do not differ, RuntimeError for a
-    release that fails or stays ambiguous, FileNotFoundError for records that replay lacks.
+    Parameters
+    ----------
+    study : Study
+        Whose records or grids are asked.
+    case : Case
+        A case of the study.
+    package : str
+        A distribution: `flashinfer-python`, `sglang` or `sglang-kernel`.
+    good, bad : str
+        Releases of it, the ends of the search.
+    backend : str
+        What is timed.
+    rounds : int
+        Fresh processes per release.
+    releases : sequence of str, optional
+        Those to search; by default those on record (replay, no overlays given) or those that can be
+        had (`available_releases`).
+    overlays : dict of str to Path, optional
+        `NAME==VERSION` -> a folder with that release.
+
+    Returns
+    -------
+    Bisection
+        The first slower release, and a row per step.
+
+    Raises
+    ------
+    ValueError
+        For what cannot be asked and for ends that do not differ.
+    RuntimeError
+        For a release that fails or stays ambiguous.
+    FileNotFoundError
+        For records that replay lacks.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> study = attnlib.STUDIES["fa3_decode_regression"]
+    >>> found = attnlib.bisect(
+    ...     study,
+    ...     study.case_named("32/8,d128,p16,b16,k8192"),
+    ...     package="flashinfer-python",
+    ...     good="0.5.3",
+    ...     bad="0.6.3",
+    ... )
+    >>> found.changed
+    '0.6.0'
     """
     _require_backend(study, backend, package)
     require_int("rounds", rounds)

@@ -234,7 +234,33 @@ def require_comparable(rows: pd.DataFrame) -> None:
 
 
 def ceilings(frame: pd.DataFrame, needed: Sequence[str] = CEILINGS) -> Ceilings:
-    """Rates measured in the same study: median over rounds. ValueError if a needed one lacks."""
+    """Rates of this GPU that were measured in the same study, the median over rounds.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        Records of one study, as `load` gives them.
+    needed : sequence of {"copy", "matmul"}, optional
+        The ceilings that must be there.
+
+    Returns
+    -------
+    Ceilings
+        `copy_gbps` (read and write) and `matmul_tflops`; NaN where one was not measured.
+
+    Raises
+    ------
+    ValueError
+        If a needed one is not on record, or for records of different GPUs.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> study = attnlib.STUDIES["fa3_decode_regression"]
+    >>> frame = attnlib.load(study.name, study.reference_machine)
+    >>> bool(1000 < attnlib.ceilings(frame).copy_gbps < 4800)
+    True
+    """
     is_ceiling = frame.backend.isin(CEILINGS)
     measured = frame[is_ceiling & (frame.status == "ok")]
     require_comparable(measured)
@@ -252,7 +278,34 @@ def ceilings(frame: pd.DataFrame, needed: Sequence[str] = CEILINGS) -> Ceilings:
 
 
 def good_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
-    """Records of one timer that are ok, not throttled and no A/A repeats; counts as integers."""
+    """Records of one timer that are ok, not throttled and no A/A repeats; counts as integers.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        Records of one study, as `load` gives them.
+    timer : str
+        How the calls were timed: `graph`, `graph-cold`, `profiler` or another of GLOSSARY.md.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The rows that are left; none is an empty table.
+
+    Raises
+    ------
+    AttributeError
+        For a table without the columns of records.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> study = attnlib.STUDIES["fa3_decode_regression"]
+    >>> frame = attnlib.load(study.name, study.reference_machine)
+    >>> rows = attnlib.good_rows(frame)
+    >>> sorted(rows.status.unique()), sorted(rows.timer.unique())
+    (['ok'], ['graph'])
+    """
     is_ok = (frame.status == "ok") & ~frame.throttled
     is_first = ~frame.repeat  # no A/A item
     rows = frame[is_ok & is_first & (frame.timer == timer)]
@@ -271,7 +324,36 @@ def decode_rows(
     release: str | None = None,
     timer: str = "graph",
 ) -> pd.DataFrame:
-    """`good_rows` of attention with heads, of one timer and (if named) one release."""
+    """The `good_rows` of attention with heads, of one timer and (if named) one release.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        Records of one study, as `load` gives them.
+    release : str, optional
+        Of the library under study; by default all.
+    timer : str
+        How the calls were timed: `graph`, `graph-cold`, `profiler` or another of GLOSSARY.md.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The rows that are left; none is an empty table.
+
+    Raises
+    ------
+    AttributeError
+        For a table without the columns of records.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> study = attnlib.STUDIES["fa3_decode_regression"]
+    >>> frame = attnlib.load(study.name, study.reference_machine)
+    >>> rows = attnlib.decode_rows(frame, release="0.6.3")
+    >>> sorted(rows.release.unique())
+    ['0.6.3']
+    """
     rows = frame[frame.heads.notna()]
     if release is not None:
         rows = rows[rows.release == release]
@@ -315,10 +397,38 @@ def over(
     """Time of side `a` over time of side `b` and the verdict on `a`, a row per case.
 
     A side is a backend, or a backend of one release: `flashinfer-fa2==0.6.3`. Rounds that have both
-    sides are paired. Columns: case, the case's, ratio, low, high, rounds, margin, verdict
-    (`stats.judge_ratios`). `low` and `high` are the 95 % interval of the row; verdicts are those of
-    the table (Holm). Raises ValueError for rows that must not be compared (`require_comparable`),
-    and for two records of one round.
+    sides are paired. The interval is that of the row; verdicts are those of the table (Holm).
+
+    Parameters
+    ----------
+    rows : pandas.DataFrame
+        Records of one timer, as `good_rows` or `decode_rows` give them.
+    a, b : str
+        The sides.
+    not_slower : float
+        Asks for non-inferiority with this margin, such as 0.02 for 2 %; 0 asks for none.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Columns: case, the case's, ratio, low, high (95 % interval), rounds, margin, verdict
+        (`judge_ratios`).
+
+    Raises
+    ------
+    ValueError
+        For rows that must not be compared (of two GPUs, power limits or timers), and for two records of one
+        side in a round.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> study = attnlib.STUDIES["fa3_decode_regression"]
+    >>> frame = attnlib.load(study.name, study.reference_machine)
+    >>> rows = attnlib.decode_rows(frame, release="0.6.3")
+    >>> table = attnlib.over(rows, "flashinfer-fa3", "flashinfer-fa2")
+    >>> bool(table.ratio.median() > 4)
+    True
     """
     cases, sides = _paired_by_case(rows, a, b)
     ratios = judge_ratios(sides, not_slower=not_slower)
@@ -342,8 +452,33 @@ def savings(
 ) -> pd.DataFrame:
     """What side `new` saves of the time of side `base`, a row per case that both have.
 
-    Columns: case, the case's, base_us, new_us (medians), saved, low, high (us), rounds, verdict
-    (`stats.judge_savings`). Sides and errors are those of `over`.
+    Parameters
+    ----------
+    rows : pandas.DataFrame
+        Records of one timer, as `good_rows` or `decode_rows` give them.
+    base, new : str
+        The sides: a backend, or a backend of one release, as `over` takes them.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Columns: case, the case's, base_us, new_us (medians), saved, low, high (us, 95 % interval),
+        rounds, verdict (`stats.judge_savings`).
+
+    Raises
+    ------
+    ValueError
+        As `over` does.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> study = attnlib.STUDIES["fa3_decode_regression"]
+    >>> frame = attnlib.load(study.name, study.reference_machine)
+    >>> rows = attnlib.decode_rows(frame, release="0.6.3")
+    >>> table = attnlib.savings(rows, "flashinfer-fa3", "flashinfer-fa2")
+    >>> bool((table.new_us < table.base_us).mean() > 0.9)
+    True
     """
     cases, sides = _paired_by_case(rows, base, new)
     cases["base_us"] = [float(np.median(before)) for before, _ in sides]
@@ -398,6 +533,29 @@ def aa_check(frame: pd.DataFrame) -> str:
 
     A row that is, is a false verdict: it says how far the verdicts of this study can be trusted.
     All rows are judged as one table.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        Records of one study, as `load` gives them.
+
+    Returns
+    -------
+    str
+        The count of false verdicts and of rows, or that there are none.
+
+    Raises
+    ------
+    AttributeError
+        For a table without the columns of records.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> study = attnlib.STUDIES["fa3_decode_regression"]
+    >>> frame = attnlib.load(study.name, study.reference_machine)
+    >>> attnlib.aa_check(frame).endswith("A/A rows came out faster or slower")
+    True
     """
     is_ok = (frame.status == "ok") & ~frame.throttled
     good = frame[is_ok & frame.case.notna()]
@@ -430,7 +588,35 @@ def launches(rows: pd.DataFrame, name: str = "") -> pd.Series:
 
 
 def tally(table: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Per value of `by`: shapes, least, median and most ratio, and the count of each verdict."""
+    """Per value of a column: shapes, least, median and most ratio, and the count of each verdict.
+
+    Parameters
+    ----------
+    table : pandas.DataFrame
+        What `over` gives.
+    by : str
+        The column.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row per value.
+
+    Raises
+    ------
+    KeyError
+        For a column that the table lacks.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> study = attnlib.STUDIES["fa3_decode_regression"]
+    >>> frame = attnlib.load(study.name, study.reference_machine)
+    >>> rows = attnlib.decode_rows(frame, release="0.6.3")
+    >>> table = attnlib.over(rows, "flashinfer-fa3", "flashinfer-fa2")
+    >>> attnlib.tally(table, "page_size").columns.tolist()[:5]
+    ['page_size', 'shapes', 'least', 'median', 'most']
+    """
     # Not crosstab: some releases of pandas 3 refuse an index with duplicates, as concat leaves it.
     groups = table.groupby(by)
     counts = groups.verdict.value_counts().unstack(fill_value=0)

@@ -144,8 +144,36 @@ def load(
 ) -> pd.DataFrame:
     """The records of a study on a machine, or those of a case: a row each (`frame.frame_of`).
 
-    Oldest first; of one id the newest stands. Raises FileNotFoundError naming the machines that
-    have the study, and ValueError naming file and row of what is no record of this machine.
+    Oldest first; of one id the newest stands. data/README.md has every column with its meaning.
+
+    Parameters
+    ----------
+    study : str
+        Its name in `attnlib.STUDIES`.
+    machine : str
+        The name of a folder of data/records.
+    case : Case, optional
+        The case whose records are wanted; by default all.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Times are microseconds.
+
+    Raises
+    ------
+    FileNotFoundError
+        Naming the machines that have the study.
+    ValueError
+        Naming file and row of what is no record of this machine.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> study = attnlib.STUDIES["fa3_decode_regression"]
+    >>> frame = attnlib.load(study.name, study.reference_machine)
+    >>> bool((frame.run_us[frame.status == "ok"] > 0).all())
+    True
     """
     frame = _frame_of(study, machine, stamp(study, machine))
     if case is None:

@@ -14,9 +14,34 @@ from ..lengths import sample_seq_lens
 class DecodeCase(NamedCase):
     """The description of a seeded decode workload; `measure.build_workload` builds its tensors.
 
-    `kv_len` is the tokens of the longest request; `lengths` is one of the distributions of
-    `kinds.lengths`, or explicit: `33+1+60`. `context` is the width of the page table in tokens, as
-    an engine is configured (0: as wide as the longest request).
+    Parameters
+    ----------
+    spec : AttnSpec
+        The layer.
+    batch_size : int
+        Requests.
+    kv_len : int
+        Tokens of the longest request.
+    lengths : str
+        One of the distributions of `kinds.lengths` (`fixed`, `ragged`, `one_long`, ...), or
+        explicit tokens: `33+1+60`.
+    seed : int
+        Of inputs and drawn lengths.
+    context : int
+        Tokens of the page table's width, as an engine is configured; 0: those of the longest
+        request.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it must be and what it was.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> case = attnlib.DecodeCase(attnlib.AttnSpec(32, 8, 128, 16), 16, 8192)
+    >>> case.key
+    '32/8,d128,p16,b16,k8192'
     """
 
     spec: AttnSpec

@@ -89,11 +89,40 @@ def decode_call(
     device: str = "cuda",
     cuda_graph: bool = False,
 ) -> Callable[[], torch.Tensor]:
-    """One decode call of a backend at a case: `call()` is its output [bs, num_qo_heads, head_dim].
+    """One decode call of a backend at a case, such as `profile` and `compare` take.
 
     Inputs (seeded, as in the studies) and the plan are made by the first call, so a call can be
-    named where its backend cannot run. `cuda_graph` plans as for a capture. The first call raises
-    RuntimeError if the backend cannot run here. Its `__name__` is a profile's title.
+    named where its backend cannot run. The first call raises RuntimeError if the backend cannot run
+    here.
+
+    Parameters
+    ----------
+    backend : str
+        A decode backend of `attnlib.core.create`.
+    case : DecodeCase
+        The workload.
+    device : str
+        Where the tensors are: `cuda`, or `cpu` for backends that need no GPU.
+    cuda_graph : bool
+        Whether to plan as for a capture.
+
+    Returns
+    -------
+    callable
+        `call()` is its output [bs, num_qo_heads, head_dim]; its `__name__` is a profile's title.
+
+    Raises
+    ------
+    ValueError
+        For a backend that is unknown, or not of decode.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> case = attnlib.DecodeCase(attnlib.AttnSpec(8, 2, 64, 16), 2, 32)
+    >>> call = attnlib.decode_call("sdpa", case, device="cpu")
+    >>> call().shape
+    torch.Size([2, 8, 64])
     """
     entry_of(backend, "decode")
 
