@@ -417,8 +417,8 @@ def over(
     Raises
     ------
     ValueError
-        For rows that must not be compared (of two GPUs, power limits or timers), and for two records of one
-        side in a round.
+        For rows that must not be compared (of two GPUs, power limits or timers), and for two
+        records of one side in a round.
 
     Examples
     --------
