@@ -76,7 +76,8 @@ def measure_on_gpus(study: Study, sweep: Sweep, client: Client) -> tuple[int, li
     for share in shares.values():
         here = store.find(study.name, machine_slug(share.machine))
         share.on_record.update(here.case.dropna())
-    dealt = deal(jobs, {gpu_id: share.on_record for gpu_id, share in shares.items()})
+    on_record = {gpu_id: share.on_record for gpu_id, share in shares.items()}
+    dealt = deal(jobs, on_record)
     for gpu_id, share in shares.items():
         if dealt[gpu_id]:
             share.jobs = sweep.missing(dealt[gpu_id], share.machine)

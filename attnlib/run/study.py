@@ -133,10 +133,12 @@ class Study:
             groups.setdefault(item if item in alone else item.release, []).append(item)
         step = -1 if round_ % 2 else 1
         command = self.command or f"python -m attnlib measure {shlex.quote(self.name)}"
-        return [
-            Job(self.name, round_, self.device, items[0].release, tuple(items[::step]), command)
-            for items in list(groups.values())[::step]
-        ]
+        jobs = []
+        for group in list(groups.values())[::step]:
+            release = group[0].release
+            in_turn = tuple(group[::step])
+            jobs.append(Job(self.name, round_, self.device, release, in_turn, command))
+        return jobs
 
 
 def mode() -> str:
@@ -273,11 +275,13 @@ def in_about(*sweeps: tuple[int, int], pace: Study) -> str:
         return ""
     rows = store.load(pace.name, pace.reference_machine).sort_values("started_at", kind="stable")
     gaps = rows.started_at.astype("datetime64[ns, UTC]").diff().dt.total_seconds()
-    starts = (rows[["round", "release"]] != rows[["round", "release"]].shift()).any(axis=1)
+    process = rows[["round", "release"]]
+    starts = (process != process.shift()).any(axis=1)
     # Means: times are whole seconds, and most records take less than one.
     means = gaps[gaps < LONGEST_GAP_S].groupby(starts).mean()
-    process, record = means.get(True, 0.0), means[False]
-    minutes = [math.ceil((count * process + size * record) / 60) for count, size in sweeps]
+    process_s = means.get(True, 0.0)
+    record_s = means[False]
+    minutes = [math.ceil((count * process_s + size * record_s) / 60) for count, size in sweeps]
     return f", in about {' to '.join(map(str, minutes))} minute{'s' * (minutes[-1] > 1)}"
 
 
