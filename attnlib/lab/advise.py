@@ -412,8 +412,9 @@ def _run_by_engine(
 
 def _most_splits(layer: AttnSpec, lengths: tuple[int, ...], cap: str) -> int:
     """The most splits that SGLang's FlashAttention-3 gives a request of this call, by the model."""
-    context = max(SERVED_CONTEXT, *lengths)
-    served = replace(_case_of(layer, lengths), context=context)
+    # SGLang casts the query to the dtype of its cache.
+    layer = replace(layer, dtype=layer.kv_dtype)
+    served = replace(_case_of(layer, lengths), context=max(SERVED_CONTEXT, *lengths))
     return int(split_cap.splits_of(served, cap).max())
 
 

@@ -27,9 +27,9 @@ import numpy as np
 import pandas as pd
 
 from ..core.schedule.caps import num_splits
-from ..core.schedule.facts import SchedulerFacts
+from ..core.schedule.facts import SchedulerFacts, latent_facts, layer_facts
 from ..core.schedule.splits import plan_splits
-from ..core.spec import LATENT_DIM, ROPE_DIM, AttnSpec, MlaSpec
+from ..core.spec import AttnSpec, MlaSpec
 from ..draw import charts, style
 from ..kinds.decode.case import DecodeCase
 from ..kinds.extend.case import ExtendCase, sample_extend_lens
@@ -377,21 +377,15 @@ def lengths_of(case: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def facts_of(case: Any) -> SchedulerFacts:
     """The call of a case as SGLang's FlashAttention-3 of today sees it."""
-    spec = case.spec
-    latent = isinstance(case, MlaCase)
     q_lens, lens = lengths_of(case)
     width = getattr(case, "cached", case).context or int(lens.max())
-    columns = -(-width // spec.page_size)
-    return SchedulerFacts(
+    describe = latent_facts if isinstance(case, MlaCase) else layer_facts
+    return describe(
+        case.spec,
+        columns=-(-width // case.spec.page_size),
         batch_size=len(lens),
-        num_qo_heads=spec.num_qo_heads,
-        num_kv_heads=1 if latent else spec.num_kv_heads,
-        head_dim=ROPE_DIM if latent else spec.head_dim,
-        head_dim_v=LATENT_DIM if latent else spec.head_dim,
         max_seqlen_q=int(q_lens.max()),
-        max_seqlen_k=columns * spec.page_size,
         num_sms=SMS,
-        page_size=spec.page_size,
         causal=True,
         varlen_q=True,
         build="sglang",

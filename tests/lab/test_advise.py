@@ -187,6 +187,12 @@ def test_a_call_that_the_cap_does_not_reach_is_told_nothing_of_it(library, optio
     assert CAP_NOTE not in " ".join(advice.notes)
 
 
+def test_a_window_of_few_blocks_is_split_by_no_cap_and_told_nothing_of_it():
+    layer = AttnSpec(8, 1, 128, 16, window=128)
+    advice = attnlib.advise(layer, [131072, *[1024] * 127], library="sglang==0.5.23")
+    assert CAP_NOTE not in " ".join(advice.notes)
+
+
 def test_an_h100_has_batches_of_its_own_with_the_present_planner():
     told = repr(attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4, gpu="H100"))
     assert "NVIDIA H100 80GB HBM3, FlashInfer 0.6.13" in told and "by the planner" not in told

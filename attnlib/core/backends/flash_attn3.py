@@ -14,7 +14,7 @@ from torch import Tensor
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
 from ..schedule import library
-from ..schedule.facts import FULL, SchedulerFacts
+from ..schedule.facts import SchedulerFacts, layer_facts
 from ..schedule.flash_attn3 import SchedulerMetadata, precompute, sm_count
 from ..spec import CUSTOM_MASKS, AttnSpec
 from .base import Backend, Batch, Plan
@@ -185,8 +185,6 @@ def facts_of(
     `window` is (left, right) tokens, -1 for no end; by default the layer's. `num_splits` caps the
     splits, 0 leaves the number to the library.
     """
-    if window is None:
-        window = (batch.spec.window - 1, 0) if batch.spec.window else FULL
     return _facts(
         batch.spec,
         batch_size=batch.batch_size,
@@ -219,20 +217,12 @@ def _require_tensors(q: Tensor, kv: PagedKV, batch: DecodeBatch, q_len: int) -> 
 def _facts(
     spec: AttnSpec,
     *,
-    batch_size: int,
-    columns: int,
     device: torch.device,
     **options: Any,
 ) -> SchedulerFacts:
-    return SchedulerFacts(
-        batch_size=batch_size,
-        num_qo_heads=spec.num_qo_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        max_seqlen_k=columns * spec.page_size,
+    return layer_facts(
+        spec,
         num_sms=sm_count(device),
-        page_size=spec.page_size,
-        dtype=spec.dtype,
         hdim96=library.has_hdim96(),
         build=library.build(),
         **options,

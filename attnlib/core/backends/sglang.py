@@ -21,9 +21,9 @@ from ..extend import ExtendBatch
 from ..mla import MlaBatch, require_pages
 from ..schedule import library
 from ..schedule.caps import BOUNDED, UPSTREAM, num_splits
-from ..schedule.facts import FULL, SchedulerFacts
+from ..schedule.facts import SchedulerFacts, latent_facts, layer_facts
 from ..schedule.flash_attn3 import sm_count
-from ..spec import LATENT_DIM, MLA_HEAD_DIM, ROPE_DIM, AttnSpec, MlaSpec
+from ..spec import LATENT_DIM, MLA_HEAD_DIM, AttnSpec, MlaSpec
 from .base import Backend, Batch, Cache, Plan
 from .flash_attn3 import require_layer
 from .table import Entry
@@ -85,7 +85,35 @@ class _SglangFlashAttn3(Backend[Batch, Cache]):
         return reason
 
 
-class SglangDecode(_SglangFlashAttn3[DecodeBatch, PagedKV]):
+class _OfLayers(_SglangFlashAttn3[Batch, PagedKV]):
+    """The modes over a paged cache of keys and values."""
+
+    def run(
+        self,
+        q: torch.Tensor,
+        cache: PagedKV,
+        plan: Plan[Batch],
+    ) -> torch.Tensor:
+        """The library's call: like `q`."""
+        cache.require_pages_of(plan.batch.spec)
+        return plan.state(
+            q=q,
+            k_cache=cache.k_cache,
+            v_cache=cache.v_cache,
+        )
+
+    @classmethod
+    def unsupported(
+        cls,
+        entry: Entry,
+        spec: AttnSpec,
+        mask: str,
+    ) -> str:
+        """What FlashAttention-3 cannot run."""
+        return require_layer(spec, mask)
+
+
+class SglangDecode(_OfLayers[DecodeBatch]):
     """One query per request. `plan` makes the schedule, as SGLang does once per step."""
 
     def facts(self, batch: DecodeBatch) -> SchedulerFacts:
@@ -114,20 +142,6 @@ class SglangDecode(_SglangFlashAttn3[DecodeBatch, PagedKV]):
         held.keywords["scheduler_metadata"].copy_(words)
         return held
 
-    def run(
-        self,
-        q: torch.Tensor,
-        cache: PagedKV,
-        plan: Plan[DecodeBatch],
-    ) -> torch.Tensor:
-        """The library's call: like `q`."""
-        cache.require_pages_of(plan.batch.spec)
-        return plan.state(
-            q=q,
-            k_cache=cache.k_cache,
-            v_cache=cache.v_cache,
-        )
-
     def _schedule(self, batch: DecodeBatch, call: "partial[torch.Tensor]") -> torch.Tensor:
         """The schedule by the cap of the call; SGLang takes the longest request for the width."""
         spec = batch.spec
@@ -147,18 +161,8 @@ class SglangDecode(_SglangFlashAttn3[DecodeBatch, PagedKV]):
             num_splits=call.keywords["num_splits"],
         )
 
-    @classmethod
-    def unsupported(
-        cls,
-        entry: Entry,
-        spec: AttnSpec,
-        mask: str,
-    ) -> str:
-        """What FlashAttention-3 cannot run."""
-        return require_layer(spec, mask)
 
-
-class SglangExtend(_SglangFlashAttn3[ExtendBatch, PagedKV]):
+class SglangExtend(_OfLayers[ExtendBatch]):
     """Several queries per request, any number for each: verification of drafts, or a prefill."""
 
     def facts(self, batch: ExtendBatch) -> SchedulerFacts:
@@ -184,30 +188,6 @@ class SglangExtend(_SglangFlashAttn3[ExtendBatch, PagedKV]):
                 raise ValueError(f"q_lens must be at most {most}, as first planned, got more")
         return super().prepare(batch, held)
 
-    def run(
-        self,
-        q: torch.Tensor,
-        cache: PagedKV,
-        plan: Plan[ExtendBatch],
-    ) -> torch.Tensor:
-        """The library's call: like `q`."""
-        cache.require_pages_of(plan.batch.spec)
-        return plan.state(
-            q=q,
-            k_cache=cache.k_cache,
-            v_cache=cache.v_cache,
-        )
-
-    @classmethod
-    def unsupported(
-        cls,
-        entry: Entry,
-        spec: AttnSpec,
-        mask: str,
-    ) -> str:
-        """What FlashAttention-3 cannot run."""
-        return require_layer(spec, mask)
-
 
 class SglangMla(_SglangFlashAttn3[MlaBatch, torch.Tensor]):
     """Latent attention over all tokens of a bfloat16 cache, one query token or several.
@@ -217,18 +197,13 @@ class SglangMla(_SglangFlashAttn3[MlaBatch, torch.Tensor]):
 
     def facts(self, batch: MlaBatch) -> SchedulerFacts:
         """One latent KV head, with keys of 64 and values of 512 dims."""
-        spec = batch.spec
         table = batch.paged.page_table
-        return SchedulerFacts(
+        return latent_facts(
+            batch.spec,
+            columns=table.shape[1],
             batch_size=batch.batch_size,
-            num_qo_heads=spec.num_qo_heads,
-            num_kv_heads=1,
-            head_dim=ROPE_DIM,
-            head_dim_v=LATENT_DIM,
             max_seqlen_q=batch.q_len,
-            max_seqlen_k=table.shape[1] * spec.page_size,
             num_sms=sm_count(table.device),
-            page_size=spec.page_size,
             causal=True,
             varlen_q=True,
             build=library.sglang_build(),
@@ -386,20 +361,13 @@ def facts_of_layer(
     causal: bool = True,
 ) -> SchedulerFacts:
     """A call over `batch`'s page table with up to `max_seqlen_q` query tokens a request."""
-    spec = batch.spec
-    columns = batch.page_table.shape[1]
-    return SchedulerFacts(
+    return layer_facts(
+        batch.spec,
+        columns=batch.page_table.shape[1],
         batch_size=batch.batch_size,
-        num_qo_heads=spec.num_qo_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
         max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=columns * spec.page_size,
         num_sms=sm_count(batch.page_table.device),
-        page_size=spec.page_size,
-        dtype=spec.dtype,
         causal=causal,
-        window=(spec.window - 1, 0) if spec.window else FULL,
         varlen_q=True,
         build=library.sglang_build(),
     )

@@ -17,13 +17,18 @@ Builds differ in their tiles, so a schedule is that of a build:
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from ..spec import (
     ELEMENT_BYTES,
     INT32_MAX,
+    LATENT_DIM,
+    ROPE_DIM,
+    AttnSpec,
     Grouped,
+    MlaSpec,
     ceil_div,
     require_given,
     require_int,
@@ -353,6 +358,49 @@ def _tile_fp8(call: SchedulerFacts, dim: int, gathers: bool) -> Tile:
     if dim <= 192:
         return 128, 128 if call.is_local and (gathers or call.has_softcap) else 160
     return 128, 64 if call.is_local else 128
+
+
+def layer_facts(
+    spec: AttnSpec,
+    *,
+    columns: int,
+    window: tuple[int, int] | None = None,
+    **call: Any,
+) -> SchedulerFacts:
+    """A call of a layer over a page table of `columns` pages; `call` are the other facts.
+
+    `window` is the layer's unless given.
+    """
+    if window is None:
+        window = (spec.window - 1, 0) if spec.window else FULL
+    return SchedulerFacts(
+        num_qo_heads=spec.num_qo_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        max_seqlen_k=columns * spec.page_size,
+        page_size=spec.page_size,
+        dtype=spec.dtype,
+        window=window,
+        **call,
+    )
+
+
+def latent_facts(
+    spec: MlaSpec,
+    *,
+    columns: int,
+    **call: Any,
+) -> SchedulerFacts:
+    """The same of MLA: one latent KV head, whose keys are rotary and whose values are latent."""
+    return SchedulerFacts(
+        num_qo_heads=spec.num_qo_heads,
+        num_kv_heads=1,
+        head_dim=ROPE_DIM,
+        head_dim_v=LATENT_DIM,
+        max_seqlen_k=columns * spec.page_size,
+        page_size=spec.page_size,
+        **call,
+    )
 
 
 def _heuristic_cap(facts: SchedulerFacts) -> int:
