@@ -218,15 +218,15 @@ def _cap(arm: str, **facts: Any) -> int:
 @contextmanager
 def given(backend: Any, number: int) -> Iterator[None]:
     """Calls in the block pass `number`; what SGLang had is back at the end, whatever happens."""
-    own = {}
+    before = {}
     for name in ("num_splits", "decode_num_splits"):  # the second since 0.5.18
         if hasattr(backend, name):
-            own[name] = getattr(backend, name)
-    vars(backend).update(dict.fromkeys(own, number))
+            before[name] = getattr(backend, name)
+    vars(backend).update(dict.fromkeys(before, number))
     try:
         yield
     finally:
-        vars(backend).update(own)
+        vars(backend).update(before)
 
 
 def _count(

@@ -207,9 +207,11 @@ class Diagnosis(Shown):
             facts.append(("no attention", "of the known kernels; by time there ran the following"))
         names = {row["pattern"] for row in patterns}
         steps = _counted(len(self.steps), "step")
-        found = _counted(len(names), "known pattern") if names else "no known pattern"
+        counted = "no known pattern"
+        if names:
+            counted = _counted(len(names), "known pattern")
         return Card(
-            title=f"{self.trace.path}: {steps}, {found}",
+            title=f"{self.trace.path}: {steps}, {counted}",
             notes=self.unseen(),
             facts=facts,
             table=self.table().round(3),

@@ -14,8 +14,8 @@ PREFIX, SUFFIX = "repro_", ".py.txt"
 
 def names() -> list[str]:
     """Of all scripts, sorted."""
-    found = (path.name for path in HERE.glob(f"{PREFIX}*{SUFFIX}"))
-    return sorted(name.removeprefix(PREFIX).removesuffix(SUFFIX) for name in found)
+    files = (path.name for path in HERE.glob(f"{PREFIX}*{SUFFIX}"))
+    return sorted(name.removeprefix(PREFIX).removesuffix(SUFFIX) for name in files)
 
 
 def script(name: str) -> str:

@@ -309,10 +309,10 @@ def _operators(events: list[Event], calls: _Calls) -> list[Span]:
                 call=number,
             )
             threads[event["tid"]].append(span)
-    found = []
+    of_all_threads = []
     for spans in threads.values():
-        found += _nested(spans)
-    return found
+        of_all_threads += _nested(spans)
+    return of_all_threads
 
 
 def _nested(spans: list[Span]) -> list[Span]:
@@ -329,7 +329,7 @@ def _nested(spans: list[Span]) -> list[Span]:
         if callers:
             self_us[callers[-1]] -= span.length_us
         callers.append(place)
-    found = []
+    nested = []
     for span, own_us in zip(ordered, self_us, strict=True):
-        found.append(replace(span, self_us=max(0.0, own_us)))
-    return found
+        nested.append(replace(span, self_us=max(0.0, own_us)))
+    return nested

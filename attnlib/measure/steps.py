@@ -205,8 +205,8 @@ def _cut(
         begin = max(behind, default=begin)
         begin = min([begin, *marked])
         whole = range(min(begin, first), end)
-        own = [at for at in whole if at not in others]
-        yield run, own, marked
+        in_step = [at for at in whole if at not in others]
+        yield run, in_step, marked
         begin = max(begin, end)
 
 

@@ -285,13 +285,13 @@ class SchedulerFacts(Grouped):
 
     def differences(self, other: "SchedulerFacts") -> dict[str, tuple[object, object]]:
         """Fields that differ once both are settled: name -> (this one's, the other's)."""
-        found = {}
+        differing = {}
         for field in fields(self):
             mine = getattr(self.settled, field.name)
             others = getattr(other.settled, field.name)
             if mine != others:
-                found[field.name] = (mine, others)
-        return found
+                differing[field.name] = (mine, others)
+        return differing
 
     def require_q(self, name: str, given: object) -> None:
         """ValueError unless query tokens by request are given with `varlen_q`, and only then."""
