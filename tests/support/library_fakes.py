@@ -408,6 +408,7 @@ class FakeSglangFlashAttention:
     def get_scheduler_metadata(self, *, cache_seqlens, **given):
         assert given["causal"] and given["cu_seqlens_q"].dtype == torch.int32
         assert given["max_seqlen_k"] >= int(cache_seqlens.max())
+        assert "window_size" not in given, "SGLang schedules layers without a window alone"
         self.scheduled.append(given)
         return cache_seqlens.clone()
 
@@ -418,6 +419,8 @@ class FakeSglangFlashAttention:
         lens, table = given["cache_seqlens"], given["page_table"]
         assert lens.dtype == table.dtype == torch.int32
         assert words is None or torch.equal(words, lens), "a stale schedule"
+        has_window = given["window_size"] != (-1, -1)
+        assert words is None or not has_window, "a window layer prepares its own schedule"
         q_lens = given["cu_seqlens_q"].diff().tolist()
         assert max(q_lens) <= given["max_seqlen_q"]
         if qv is not None:

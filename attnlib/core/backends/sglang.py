@@ -2,8 +2,8 @@
 
 Calls are those of SGLang 0.5.23 (flashattention_backend.py and triton_backend.py of
 srt/layers/attention). FlashAttention-3 is told the query rows by prefix sums. Its schedule is made
-once per step for one query token of grouped-query layers. MLA and several query tokens prepare it
-in every layer, so there it is part of the call.
+once per step for one query token of grouped-query layers without a window. Window layers, MLA and
+several query tokens prepare it in every layer, so there it is part of the call.
 
 The cap of splits is the entry's (`schedule.caps`): SGLang passes 0, which is `default`. `upstream`
 and `bounded` are computed by the model of the build, for releases of sglang-kernel that were read.
@@ -114,7 +114,8 @@ class _OfLayers(_SglangFlashAttn3[Batch, PagedKV]):
 
 
 class SglangDecode(_OfLayers[DecodeBatch]):
-    """One query per request. `plan` makes the schedule, as SGLang does once per step."""
+    """One query per request. `plan` makes the schedule of a layer without a window, as SGLang does
+    once per step."""
 
     def facts(self, batch: DecodeBatch) -> SchedulerFacts:
         """One query token, over the whole page table."""
@@ -134,8 +135,10 @@ class SglangDecode(_OfLayers[DecodeBatch]):
         }
 
     def prepare(self, batch: DecodeBatch, held: Any) -> "partial[torch.Tensor]":
-        """The call, with the schedule of these lengths."""
+        """The call, with the schedule of these lengths unless the layer has a window."""
         call = super().prepare(batch, held)
+        if batch.spec.window:
+            return call
         words = self._schedule(batch, call)
         if held is None:
             return partial(call, scheduler_metadata=words)
@@ -157,7 +160,6 @@ class SglangDecode(_OfLayers[DecodeBatch]):
             cu_seqlens_q=call.keywords["cu_seqlens_q"],
             page_size=spec.page_size,
             causal=True,
-            window_size=call.keywords["window_size"],
             num_splits=call.keywords["num_splits"],
         )
 
