@@ -138,6 +138,8 @@ def explain(
     require_word("gpu", gpu, GPUS)
     rules.require_policy(policy, [mode])
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
+    if flashinfer := rules.flashinfer_of(release, beside):
+        facts["flashinfer"] = flashinfer
     facts, settled = _settled(rules, facts)
     tested = rules.tests(mode, policy, release)
     unused = [name for name in _stated(call) if not decided(name, call) & tested]
@@ -162,7 +164,7 @@ def explain(
     called = rules.called(choice.backend, release)
     if called and called.policy in find(called.library)[0].policies_for(mode):
         return _calling(choice, called.beside(beside), spec, call)
-    if beside:
+    if beside and "flashinfer" not in choice.tested:
         choice = replace(choice, unused=(*choice.unused, beside))
     return choice
 

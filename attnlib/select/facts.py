@@ -44,6 +44,9 @@ DECODE_MODES = ("decode", *LATENT_MODES)
 PREFILL_MODES = ("prefill_paged", "target_verify", "draft_extend", "dllm_extend", "prefill_ragged")
 DRAFT_MODES = ("target_verify", "draft_extend")
 MODES = ("decode", *PREFILL_MODES, *LATENT_MODES)
+PLAIN_CACHE = "plain"
+CACHES = (PLAIN_CACHE, "fp8_e5m2", "nvfp4", "turboquant")
+"""Formats of a KV cache that a rule may ask for: `plain` is 16 bits or FP8 (E4M3)."""
 WORDS: dict[str, tuple[str, ...]] = {
     "model": (OTHER, *MODELS),
     "architecture": tuple(ARCHITECTURES),
@@ -51,6 +54,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "mode": MODES,
     "dtype": tuple(ELEMENT_BYTES),
     "kv_dtype": tuple(ELEMENT_BYTES),
+    "cache": CACHES,
 }
 """Facts with a fixed set of values."""
 
@@ -148,13 +152,16 @@ class Call:
         A cuDNN frontend with FROST is installed.
     auto_cudnn : bool, default True
         FLASHINFER_DECODE_AUTO_CUDNN is not 0 (1: `cudnn` may be an older frontend).
+    cache : str, default "plain"
+        Another format of the KV cache than 16 bits or FP8 (E4M3): `fp8_e5m2`, `nvfp4` or
+        `turboquant`. No kernel of ours has them: only what an engine selects is known.
     model : str, default "other"
         A model of data/models.yaml, for which an engine may have rules, or an architecture of one.
 
     Raises
     ------
     ValueError
-        For an unknown model, lengths below 1 or of different counts, and a negative number.
+        For an unknown model or cache, lengths below 1 or of different counts, and a negative number.
 
     Examples
     --------
@@ -191,9 +198,11 @@ class Call:
     cubins: bool = _flag("NVIDIA's cubins", default=True)
     cudnn: bool = _flag("cuDNN", default=True)
     auto_cudnn: bool = _flag("cuDNN for auto", default=True)
+    cache: str = PLAIN_CACHE
     model: str = OTHER
 
     def __post_init__(self) -> None:
+        require_word("cache", self.cache, CACHES)
         require_word("model", self.model, tuple(FAMILIES))
         if self.q_lens and len(self.q_lens) != len(self.kv_lens):
             words = f"q_lens must have one entry for each of kv_lens ({len(self.kv_lens)})"
@@ -251,13 +260,17 @@ def facts_of(
         speculative=call.speculative or call.eagle_topk > 0 or mode in DRAFT_MODES,
         gpu=gpu,
         mode=mode,
-        kv_auto=spec.kv_dtype == spec.dtype and not call.pinned_kv_dtype,
+        cache=call.cache,
         model=FAMILIES[call.model],
         architecture=ARCHITECTURES[call.model],
         head_dims=f"{spec.head_dim}/{head_dim_vo}",
         one_head_dim=spec.head_dim == head_dim_vo,
         block_size=spec.page_size if call.pinned_page else 0,
     )
+    is_plain = call.cache == PLAIN_CACHE
+    facts["kv_auto"] = is_plain and spec.kv_dtype == spec.dtype and not call.pinned_kv_dtype
+    if not is_plain:
+        facts |= {"one_dtype": False, "fp8_kv": call.cache == "fp8_e5m2"}
     return facts
 
 
@@ -326,6 +339,7 @@ DECIDES = {
     "eagle_topk": {"eagle_topk", "speculative"},
     "pinned_page": _PAGE,
     "pinned_kv_dtype": _KV_DTYPE,
+    "cache": {"cache", "kv_auto", "fp8_kv", "one_dtype"},
     "page_size": _PAGE,
     "kv_dtype": _KV_DTYPE,
     "dtype": {"dtype", "fp8_query", "one_dtype", "dtypes"},

@@ -117,6 +117,16 @@ class Library:
         """What a backend of a release calls in turn."""
         return self.calls.get((backend, str(release or MAIN)))
 
+    def flashinfer_of(self, release: Version | None, beside: str) -> Version | None:
+        """The FlashInfer that an engine finds: `beside`, if any, or what its release requires."""
+        required = [
+            called.library
+            for (_, caller), called in self.calls.items()
+            if caller == str(release or MAIN)
+        ]
+        found = [beside] if beside else required
+        return _release(found[0]) if found else None
+
     def require_policy(
         self,
         policy: str,

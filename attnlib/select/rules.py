@@ -28,7 +28,9 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "does not divide": lambda have, whole: whole % have != 0,
 }
 RELEASES = {"since": ">=", "before": "<"}
-COMPARED = (*WORDS, *NUMBERS, "head_dims")
+VERSIONS = ("release", "flashinfer")
+"""Facts that are a version: of the library, and of the FlashInfer that an engine finds."""
+COMPARED = (*WORDS, *NUMBERS, "head_dims", "flashinfer")
 """Facts that are compared with values; those of `FLAGS` stand alone."""
 
 
@@ -230,7 +232,7 @@ def _condition(text: str) -> Condition:
 
 
 def _value(fact: str, word: str) -> Any:
-    if fact == "release":
+    if fact in VERSIONS:
         return Version(word)
     if fact == "head_dims" and word.replace("/", "", 1).isdigit():
         return word
