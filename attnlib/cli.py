@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from . import doctor
-from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
+from .core.layer import LENGTHS_HELP, parse_layer, parse_lengths, sizes_given
 from .core.spec import LENGTHS, MLA
 
 if TYPE_CHECKING:
@@ -423,7 +423,8 @@ OVERLAY: Options = {
 LAYER: Options = {
     "--model": dict(
         metavar="NAME",
-        help=f"a layer of one of: {', '.join(WHOLE_MODELS)}",
+        help="a model of data/checkpoints.yaml, and how it is served: DeepSeek-V3.2, "
+        "'Qwen3-32B at TP 4', 'DeepSeek-V3 at TP 8 with DP attention and speculation of 1 branch'",
     ),
     "--tp": dict(
         type=int,
@@ -451,6 +452,13 @@ DTYPES: Options = {
     ),
     "--kv-dtype": dict(
         help="KV cache dtype; default: auto (the query dtype, or the engine's own resolution)",
+    ),
+}
+SERVED: Options = {
+    "--dp": dict(
+        type=int,
+        metavar="N",
+        help="groups of DP attention: TP / DP GPUs share the heads of a model; default: 1",
     ),
 }
 BATCH: Options = {
@@ -539,7 +547,7 @@ COMPARE: Options = {
         nargs="+",
         dest="models",
         metavar="NAME",
-        help=f"layers of one or more of: {', '.join(WHOLE_MODELS)}; {MLA}",
+        help=f"layers of one or more models of data/checkpoints.yaml; {MLA}",
     ),
     **BATCH,
     "--lens": dict(
@@ -589,6 +597,7 @@ CLAIMS: Options = {
 }
 ADVISE: Options = {
     **LAYER,
+    **SERVED,
     **BATCH,
     **DTYPES,
     "--lens": dict(
@@ -619,9 +628,10 @@ EXPLAIN: Options = {
         help="such as sm90 or h100; several with --diff: sm90,sm100",
     ),
     "--mode": dict(
-        help="such as decode; several with --diff",
+        help="such as decode; several with --diff; of a --model decode, if it is left out",
     ),
     **LAYER,
+    **SERVED,
     **DTYPES,
     "--diff": dict(
         nargs=2,

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
-from .facts import GPUS, Call, Facts, decided, facts_of
+from .facts import Call, Facts, decided, facts_of, gpu_named
 from .libraries import AUTO, FLASHINFER, Called, Library, Names, find, holding
-from .rules import Reason, Reasons, first_match
+from .rules import Reason, Reasons, Rule, first_match
 
 NO_CALL = Call()
 DECISIVE = ("rule", "policy")
@@ -63,11 +63,22 @@ class Choice:
         latent = self.mode in LATENT_MODES
         if self.library.startswith(FLASHINFER):
             return f"flashinfer-{'mla-' if latent else ''}{self.kernel}"
+        if self.inner is not None:
+            return self.inner.ours
         plans = "mla" if latent else "decode"
         for entry in TABLE.values():
             is_here = self.gpu == "sm90" or not entry.hopper
             if is_here and entry.plans == plans and self.kernel in entry.words:
                 return entry.name
+        return ""
+
+    @property
+    def whose(self) -> str:
+        """The library of a kernel that engines call by a name of several, or the empty string."""
+        if self.inner is None and self.ours == "flash-attn-3":
+            return "FlashAttention-3, the library"
+        if self.inner is not None and self.kernel in ("fa2", "fa3"):
+            return f"FlashInfer's {self.kernel}"
         return ""
 
     @property
@@ -99,7 +110,7 @@ def explain(
         How it is called, one of `attnlib.select.MODES`: decode, prefill_paged, target_verify,
         draft_extend, dllm_extend, prefill_ragged, mla, sparse_mla.
     gpu : str
-        Its compute capability, one of `attnlib.select.GPUS`: sm75 to sm121 (sm90: H100, H200).
+        A card or its compute capability, of `attnlib.select.GPUS`: `h100`, `RTX 4090`, `sm90`.
     library : str
         A library and its release, `flashinfer==0.6.3`, `vllm==0.33.0`, or `mini-sglang`. An engine
         calls the FlashInfer that its release requires, or one that is installed beside it:
@@ -132,10 +143,10 @@ def explain(
     >>> choice.decided_by.source
     'FlashInfer #2148'
     """
+    gpu = gpu_named(gpu)
     rules, release = find(library)
     beside = _installed_beside(rules, library)
     require_word(f"mode of {rules.name}", mode, rules.modes)
-    require_word("gpu", gpu, GPUS)
     rules.require_policy(policy, [mode])
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
     if flashinfer := rules.flashinfer_of(release, beside):
@@ -227,6 +238,10 @@ def _walked(choice: Choice, library: Library, facts: Facts) -> Choice:
     if rule.then == (AUTO,):
         rule, more = first_match(library.policies[AUTO][mode], facts)
         reasons += more
+    replaced = _replacing(library, rule.then, facts)
+    if replaced:
+        rule = replaced
+        reasons += (Reason("rule", rule.then[0], why=rule.why, source=rule.source),)
     able = []
     problems = []
     for name in rule.then:
@@ -244,6 +259,14 @@ def _walked(choice: Choice, library: Library, facts: Facts) -> Choice:
         return replace(choice, order=tuple(able))
     order = rule.then if len(rule.then) == 1 else ()  # one is taken at its word
     return replace(choice, order=order, problem="; ".join(problems))
+
+
+def _replacing(library: Library, names: Names, facts: Facts) -> Rule | None:
+    """The row by which the engine takes another backend than the one that was chosen."""
+    for row in library.replaces:
+        if names == (row.instead_of,) and not row.failing(facts):
+            return row
+    return None
 
 
 def _with_pages(choice: Choice, library: Library, facts: Facts) -> Choice:

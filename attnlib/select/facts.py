@@ -11,9 +11,10 @@ from typing import Any
 from packaging.version import Version
 
 from ..core.backends.limits import LATENT_MODES, layer_facts
-from ..core.layer import WHOLE_MODELS
-from ..core.spec import ELEMENT_BYTES, AttnSpec, require_word
-from .models import ARCHITECTURES, FAMILIES, MODELS, OTHER, TABLE
+from ..core.checkpoints import served
+from ..core.layer import NAMED
+from ..core.spec import ELEMENT_BYTES, AttnSpec, nearest, require_word
+from .models import ARCHITECTURES, FAMILIES, MODELS, OTHER
 
 GPUS = {
     "sm75": "T4, RTX 2080",
@@ -29,15 +30,16 @@ GPUS = {
 
 
 def gpu_named(text: str) -> str:
-    """The key of `GPUS` of `sm90`, `rtx4090` or `NVIDIA H100 80GB HBM3`; ValueError lists all."""
-    words = text.lower().replace("-", " ").strip()
+    """The key of `GPUS` of `sm90`, `rtx4090` or `NVIDIA H100 80GB HBM3`; ValueError names some."""
+    words = text.lower().replace("-", " ").replace("_", " ").strip()
     for gpu, names in GPUS.items():
         for name in (gpu, *names.lower().split(", ")):
             is_among = f" {name} " in f" {words} "
             if is_among or words == name.replace(" ", ""):  # rtx4090
                 return gpu
-    known = "; ".join(f"{gpu}: {names}" for gpu, names in GPUS.items())
-    raise ValueError(f"gpu must be one of {known}, got {text!r}")
+    cards = [card for names in GPUS.values() for card in names.split(", ")]
+    near = ", ".join(nearest(text, (*GPUS, *cards)))
+    raise ValueError(f"gpu must be one of {', '.join(GPUS)}, or a card such as {near}, got {text!r}")
 
 
 DECODE_MODES = ("decode", *LATENT_MODES)
@@ -72,13 +74,16 @@ class Facts(dict[str, Any]):
 
 
 def facts_of_model(name: str) -> dict[str, Any]:
-    """The facts of a call that a model of `core.layer.WHOLE_MODELS` states: its rules, and sinks of
-    gpt-oss."""
-    whole = name.partition(" at TP ")[0]
-    for family, row in TABLE.items():
-        if whole in row.get("whole", "").split():
-            return {"model": family, "sinks": family == "gpt-oss"}
-    return {"model": OTHER} if whole in WHOLE_MODELS else {}
+    """The facts of a call that a model of data/checkpoints.yaml states: its architecture, where an
+    engine has rules for it, what its layers have, and speculation that its words name."""
+    if not name or NAMED.fullmatch(name):
+        return {}
+    of_model = served(name)
+    architecture = of_model.checkpoint.architecture
+    facts = {"model": architecture if architecture in FAMILIES else OTHER}
+    if of_model.speculative:
+        facts |= {"speculative": True, "eagle_topk": of_model.branches}
+    return facts | of_model.checkpoint.facts
 
 
 Lengths = tuple[int, ...]

@@ -21,8 +21,11 @@ FLASHINFER = "flashinfer"
 RESOLVES = "resolves"
 MAIN = "main"
 """The release of a library without releases."""
-PARTS = (RESOLVES, "limits", "problems", "pages")
+REPLACES = "replaces"
+PARTS = (RESOLVES, "limits", "problems", "pages", REPLACES)
 """Keys of a document that hold rows; those of `resolves` alone name no backend."""
+VERBS = {RESOLVES: RESOLVES, REPLACES: "choose"}
+"""Key of a document -> the key that names the backends of its rows; of others `cannot`."""
 KEYS = (
     "library",
     "aliases",
@@ -35,7 +38,7 @@ KEYS = (
     "slower",
     *PARTS,
 )
-ROW = ("when", "choose", "cannot", "rest", "sets", "why", "source", "rows")
+ROW = ("when", "choose", "cannot", "instead_of", "rest", "sets", "why", "source", "rows")
 Written = Mapping[str, Any]
 """A document or a row as it is written."""
 Names = tuple[str, ...]
@@ -81,6 +84,7 @@ class Library:
     A policy is `auto`, the library's own rule, or an engine's rule of how it calls FlashInfer.
     `resolves` are rows of what the library settles first, `limits` of what a backend cannot run,
     `problems` of what the library takes all the same and cannot run.
+    `replaces` are rows of what it takes in place of a choice, whatever led to it.
     `calls` maps a backend and release to what it calls in turn; `pages` are rows of the page sizes
     that a backend does not keep, and what it takes; `slower` a release to what it made slower.
     """
@@ -96,6 +100,7 @@ class Library:
     problems: Rows = ()
     calls: dict[tuple[str, str], Called] = field(default_factory=dict)
     pages: Rows = ()
+    replaces: Rows = ()
     slower: dict[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -177,6 +182,10 @@ class Library:
         for row in rows:
             names.update(row.then)
         rows += _possible(self.resolves, known)
+        for row in _possible(self.replaces, known):
+            if row.instead_of in names:
+                rows.append(row)
+                names.update(row.then)
         for row in _possible(self.limits + self.problems, known):
             if names.intersection(row.then):
                 rows.append(row)
@@ -276,7 +285,7 @@ def _fill(library: Library, document: Written, place: str) -> None:
             by_mode = library.policies.setdefault(policy, {})
             by_mode |= dict.fromkeys(modes, table)
     for part in PARTS:
-        verb = RESOLVES if part == RESOLVES else "cannot"
+        verb = VERBS.get(part, "cannot")
         rows = document.get(part, [])
         added = tuple(_rows(rows, verb, known, f"{place}, {part}"))
         setattr(library, part, getattr(library, part) + added)
@@ -313,10 +322,11 @@ def _rule(
 ) -> Rule:
     named = [row.get(verb, []), row.get("rest", [])]
     names = tuple(dict.fromkeys(_flat(named)))  # each once
+    instead_of = row.get("instead_of", "")
     sets = row.get("sets", {})
     if not names and verb != RESOLVES:
         raise ValueError(f"{where}: {verb} must name a backend")
-    unknown = ", ".join(set(names) - known)
+    unknown = ", ".join({*names, instead_of} - {*known, ""})
     if unknown:
         raise ValueError(f"{where}: no such backend: {unknown}")
     for key in ("why", "source"):
@@ -328,7 +338,7 @@ def _rule(
         when = conditions(row.get("when", []))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    return Rule(when, names, row["why"], row["source"], sets)
+    return Rule(when, names, row["why"], row["source"], sets, instead_of)
 
 
 def _flat(names: Any) -> list[str]:

@@ -114,6 +114,7 @@ class Rule:
 
     In a table of limits, `then` cannot run instead. `source` is the pull request, or the file of
     the release, that has the rule. `sets` are facts that the choice changes for the next table.
+    `instead_of` is the choice in whose place `then` is taken.
     """
 
     when: tuple[When, ...]
@@ -121,6 +122,7 @@ class Rule:
     why: str
     source: str
     sets: Mapping[str, Any] = field(default_factory=dict)
+    instead_of: str = ""
 
     @cached_property
     def tests(self) -> set[str]:
@@ -152,7 +154,8 @@ def facts_tested(parts: Iterable[When | Rule]) -> set[str]:
 class Reason:
     """One row that was considered: what it would choose, whether it `matched`, and why (not).
 
-    `kind` is rule, limit (a backend that cannot run the call), settled or policy.
+    `kind` is rule, limit (a backend that cannot run the call), settled or policy;
+    `of_other_model` says that the row is for models of which the call is none.
     """
 
     kind: str
@@ -160,6 +163,7 @@ class Reason:
     matched: bool = field(default=True, kw_only=True)
     why: str
     source: str
+    of_other_model: bool = field(default=False, kw_only=True)
 
 
 Reasons = tuple[Reason, ...]
@@ -179,11 +183,16 @@ def first_match(rules: Iterable[Rule], facts: Facts) -> tuple[Rule, Reasons]:
             matched=failing is None,
             why=failing.miss(facts) if failing else rule.why,
             source=rule.source,
+            of_other_model=failing is not None and _asks_for_model(failing),
         )
         reasons.append(reason)
         if reason.matched:
             return rule, tuple(reasons)
     raise LookupError("no row of the table matches")
+
+
+def _asks_for_model(when: When) -> bool:
+    return all(name.startswith(("model ", "architecture ")) for name in when.tests)
 
 
 def conditions(written: Any) -> tuple[When, ...]:

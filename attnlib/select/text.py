@@ -8,19 +8,24 @@ from typing import Any
 from ..core.backends.limits import LATENT_MODES
 from ..core.layer import MODELS, parse_layer, parse_lengths
 from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec
-from .changes import FAILS, LATENT_PAGE, TOPK, changes, markdown, padded
+from .changes import LATENT_PAGE, TOPK, changes, markdown, padded
 from .explain import Choice, explain, settles
-from .facts import GPUS, Call, decided, facts_of_model, gpu_named
-from .models import FAMILIES, LAYERS, OTHER
-from .models import MODELS as RULED
+from .facts import CACHES, GPUS, PLAIN_CACHE, Call, decided, facts_of_model, gpu_named
+from .layers import (
+    LayerChoice,
+    asked_kinds,
+    is_checkpoint,
+    layers_of_family,
+    layers_of_model,
+)
+from .models import FAMILIES, OTHER
 
 COLUMNS = ("", "chosen", "why, or why not", "source")
 FIELDS = ("head_dim", "page_size", "dtype", "kv_dtype")
-LAYER = ("heads", "model", "tp", *FIELDS)
+LAYER = ("heads", "model", "tp", "dp", *FIELDS)
 """The arguments of `parse_layer`."""
 PINS = {"page_size": "pinned_page", "kv_dtype": "pinned_kv_dtype"}
 """Option -> the fact of a call that it states."""
-BESIDE = {"decode": "prefill_paged", "prefill_paged": "decode"}
 _FIELDS = {field.name: field.type for field in fields(Call)}
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 _JSON = (
@@ -48,33 +53,97 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     given = dict(options)
     facts = parse_call(given.pop("call", []))
     layer = {name: given.pop(name) for name in LAYER if name in given}
+    facts |= _cache_of(layer)
     stated = list(facts)
     stated += [name for name in FIELDS if name in layer]
+    if "heads" in layer and "model" in layer:
+        words = f"{layer['heads']} and {layer['model']}"
+        raise ValueError(f"pass either heads or model, got {words}")
     facts = _with_model(facts, layer)
+    if "gpu" in given:
+        given["gpu"] = [gpu_named(text) for text in given["gpu"].split(",")]
+    if "diff" not in given:
+        _require_one_call(given, layer)
+        given["gpu"] = given["gpu"][0]
+    if is_checkpoint(layer.get("model", "")) and layer["model"] not in _models_of_diff(given):
+        return _answer_model(given, layer, facts, stated, as_json)
     mode = given.get("mode")
     if mode in LATENT_MODES:
-        if "model" in layer and "diff" not in given:
-            raise ValueError(f"heads must be given of MLA, as 16/1, got model {layer['model']!r}")
         layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
     if mode == "sparse_mla":
         facts.setdefault("topk", TOPK)
-    if "gpu" in given:
-        given["gpu"] = [gpu_named(text) for text in given["gpu"].split(",")]
     if "diff" in given:
         return _answer_diff(given, layer, facts, stated, as_json)
-    _require_one_call(given, layer)
-    given["gpu"] = given["gpu"][0]
     spec = parse_layer(**layer)
     call = Call(**facts)
     choice = explain(spec, call=call, **given)
+    layers = layers_of_family(spec, call, **given)
+    return _said(choice, call, facts, stated, layers, as_json)
+
+
+def _cache_of(layer: Words) -> Words:
+    """The fact of a cache in a format that is no dtype of a layer, whose option is taken away."""
+    text = layer.get("kv_dtype", "")
+    format_ = "turboquant" if text.startswith("turboquant") else text
+    if format_ not in CACHES or format_ == PLAIN_CACHE:
+        return {}
+    del layer["kv_dtype"]
+    return {"cache": format_, "pinned_kv_dtype": True}
+
+
+def _models_of_diff(given: Words) -> Sequence[str]:
+    """The models that `changes` knows by name."""
+    return (*MODELS, MLA) if "diff" in given else ()
+
+
+def _answer_model(
+    given: Words,
+    layer: Words,
+    facts: Words,
+    stated: Sequence[str],
+    as_json: bool,
+) -> str:
+    """The answer for a model of data/checkpoints.yaml: its first kind of layers, then a row each."""
+    sizes = dict(layer)
+    model = sizes.pop("model")
+    mode = given.pop("mode", "decode")
+    first = asked_kinds(model, mode, facts, **sizes)[0]
+    if "diff" in given:
+        how = {**given, "mode": first.mode}
+        facts = {"topk": first.call.topk} | facts
+        return _answer_diff(how, {"model": model}, facts, stated, as_json, first.spec)
+    assert first.spec is not None
+    choice = explain(first.spec, mode=first.mode, call=first.call, **given)
+    layers = layers_of_model(model, mode, facts, sizes, **given)
+    return _said(choice, first.call, facts, stated, layers, as_json)
+
+
+def _said(
+    choice: Choice,
+    call: Call,
+    facts: Words,
+    stated: Sequence[str],
+    layers: Sequence[LayerChoice],
+    as_json: bool,
+) -> str:
     _require_not_settled(choice, facts)
     choice = _with_unused(choice, call, stated)
-    layers = layers_of(spec, call, **given)
     if not as_json:
         return render(choice, layers)
     data = to_dict(choice)
-    data["layers"] = layers
+    data["layers"] = [to_row(layer) for layer in layers]
     return json.dumps(data, indent=2)
+
+
+def to_row(layer: LayerChoice) -> Words:
+    """A kind of layers as JSON data."""
+    return {
+        "layer": layer.layer,
+        "count": layer.count,
+        "heads": layer.spec.heads if layer.spec else "",
+        "head_dim": str(layer.spec.head_dim) if layer.spec else "",
+        "chosen": layer.chosen,
+    }
 
 
 def _with_model(facts: Words, layer: Words) -> Words:
@@ -83,14 +152,17 @@ def _with_model(facts: Words, layer: Words) -> Words:
     of_model = facts_of_model(layer.get("model", ""))
     for name, value in of_model.items():
         given = facts.get(name, value)
-        if FAMILIES.get(given, given) != value:
+        if FAMILIES.get(given, given) != FAMILIES.get(value, value):
             raise ValueError(f"{name} must be left out, {layer['model']} says it")
     return pins | of_model | facts
 
 
 def _require_one_call(given: Words, layer: Words) -> None:
     """ValueError unless the options name a library, a GPU, a mode and a layer."""
-    missing = [f"--{name}" for name in ("library", "gpu", "mode") if name not in given]
+    needed = ["library", "gpu"]
+    if not is_checkpoint(layer.get("model", "")):
+        needed.append("mode")  # of a model it is decode
+    missing = [f"--{name}" for name in needed if name not in given]
     if not ("heads" in layer or "model" in layer):
         missing.append("--heads")
     if missing:
@@ -120,51 +192,15 @@ def _with_unused(choice: Choice, call: Call, stated: Sequence[str]) -> Choice:
     return replace(choice, unused=(*unused, *beside))
 
 
-def layers_of(
-    spec: AttnSpec,
-    call: Call,
-    *,
-    mode: str,
-    **how: Any,
-) -> list[dict[str, str]]:
-    """The backend of each kind of layer of a model, and of prefill beside decode; else empty."""
-    rows = []
-    if call.model != OTHER and mode in BESIDE:
-        beside = BESIDE[mode]
-        rows.append(_layer_row(beside, spec, call, mode=beside, **how))
-    kinds = LAYERS.get(FAMILIES[call.model], {})
-    for kind, differs in kinds.items():
-        facts = dict(differs)
-        head_dim = facts.pop("head_dim", spec.head_dim)
-        layer = replace(spec, head_dim=head_dim)
-        of_layer = replace(call, **facts)
-        rows.append(_layer_row(kind, layer, of_layer, mode=mode, **how))
-    return rows
-
-
-def _layer_row(
-    name: str,
-    spec: AttnSpec,
-    call: Call,
-    **how: Any,
-) -> dict[str, str]:
-    """A kind of layer, its backend and kernel, and whether it cannot run; or why there is none."""
-    try:
-        choice = explain(spec, call=call, **how)
-    except (ValueError, RuntimeError) as error:
-        chosen = f"no answer: {error}"
-    else:
-        chosen = f"{choice.picked}{FAILS if choice.problem else ''}"
-    return {"layer": name, "head_dim": str(spec.head_dim), "chosen": chosen}
-
-
 def _answer_diff(
     given: Words,
     layer: Words,
     facts: Words,
     stated: Collection[str],
     as_json: bool,
+    spec: AttnSpec | None = None,
 ) -> str:
+    """What changes for a layer (`spec`, or of the options), or for the models of `changes`."""
     old, new = given["diff"]
     gpus = given.get("gpu", tuple(GPUS))
     how: Words = {"facts": facts, "stated": stated, "gpus": gpus}
@@ -174,7 +210,9 @@ def _answer_diff(
         how["policy"] = given["policy"]
     if "library" in given:
         raise ValueError(f"--library must be left out with --diff, got {given['library']}")
-    if "heads" in layer or layer.get("model", MLA) not in (*MODELS, MLA):
+    if spec is not None:
+        how["layer"] = spec
+    elif "heads" in layer or layer.get("model", MLA) not in (*MODELS, MLA):
         how["layer"] = parse_layer(**layer)
     else:
         how["model"] = layer.pop("model", "")
@@ -182,6 +220,8 @@ def _answer_diff(
             raise ValueError(f"--tp must go with a model that is split, got {layer['tp']}")
         how["fields"] = layer
     table = changes(old, new, **how)
+    if spec is not None:
+        table["model"] = layer["model"]
     if as_json:
         return str(table.to_json(orient="records", indent=2))
     return markdown(table, old, new, gpus)
@@ -189,18 +229,22 @@ def _answer_diff(
 
 def render(
     choice: Choice,
-    layers: Sequence[dict[str, str]] = (),
+    layers: Sequence[LayerChoice] = (),
 ) -> str:
     """The choice in a few lines, then every row considered, without repeats, matches first."""
     head = [headline(choice), *_notes(choice)]
     for layer in layers:
-        head.append(f"{layer['layer']} (head_dim {layer['head_dim']}): {layer['chosen']}")
+        head.append(f"{layer.words}: {layer.chosen}")
     rows = [COLUMNS]
-    for reason in sorted(choice.reasons, key=lambda reason: not reason.matched):
+    ours = [reason for reason in choice.reasons if not reason.of_other_model]
+    for reason in sorted(ours, key=lambda reason: not reason.matched):
         taken = "yes" if reason.matched and reason.kind != "limit" else "no"
         subject = _short(reason.subject)
         rows.append((taken, subject, reason.why, reason.source))
     lines = ["  ".join(words).rstrip() for words in padded(rows)]
+    folded = len(choice.reasons) - len(ours)
+    if folded:
+        lines.append(f"{folded} rules of other models do not apply (--json lists them)")
     return "\n".join([*head, "", *dict.fromkeys(lines)])
 
 
@@ -217,9 +261,8 @@ def _notes(choice: Choice) -> list[str]:
         notes.append(f"{why}: {choice.library} takes pages of {choice.pages}")
     if choice.unused:
         notes.append(f"not used by its rules: {', '.join(choice.unused)}")
-    if any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons):
-        names = [name for name in RULED if f"model {name}" in choice.tested]
-        notes.append(f"rules for one model did not apply: --call model={'|'.join(names)}")
+    if any(reason.of_other_model and reason.why.endswith(OTHER) for reason in choice.reasons):
+        notes.append("an engine has rules for some models: --model NAME, or --call model=NAME")
     return notes
 
 
@@ -235,7 +278,7 @@ def _short(order: str) -> str:
 def headline(choice: Choice) -> str:
     """`vllm==0.33.0, decode on sm100, policy auto: FLASHINFER, which runs trtllm-gen`."""
     where = f"{choice.library}, {choice.mode} on {choice.gpu}, policy {choice.policy}"
-    whose = " (FlashAttention-3, the library)" if choice.ours == "flash-attn-3" else ""
+    whose = f" ({choice.whose})" if choice.whose else ""
     return f"{where}: {choice.picked}{whose}"
 
 

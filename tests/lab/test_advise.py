@@ -9,7 +9,8 @@ import pytest
 
 import attnlib
 from attnlib import AttnSpec, cli
-from attnlib.core.layer import MODELS, WHOLE_MODELS, parse_layer, parse_lengths, words_of_lengths
+from attnlib.core.checkpoints import checkpoints
+from attnlib.core.layer import MODELS, parse_layer, parse_lengths, words_of_lengths
 from attnlib.core.spec import ELEMENT_BYTES, MlaSpec
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.lab.advise import neighbour_loss, recorded_calls
@@ -19,6 +20,7 @@ from attnlib.studies.plan_rivals import BACKENDS, FLASH_ATTENTION, PAGES_OF_16
 from attnlib.studies.random_batches import FP8
 
 pytestmark = [pytest.mark.usefixtures("published_records"), pytest.mark.slow]
+DENSE_MODELS = [name for name, model in checkpoints().items() if not model.kinds[0].mode]
 
 
 def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
@@ -62,7 +64,7 @@ def test_every_option_that_is_offered_has_advice_of_one_screen(place, monkeypatc
             assert f"cannot run decode on {gpu}: " in str(error) and backend in str(error)
         else:
             assert advice.choice.backend or advice.choice.problem
-    for model in [*WHOLE_MODELS][place::3]:  # each model with one of the three
+    for model in DENSE_MODELS[place::3]:  # each model with one of the three
         arguments = ["--model", model, "--tp", "2", "--lens", "1..900", "--batch", "3"]
         assert cli.main(["advise", *arguments, "--engine", engine, "--gpu", "h200"]) == 0
     assert len(repr(advice).splitlines()) <= 30
