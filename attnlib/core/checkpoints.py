@@ -48,7 +48,9 @@ class Kind:
         fits = self.kv_heads % ranks == 0 or ranks % self.kv_heads == 0
         if self.heads % ranks or not (self.mode or fits):
             words = f"{self.heads}/{self.kv_heads}"
-            raise ValueError(f"tp must divide the heads of a {self.name} layer, {words}, got {ranks}")
+            raise ValueError(
+                f"tp must divide the heads of a {self.name} layer, {words}, got {ranks}"
+            )
         kv_heads = 1 if self.mode else max(1, self.kv_heads // ranks)
         return self.heads // ranks, kv_heads, self.head_dim
 

@@ -39,7 +39,9 @@ def gpu_named(text: str) -> str:
                 return gpu
     cards = [card for names in GPUS.values() for card in names.split(", ")]
     near = ", ".join(nearest(text, (*GPUS, *cards)))
-    raise ValueError(f"gpu must be one of {', '.join(GPUS)}, or a card such as {near}, got {text!r}")
+    raise ValueError(
+        f"gpu must be one of {', '.join(GPUS)}, or a card such as {near}, got {text!r}"
+    )
 
 
 DECODE_MODES = ("decode", *LATENT_MODES)
@@ -80,7 +82,7 @@ def facts_of_model(name: str) -> dict[str, Any]:
         return {}
     of_model = served(name)
     architecture = of_model.checkpoint.architecture
-    facts = {"model": architecture if architecture in FAMILIES else OTHER}
+    facts: dict[str, Any] = {"model": architecture if architecture in FAMILIES else OTHER}
     if of_model.speculative:
         facts |= {"speculative": True, "eagle_topk": of_model.branches}
     return facts | of_model.checkpoint.facts
@@ -166,7 +168,7 @@ class Call:
     Raises
     ------
     ValueError
-        For an unknown model or cache, lengths below 1 or of different counts, and a negative number.
+        For an unknown model or cache, lengths below 1 or of different counts, a negative number.
 
     Examples
     --------

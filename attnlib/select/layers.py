@@ -76,8 +76,8 @@ def asked_kinds(
 ) -> list[Asked]:
     """Each kind of a model's layers as it is asked for in a mode; a latent one's decode is mla.
 
-    `facts` are fields of a call, `page_size` 0 is the usual one, `head_dim` 0 the kind's. ValueError
-    for a model, a mode or a split that is not known of it.
+    `facts` are fields of a call, `page_size` 0 is the usual one, `head_dim` 0 the kind's.
+    ValueError for a model, a mode or a split that is not known of it.
     """
     of_model = served(model, tp, dp)
     facts = facts_of_model(model) | facts
@@ -86,7 +86,9 @@ def asked_kinds(
         if kind.name in OWN:
             asked.append(Asked(kind, mode, Call(**facts)))
             continue
-        spec = kind.spec(of_model.ranks, page_size or (LATENT_PAGE if kind.mode else PAGE), **dtypes)
+        spec = kind.spec(
+            of_model.ranks, page_size or (LATENT_PAGE if kind.mode else PAGE), **dtypes
+        )
         spec = replace(spec, head_dim=head_dim or spec.head_dim)
         call = Call(**(_facts_of_kind(kind) | facts))
         asked.append(Asked(kind, _mode_of(of_model, kind, mode), call, spec))
@@ -105,7 +107,9 @@ def _mode_of(of_model: Served, kind: Kind, mode: str) -> str:
     if kind.mode or mode in LATENT_MODES:
         name = of_model.checkpoint.name
         words = "decode" if kind.mode else f"none of {', '.join(LATENT_MODES)}"
-        raise ValueError(f"mode must be {words} for {name}, whose layers are {kind.name}, got {mode!r}")
+        raise ValueError(
+            f"mode must be {words} for {name}, whose layers are {kind.name}, got {mode!r}"
+        )
     return mode
 
 

@@ -103,7 +103,7 @@ def _answer_model(
     stated: Sequence[str],
     as_json: bool,
 ) -> str:
-    """The answer for a model of data/checkpoints.yaml: its first kind of layers, then a row each."""
+    """The answer for a model of data/checkpoints.yaml: of its first kind, then a row for each."""
     sizes = dict(layer)
     model = sizes.pop("model")
     mode = given.pop("mode", "decode")

@@ -117,7 +117,11 @@ def config_of(call):
         "qk_rope_head_dim": rope,
         "index_topk": call["topk"] or 2048,
     }
-    widths = {"qk_nope_head_dim": 256 if rope == 0 else 128, "v_head_dim": 128, "model_type": "deepseek_v32"}
+    widths = {
+        "qk_nope_head_dim": 256 if rope == 0 else 128,
+        "v_head_dim": 128,
+        "model_type": "deepseek_v32",
+    }
     config.model_config.hf_text_config = types.SimpleNamespace(**sizes, **widths)
     config.model_config.hf_config = config.model_config.hf_text_config
     if call["model"] in GEMMAS:
