@@ -147,6 +147,7 @@ def explain(
     rules, release = find(library)
     beside = _installed_beside(rules, library)
     require_word(f"mode of {rules.name}", mode, rules.modes)
+    policy = rules.policy_named(policy, mode)
     rules.require_policy(policy, [mode])
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
     if flashinfer := rules.flashinfer_of(release, beside):

@@ -72,6 +72,10 @@ class Called:
         )
 
 
+def _plain(name: str) -> str:
+    return name.lower().replace(" ", "-").replace("_", "-")
+
+
 def _release(library: str) -> Version:
     """The release of `flashinfer==0.6.3`."""
     return Version(library.partition("==")[2])
@@ -117,6 +121,13 @@ class Library:
         """Every policy there is in a mode, backends asked for by name included."""
         named = [name for name, tables in self.policies.items() if mode in tables]
         return (*named, *self.backends[mode])
+
+    def policy_named(self, text: str, mode: str) -> str:
+        """The policy of a mode that a text names: `CUDA cores` is cuda-cores, `fa2` FA2."""
+        for name in self.policies_for(mode):
+            if _plain(name) == _plain(text):
+                return name
+        return text
 
     def called(self, backend: str, release: Version | None) -> Called | None:
         """What a backend of a release calls in turn."""
@@ -189,7 +200,7 @@ class Library:
         for row in _possible(self.limits + self.problems, known):
             if names.intersection(row.then):
                 rows.append(row)
-        if self.name == FLASHINFER:
+        if self.name == FLASHINFER and names.intersection(limits.TABLE):
             tested |= limits.tested(mode)
         return frozenset(tested | facts_tested(rows))
 

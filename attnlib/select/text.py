@@ -83,8 +83,9 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
 
 def _cache_of(layer: Words) -> Words:
     """The fact of a cache in a format that is no dtype of a layer, whose option is taken away."""
-    text = layer.get("kv_dtype", "")
+    text = layer.get("kv_dtype", "").lower()
     format_ = "turboquant" if text.startswith("turboquant") else text
+    format_ = "fp8_e5m2" if text in ("e5m2", "float8_e5m2") else format_
     if format_ not in CACHES or format_ == PLAIN_CACHE:
         return {}
     del layer["kv_dtype"]

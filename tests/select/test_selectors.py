@@ -83,8 +83,11 @@ def sglang_agrees(line):
 
 
 def flashinfer_agrees(line):
-    """Whether the backend is FlashInfer's, or its plan refuses and a problem is named."""
+    """Whether the backend is FlashInfer's, or its plan refuses and a problem is named; of a line
+    with an order whether that is FlashInfer's, what can run aside."""
     choice = choice_of("flashinfer", line, *layer_and_call(line))
+    if "order" in line:
+        return choice.decided_by.subject == " > ".join(line["order"])
     return bool(choice.problem) if "refused" in line else choice.backend == line["answer"]
 
 

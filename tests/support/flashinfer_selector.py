@@ -3,10 +3,13 @@
 Asked by `engine_selectors`. How a wrapper is planned without a GPU is in `flashinfer_wrappers`.
 """
 
+import importlib
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import torch
 from packaging.version import Version
 from support.flashinfer_wrappers import as_if_on, installed, resolve
 
@@ -53,6 +56,32 @@ def edge_calls(folder, seed="edges", count=LENGTH_OF_DRAW):
         edges = (_mla_edge, _mla_edge, _mla_edge, _decode_edge, _ragged_edge)[number % 5]
         gpu, mode, layer, call = edges(draw, newest)
         yield {"release": release, "gpu": gpu, "mode": mode, "layer": layer, "call": call}
+
+
+def orders(folder, seed="orders", count=6000):
+    """Calls of MLA on Blackwell with the order in which the release's policy asks its backends."""
+    sys.path.insert(0, str(folder))
+    installed()
+    policy = importlib.import_module("flashinfer.mla._batch_mla._auto_policy")
+    draw = random.Random(f"flashinfer {folder.name}, {seed}")
+    for _ in range(count):
+        _, mode, layer, call = _mla_edge(draw, Version(folder.name))
+        gpu = "sm100" if folder.name == "0.7.1" else draw.choice(("sm100", "sm103"))
+        line = {"release": folder.name, "gpu": gpu, "mode": mode, "layer": layer, "call": call}
+        yield line | {"order": policy.ordered_sm100_backends(_asked(*layer_and_call(line)))}
+
+
+def _asked(spec, call):
+    """What the policy reads of a plan's arguments."""
+    ends = torch.tensor([0, *call.q_lens]).cumsum(0)
+    csr = SimpleNamespace(qo_indptr=ends, kv_len_arr=torch.tensor(call.kv_lens))
+    return SimpleNamespace(
+        csr=lambda: csr,
+        num_heads=spec.num_qo_heads,
+        causal=call.causal,
+        lse_mode="base2" if call.base2_lse else "none",
+        _use_cuda_graph=call.graph,
+    )
 
 
 def _lengths(draw, batch, length):
