@@ -94,9 +94,9 @@ def flashinfer_agrees(line):
 @pytest.mark.parametrize(
     ("engine", "agrees", "releases", "count", "refused"),
     [
-        ("vllm", vllm_agrees, 15, 2250, 0),
-        ("sglang", sglang_agrees, 21, 2520, 200),
-        ("flashinfer", flashinfer_agrees, 28, 7350, 1000),
+        ("vllm", vllm_agrees, 15, 2873, 0),
+        ("sglang", sglang_agrees, 21, 3178, 200),
+        ("flashinfer", flashinfer_agrees, 28, 8013, 1000),
     ],
 )
 @pytest.mark.slow
