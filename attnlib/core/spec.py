@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 Count = TypeVar("Count", bound=Any)
-MOST_LISTED = 12
+MOST_LISTED = 20
 """Words that a refusal lists; of more it names the nearest."""
 INT32_MAX = 2**31 - 1
 LATER = {"later": True}
