@@ -33,6 +33,7 @@ class Kind:
     head_dim: int = MLA_HEAD_DIM
     window: int = 0
     topk: int = 0
+    model: str = ""
 
     @property
     def mode(self) -> str:
@@ -48,9 +49,7 @@ class Kind:
         fits = self.kv_heads % ranks == 0 or ranks % self.kv_heads == 0
         if self.heads % ranks or not (self.mode or fits):
             words = f"{self.heads}/{self.kv_heads}"
-            raise ValueError(
-                f"tp must divide the heads of a {self.name} layer, {words}, got {ranks}"
-            )
+            raise ValueError(f"tp must divide the heads of {self.model}, {words}, got {ranks}")
         kv_heads = 1 if self.mode else max(1, self.kv_heads // ranks)
         return self.heads // ranks, kv_heads, self.head_dim
 
@@ -96,7 +95,8 @@ def _checkpoint(name: str, row: dict[str, Any]) -> Checkpoint:
     for kind, sizes in row["layers"].items():
         require_word(f"kind of layers of {name}", kind, (*DENSE, *LATENT, *OWN))
         heads, _, kv_heads = str(sizes.pop("heads", 0)).partition("/")
-        kinds.append(Kind(kind, heads=int(heads), kv_heads=int(kv_heads or 1), **sizes))
+        counts = {"heads": int(heads), "kv_heads": int(kv_heads or 1)}
+        kinds.append(Kind(kind, model=name, **counts, **sizes))
     return Checkpoint(
         name=name,
         architecture=row["architecture"],
