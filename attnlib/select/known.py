@@ -1,7 +1,7 @@
 """Known problems as data: data/known/*.yaml, and which of them hold for a stack and a call.
 
 data/known/README.md has the fields. A problem holds, may hold (then the facts that would decide it
-are named), or is silent. Sizes are computed from the records (`studies.known_sizes`) or quoted from
+are named), or is silent. Sizes are computed from the records (`lab.known_sizes`) or quoted from
 a thread; none is typed.
 """
 
@@ -23,7 +23,9 @@ FOLDER = DATA / "known"
 SIZES = FOLDER / "sizes.json"
 WHAT = ("slower", "wrong output", "crash", "out of memory", "blocked host")
 EVIDENCE = ("record", "reported", "read")
-KEYS = ("id", "what", "says", "releases", "when", *EVIDENCE, "do", "links", "example", "silent")
+TESTED = ("example", "also", "silent")
+"""Keys that tests read: a situation, changes that keep the problem, changes that silence it."""
+KEYS = ("id", "what", "says", "releases", "when", *EVIDENCE, "do", "links", *TESTED)
 NEEDED = ("id", "what", "says", "do", "example", "silent")
 SPAN = ("since", "until", "ends_in")
 RECORD = ("study", "gpu", "pair", "cases", "where")
@@ -80,6 +82,7 @@ class Problem:
     read: str = ""
     links: tuple[str, ...] = ()
     example: Mapping[str, Any] = field(default_factory=dict)
+    also: Mapping[str, Any] = field(default_factory=dict)
     silent: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -121,7 +124,9 @@ def unknown(part: When, facts: Mapping[str, Any]) -> set[str]:
         for inner in part.of:
             names |= unknown(inner, facts)
         return names
-    return {LENGTHS if part.fact in OF_LENGTHS else part.fact}
+    if part.fact in OF_LENGTHS:
+        return {LENGTHS}
+    return {"context" if part.fact == "near_context" else part.fact}
 
 
 def found(problem: Problem, situation: Situation) -> Found | None:
@@ -205,6 +210,7 @@ def _problem(entry: Mapping[str, Any], component: str, where: str) -> Problem:
         read=entry.get("read", ""),
         links=tuple(entry.get("links", ())),
         example=entry["example"],
+        also=entry.get("also", {}),
         silent=entry["silent"],
     )
 
@@ -230,7 +236,7 @@ PROBLEMS = load()
 
 @cache
 def sizes() -> dict[str, dict[str, Any]]:
-    """Id -> what the records say of its size (`studies.known_sizes` writes them)."""
+    """Id -> what the records say of its size (`lab.known_sizes` writes them)."""
     return dict(json.loads(SIZES.read_text()))
 
 

@@ -41,12 +41,16 @@ SERVER = {
     "context_parallel": "context parallelism",
     "prefill_context_parallel": "prefill context parallelism",
     "num_splits_pinned": "num_splits set for every call",
+    "schedule_kept": "a schedule of FlashAttention-3 that is kept over steps",
+    "plan_kept": "a plan of FlashInfer that is replayed over steps",
+    "pageable_copies": "lengths copied to pageable memory",
 }
 """Flags that tell how a server was started, and how a reason names them."""
 MODELLED = {
     "splits_lost": "splits lost to SGLang's cap",
     "vllm_splits_lost": "splits lost to vLLM's cap of 32",
     "fa2_plan_loses": "a plan of fa2 that the model of core.fa2 would leave",
+    "near_context": "a request that the draft tokens take past the context",
     "by_name": "a backend asked for by name",
 }
 """Flags that follow from the lengths by a model of `core`, or from the policy."""
@@ -282,6 +286,9 @@ def _by_models(
     """What the models of `core` say of the lengths, where they know such a call."""
     said = {}
     lens = np.asarray(call.kv_lens)
+    if "context" in server:
+        ahead = max(facts["max_q"], server.get("draft_tokens", 0))
+        said["near_context"] = bool(lens.max() + ahead > server["context"])
     context = max(server.get("context", SERVED_CONTEXT), int(lens.max()))
     with_model: dict[str, Any] = {"lens": lens, "facts": facts, "context": context}
     sglang = _schedule(replace(spec, dtype=spec.kv_dtype), "sglang", **with_model)
