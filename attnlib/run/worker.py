@@ -35,7 +35,7 @@ REASON_LENGTH = 300
 
 
 class Worker:
-    """Measures the items of one job, each by its kind's subject (`kinds`)."""
+    """Measures the items of one job, each by its kind's subject (`measure.calls`)."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job

@@ -111,6 +111,32 @@ def test_what_needs_no_heavy_library_loads_none(statement):
     assert loaded_by(statement) & set(LIGHT[statement].split()) == set()
 
 
+def test_there_are_seven_rooms_at_most():
+    folders = {path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")}
+    assert folders <= ROOMS.keys()
+    assert len(folders) <= 7
+
+
+QUESTIONS = {
+    "fa3_decode_regression": set(),
+    "page_arrays": {"attnlib.studies", "attnlib.studies.metadata", "attnlib.studies.metadata.case"},
+}
+"""Study -> what of `studies` is imported to read its records: the module of its case alone."""
+
+
+@pytest.mark.parametrize("study", QUESTIONS)
+def test_records_are_read_without_the_questions(study, published_records):
+    code = "from attnlib.run import store; "
+    code += f"store.load({study!r}, store.machines({study!r})[0])"
+    found = {name for name in loaded_by(code) if name.startswith("attnlib.studies")}
+    assert found == QUESTIONS[study]
+
+
+def test_a_worker_finds_the_case_of_a_question_without_its_study():
+    code = "from attnlib.measure.calls.cases import class_of; class_of('step')"
+    assert loaded_by(code) & {"torch", "pandas", "pyarrow", "attnlib.run"} == set()
+
+
 def test_a_diagnosis_needs_few_modules_and_no_study():
     ours = {
         name for name in loaded_by("import attnlib.lab.diagnose") if name.startswith("attnlib.")
