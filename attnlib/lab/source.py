@@ -21,7 +21,7 @@ from ..core.backends.table import BACKENDS, COMPARED, compared_package
 from ..core.layer import MODELS, name_of, parse_layer, words_of_lengths
 from ..core.spec import LENGTHS, MLA, AttnSpec, MlaSpec, require_int, require_word
 from ..measure.calls.decode.case import DecodeCase
-from ..measure.calls.item import Item
+from ..measure.calls.form import Item
 from ..measure.calls.lengths import explicit_lengths
 from ..measure.calls.mla.case import MlaCase
 from ..run import store

@@ -1,10 +1,7 @@
-"""The kinds of cases: the JSON form and the key of a case, and what measures it.
+"""The keys of cases, and what measures a case.
 
-Attention calls are here. A case that only one question uses is `case.py` in a folder of a room,
-found by the folder's name, which is its kind: it is imported when a record of it is read. `kind` is
-a field of the JSON form of every case but `DecodeCase`, which came first. The keys of
-decode, extend and MLA cases are read back from lines of text: `32/8,d128,p16,b16,k8192` is a decode
-case, `prefill_paged,q512,` before it makes an extend case. No torch here.
+The keys of decode, extend and MLA cases are read back from lines of text: `32/8,d128,p16,b16,k8192`
+is a decode case, `prefill_paged,q512,` before it makes an extend case. No torch here.
 """
 
 from __future__ import annotations
@@ -13,29 +10,15 @@ import importlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.spec import require_word
 from .decode.case import DecodeCase
 from .extend.case import MODES, ExtendCase
 from .form import NamedCase, flat_fields
-from .item import Item
 from .mla.case import MlaCase
 
 if TYPE_CHECKING:
     from .base import Bench, Subject
-
-Case = NamedCase
-"""A case of any kind."""
-CALLS: dict[str, type[Case]] = {
-    "": DecodeCase,
-    "extend": ExtendCase,
-    "mla": MlaCase,
-}
-"""Kind of an attention call -> its class."""
-PACKAGE = Path(__file__).resolve().parents[2]
 
 _LENGTHS = r"\d+(?:\+\d+)*"
 _DECODE = (
@@ -78,58 +61,12 @@ def subject_class(case: object) -> Callable[[Bench], Subject]:
     return getattr(importlib.import_module(module), name)
 
 
-def case_from_dict(form: dict[str, Any]) -> Case:
-    """The case of a record's JSON; ValueError for an unknown kind or fields that do not fit."""
-    fields = dict(form)
-    kind = fields.pop("kind", "")
-    return class_of(kind).from_dict(fields)
-
-
-def class_of(kind: str) -> type[Case]:
-    """The class of a kind's cases; ValueError for an unknown kind."""
-    if kind == "":
-        return CALLS[kind]
-    require_word("kind of a case", kind, kinds())
-    if kind in CALLS:
-        return CALLS[kind]
-    module = importlib.import_module(case_modules()[kind])
-    for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, NamedCase) and value.kind == kind:
-            return value
-    raise ImportError(f"{module.__name__} must have a case of kind {kind!r}, it has none")
-
-
-def kinds() -> list[str]:
-    """Every kind that has a name, sorted."""
-    return sorted({*CALLS, *case_modules()} - {""})
-
-
-@cache
-def case_modules() -> dict[str, str]:
-    """The kind of cases that are no attention calls -> the module that has it."""
-    root = __package__.partition(".")[0]
-    modules = {}
-    for path in sorted(PACKAGE.glob("*/*/case.py")):
-        room, kind, _ = path.relative_to(PACKAGE).parts
-        modules[kind] = f"{root}.{room}.{kind}.case"
-    return modules
-
-
-def item_from_dict(form: dict[str, Any]) -> Item[Any]:
-    """Inverse of `Item.to_dict`; a form may lack a field that has a default."""
-    fields = dict(form)
-    fields["again"] = form.get("again") or 0
-    case = form.get("case")
-    fields["case"] = case_from_dict(case) if case else None
-    return Item(**fields)
-
-
-def parse_cases(lines: Iterable[str]) -> tuple[Case, ...]:
+def parse_cases(lines: Iterable[str]) -> tuple[NamedCase, ...]:
     """The cases of `lines`, each once; empty lines and those from `#` on are skipped.
 
     ValueError names the line that is no key.
     """
-    cases: list[Case] = []
+    cases: list[NamedCase] = []
     for number, line in enumerate(lines, 1):
         text = line.strip()
         try:
@@ -140,7 +77,7 @@ def parse_cases(lines: Iterable[str]) -> tuple[Case, ...]:
     return tuple(dict.fromkeys(cases))
 
 
-def _case_of_key(text: str) -> Case:
+def _case_of_key(text: str) -> NamedCase:
     for pattern, cls in KEYS.items():
         match = re.fullmatch(pattern, text)
         if not match:
