@@ -587,7 +587,16 @@ CLAIMS: Options = {
     ),
     **JSON,
 }
+SERVER: Options = {
+    "--server": dict(
+        action="append",
+        metavar="FACT[=N]",
+        help="how the server was started, for known problems: dp_attention, context=131072, "
+        "glue_graph; repeatable",
+    ),
+}
 ADVISE: Options = {
+    **SERVER,
     **LAYER,
     **BATCH,
     **DTYPES,
@@ -612,6 +621,7 @@ ADVISE: Options = {
     ),
 }
 EXPLAIN: Options = {
+    **SERVER,
     "--library": dict(
         help="sglang==0.5.23, or sglang==0.5.23,flashinfer==0.7.2.post1 if that is installed",
     ),

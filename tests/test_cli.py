@@ -250,7 +250,9 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
     assert cli.main([*EXPLAIN, "--gpu", "sm90"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == "flashinfer==0.6.3, decode on sm90, policy auto: fa3"
-    assert rest[2].startswith("yes  fa3 ") and rest[2].endswith("FlashInfer #2148")
+    assert any("[flashinfer-fa3-decode-auto]" in line for line in rest)
+    rows = rest[rest.index("") :]
+    assert rows[2].startswith("yes  fa3 ") and rows[2].endswith("FlashInfer #2148")
     options = ["--library", "sglang==0.5.23", "--gpu", "sm80", "--call", "graph", "--json"]
     assert cli.main([*EXPLAIN, *options]) == 0
     answer = json.loads(capsys.readouterr().out)

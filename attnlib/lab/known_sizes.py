@@ -6,7 +6,6 @@ calls are those on record at which the entry itself holds, so its condition is h
 
 import json
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ import numpy as np
 import pandas as pd
 
 from ..core.spec import MlaSpec
-from ..kinds.decode.case import DecodeCase
-from ..kinds.extend.case import ExtendCase, sample_extend_lens
-from ..kinds.lengths import sample_seq_lens
-from ..kinds.mla.case import MlaCase, sample_mla_lens
+from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.extend.case import ExtendCase, sample_extend_lens
+from ..measure.calls.lengths import sample_seq_lens
+from ..measure.calls.mla.case import MlaCase, sample_mla_lens
 from ..measure.files import write_whole
 from ..measure.stats import SLOWER
 from ..run import store
@@ -75,15 +74,12 @@ def ratios_of(problem: Problem, gpu: str) -> pd.DataFrame:
 
 
 def _chosen(rows: pd.DataFrame, problem: Problem) -> pd.DataFrame:
-    """The rows of the calls at which the problem holds, or that its record names."""
+    """The rows of the calls at which the problem holds, and that its record wants."""
     record = problem.record
     sides = [side.partition("==")[0] for side in record["pair"]]
     rows = rows[rows.backend.isin(sides)]
     for column, value in record.get("where", {}).items():
         rows = rows[rows[column] == value]
-    if "cases" in record:
-        module = import_module(f"..studies.{record['study']}", __package__)
-        return rows[rows.case.isin(getattr(module, record["cases"].upper()))]
     holds = {case: holds_at(problem, case) for case in rows.case.unique()}
     is_chosen = np.array([holds[case] for case in rows.case], dtype=bool)
     return rows[is_chosen]

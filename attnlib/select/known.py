@@ -28,7 +28,7 @@ TESTED = ("example", "also", "silent")
 KEYS = ("id", "what", "says", "releases", "when", *EVIDENCE, "do", "links", *TESTED)
 NEEDED = ("id", "what", "says", "do", "example", "silent")
 SPAN = ("since", "until", "ends_in")
-RECORD = ("study", "gpu", "pair", "cases", "where")
+RECORD = ("study", "gpu", "pair", "where")
 REPORT = ("url", "says", "against")
 HOLDS, MAY_HOLD = "holds", "may hold"
 
@@ -85,23 +85,29 @@ class Problem:
     also: Mapping[str, Any] = field(default_factory=dict)
     silent: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def spans(self) -> str:
-        """`sglang since 0.5.16, known to 0.5.23`, or the empty string for a setting."""
-        return "; ".join(f"{name} {span}" for name, span in self.releases.items())
-
 
 @dataclass(frozen=True)
 class Found:
-    """A problem that holds, or, with `missing` facts or releases, one that may hold."""
+    """A problem that holds, or, with `missing` facts or releases, one that may hold.
+
+    `package` is the one of the stack whose release has it; empty for a setting.
+    """
 
     problem: Problem
     missing: tuple[str, ...] = ()
+    package: str = ""
 
     @property
     def verdict(self) -> str:
         """`holds` or `may hold`."""
         return MAY_HOLD if self.missing else HOLDS
+
+    @property
+    def releases(self) -> str:
+        """`sglang since 0.5.16, known to 0.5.23`, of the stack's package."""
+        if not self.package:
+            return ""
+        return f"{self.package} {self.problem.releases[self.package]}"
 
 
 def truth(part: When, facts: Mapping[str, Any]) -> bool | None:
@@ -132,8 +138,8 @@ def unknown(part: When, facts: Mapping[str, Any]) -> set[str]:
 def found(problem: Problem, situation: Situation) -> Found | None:
     """Whether a problem holds in a situation, or may hold; None if it does not."""
     missing: set[str] = set()
+    name = next((name for name in problem.releases if name in situation.stack), "")
     if problem.releases:
-        name = next((name for name in problem.releases if name in situation.stack), "")
         if not name:
             return None
         release = situation.stack[name]
@@ -146,7 +152,7 @@ def found(problem: Problem, situation: Situation) -> Found | None:
         if truth(part, situation.facts) is False:
             return None
         missing |= unknown(part, situation.facts)
-    return Found(problem, tuple(sorted(missing)))
+    return Found(problem, tuple(sorted(missing)), name)
 
 
 def known_problems(
@@ -265,8 +271,8 @@ def in_words(answer: Found) -> list[str]:
     """A problem that holds: what it is, how much, what to do, where to read; a line each."""
     problem = answer.problem
     lines = [f"known problem, {problem.what}: {problem.says} [{problem.id}]"]
-    if problem.spans:
-        lines.append(f"  releases: {problem.spans}")
+    if answer.releases:
+        lines.append(f"  releases: {answer.releases}")
     lines += [f"  {line}" for line in how_much(problem)]
     lines.append(f"  do: {problem.do}")
     if problem.links:
@@ -275,16 +281,16 @@ def in_words(answer: Found) -> list[str]:
 
 
 def report(answers: Iterable[Found]) -> list[str]:
-    """The problems that hold, each in a few lines; those that may hold in one, by missing fact."""
-    lines = []
-    open_ids: dict[str, list[str]] = {}
+    """The problems that hold, each in a few lines, and in one line those that may hold."""
+    lines: list[str] = []
+    open_words = []
     for answer in answers:
         if answer.missing:
-            open_ids.setdefault(", ".join(answer.missing), []).append(answer.problem.id)
+            open_words.append(f"{answer.problem.id} ({', '.join(answer.missing)})")
         else:
             lines += in_words(answer)
-    for missing, ids in open_ids.items():
-        lines.append(f"may hold, give {missing}: {', '.join(ids)}")
+    if open_words:
+        lines.append(f"may hold, by what is not given: {'; '.join(open_words)}")
     return lines
 
 
@@ -299,7 +305,7 @@ def to_data(answers: Iterable[Found]) -> list[dict[str, Any]]:
             "verdict": answer.verdict,
             "missing": list(answer.missing),
             "says": problem.says,
-            "releases": problem.spans,
+            "releases": answer.releases,
             "how_much": how_much(problem),
             "do": problem.do,
             "links": list(problem.links),

@@ -32,7 +32,6 @@ KEYS = (
     "by_rule_only",
     "shared",
     "policies",
-    "slower",
     *PARTS,
 )
 ROW = ("when", "choose", "cannot", "rest", "sets", "why", "source", "rows")
@@ -82,7 +81,7 @@ class Library:
     `resolves` are rows of what the library settles first, `limits` of what a backend cannot run,
     `problems` of what the library takes all the same and cannot run.
     `calls` maps a backend and release to what it calls in turn; `pages` are rows of the page sizes
-    that a backend does not keep, and what it takes; `slower` a release to what it made slower.
+    that a backend does not keep, and what it takes.
     """
 
     name: str
@@ -96,7 +95,6 @@ class Library:
     problems: Rows = ()
     calls: dict[tuple[str, str], Called] = field(default_factory=dict)
     pages: Rows = ()
-    slower: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def versions(self) -> list[Version]:
@@ -221,7 +219,6 @@ def _describe(library: Library, document: Written) -> None:
     library.aliases += tuple(document.get("aliases", ()))
     library.releases += _names(document, "releases")
     library.by_rule_only += _names(document, "by_rule_only")
-    library.slower |= document.get("slower", {})
     backends = document.get("backends", {})
     for modes in backends:
         library.backends |= dict.fromkeys(modes.split(), _names(backends, modes))

@@ -8,11 +8,22 @@ from typing import Any
 from ..core.backends.limits import LATENT_MODES
 from ..core.layer import MODELS, parse_layer, parse_lengths
 from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec
-from .changes import FAILS, LATENT_PAGE, TOPK, changes, markdown, padded
+from .changes import (
+    FAILS,
+    LATENT_PAGE,
+    TOPK,
+    known_changes,
+    markdown,
+    padded,
+    table_of,
+    tried_calls,
+)
 from .explain import Choice, explain, settles
 from .facts import GPUS, Call, decided, facts_of_model, gpu_named
+from .known import Found, known_problems, report, to_data
 from .models import FAMILIES, LAYERS, OTHER
 from .models import MODELS as RULED
+from .situation import parse_server, situation_of
 
 COLUMNS = ("", "chosen", "why, or why not", "source")
 FIELDS = ("head_dim", "page_size", "dtype", "kv_dtype")
@@ -58,10 +69,14 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
         layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
     if mode == "sparse_mla":
         facts.setdefault("topk", TOPK)
-    if "gpu" in given:
-        given["gpu"] = [gpu_named(text) for text in given["gpu"].split(",")]
+    server = parse_server(given.pop("server", []))
+    cards = {}
+    for text in given.get("gpu", "").split(",") if "gpu" in given else ():
+        cards[gpu_named(text)] = text
+    if cards:
+        given["gpu"] = list(cards)
     if "diff" in given:
-        return _answer_diff(given, layer, facts, stated, as_json)
+        return _answer_diff(given, layer, facts, stated, cards, server, as_json)
     _require_one_call(given, layer)
     given["gpu"] = given["gpu"][0]
     spec = parse_layer(**layer)
@@ -70,10 +85,20 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     _require_not_settled(choice, facts)
     choice = _with_unused(choice, call, stated)
     layers = layers_of(spec, call, **given)
+    situation = situation_of(
+        choice,
+        spec,
+        call,
+        stated=facts,
+        gpu=cards[given["gpu"]],
+        server=server,
+    )
+    known = known_problems(situation)
     if not as_json:
-        return render(choice, layers)
+        return render(choice, layers, known)
     data = to_dict(choice)
     data["layers"] = layers
+    data["known"] = to_data(known)
     return json.dumps(data, indent=2)
 
 
@@ -163,11 +188,15 @@ def _answer_diff(
     layer: Words,
     facts: Words,
     stated: Collection[str],
+    cards: Mapping[str, str],
+    server: Words,
     as_json: bool,
 ) -> str:
     old, new = given["diff"]
     gpus = given.get("gpu", tuple(GPUS))
-    how: Words = {"facts": facts, "stated": stated, "gpus": gpus}
+    # Known problems ask for lengths, if no rule does.
+    by_rules = [name for name in stated if name not in ("kv_lens", "q_lens")]
+    how: Words = {"facts": facts, "stated": by_rules, "gpus": gpus}
     if "mode" in given:
         how["modes"] = given["mode"].split(",")
     if "policy" in given:
@@ -181,18 +210,22 @@ def _answer_diff(
         if "tp" in layer:
             raise ValueError(f"--tp must go with a model that is split, got {layer['tp']}")
         how["fields"] = layer
-    table = changes(old, new, **how)
+    tried = tried_calls(old, new, **how)
+    table = table_of(tried)
     if as_json:
         return str(table.to_json(orient="records", indent=2))
-    return markdown(table, old, new, gpus)
+    known = known_changes(tried, facts, cards, server)
+    return markdown(table, old, new, known)
 
 
 def render(
     choice: Choice,
     layers: Sequence[dict[str, str]] = (),
+    known: Sequence[Found] = (),
 ) -> str:
-    """The choice in a few lines, then every row considered, without repeats, matches first."""
-    head = [headline(choice), *_notes(choice)]
+    """The choice and its known problems, then every row considered, without repeats, matches
+    first."""
+    head = [headline(choice), *_notes(choice), *report(known)]
     for layer in layers:
         head.append(f"{layer['layer']} (head_dim {layer['head_dim']}): {layer['chosen']}")
     rows = [COLUMNS]

@@ -15,7 +15,7 @@ from ...measure.files import require_writable, write_whole
 from ...run.figures import style
 from ...run.study import load_or_measure, mode
 from ...studies import STUDIES
-from .. import claims, gains
+from .. import claims, gains, known_sizes
 from .fragment import Fragment, notebook_fragment
 from .page import published, render_page
 
@@ -85,10 +85,10 @@ def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
     if mode() != "replay":
         raise RuntimeError("refresh must run with ATTNLIB_MODE=replay, this is live mode")
     paths = notebooks_of(notebooks)
-    written = gains.write()  # first: notebooks show them
+    written = [gains.write(), known_sizes.write()]  # first: notebooks show them
     for path in paths:
         write_notebook(path, execute(path))
-    return [written, *paths, *draw_readme_figures(FIGURES)]
+    return [*written, *paths, *draw_readme_figures(FIGURES)]
 
 
 def draw_readme_figures(folder: Path) -> list[Path]:
