@@ -338,15 +338,19 @@ def _advise(
     measure: bool = False,
     heads: str = "",
     model: str = "",
+    server: Sequence[str] = (),
+    as_json: bool = False,
     **options: Any,
-) -> None:
-    """Suggest a decode backend: library default, closest recorded batches, benchmark command.
+) -> int:
+    """Say what runs a decode call, its known problems, and the nearest records.
 
-    Calls of MLA are not covered.
+    Heads such as 128/1 with --head-dim 576 are MLA. Exit status: 4 if a known problem holds, 0 if
+    none does, 2 for wrong use.
     """
-    from .lab.advise import advise
+    from .lab.advise import STATUS_KNOWN, advise
     from .lab.view import measure_call
     from .select.facts import Call, facts_of_model
+    from .select.situation import parse_server
     from .select.text import PINS
 
     facts = facts_of_model(model)
@@ -361,8 +365,16 @@ def _advise(
         if named:
             print(f"all backends are measured here; not used: {', '.join(named)}", file=sys.stderr)
         print(measure_call(layer, lengths))
-    else:
-        print(advise(layer, lengths, facts=Call(**facts), **how))
+        return 0
+    advice = advise(
+        layer,
+        lengths,
+        facts=Call(**facts),
+        server=parse_server(server),
+        **how,
+    )
+    print(_in_json(advice.to_dict()) if as_json else advice)
+    return STATUS_KNOWN if advice.holding else 0
 
 
 def _refresh() -> None:
@@ -619,6 +631,7 @@ ADVISE: Options = {
         action="store_true",
         help="benchmark all backends on this GPU; JIT builds of kernels take minutes",
     ),
+    **JSON,
 }
 EXPLAIN: Options = {
     **SERVER,
