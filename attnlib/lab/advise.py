@@ -44,7 +44,6 @@ from ..studies.splits import split_cap
 from .cards import Card, Shown, in_words
 from .engine_builds import (
     ANOTHER_BUILD,
-    FLASH_ATTN_3,
     RECORDED_GPU,
     builds,
     own_build,

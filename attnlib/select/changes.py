@@ -373,7 +373,8 @@ def markdown(
     new: str,
     known: Iterable[Change] = (),
 ) -> str:
-    """The changes as Markdown for a pull request, known problems that come or end, what times it."""
+    """The changes as Markdown for a pull request, known problems that come or end, and what times
+    them."""
     library = find(old)[0]
     if len(table):
         lines = [f"### From {old} to {new}", ""]

@@ -232,7 +232,8 @@ def _span(written: Mapping[str, Any], where: str) -> Span:
     if not ("until" in written or "ends_in" in written):
         raise ValueError(f"{where}: until or ends_in must be given")
     try:
-        return Span(**{name: Version(str(release)) for name, release in written.items()})
+        bounds = {name: Version(str(release)) for name, release in written.items()}
+        return Span(**bounds)
     except InvalidVersion as error:
         raise ValueError(f"{where}: {error}") from error
 

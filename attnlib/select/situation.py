@@ -35,17 +35,19 @@ CARDS = tuple(
     name.lower().replace(" ", "") for names in GPUS.values() for name in names.split(", ")
 )
 """Cards by name, as a fact has them: h100, rtx4090."""
-SERVER = {
-    "dp_attention": "DP attention",
+USUALLY_OFF = {
     "glue_graph": "SGLANG_ENABLE_METADATA_GLUE_GRAPH",
     "context_parallel": "context parallelism",
     "prefill_context_parallel": "prefill context parallelism",
     "num_splits_pinned": "num_splits set for every call",
     "schedule_kept": "a schedule of FlashAttention-3 that is kept over steps",
     "plan_kept": "a plan of FlashInfer that is replayed over steps",
+    "gpu_lengths": "lengths that the GPU alone has",
     "pageable_copies": "lengths copied to pageable memory",
 }
-"""Flags that tell how a server was started, and how a reason names them."""
+"""Flags that tell how a server was started or is written, off unless they are stated."""
+SERVER = {"dp_attention": "DP attention", **USUALLY_OFF}
+"""All such flags, and how a reason names them."""
 MODELLED = {
     "splits_lost": "splits lost to SGLang's cap",
     "vllm_splits_lost": "splits lost to vLLM's cap of 32",
@@ -98,7 +100,7 @@ OF_LENGTHS = (
     "fa2_plan_loses",
 )
 """Facts that the lengths of the requests decide: `kv_lens` is what a user has to give."""
-UNSTATED = ("graph", "speculative", "eagle_topk", "model", "architecture")
+UNSTATED = ("graph", "speculative", "eagle_topk", "model")
 """Facts of a call that are unknown unless they are stated; others have a plain call's value."""
 
 
@@ -140,7 +142,8 @@ def parse_server(settings: Collection[str]) -> dict[str, Any]:
         elif name in SERVER_NUMBERS and value.isdecimal():
             given[name] = int(value)
         else:
-            known = ", ".join((*SERVER, *(f"{number}=N" for number in SERVER_NUMBERS)))
+            numbers = [f"{number}=N" for number in SERVER_NUMBERS]
+            known = ", ".join((*SERVER, *numbers))
             raise ValueError(f"a fact of the server must be one of {known}, got {text!r}")
     return given
 
@@ -220,7 +223,7 @@ def situation_from(written: Mapping[str, Any]) -> Situation:
     mode = given.pop("mode")
     named = given.pop("gpu")
     latent = mode in LATENT_MODES
-    layer = {"heads": "16/1" if latent else "32/8"}
+    layer: dict[str, Any] = {"heads": "16/1" if latent else "32/8"}
     if latent:
         layer["head_dim"] = MLA_HEAD_DIM
     layer |= {name: given.pop(name) for name in LAYER_WORDS if name in given}
@@ -263,18 +266,16 @@ def _facts(
     facts: dict[str, Any] = dict(facts_of(spec, call, mode=mode, gpu=gpu, release=None))
     for name in UNSTATED:
         if name not in stated:
-            facts.pop(name, None)
-    if "model" in stated:
-        facts["architecture"] = facts_of(spec, call, mode=mode, gpu=gpu, release=None)[
-            "architecture"
-        ]
+            del facts[name]
+    if "model" not in stated:
+        del facts["architecture"]
     if mode in DRAFT_MODES or call.eagle_topk or call.speculative:
         facts["speculative"] = True
     if call.kv_lens:
         mean = sum(call.kv_lens) / len(call.kv_lens)
         facts["longest_over_mean"] = max(call.kv_lens) / mean
         facts |= _by_models(spec, call, Facts(facts), server)
-    return {**facts, **server}
+    return {**facts, **dict.fromkeys(USUALLY_OFF, False), **server}
 
 
 def _by_models(

@@ -13,8 +13,8 @@ from attnlib import AttnSpec, cli
 from attnlib.core.layer import MODELS, WHOLE_MODELS, parse_layer, parse_lengths, words_of_lengths
 from attnlib.core.spec import ELEMENT_BYTES, MlaSpec
 from attnlib.lab.advise import STATUS_KNOWN, neighbour_loss, recorded_calls
-from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.lab.engine_builds import own_build
+from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.run import store
 from attnlib.select.facts import GPUS, Call
 from attnlib.select.libraries import LIBRARIES
