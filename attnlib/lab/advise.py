@@ -275,7 +275,7 @@ class Advice(Shown):
             words = f"Known problem, {problem.what}{where}: {problem.says}"
             notes.append(f"{words} {much}. Do: {problem.do}. [{problem.id}]")
         if open_ids:
-            notes.append(f"May hold, by what is not given: {'; '.join(open_ids)}.")
+            notes.append(f"May hold, by what --server leaves open: {'; '.join(open_ids)}.")
         return notes
 
     def _slower_notes(self) -> list[str]:

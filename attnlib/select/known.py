@@ -291,7 +291,7 @@ def report(answers: Iterable[Found]) -> list[str]:
         else:
             lines += in_words(answer)
     if open_words:
-        lines.append(f"may hold, by what is not given: {'; '.join(open_words)}")
+        lines.append(f"may hold, by what --call and --server leave open: {'; '.join(open_words)}")
     return lines
 
 
