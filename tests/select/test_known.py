@@ -114,6 +114,18 @@ def test_an_unknown_fact_is_named_by_what_a_user_gives():
     assert found(wall, situation_from(without)).missing == ("context",)
 
 
+def test_a_fact_of_a_call_that_is_not_stated_is_unknown_and_a_switch_of_a_server_is_off():
+    capture = PROBLEMS["sglang-fa3-capture-sm8x"]
+    without = {name: fact for name, fact in capture.example.items() if name != "graph"}
+    assert found(capture, situation_from(without)).missing == ("graph",)
+    kept = PROBLEMS["flash-attn-3-schedule-kept"]
+    without = {name: fact for name, fact in kept.example.items() if name != "schedule_kept"}
+    assert found(kept, situation_from(without)) is None
+    dp = PROBLEMS["sglang-schedule-dp-attention"]
+    without = {name: fact for name, fact in dp.example.items() if name != "dp_attention"}
+    assert found(dp, situation_from(without)).missing == ("dp_attention",)
+
+
 def test_problems_that_hold_come_first():
     situation = situation_from(PROBLEMS["sglang-fa3-split-cap-gqa"].example)
     answers = known_problems(situation)
@@ -127,6 +139,8 @@ def test_a_card_is_not_its_compute_capability():
     assert card_named("NVIDIA H200") == "h200"
     assert card_named("NVIDIA GeForce RTX 4090") == "rtx4090"
     assert card_named("sm90") == ""
+    assert card_named("L40S") == "l40s"
+    assert card_named("NVIDIA A10G") == "a10g"
 
 
 def test_sizes_are_the_records_and_no_text_has_a_number_of_times():
