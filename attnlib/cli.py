@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from . import doctor
 from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
-from .core.spec import LENGTHS, MLA
+from .core.spec import LENGTHS, MLA, MLA_HEAD_DIM
 
 if TYPE_CHECKING:
     from .run.study import Study, Sweep
@@ -349,6 +349,7 @@ def _advise(
     """
     from .lab.advise import STATUS_KNOWN, advise
     from .lab.view import measure_call
+    from .select.changes import LATENT_PAGE
     from .select.facts import Call, facts_of_model
     from .select.situation import parse_server
     from .select.text import PINS
@@ -357,6 +358,8 @@ def _advise(
     for option, fact in PINS.items():
         if option in options:
             facts[fact] = True
+    if options.get("head_dim") == MLA_HEAD_DIM:
+        options.setdefault("page_size", LATENT_PAGE)
     named = [name for name in ("library", "backend", "gpu") if name in options]
     how = {name: options.pop(name) for name in named}
     layer = parse_layer(heads, model=model, **options)

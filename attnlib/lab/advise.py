@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,26 +20,18 @@ import pandas as pd
 from ..core.backends.table import BACKENDS, compared_package
 from ..core.layer import lengths_of_case, words_of_lengths
 from ..core.schedule.caps import BOUNDED, DEFAULT
-from ..core.spec import (
-    MLA_HEAD_DIM,
-    AttnSpec,
-    MlaSpec,
-    require_int,
-    require_word,
-)
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec, require_int
 from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.lengths import sample_seq_lens
 from ..measure.calls.mla.case import MlaCase
-from ..run import store
-from ..run.look_up import OTHER_KERNEL, distances, kernel_of, nearest_calls, recorded_as, sizes_of
-from ..run.releases import Version
+from ..run.look_up import OTHER_KERNEL, kernel_of, nearest_calls
 from ..run.study import in_about
 from ..select import Call, Choice, explain
 from ..select.facts import gpu_named
 from ..select.known import HOLDS, Found, how_much, known_problems, to_data
 from ..select.libraries import AUTO, find
 from ..select.situation import SERVED_CONTEXT, card_named, situation_of
-from ..studies import PACE, STUDIES, plan_rivals, random_batches
+from ..studies import PACE, plan_rivals, random_batches
 from ..studies.splits import split_cap
 from .cards import Card, Shown, in_words
 from .engine_builds import (
@@ -52,34 +44,12 @@ from .engine_builds import (
     slower_nearby,
     slower_on_record,
 )
-from .source import FLASHINFER, ROUNDS, width_of
+from .recorded import NEAREST, batches_for, recorded_calls
+from .source import FLASHINFER, ROUNDS
 
-NEAREST = 16
 SHOWN_BATCHES = 3
 SHOWN_STUDIES = 2
 PRESENT_PLANNER = "2026-11-26"
-
-
-class Draw(NamedTuple):
-    """Recorded batches: the study, the GPU, the library and release, and whether the L2 is cold."""
-
-    study: str
-    gpu: str
-    release: str
-    library: str = "FlashInfer"
-    l2: str = "cold"
-
-
-RIVALS = plan_rivals.STUDY.name
-LATENT = split_cap.STUDY.name
-DRAWS = {
-    "all layers": Draw(random_batches.STUDY.name, "H200", "0.7.2"),
-    "all rivals": Draw(RIVALS, "H200", plan_rivals.FLASHINFER_ON_H200),
-    "h100": Draw(RIVALS, "H100", plan_rivals.FLASHINFER_ON_H100),
-    "mla": Draw(LATENT, "H200", split_cap.NOW, "sglang-kernel", "warm"),
-    "mla h100": Draw(LATENT, "H100", split_cap.NOW, "sglang-kernel", "warm"),
-}
-"""Batches on record by name. All rivals are there for head_dim 128 and 16 bits."""
 SHOWN = (
     *random_batches.BACKENDS,
     plan_rivals.BATCH_ATTENTION,
@@ -92,8 +62,8 @@ SHOWN = (
 NAMES = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
 FEATURES = "tokens x KV heads, requests, longest / mean length, (query heads per KV head) ^ 3"
 MLA_MODE = "mla"
-MLA_PAGE = 64
-"""Tokens of a page of MLA where the engine leaves it open."""
+LATENT_DTYPE = "bfloat16"
+"""Of every record of dense MLA."""
 STATUS_KNOWN = 4
 """The exit status of `advise` where a known problem holds."""
 
@@ -403,7 +373,8 @@ def advise(
     Raises
     ------
     TypeError, ValueError
-        For another call, lengths that are missing or below 1, sparse MLA, and as `explain` does.
+        For another call, lengths that are missing or below 1, MLA that is sparse or not of 16 bits,
+        and as `explain` does.
 
     Examples
     --------
@@ -428,7 +399,7 @@ def advise(
     choice = explain(layer, mode=mode, call=stated, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)
     case = call if isinstance(call, DecodeCase | MlaCase) else _case_of(layer, kv_lens)
-    nearest = nearest_calls(case, _batches_for(layer, gpu)).head(NEAREST)
+    nearest = nearest_calls(case, batches_for(layer, gpu)).head(NEAREST)
     same = recorded_calls(case)
     cards = [card_named(name) for name in same.gpu]
     same = preferably_of(card_named(gpu), same, cards)
@@ -469,6 +440,9 @@ def _layer_of(call: DecodeCase | MlaCase | AttnSpec | MlaSpec) -> AttnSpec:
     """The layer of a call; of MLA its query heads over one KV head of 576."""
     spec = call.spec if isinstance(call, DecodeCase | MlaCase) else call
     if isinstance(spec, AttnSpec):
+        if spec.head_dim == MLA_HEAD_DIM and spec.dtypes != LATENT_DTYPE:
+            words = f"dtype and kv_dtype of MLA must be {LATENT_DTYPE} (explain takes others)"
+            raise ValueError(f"{words}, got {spec.dtypes}")
         return spec
     if spec.top_k or spec.kv_format != "bfloat16":
         words = "an MlaSpec must attend to all tokens of a bfloat16 cache (explain: sparse_mla)"
@@ -503,21 +477,6 @@ def _case_of(layer: AttnSpec, lengths: tuple[int, ...]) -> DecodeCase | MlaCase:
     return DecodeCase(layer, **sizes)
 
 
-def _batches_for(layer: AttnSpec, gpu: str) -> pd.DataFrame:
-    """The recorded batches with most rivals, of the GPU where there are some."""
-    is_h100 = "h100" in gpu.lower()
-    if layer.head_dim == MLA_HEAD_DIM:
-        return recorded_batches("mla h100" if is_h100 else "mla")
-    is_usual = layer.head_dim == 128 and "float8" not in layer.dtypes
-    draw = "all rivals" if is_usual else "all layers"
-    if is_h100:
-        draw = "h100"
-    batches = recorded_batches(draw)
-    if layer.page_size % 16:
-        return batches.drop(columns=[*plan_rivals.PAGES_OF_16], errors="ignore")
-    return batches
-
-
 def _batch_words(case: DecodeCase | MlaCase) -> str:
     """A batch as a row names it: its key, or of MLA its sizes, whose lengths are long."""
     if isinstance(case, DecodeCase):
@@ -550,127 +509,3 @@ def _in_words(row: Any) -> str:
     if row.release and package != FLASHINFER:
         return f"{row.backend} ({package} {row.release})"
     return row.backend
-
-
-def recorded_calls(case: DecodeCase | MlaCase) -> pd.DataFrame:
-    """The records of a call in all studies: a row per study, GPU, timer, width of the page table
-    and backend, fastest first of each; the median time (us) and the rounds of the newest release.
-
-    Records of a library that was installed have no release, and are the oldest.
-    """
-    by = ["study", "gpu", "timer", "page_table", "backend"]
-    tables = [pd.DataFrame(columns=[*by, "release", "run_us", "status", "throttled"])]
-    for study in STUDIES:
-        for machine in store.machines(study):
-            for recorded in recorded_as(case, study, machine):
-                rows = store.load(study, machine, case=recorded)
-                tables.append(rows.assign(page_table=width_of(recorded)))
-    rows = pd.concat(tables, ignore_index=True)
-    rows = rows[(rows.status == "ok") & ~rows.throttled.astype(bool)]
-    ages = rows.release.map(lambda release: Version(release or "0"))
-    rows = rows.assign(age=ages).sort_values("age", kind="stable")
-    newest = rows.groupby(by).release.transform("last")
-    times = rows[rows.release == newest].groupby([*by, "release"]).run_us
-    table = times.agg(us="median", rounds="size").reset_index()
-    return table.sort_values([*by[:-1], "us"], ignore_index=True)
-
-
-@cache
-def recorded_batches(draw: str = "all layers") -> pd.DataFrame:
-    """The recorded random batches: which backend decoded each in what time.
-
-    Parameters
-    ----------
-    draw : {"all layers", "all rivals", "h100", "mla", "mla h100"}
-        Which batches: of all layers, of fewer layers with all rivals, or those of an H100; of MLA
-        on an H200 or an H100.
-
-    Returns
-    -------
-    pandas.DataFrame
-        A row per batch: `case`, sizes as logarithms, a column of median microseconds per backend,
-        `rounds`, `spread` between them (a fraction), and where it was measured.
-
-    Raises
-    ------
-    ValueError
-        For another draw.
-
-    Examples
-    --------
-    >>> import attnlib
-    >>> batches = attnlib.recorded_batches("h100")
-    >>> batches.gpu.unique().tolist()
-    ['NVIDIA H100 80GB HBM3']
-    """
-    require_word("draw", draw, DRAWS)
-    drawn = DRAWS[draw]
-    rows = _latent_rows(drawn) if drawn.study == LATENT else random_batches.load_all(drawn.study)
-    rows = rows[rows.gpu.str.contains(drawn.gpu)]
-    keys = ["machine", "case"]
-    wide = rows.pivot_table("run_us", keys, "backend", "median", sort=False)
-    times = rows.groupby([*keys, "backend"], sort=False).run_us
-    ends = times.agg(["min", "max", "size"])
-    spreads = ends["max"] / ends["min"] - 1
-    rounds = ends["size"].groupby(keys, sort=False).min()
-    spread = spreads.groupby(keys, sort=False).max()
-    table = wide.assign(rounds=rounds, spread=spread).reset_index()
-    sizes = pd.DataFrame([sizes_of(case) for case in table.case])
-    machines = rows.drop_duplicates("machine").set_index("machine")
-    return pd.concat([table, sizes], axis=1).assign(
-        heads=[case.spec.heads for case in table.case],
-        gpu=table.machine.map(machines.gpu),
-        day=table.machine.map(machines.started_at.str[:10]),
-        release=drawn.release,
-        library=drawn.library,
-        l2=drawn.l2,
-    )
-
-
-def _latent_rows(drawn: Draw) -> pd.DataFrame:
-    """Records of dense MLA with one query token, of today's release where a build has several."""
-    rows = split_cap.load_all(drawn.gpu.lower())
-    is_plain = rows.case.map(lambda case: isinstance(case, MlaCase) and case.q_len == 1)
-    return rows[is_plain & rows.release.isin(["", drawn.release])]
-
-
-def neighbour_loss(backends: Sequence[str] = random_batches.BACKENDS) -> pd.Series:
-    """How much slower the backend is that the nearest batches of *other layers* choose.
-
-    The choice is the backend with the least mean of log(time / best) over the 16 nearest.
-
-    Parameters
-    ----------
-    backends : sequence of str
-        Names of backends; batches that lack one of them are left out.
-
-    Returns
-    -------
-    pandas.Series
-        Time of the choice over that of the best backend, less 1: a value per recorded batch.
-
-    Raises
-    ------
-    KeyError
-        For a backend that no batch was measured with.
-
-    Examples
-    --------
-    >>> import attnlib
-    >>> bool(attnlib.neighbour_loss().mean() < 0.05)
-    True
-    """
-    names = [*backends]
-    batches = recorded_batches().dropna(subset=names).reset_index(drop=True)
-    times = batches[names].to_numpy()
-    over_best = times / times.min(axis=1, keepdims=True)
-    specs = np.array([case.spec for case in batches.case], dtype=object)
-    layers, _ = pd.factorize(specs)
-    losses = []
-    for place, case in enumerate(batches.case):
-        far = distances(case, batches)
-        far[layers == layers[place]] = np.inf
-        nearest = np.argsort(far)[:NEAREST]
-        chosen = np.log(over_best[nearest]).mean(axis=0).argmin()
-        losses.append(over_best[place, chosen] - 1)
-    return pd.Series(losses, name="loss")

@@ -29,7 +29,7 @@ OTHER_KERNEL = 6.0
 """The distance of another head_dim, element size or mode."""
 GROUP_WEIGHT = 3.0
 """The weight of a factor of two in query heads per KV head. Both were chosen among 24 settings by
-`lab.advise.neighbour_loss`."""
+`lab.recorded.neighbour_loss`."""
 LOGARITHM = "log_"
 """How the names of sizes begin that are logarithms; others are alike or not."""
 

@@ -12,8 +12,9 @@ import attnlib
 from attnlib import AttnSpec, cli
 from attnlib.core.layer import MODELS, WHOLE_MODELS, parse_layer, parse_lengths, words_of_lengths
 from attnlib.core.spec import ELEMENT_BYTES, MlaSpec
-from attnlib.lab.advise import STATUS_KNOWN, neighbour_loss, recorded_calls
+from attnlib.lab.advise import STATUS_KNOWN
 from attnlib.lab.engine_builds import own_build
+from attnlib.lab.recorded import neighbour_loss, recorded_calls
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.run import store
 from attnlib.select.facts import GPUS, Call
@@ -244,6 +245,10 @@ def test_the_nearest_batches_choose_well_on_layers_left_out():
         (["--heads", "8/1", "--lens", "0x3"], "lens must be >= 1, got '0x3'"),
         (["--heads", "8/1", "--lens", ""], "lens must not be empty"),
         (["--heads", "16/2", "--head-dim", "576", "--lens", "9"], "num_kv_heads must be 1"),
+        (
+            ["--heads", "16/1", "--head-dim", "576", "--kv-dtype", "fp8", "--lens", "9"],
+            "kv_dtype of MLA must be bfloat16",
+        ),
         (["--heads", "8/1", "--lens", "9", "--server", "moon"], "a fact of the server must be"),
         (
             ["--heads", "8/1", "--lens", "9", "--backend", "foo"],
