@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import Version
+
 from ..core.backends.limits import LATENT_MODES
 from ..core.layer import MODELS, name_of
 from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec, require_word
@@ -324,6 +326,7 @@ def known_changes(
     for each in tried:
         call = each.call if "kv_lens" in facts else replace(each.call, kv_lens=(), q_lens=())
         sides = []
+        stack: Mapping[str, Version] = {}
         for choice in (each.before, each.after):
             situation = situation_of(
                 choice,
@@ -333,6 +336,7 @@ def known_changes(
                 gpu=cards.get(choice.gpu, ""),
                 server=server,
             )
+            stack = situation.stack
             answers = known_problems(situation)
             sides.append({answer.problem.id: answer for answer in answers})
         before, after = sides
@@ -340,6 +344,8 @@ def known_changes(
         for name in sorted(before.keys() ^ after.keys()):
             comes = name in after
             answer = after[name] if comes else before[name]
+            if not comes and answer.is_open_in(stack):
+                continue
             change = found.setdefault((name, comes), Change(answer, comes, {}))
             change.where[where] = None
     return list(found.values())

@@ -102,6 +102,11 @@ class Found:
         """`holds` or `may hold`."""
         return MAY_HOLD if self.missing else HOLDS
 
+    def is_open_in(self, stack: Mapping[str, Version]) -> bool:
+        """Whether a stack has a release that is newer than what is known of the problem."""
+        span = self.problem.releases.get(self.package, Span())
+        return self.package in stack and span.has(stack[self.package]) is None
+
     @property
     def releases(self) -> str:
         """`sglang since 0.5.16, known to 0.5.23`, of the stack's package."""
@@ -136,22 +141,25 @@ def unknown(part: When, facts: Mapping[str, Any]) -> set[str]:
 
 
 def found(problem: Problem, situation: Situation) -> Found | None:
-    """Whether a problem holds in a situation, or may hold; None if it does not."""
-    missing: set[str] = set()
+    """Whether a problem holds in a situation, or may hold; None if it does not.
+
+    In a release that is newer than what is known it may hold only where every fact holds.
+    """
     name = next((name for name in problem.releases if name in situation.stack), "")
-    if problem.releases:
-        if not name:
-            return None
-        release = situation.stack[name]
-        has = problem.releases[name].has(release)
-        if has is False:
-            return None
-        if has is None:
-            missing.add(f"{name} after {problem.releases[name].until}")
+    has: bool | None = not problem.releases
+    if name:
+        has = problem.releases[name].has(situation.stack[name])
+    if has is False:
+        return None
+    missing: set[str] = set()
     for part in problem.when:
         if truth(part, situation.facts) is False:
             return None
         missing |= unknown(part, situation.facts)
+    if has is None:
+        if missing:
+            return None
+        missing = {f"{name} after {problem.releases[name].until}"}
     return Found(problem, tuple(sorted(missing)), name)
 
 

@@ -102,6 +102,8 @@ def test_a_newer_release_than_is_known_may_have_a_problem():
     answer = found(problem, newer)
     assert answer.verdict == "may hold"
     assert answer.missing == ("vllm after 0.33.0",)
+    lens_are_missing = {name: fact for name, fact in problem.example.items() if name != "lens"}
+    assert found(problem, situation_from({**lens_are_missing, "stack": "vllm==0.99.0"})) is None
 
 
 def test_an_unknown_fact_is_named_by_what_a_user_gives():
