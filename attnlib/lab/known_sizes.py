@@ -25,6 +25,8 @@ from ..select.known import PROBLEMS, SIZES, Problem, found
 from ..select.situation import situation_from
 
 ATTENTION = (DecodeCase, MlaCase, ExtendCase)
+STEPS = ("engine", "step")
+"""Kinds of cases that are a whole step of a model."""
 TIMER_ORDER = ("graph", "graph-cold", "host", "ahead", "profiler", "eager")
 """Of several timers on record the first is taken."""
 
@@ -142,9 +144,11 @@ def _latent(spec: MlaSpec) -> dict[str, Any]:
 def _summary(ratios: pd.DataFrame) -> dict[str, Any]:
     """What is told of the ratios of one kind of GPU."""
     ratio = ratios.ratio[np.isfinite(ratios.ratio)]
+    is_step = ratios.case.iloc[0].kind in STEPS
     return {
         "gpu": ", ".join(sorted({*ratios.gpu})),
         "cases": len(ratio),
+        "unit": "steps" if is_step else "calls",
         "median": round(float(ratio.median()), 3),
         "least": round(float(ratio.min()), 3),
         "most": round(float(ratio.max()), 3),

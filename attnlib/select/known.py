@@ -267,11 +267,9 @@ def how_much(problem: Problem) -> list[str]:
         return lines
     lines = []
     for size in sizes().get(problem.id, {}).get("sizes", ()):
-        words = f"{size['median']:.2f} times as long in the median of {size['cases']} calls"
-        if size["cases"] == 1:
-            words = f"{size['median']:.2f} times as long in one call"
-        else:
-            words += f", {size['least']:.2f} to {size['most']:.2f}"
+        ratio = f"{size['median']:.2f} times as long in the median"
+        spread = f"{size['least']:.2f} to {size['most']:.2f}"
+        words = f"{ratio} of {size['cases']} {size['unit']}, {spread}"
         lines.append(f"on record: {words} ({problem.record['study']}, {size['gpu']})")
     return lines
 
