@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.studies import SPEC, grid_of, hand_made, study_of
 
+import attnlib
 from attnlib import cli
 from attnlib.kinds.decode.case import DecodeCase
 from attnlib.run import cluster, store
@@ -167,7 +168,7 @@ def test_a_malformed_argument_is_refused_in_one_line_and_nothing_is_written(
         (["tiny", "--gpus", "0"], "--gpus must be all or a number from 1, got '0'"),
         (["tiny", "--gpus", "all"], "with a CUDA GPU; none is here"),
         (["tiny", "--gpus", "1", "--dask", "one:1"], "must not be given together"),
-        (["tiny", "--dask", "tcp://127.0.0.1:1"], 'pip install "attnlib[cluster]"'),
+        (["tiny", "--dask", "tcp://127.0.0.1:1"], attnlib.install_with("cluster")),
     ],
 )
 def test_what_cannot_be_measured_fails_in_one_line(fails, tiny, arguments, words, monkeypatch):
