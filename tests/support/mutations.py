@@ -3,8 +3,10 @@
 `pick` is a `random.Random` everywhere, so that a seed names an input.
 """
 
+import copy
 import gzip
 import json
+import re
 import sqlite3
 from contextlib import closing
 
@@ -151,10 +153,12 @@ LINES = (
 def mutated_arguments(pick, folder):
     """A command line with one to three words changed, lost, doubled or put in."""
     command, *words = pick.choice(LINES).split()
-    for _ in range(pick.randint(1, 3)):
+    for _ in range(pick.choice([1, 1, 1, 2, 3])):
         place = pick.randrange(len(words) + 1)
-        how = pick.randrange(3)
-        if how == 0:
+        how = pick.randrange(6)
+        if how >= 3 and place < len(words):
+            words[place] = _near(pick, words[place])
+        elif how == 0:
             words.insert(place, pick.choice(WORDS))
         elif how == 1:
             words[place : place + 1] = [pick.choice(WORDS)]
@@ -224,11 +228,25 @@ def mutated_cases(pick, folder):
     number = pick.randrange(3)
     parts = lines[number].split(",")
     place = pick.randrange(len(parts))
-    parts[place] = pick.choice([*WORDS, parts[place] + "0", parts[place][1:]])
+    if pick.random() < 0.7:
+        parts[place] = _near(pick, parts[place])
+    else:
+        parts[place] = pick.choice(WORDS)
     lines[number] = ",".join(parts)
     path = folder / "cases.txt"
     path.write_bytes(_mutated_bytes(pick, "\n".join(lines).encode()))
     return _compared(path)
+
+
+def _near(pick, word):
+    """The word with one of its numbers, or else one of its letters, changed."""
+    numbers = list(re.finditer(r"\d+", word))
+    if numbers and pick.random() < 0.7:
+        number = pick.choice(numbers)
+        other = pick.choice(["0", "1", "2", "3", "16", "64", "100", "8191", "99999", "4294967296"])
+        return word[: number.start()] + other + word[number.end() :]
+    place = pick.randrange(len(word) + 1)
+    return word[:place] + pick.choice(["", "x", "-", ",", "=", "."]) + word[place + 1 :]
 
 
 def _compared(path):
@@ -241,6 +259,7 @@ MUTATED = (mutated_arguments, mutated_trace, mutated_capture, mutated_cases)
 def _mutate_json(pick, document):
     """Change, lose or add one value somewhere in a document."""
     owner = document
+    value = copy.deepcopy(pick.choice(VALUES))
     while True:
         places = list(owner) if isinstance(owner, dict) else list(range(len(owner)))
         if not places:
@@ -252,13 +271,13 @@ def _mutate_json(pick, document):
         owner = inner
     if not places or (isinstance(owner, dict) and pick.random() < 0.1):
         if isinstance(owner, dict):
-            owner[pick.choice(NAMES)] = pick.choice(VALUES)
+            owner[pick.choice(NAMES)] = value
         else:
-            owner.append(pick.choice(VALUES))
+            owner.append(value)
     elif pick.random() < 0.2:
         del owner[place]
     else:
-        owner[place] = pick.choice(VALUES)
+        owner[place] = value
 
 
 def _mutated_bytes(pick, data):
