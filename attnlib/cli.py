@@ -33,9 +33,10 @@ OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
 """Outcome of `compare` -> its exit status."""
 MOST_OF_ERROR = 2000
 """Characters of an error that are printed."""
-STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed; {USAGE}
-for wrong use; {OUTCOMES["not decided"]} if compare decides nothing; {CRASHED} if attnlib itself
-crashed, which says nothing about any call; {128 + signal.SIGINT} after Ctrl-C."""
+STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed;
+{USAGE} for wrong use; {OUTCOMES["not decided"]} if compare decides nothing;
+{CRASHED} if attnlib itself crashed, which says nothing about any call;
+{128 + signal.SIGINT} after Ctrl-C."""
 DEFAULT_REPORT = Path("build/report/index.html")
 SIZES = ("tp", "head_dim", "page_size")
 DTYPE_WORDS = {
@@ -113,8 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
-        lines = str(error).splitlines()
-        _say(f"{_program(name)}:", _cut(" ".join(lines)), file=sys.stderr)
+        text = " ".join(str(error).splitlines())
+        _say(f"{_program(name)}:", _cut(text), file=sys.stderr)
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
     except Exception as error:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -137,6 +138,32 @@ def test_the_module_is_the_command_and_ends_in_silence_unread_or_at_ctrl_c(monke
     monkeypatch.setattr(cli.doctor, "examine", lambda: signal.raise_signal(signal.SIGINT))
     assert cli.main(["doctor"]) == 128 + signal.SIGINT
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), TypeError("x"), AssertionError(), MemoryError()])
+@pytest.mark.parametrize("name", ["compare", "diagnose", "measure"])
+def test_a_crash_of_ours_has_a_status_of_its_own_and_is_no_verdict(
+    name, error, monkeypatch, capsys
+):
+    def crash(**_):
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, name, cli.COMMANDS[name]._replace(run=crash, arguments={}))
+    assert cli.main([name]) == cli.CRASHED == 5
+    assert cli.CRASHED not in cli.OUTCOMES.values()
+    out, err = capsys.readouterr()
+    *lines, last = err.rstrip().splitlines()
+    assert "Traceback" in lines[0] and type(error).__name__ in err and out == ""
+    assert last.startswith(f"attnlib {name} crashed, which is a fault of attnlib and no result")
+
+
+def test_help_lists_every_exit_status(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    listed = told.partition("exit status: ")[2]
+    for status in (0, cli.FAILED, cli.USAGE, *cli.OUTCOMES.values(), cli.CRASHED, 130):
+        assert re.search(rf"\b{status} (on|if|for|after) ", listed), status
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
@@ -70,7 +70,7 @@ class Profile(Shown):
     wall_us: float
     packed_trace: bytes
     call: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def work(self) -> tuple[Span, ...]:

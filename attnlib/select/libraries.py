@@ -60,6 +60,7 @@ ROW: dict[str, Kind] = {
 """Keys of a row, and the types of each."""
 Written = Mapping[str, Any]
 """A document or a row as it is written."""
+NOTHING: Written = {}
 Names = tuple[str, ...]
 Rows = tuple[Rule, ...]
 
@@ -332,7 +333,7 @@ def _rows(
     table: str,
     *,
     place: str,
-    given: Written = {},
+    given: Written = NOTHING,
 ) -> Iterator[Rule]:
     """The rows of a table, which stands at `place`.
 

@@ -10,7 +10,7 @@ import yaml
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """PyYAML's C safe loader, which is ten times as fast, or the Python one if it is missing."""
 MAPPING = "tag:yaml.org,2002:map"
-WORDS = {
+WORDS: dict[type, str] = {
     str: "text",
     list: "a list",
     dict: "a mapping",
@@ -96,6 +96,6 @@ def require_kind(value: Any, name: str, kind: Kind) -> None:
     """ValueError, which begins with `name`, unless a value is of a type, or of one of several."""
     if isinstance(value, kind):
         return
-    kinds = getattr(kind, "__args__", (kind,))
+    kinds: tuple[type, ...] = getattr(kind, "__args__", (kind,))
     words = [WORDS.get(each, each.__name__) for each in kinds]
     raise ValueError(f"{name} must be {' or '.join(words)}, got {value!r:.60}")
