@@ -4,6 +4,7 @@
 """
 
 import fcntl
+import io
 import json
 import os
 from collections import Counter
@@ -15,6 +16,8 @@ import numpy as np
 
 from ..core.spec import AttnSpec, require_types
 
+MOST_BYTES = 1 << 26
+"""Most bytes of a file of captured steps that are read."""
 EVERY = 10
 """One of this many steps of each mode is captured, beginning with the first."""
 
@@ -94,9 +97,16 @@ def joined(lengths: Any) -> str:
 
 
 def read(path: str | Path) -> list[Step]:
-    """The steps of a file; blank lines are skipped, ValueError names the first invalid line."""
+    """The steps of a file; blank lines are skipped.
+
+    ValueError names the first invalid line, or a file of more than `MOST_BYTES`.
+    """
+    with open(path, "rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"{path} must have at most {MOST_BYTES >> 20} MiB, it has more")
     steps = []
-    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+    for number, line in enumerate(io.BytesIO(data), 1):
         if not line.strip():
             continue
         try:

@@ -99,7 +99,13 @@ class Pattern:
 
 def tile_rows(span: Span) -> int:
     """Rows of the tile of FlashInfer's fa2, from the kernel's template; 0 if it is not named."""
-    match = TILE.search(span.symbol)
+    return _tile_rows(span.symbol)
+
+
+@cache
+def _tile_rows(symbol: str) -> int:
+    """As `tile_rows`; to search a long name takes a while, and few names stand in a trace."""
+    match = TILE.search(symbol)
     return int(match[1]) if match else 0
 
 

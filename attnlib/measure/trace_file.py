@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from .spans import BY_START, GPU_WORK, LAUNCHES, Event, Span, work_span
+from .spans import BY_START, GPU_WORK, LAUNCHES, MOST_NAME, Event, Span, work_span
 
 CHUNK = 1 << 20
 """Characters read at a time."""
@@ -66,6 +66,8 @@ TABLES = {
 """Table of an export -> the category that torch.profiler has for it."""
 CATEGORIES = (*GPU_WORK, *LAUNCHES, "user_annotation")
 """Of the events that are looked at."""
+READ = (*TABLES, f"{CUPTI}GRAPH_TRACE", "StringIds", "TARGET_INFO_GPU")
+"""Tables of an export that are read."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,8 @@ def _events(
 
 def _read_nsys(path: Path, base: sqlite3.Connection) -> Trace:
     base.row_factory = sqlite3.Row
-    tables = {row["name"] for row in base.execute("SELECT name FROM sqlite_master")}
+    base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_CHARACTERS)
+    tables = _tables(path, base)
     whole_graphs = f"SELECT * FROM {CUPTI}GRAPH_TRACE LIMIT 1"  # noqa: S608 - our own name
     if f"{CUPTI}GRAPH_TRACE" in tables and base.execute(whole_graphs).fetchone():
         raise ValueError(f"{path} has CUDA graphs as a whole: capture with {CAPTURE}")
@@ -209,6 +212,21 @@ def _read_nsys(path: Path, base: sqlite3.Connection) -> Trace:
         gpus = _gpus(map(dict, rows), "smCount")
     events = _nsys_events(base, tables, names)
     return _kept(path, "Nsight Systems", gpus, events)
+
+
+def _tables(path: Path, base: sqlite3.Connection) -> set[str]:
+    """The names of an export's tables; ValueError for a view in the place of one.
+
+    A view is a query, which may never end.
+    """
+    tables = set()
+    for row in base.execute("SELECT name, sql FROM sqlite_master"):
+        name = row["name"]
+        is_table = str(row["sql"]).upper().startswith("CREATE TABLE")
+        if name in READ and not is_table:
+            raise ValueError(f"{path} must hold {name} as a table, it is a view")
+        tables.add(name)
+    return tables
 
 
 def _nsys_events(
@@ -286,7 +304,7 @@ class _Kept:
     ) -> None:
         """Keep an event of a category that is known; its times are microseconds."""
         category = event["cat"]
-        name = event["name"]
+        name = event["name"][:MOST_NAME]
         args = event.get("args") or {}
         pid = event.get("pid")
         process = ""
@@ -373,11 +391,12 @@ def _in_graphs(
 def _name_and_sms(gpus: Gpus, device: Any) -> tuple[str, int]:
     """Name and SMs of a GPU, "" and 0 where the file lacks them; TypeError for other values."""
     gpu, num_sms = gpus.get(device, (None, None))
-    gpu = gpu or ""
-    num_sms = num_sms or 0
+    gpu = "" if gpu is None else gpu
+    num_sms = 0 if num_sms is None else num_sms
     if not isinstance(gpu, str) or type(num_sms) is not int or num_sms < 0:
         raise TypeError(f"a GPU must have a name and a count of SMs, got {gpu!r} and {num_sms!r}")
-    return gpu, num_sms
+    whole = gpu[:MOST_NAME].encode(errors="replace")
+    return whole.decode(), num_sms
 
 
 def _number(owner: Mapping[str, Any], name: str) -> float:
