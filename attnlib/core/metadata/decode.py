@@ -11,8 +11,9 @@ for `p < min(max_pages, ceil(cache_seqlens[i] / page_size))`. Semantics: SGLang'
 Columns past a row's live pages, and from `max_pages` on, stay as they are. Slots are translated,
 then divided; slot -1 stays -1. Out of range: a pool row outside `req_to_token` gives pages of -1,
 and so does a slot outside the map; neither is read. A length beyond int32 counts as the longest or
-the shortest that int32 has. The sum of the lengths must be below 2^31, which is not checked. `cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0,
-as in SGLang under CUDA graphs.
+the shortest that int32 has. The sum of the lengths must be below 2^31, which is not checked.
+`cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0, as in SGLang
+under CUDA graphs.
 
 Program 0 writes the lengths and scans them, block by block; no program waits for it. The others
 copy pages: a row's programs take its blocks of columns in turn and stop at the last live page, so
