@@ -104,13 +104,13 @@ def ending_capture(engine: Engine, capture: Capture) -> Iterator[None]:
     """An error inside ends the capture with one message in the log, not the engine."""
     try:
         yield
-    except Exception:
+    except Exception as error:
         STATE.capture = None
         logger.exception(
-            "attnlib: %sCAPTURE must be a file to append to, got %s: no further step is captured, "
-            "%s goes on",
+            "attnlib: %sCAPTURE=%s ends, %s: no further step is captured, %s goes on",
             engine.prefix,
             capture.path,
+            error,
             engine.title,
         )
 
