@@ -41,7 +41,8 @@ def _hold(wrapper: Any, seq_lens: Tensor, of_what: str) -> None:
         return
     try:
         require_plan(wrapper, seq_lens)
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:
         if STATE.arms["guard"] == "raise":
             raise
         logger.error("attnlib: %s", error)
+    STATE.ran("guard")

@@ -77,7 +77,7 @@ def describe_layers(original: Function, group: Any, *args: Any, **kwargs: Any) -
     if STATE.capture and STATE.worker is not None:
         with points.ending_capture(VLLM, STATE.capture):
             if reason := _left_out(group):
-                STATE.calls[f"capture, left out: {reason}"] += 1
+                STATE.leave("capture", reason)
             else:
                 STATE.worker = None
                 call = points.named(original, (group, *args), kwargs)
@@ -194,7 +194,8 @@ def plan_decode(original: Function, *args: Any, **kwargs: Any) -> None:
     if planner is None:
         original(*args, **kwargs)
     if not wrapper.is_cuda_graph_enabled or STATE.step is None:
-        STATE.calls["vLLM's plans without a graph, or of a part of a batch"] += 1
+        for arm in STATE.arms:
+            STATE.leave(arm, "plans without a CUDA graph, or of a part of a batch")
         return
     builder, batch = STATE.step
     rows = len(call["last_page_len_cpu"])
@@ -208,7 +209,7 @@ def plan_decode(original: Function, *args: Any, **kwargs: Any) -> None:
         )
         # Embedding or norm, and projection, run before the first attention call: no fence.
         planner.plan(seq_lens, block_table=batch.block_table_tensor[:rows], fence=False)
-        STATE.arm("decode")
+        STATE.ran("decode")
     if "guard" in STATE.arms:
         guard_plan(wrapper, seq_lens)
 

@@ -113,7 +113,7 @@ def test_sglang_has_what_the_hooks_read_of_its_objects(wheel):
 def test_the_first_release_with_a_cap_of_its_own_has_the_points_of_splits(capping):
     release, archive = capping
     points = [p for p in known_in(release, sglang_hooks.POINTS) if "splits" in p.arms]
-    assert len(points) == 4
+    assert len(points) == 5
     assert [words for p in points if (words := unfit(p, {*parameters(archive, p.path)}))] == []
 
 
