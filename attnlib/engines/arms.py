@@ -45,6 +45,15 @@ VLLM_ARMS = {"decode": ("planned",), "guard": ARMS["guard"]}
 VLLM = Engine("vllm", "vLLM", "ATTNLIB_VLLM_", VLLM_ARMS)
 
 
+class Pool(NamedTuple):
+    """KV slots of SGLang's pools, the padding slots too: of all layers with full attention, and of
+    those with a window, which see `window` tokens; 0 where there are none."""
+
+    slots: int
+    window_slots: int
+    window: int
+
+
 @dataclass
 class State:
     """The arms that are set, by name, and how often each one ran in this process."""
@@ -61,6 +70,8 @@ class State:
     """Whether the schedule of that step is already written."""
     worker: Any = None
     """vLLM's worker whose step is not captured yet."""
+    pool: Pool | None = None
+    """SGLang's pools; None before its first step."""
     step: Any = None
     """The builder and the batch that vLLM plans for."""
     judged: Counter[str] = field(default_factory=Counter)

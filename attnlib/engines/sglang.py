@@ -18,7 +18,8 @@
 | | `fa3` | FlashInfer's fa3 |
 | | `planned` | fa2; plan and page arrays by `core.Fa2Planner`, one launch on the GPU |
 | `ATTNLIB_SGLANG_GUARD` | `raise`, `log` | each schedule is checked against its call |
-| | | (`attnlib.guard`); of FlashInfer one plan and one replay in 100 against the lengths |
+| | | (`attnlib.guard`); of FlashInfer one plan and one replay in 100 against the lengths; |
+| | | of any backend one step in 100: its slots against the pool |
 | `ATTNLIB_SGLANG_CAPTURE` | a file | sampled steps are appended to it, see `capture` |
 
 Metadata, schedule and splits need `--attention-backend fa3` (SGLang's word for the FlashAttention-3

@@ -4,6 +4,7 @@ SGLang calls `around` hooks with the wrapped function first, `before` hooks with
 `after` hooks with its result first. Arguments are read in SGLang's order.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from ..core.spec import dtype_name
 from . import sglang_splits as splits
 from . import sglang_steps as steps
 from .arms import OWN_CAP, PREFIX, STATE
-from .plans import OWN, guard_plan, take_over
+from .plans import OWN, guard_plan, guarding, take_over
 from .points import Function, Point, defaults_of, named, require_met
 
 PLAIN = (
@@ -52,10 +53,11 @@ def set_metadata(original: Function, *args: Any, **kwargs: Any) -> None:
     call = named(original, args, kwargs)
     defaults = defaults_of(original)
     known_pool = all(call[name] is defaults[name] for name in PLAIN if name in call)
-    if not known_pool:
+    if not known_pool and "metadata" in STATE.arms:
         STATE.leave("metadata", "a pool that only SGLang knows")
     # Without a backend it is a capture, with a delta a step of speculative decoding.
-    is_ours = known_pool and STATE.backend is not None and not call["seq_len_delta"]
+    is_step = STATE.backend is not None and not call["seq_len_delta"]
+    is_ours = known_pool and is_step and "metadata" in STATE.arms
     arm = STATE.arms["metadata"] if is_ours else "sglang"
     if arm == "sglang":
         original(*args, **kwargs)
@@ -63,6 +65,8 @@ def set_metadata(original: Function, *args: Any, **kwargs: Any) -> None:
         _write_metadata(arm, call)
     if is_ours:
         STATE.ran("metadata")
+    if "guard" in STATE.arms:
+        steps.guard_tables(call)
 
 
 def _write_metadata(arm: str, call: dict[str, Any]) -> None:
@@ -254,9 +258,23 @@ def begin_forward(original: Function, *args: Any, **kwargs: Any) -> None:
     if "guard" not in STATE.arms:
         return
     if wrapper.is_cuda_graph_enabled and call.get("spec_info") is None:
-        guard_plan(wrapper, call["paged_kernel_lens"])
+        has_window = call.get("use_sliding_window_kv_pool", False)
+        with guarding():
+            guard_plan(
+                wrapper,
+                call["paged_kernel_lens"],
+                page_size=1,
+                num_pages=partial(_slots, has_window),
+            )
     else:
         STATE.leave("guard", "plans of FlashInfer without a CUDA graph, or of drafts")
+
+
+def _slots(has_window: bool) -> int:
+    """KV slots of the pool that a wrapper reads; 0 before the first step."""
+    if STATE.pool is None:
+        return 0
+    return STATE.pool.window_slots if has_window else STATE.pool.slots
 
 
 def _count_plan(wrapper: Any) -> None:
@@ -319,7 +337,7 @@ _ALL_ARMS = ("metadata", "schedule", "splits", "decode", "guard")
 POINTS = (
     Point(("metadata",), _REPLAY, "before", prepare_step, before="0.5.13"),
     Point(("metadata",), _PREPARE, "before", prepare_step, _STEP, since="0.5.13"),
-    Point(("metadata",), _SET, "around", set_metadata, _TENSORS, _POOLS),
+    Point(("metadata", "guard"), _SET, "around", set_metadata, _TENSORS, _POOLS),
     Point(_ANY_SCHEDULE, _SCHEDULE, "around", compute_schedule, _WORDS),
     Point(("splits",), f"{_BACKEND}.__init__", "after", splits.ready_splits, since=OWN_CAP),
     Point(("splits",), _DECODE, "around", splits.cap_decode, _CALL, since=OWN_CAP),
@@ -327,6 +345,7 @@ POINTS = (
     Point(("decode",), _MAKE, "after", pin_decode, _INIT),
     Point(("decode", "guard"), _BEGIN, "around", begin_forward, _LENGTHS, _PLANS),
     Point(_ALL_ARMS, _FORWARD, "after", steps.judge_step, _BATCH),
+    Point(("guard",), _FORWARD, "before", steps.guard_step, _BATCH),
     Point(("capture",), _FORWARD, "before", steps.capture_step, _BATCH),
 )
 """Read in all releases from 0.5.11 to 0.5.23; tests hold it to the wheels of both."""

@@ -2,12 +2,15 @@
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from ..core.backends.base import installed_version
+from ..core.schedule.pages import require_table
 from ..core.spec import dtype_name
-from .arms import PREFIX, SGLANG, STATE
+from .arms import PREFIX, SGLANG, STATE, Pool
 from .capture import Step, joined
+from .plans import guarding, sample
 from .points import ending_capture
 
 logger = logging.getLogger(__name__)
@@ -21,8 +24,76 @@ NEEDS = {
 """Name of an arm -> the attention backends that it is for, in SGLang's words."""
 DECODES = ("DECODE", "TARGET_VERIFY")
 """Steps in which an arm should run; the others are prefills, or idle."""
+SLOTS = "guard, slots of decode steps"
+"""Counts what the guard does whatever the attention backend."""
 AT_CAPTURE = ("splits",)
 """Arms that run while a graph is captured: its replays run no Python."""
+
+
+def guard_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
+    """Before a decode step of the target model: hold the slots of its requests to the pool, one
+    step in 100, whatever the attention backend."""
+    with guarding():
+        if runner.is_draft_worker or forward_batch.forward_mode.name != "DECODE":
+            return
+        if getattr(runner.server_args, "enable_unified_memory", False):
+            STATE.leave("guard", "page tables of unified memory, whose ids are virtual")
+            return
+        sample(SLOTS.removeprefix("guard, "), partial(_require_slots, runner, forward_batch))
+
+
+def _require_slots(runner: Any, batch: Any) -> None:
+    """RuntimeError unless `req_to_token` has slots of the pool for every token of a step."""
+    if ranks()[2] > 1:
+        STATE.leave("guard", "slots under decode context parallelism, whose ids are of all ranks")
+        return
+    full = getattr(runner, "full_max_total_num_tokens", None) or runner.max_total_num_tokens
+    of_window = getattr(runner, "swa_max_total_num_tokens", None)
+    STATE.pool = Pool(
+        slots=full + runner.page_size,
+        window_slots=of_window + runner.page_size if of_window else 0,
+        window=getattr(runner, "sliding_window_size", None) or 0,
+    )
+    table = runner.req_to_token_pool.req_to_token
+    rows = batch.req_pool_indices.long()
+    if bool(((rows < 0) | (rows >= len(table))).any()):
+        raise RuntimeError(
+            f"req_pool_indices must lie in 0..{len(table) - 1}, got {rows.tolist()[:8]}..."
+        )
+    longest = int(batch.seq_lens.max())
+    require_table(
+        table[:, :longest][rows],
+        batch.seq_lens,
+        page_size=1,
+        num_pages=STATE.pool.slots,
+        name="req_to_token",
+    )
+
+
+def guard_tables(call: dict[str, Any]) -> None:
+    """Hold the page tables that FlashAttention reads in a step to lengths and pools, one time in
+    100; `call` are the arguments of SGLang's `normal_decode_set_metadata`."""
+    if STATE.pool is not None:
+        sample("page tables of FlashAttention", partial(_require_tables, call, STATE.pool))
+
+
+def _require_tables(call: dict[str, Any], pool: Pool) -> None:
+    page_size = call["page_size"]
+    require_table(
+        call["page_table"],
+        call["cache_seqlens_int32"],
+        page_size=page_size,
+        num_pages=pool.slots // page_size,
+    )
+    if call["swa_page_table"] is not None:
+        require_table(
+            call["swa_page_table"],
+            call["cache_seqlens_int32"],
+            page_size=page_size,
+            num_pages=(pool.window_slots or pool.slots) // page_size,
+            window=pool.window,
+            name="swa_page_table, of the layers with a window,",
+        )
 
 
 def judge_step(_: Any, runner: Any, forward_batch: Any, *__: Any, **___: Any) -> None:
@@ -41,14 +112,17 @@ def _judge(name: str, runner: Any, batch: Any) -> None:
     STATE.judged[name] = times
     if times > before or (times and name in AT_CAPTURE):
         return
-    variable = f"{PREFIX}{name.upper()}={STATE.arms[name]}"
     if f"idle {name}" in STATE.said:
         return
     STATE.said.add(f"idle {name}")
     reasons = "; ".join(_reasons(name, runner, batch)) or "no reason is known"
+    did = "checked slots alone" if STATE.calls[SLOTS] and name == "guard" else "did nothing"
     logger.warning(
-        "attnlib: %s is set and did nothing in a decode step of %d requests: %s",
-        variable,
+        "attnlib: %s%s=%s is set and %s in a decode step of %d requests: %s",
+        PREFIX,
+        name.upper(),
+        STATE.arms[name],
+        did,
         batch.batch_size,
         reasons,
     )
@@ -59,7 +133,10 @@ def _times(name: str) -> int:
     if name != "guard":
         return STATE.calls[f"{name}={STATE.arms[name]}"]
     schedules = getattr(STATE.guard, "checks", 0)
-    plans = sum(count for word, count in STATE.calls.items() if word.startswith("guard, "))
+    plans = 0
+    for word, count in STATE.calls.items():
+        if word.startswith("guard, ") and word != SLOTS:
+            plans += count
     return schedules + plans
 
 

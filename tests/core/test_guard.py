@@ -182,7 +182,7 @@ def test_a_plan_is_held_to_the_lengths_that_a_graph_is_replayed_for(engines, mon
     wrapper._int_workspace_buffer = torch.tensor(words).view(torch.uint8)
     monkeypatch.setattr(plans, "GUARD_EVERY", 1)
     monkeypatch.setattr(plans, "STATE", State({"guard": "raise"}, guard=attnlib.guard("sglang")))
-    plans.guard_plan(wrapper, lens)
+    plans.guard_plan(wrapper, lens, page_size=16, num_pages=lambda: 0)
     graph, later = Graph(), Graph()
     for each in (graph, later):
         each.capture_begin()

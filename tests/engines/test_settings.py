@@ -1,5 +1,6 @@
 """A setting that does nothing says so: at the start, or at the first decode step."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -43,12 +44,17 @@ def loaded(monkeypatch):
 
 
 def step_of(mode="DECODE", requests=3):
-    return SimpleNamespace(forward_mode=SimpleNamespace(name=mode), batch_size=requests)
+    return SimpleNamespace(
+        forward_mode=SimpleNamespace(name=mode),
+        batch_size=requests,
+        seq_lens=LENS,
+        req_pool_indices=ROWS,
+    )
 
 
 def idle(caplog):
-    """What the log says of settings that did nothing."""
-    return [message for message in caplog.messages if "did nothing in a decode step" in message]
+    """What the log says of settings that did nothing, or of a guard of slots alone."""
+    return [message for message in caplog.messages if " in a decode step of " in message]
 
 
 @pytest.mark.parametrize(("name", "value"), EACH)
@@ -63,10 +69,11 @@ def test_an_arm_of_another_attention_backend_says_so_at_the_first_decode_step(
         assert runner.forward(step_of()) == "logits"
     (message,) = idle(caplog)
     needs = " or ".join(sglang_steps.NEEDS[name])
-    start = f"attnlib: ATTNLIB_SGLANG_{name.upper()}={value} is set and did nothing in a decode"
-    assert message.startswith(f"{start} step of 3 requests")
+    did = "checked slots alone" if name == "guard" else "did nothing"
+    start = f"attnlib: ATTNLIB_SGLANG_{name.upper()}={value} is set and {did} in a decode step"
+    assert message.startswith(f"{start} of 3 requests")
     assert message.endswith(f"it is for the attention backend {needs}, this is {backend}")
-    assert "attnlib runs" not in caplog.text
+    assert ("attnlib runs" in caplog.text) == (name == "guard")
 
 
 @pytest.mark.parametrize(
@@ -200,3 +207,78 @@ def test_vllm_names_variables_of_sglang(loaded, monkeypatch, caplog):
     assert caplog.messages == [
         "attnlib: ATTNLIB_SGLANG_SPLITS is for SGLang and does nothing in vLLM"
     ]
+
+
+SLOT = ("req_to_token", r"pages in 0..415 for request 1 of 1 tokens, got 416 in column 0")
+ROW = ("req_pool_indices", r"must lie in 0..4, got \[2, 5, 4\]")
+
+
+@pytest.mark.parametrize("backend", (*OTHERS, "fa3", "flashinfer"))
+@pytest.mark.parametrize(("what", "words"), [SLOT, ROW])
+def test_slots_of_any_backend_are_held_to_the_pool(loaded, caplog, backend, what, words):
+    runner = loaded(GUARD="raise").ModelRunner(attention_backend=backend)
+    table = runner.req_to_token_pool.req_to_token.clone()
+    runner.req_to_token_pool = SimpleNamespace(req_to_token=table)
+    step = step_of()
+    runner.forward(step)
+    if what == "req_to_token":
+        table[0, 0] = 416
+    else:
+        step.req_pool_indices = torch.tensor([2, 5, 4])
+    for _ in range(99):
+        runner.forward(step)
+    with pytest.raises(RuntimeError, match=f"{what} .*{words}|{what} {words}"):
+        runner.forward(step)
+    arms.STATE.arms["guard"] = "log"
+    arms.STATE.calls.clear()
+    assert runner.forward(step) == "logits"
+    assert what in caplog.text
+
+
+def test_a_runner_that_the_guard_cannot_read_is_one_message(loaded, caplog):
+    runner = loaded(GUARD="log").ModelRunner()
+    runner.req_to_token_pool = None
+    for _ in range(3):
+        assert runner.forward(step_of()) == "logits"
+    assert len([m for m in caplog.messages if "has no attribute 'req_to_token'" in m]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"page_table": 26}, "^attnlib: page_table must have pages in 0..25 for request 2 of 60"),
+        ({"swa_page_table": 5}, "of the layers with a window, must have pages in 0..4 for requ"),
+        ({"cache_seqlens_int32": 65}, "as wide as its lengths, request 2 of 65 tokens, got 4 col"),
+    ],
+)
+def test_tables_that_flashattention_reads_are_held_to_lengths_and_pools(
+    loaded, caplog, changes, words
+):
+    loaded(GUARD="log")
+    arms.STATE.pool = arms.Pool(slots=26 * 16, window_slots=5 * 16, window=20)
+    call = {
+        "page_table": torch.zeros(3, 4, dtype=torch.int32),
+        "swa_page_table": torch.zeros(3, 4, dtype=torch.int32),
+        "cache_seqlens_int32": LENS.clone(),
+        "page_size": 16,
+    }
+    for name, value in changes.items():
+        call[name][(2, 3) if call[name].ndim == 2 else 2] = value
+    call["swa_page_table"][2, 0] = -1  # before the window
+    sglang_steps.guard_tables(call)
+    found = [m for m in caplog.messages if " must " in m]
+    assert len(found) == bool(words) and all(re.search(words, message) for message in found)
+
+
+def test_sglangs_metadata_of_a_step_is_checked_where_it_is_written(loaded, caplog, monkeypatch):
+    engine = loaded(GUARD="raise")
+    backend = engine.FlashAttentionBackend()
+    lens = torch.ones(3, dtype=torch.int32)
+    how = (3, 3, ROWS, lens, None, sglang_code.DECODE, None)
+    backend.init_forward_metadata_capture_cuda_graph(*how)
+    arms.STATE.pool = arms.Pool(slots=1, window_slots=0, window=0)
+    with pytest.raises(RuntimeError, match="page_table must have pages in 0..0 for request"):
+        replay = (3, ROWS, lens, 3, None, sglang_code.DECODE, None, lens)
+        backend.init_forward_metadata_replay_cuda_graph(*replay)
+    assert arms.STATE.calls["guard, page tables of FlashAttention"] == 1

@@ -728,7 +728,7 @@ def test_the_guard_is_put_in_by_its_variable_and_checks_one_plan_of_a_graph_in_a
 
     monkeypatch.setattr(plans, "require_plan", short)
     engine = loaded(GUARD="log")
-    assert len(engine.HookRegistry._hooks) == 2 and guarded == [("sglang", "log")]
+    assert len(engine.HookRegistry._hooks) == 3 and guarded == [("sglang", "log")]
     backend = engine.FlashInferAttnBackend(engine.ModelRunner())
     captured(backend)
     for _ in range(100):

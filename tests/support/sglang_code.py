@@ -235,7 +235,8 @@ class _Indices:
 class ModelRunner:
     """A rank of Llama-3.1-8B."""
 
-    page_size, is_draft_worker = 16, False
+    page_size, is_draft_worker, max_total_num_tokens = 16, False, 400
+    req_to_token_pool = SimpleNamespace(req_to_token=torch.arange(5 * 64).view(5, 64))
     dtype, kv_cache_dtype = torch.bfloat16, torch.float8_e4m3fn
     model_config = SimpleNamespace(
         num_attention_heads=32,

@@ -11,7 +11,7 @@ from .sglang_code import copies
 FLASHINFER = "vllm.v1.attention.backends.flashinfer"
 LENS, PAGE, ROWS = torch.tensor([33, 1, 60, 0], dtype=torch.int32), 16, 4
 READ = """
-config.cache:CacheConfig cache_dtype
+config.cache:CacheConfig cache_dtype num_gpu_blocks
 config.model:ModelConfig dtype max_model_len
 config.parallel:ParallelConfig decode_context_parallel_size prefill_context_parallel_size
 config.parallel:ParallelConfig use_ubatching
@@ -85,7 +85,7 @@ class AttentionGroup:
         config = SimpleNamespace(
             parallel_config=SimpleNamespace(use_ubatching=False, **ranks),
             model_config=SimpleNamespace(dtype=torch.bfloat16, max_model_len=64),
-            cache_config=SimpleNamespace(cache_dtype="fp8"),
+            cache_config=SimpleNamespace(cache_dtype="fp8", num_gpu_blocks=24),
             speculative_config=speculative_config,
         )
         self.create_metadata_builders(config)
