@@ -35,15 +35,17 @@ def guard_plan(
     *,
     page_size: int,
     num_pages: Callable[[], int],
+    layers: str,
 ) -> None:
     """Check plan and page arrays of this wrapper against `seq_lens` [bs], the engine's buffer on
-    the GPU, and against a pool of `num_pages()`, 0 while that is not known.
+    the GPU, and against a pool of `num_pages()`, 0 while that is not known. Errors name `layers`,
+    those that read the plan.
 
     One in `GUARD_EVERY` of the engine's plans is checked, and one in as many replays of the graph
     that is captured next. With the guard's arm at `raise`, raises as `require_plan` does; else the
     error goes to the log.
     """
-    check = partial(_require_wrapper, wrapper, seq_lens, page_size, num_pages)
+    check = partial(_require_wrapper, wrapper, seq_lens, page_size, num_pages, layers)
     sample(f"plans of wrapper {id(wrapper)}", check)
     replays = f"replays of wrapper {id(wrapper)}"
     STATE.guard.next_graph[id(wrapper)] = partial(sample, replays, check)
@@ -84,14 +86,18 @@ def _require_wrapper(
     seq_lens: Tensor,
     page_size: int,
     num_pages: Callable[[], int],
+    layers: str,
 ) -> None:
-    require_plan(wrapper, seq_lens)
-    if pages := num_pages():
-        require_arrays(
-            wrapper._paged_kv_indptr_buf,
-            wrapper._paged_kv_indices_buf,
-            wrapper._paged_kv_last_page_len_buf,
-            seq_lens,
-            page_size=page_size,
-            num_pages=pages,
-        )
+    try:
+        require_plan(wrapper, seq_lens)
+        if pages := num_pages():
+            require_arrays(
+                wrapper._paged_kv_indptr_buf,
+                wrapper._paged_kv_indices_buf,
+                wrapper._paged_kv_last_page_len_buf,
+                seq_lens,
+                page_size=page_size,
+                num_pages=pages,
+            )
+    except RuntimeError as error:
+        raise RuntimeError(f"{error} (read by {layers})") from None

@@ -265,6 +265,7 @@ def begin_forward(original: Function, *args: Any, **kwargs: Any) -> None:
                 call["paged_kernel_lens"],
                 page_size=1,
                 num_pages=partial(_slots, has_window),
+                layers="the layers with a window" if has_window else "the layers of this wrapper",
             )
     else:
         STATE.leave("guard", "plans of FlashInfer without a CUDA graph, or of drafts")

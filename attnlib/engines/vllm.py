@@ -249,6 +249,7 @@ def plan_decode(original: Function, *args: Any, **kwargs: Any) -> None:
                 seq_lens,
                 page_size=call["page_size"],
                 num_pages=partial(_pages_of, builder),
+                layers=f"layers {builder.layer_names[0]} to {builder.layer_names[-1]}",
             )
 
 

@@ -182,7 +182,7 @@ def test_a_plan_is_held_to_the_lengths_that_a_graph_is_replayed_for(engines, mon
     wrapper._int_workspace_buffer = torch.tensor(words).view(torch.uint8)
     monkeypatch.setattr(plans, "GUARD_EVERY", 1)
     monkeypatch.setattr(plans, "STATE", State({"guard": "raise"}, guard=attnlib.guard("sglang")))
-    plans.guard_plan(wrapper, lens, page_size=16, num_pages=lambda: 0)
+    plans.guard_plan(wrapper, lens, page_size=16, num_pages=lambda: 0, layers="layers 0 to 7")
     graph, later = Graph(), Graph()
     for each in (graph, later):
         each.capture_begin()
@@ -190,7 +190,9 @@ def test_a_plan_is_held_to_the_lengths_that_a_graph_is_replayed_for(engines, mon
     graph.replay()
     lens.fill_(4096)
     assert later.replay() == "replayed", "it was captured for other wrappers"
-    with pytest.raises(RuntimeError, match="all 4096 tokens of request 1, it reads 320 .7 of 8"):
+    with pytest.raises(
+        RuntimeError, match="all 4096 tokens of request 1, it reads 320 .7 of 8.*layers 0 to 7"
+    ):
         graph.replay()
 
 
