@@ -21,7 +21,8 @@ import yaml
 
 from ..core.backends.table import FAMILIES, family_of, role_of
 from ..measure.spans import SIZE, Span, busy_us, find_gaps
-from ..measure.steps import EITHER, UNKNOWN, VERIFY, Step
+from ..measure.marks import VERIFY
+from ..measure.steps import EITHER, UNKNOWN, Step
 from ..measure.trace_file import Trace
 
 DATA = Path(__file__).resolve().parents[1] / "data"
