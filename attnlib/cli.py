@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FAILED = 1
 USAGE = 2
 OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
-"""Outcome of `compare` -> its exit status."""
+"""Outcome of `compare`, and of `diagnose` with two traces -> exit status."""
 DEFAULT_REPORT = Path("build/report/index.html")
 SIZES = ("tp", "head_dim", "page_size")
 DTYPE_WORDS = {
@@ -132,13 +132,24 @@ def _diagnose(
     trace: str,
     after: str = "",
     shape: str = "",
+    fail_on: str = "",
     as_json: bool = False,
-) -> None:
-    """Find attention kernels and known problems in a server's trace, or compare two traces."""
-    from .lab.diagnose import diagnose
+) -> int:
+    """Find attention kernels and known problems in a server's trace, or compare two traces.
 
+    With --fail-on slower the exit status is 1 where steps of some kind are slower: over 5 % longer
+    in the mean, and each usual step of AFTER longer than each before. It is 3 where that is not
+    decided: their ranges overlap, under three steps count, or batch sizes, layers or GPUs differ.
+    """
+    from .lab.diagnose import TraceChange, diagnose
+
+    if fail_on and not after:
+        raise ValueError("--fail-on slower must have two traces, TRACE and AFTER, got one")
     answer = diagnose(trace, after, **_facts_of_shape(shape))
     print(_in_json(answer.to_dict()) if as_json else answer)
+    if fail_on and isinstance(answer, TraceChange):
+        return OUTCOMES[answer.outcome]
+    return 0
 
 
 def _facts_of_shape(shape: str) -> dict[str, int | str]:
@@ -653,6 +664,10 @@ DIAGNOSE: Options = {
     "--shape": dict(
         metavar="N=V,...",
         help="facts that the trace does not record: heads=32/8,kv_len=8192",
+    ),
+    "--fail-on": dict(
+        choices=["slower"],
+        help="exit status of two traces: 0 not slower, 1 slower, 3 not decided, 2 wrong use",
     ),
     **JSON,
 }

@@ -103,6 +103,11 @@ class Step:
         return [before, *find_gaps(self.work)]
 
     @property
+    def mean_kv_len(self) -> float:
+        """KV tokens of a request, by its mark: the mean; 0 where that has none."""
+        return self.mark.kv_tokens / max(1, self.mark.requests)
+
+    @property
     def in_graph(self) -> bool:
         """Whether its attention was replayed from a CUDA graph."""
         return self.attention[0].in_graph

@@ -80,10 +80,9 @@ class Trace:
     """What one GPU of a trace ran, by start, and in which calls the host was meanwhile.
 
     `work` are kernels, copies and fills. `calls` are those of the CUDA API, without the short ones;
-    `waits` are those of them that return after the GPU has done what they are for: synchronizations,
-    and copies that last until they are done (of pageable memory), which are named with the copy.
-    `launched_us` maps a launch to the moment the host made it. `gpu` is "" and `num_sms` 0 where the
-    file lacks them.
+    `waits` those of them that return when the GPU is done: synchronizations, and copies that last
+    until they are done (of pageable memory), which are named with the copy. `launched_us` maps a
+    launch to the moment the host made it. `gpu` is "" and `num_sms` 0 where the file lacks them.
     """
 
     path: str
