@@ -124,7 +124,7 @@ class Diagnosis(Shown):
     def host_calls(self) -> pd.DataFrame:
         """A row per kind of step and call of the CUDA API that the GPU idles under (`TIMES`).
 
-        Time that is in no call is the host's own: of Python, or of a call that is not traced.
+        Time that is in none of them is the host's own, of Python for instance.
         """
         rows: list[Row] = []
         for kind, steps in self.usual.items():

@@ -364,7 +364,8 @@ def same_in_every_layer(trace: Trace, step: Step) -> Evidence | None:
     most = max(launches.values(), key=_total_us)
     if len(most) < LEAST_LAYERS - 1 or len(most) < (layers - 1) / 2:
         return None
-    return _kernels(most, f" between {layers} layers, on one grid")
+    more = f" between {layers} layers; once is enough for what is of the step, not of a layer"
+    return _kernels(most, more)
 
 
 def split_cap(trace: Trace, step: Step) -> Evidence | None:

@@ -9,11 +9,11 @@ from typing import Any
 from ..core.backends.table import FAMILIES, family_of, role_of
 from ..measure.spans import busy_us
 from ..measure.steps import UNKNOWN, Step, idle_under
-from ..measure.trace_file import Trace
+from ..measure.trace_file import CALL_US, Trace
 
 Row = dict[str, Any]
 ATTENTION = "attention"
-IN_NO_CALL = "none: other code of the host"
+IN_NO_CALL = f"none of {CALL_US:g} us or more: other code of the host"
 NAN = float("nan")
 
 
