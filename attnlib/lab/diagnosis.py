@@ -50,7 +50,8 @@ NO_GRIDS = "Kernels have no grids: whether one has few blocks is unseen."
 NO_SMS = "Its SMs are not counted: whether a kernel has few blocks is unseen."
 LIKE_ATTENTION = re.compile("attn|attention|fmha|mla|sparse", re.IGNORECASE)
 BESIDE = re.compile(
-    "cache|rope|norm|metadata|combine|reduce|merge|concat|indices|topk|gemm|scatter|stage2",
+    "cache|rope|norm|metadata|combine|reduce|merge|concat|index|indices|topk|gemm|scatter|stage2"
+    "|table|score|logits|compress|insert|build",
     re.IGNORECASE,
 )
 """What is in the name of a kernel that may be attention, and of one that is beside it."""

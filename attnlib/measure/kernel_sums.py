@@ -24,6 +24,7 @@ MOST_NAME = 4096
 HEAD_LINES = 400
 """Lines in which the head of a table is looked for."""
 RULE = re.compile(r"-{3,}(?: +-{3,})+")
+APART = re.compile(" {2,}")
 TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s)")
 UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 NSYS_TIME, NSYS_COUNT = "Total Time (ns)", "Instances"
@@ -94,8 +95,7 @@ def _of_nsys(path: Path, lines: list[str]) -> Iterator[KernelSum]:
 
 def _of_torch(path: Path, lines: list[str]) -> Iterator[KernelSum]:
     """The rows of GPU work: they take no time of the CPU."""
-    places = [(found.start(), found.end()) for found in re.finditer("-+", lines[0])]
-    names = _fields(lines[1], places)
+    names = APART.split(lines[1].strip())
     spent = next((name for name in ("Self CUDA", "Self GPU") if name in names), "")
     needed = ["Name", "Self CPU", "# of Calls", spent]
     if not spent or not set(needed) <= set(names):
@@ -103,7 +103,7 @@ def _of_torch(path: Path, lines: list[str]) -> Iterator[KernelSum]:
     for line in lines[3:]:
         if RULE.match(line.strip()):
             break
-        row = dict(zip(names, _fields(line, places), strict=True))
+        row = _row(path, names, line)
         us = _time_us(path, spent, row[spent])
         is_of_gpu = us and not _time_us(path, "Self CPU", row["Self CPU"])
         if is_of_gpu and not row["Name"].startswith(RANGES):
@@ -111,9 +111,14 @@ def _of_torch(path: Path, lines: list[str]) -> Iterator[KernelSum]:
             yield _sum_of(row["Name"], us, int(launches))
 
 
-def _fields(line: str, places: list[tuple[int, int]]) -> list[str]:
-    """What stands under each of the dashed lines."""
-    return [line[begin:end].strip() for begin, end in places]
+def _row(path: Path, names: list[str], line: str) -> dict[str, str]:
+    """The fields of a line by column. They stand two blanks apart, as the first one's words may."""
+    words = APART.split(line.strip())
+    more = len(words) - len(names)
+    if more < 0:
+        raise ValueError(f"{path} must have {len(names)} columns in each row, got {line!r:.60}")
+    name = "  ".join(words[: more + 1])
+    return dict(zip(names, [name, *words[more + 1 :]], strict=True))
 
 
 def _sum_of(name: str, us: float, launches: int) -> KernelSum:

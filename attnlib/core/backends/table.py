@@ -202,8 +202,13 @@ FAMILIES = {
         ),
     ),
     "block-sparse": Family(
-        ("_gqa_share_sparse_decode_kernel", "_gqa_share_sparse_fwd_kernel"),
-        library="SGLang's Triton",
+        (
+            "_gqa_share_sparse_decode_kernel",
+            "_gqa_share_sparse_fwd_kernel",
+            "_gqa_sparse_decode_kernel",
+            "_gqa_sparse_fwd_kernel",
+        ),
+        library="Triton",
     ),
     "sparse-mla": Family(("sparse_mla_decode_", "sparse_mla_prefill_")),
     "triton-sparse-mla": Family(("_sparse_mla_",), library="SGLang's Triton"),
@@ -244,6 +249,7 @@ ROLE_OF = {
     "Sm100FmhaMlaReductionKernel": "merge",
     "lean_reduction_kernel": "merge",
     "reduce_segments": "merge",
+    "kernel_reduce_segments": "merge",
     "_sparse_mla_reduce_kernel": "merge",
     "sparse_mla_decode_*merge_kernel": "merge",
     "merge_*state*_kernel": "cascade",
