@@ -306,13 +306,13 @@ def _steps_of(trace: Trace) -> list[Step]:
     like attention."""
     steps = find_steps(trace, kind_of)
     seen = {span.name for step in steps for span in step.work}
-    spent_us: Counter[str] = Counter()
+    spent_us: defaultdict[str, float] = defaultdict(float)
     for span in trace.work:
         if span.name not in seen and _is_like_attention(span):
             spent_us[span.name] += span.length_us
     if not spent_us:
         return steps
-    [(unknown, _)] = spent_us.most_common(1)
+    unknown = max(spent_us, key=spent_us.__getitem__)
 
     def kind_or_unknown(span: Span) -> str:
         return UNKNOWN if span.name == unknown else kind_of(span)

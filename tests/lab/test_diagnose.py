@@ -450,6 +450,13 @@ def test_steps_whose_lengths_overlap_decide_nothing_and_one_trace_has_no_gate(tm
     assert "must have two traces" in fails("diagnose", str(fast), "--fail-on", "slower")
 
 
+def served_twice(path):
+    """A trace of decode and prefill, both slower, the prefill most."""
+    writer = served(runs(traces.FLASH_ATTN_3, 20.0), **DECODE)
+    writer.step([runs(traces.FLASH_ATTN_3, 90.0)], mark="step[EXTEND bs=4]")
+    return writer.save(path)
+
+
 def test_two_traces_without_a_common_kind_of_step_are_refused(tmp_path, fails):
     both = served(runs(traces.FLASH_ATTN_3), **DECODE)
     decode = str(both.save(tmp_path / "a.json.gz"))
@@ -459,6 +466,10 @@ def test_two_traces_without_a_common_kind_of_step_are_refused(tmp_path, fails):
     )
     both.step([runs(traces.FLASH_ATTN_3)], mark="step[EXTEND bs=4]")
     change = attnlib.diagnose(both.save(tmp_path / "both.gz"), other)
+    both_kinds = attnlib.diagnose(tmp_path / "both.gz", served_twice(tmp_path / "twice.gz"))
+    assert both_kinds.kinds == ["decode", "prefill"]
+    assert both_kinds.table().change.abs().is_monotonic_decreasing
+    assert both_kinds.rows.step[0] == "prefill" and {*both_kinds.rows.step[:6]} >= {"decode"}
     assert change.kinds == ["prefill"] and "Steps of decode are in one trace alone." in repr(change)
 
 

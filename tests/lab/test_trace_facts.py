@@ -136,6 +136,12 @@ def test_the_host_waits_in_a_copy_to_pageable_memory(name, least, most):
         assert longest.name == call and longest.length_us > least - 30
 
 
+def test_a_copy_of_lengths_with_which_a_step_begins_is_a_wait():
+    found = attnlib.diagnose(THREADS / "lengths_copied_pageable.json.gz")
+    assert found.patterns["us per step"].tolist() == [701.5]
+    assert found.around()["us the host waits"].tolist() == [701.5]
+
+
 def waiting(path, call, copy_us, call_us):
     """Steps before which the host makes a copy of `copy_us` in a call of `call_us`, and idles."""
     writer = Writer()
@@ -265,6 +271,11 @@ def test_steps_of_an_unknown_kernel_are_found_beside_those_of_a_known_one(path):
 def test_work_that_is_not_named_like_attention_makes_no_steps(path):
     served(path, runs("_sparse_topk_indices"), runs("concat_and_cache_mla_kernel"))
     assert attnlib.diagnose(path).steps == []
+
+
+def test_lightllms_second_stage_is_the_merge_of_its_first():
+    table = attnlib.diagnose(THREADS / "lightllm_two_stages.json.gz").table()
+    assert table["is"].tolist() == ["attention (triton-decode)", "merge"]
 
 
 DENSE = ("fa2", "fa3", "cuda-cores")
