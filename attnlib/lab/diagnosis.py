@@ -23,7 +23,7 @@ from ..core.spec import ELEMENT_BYTES, require_int, require_word
 from ..draw.cards import Card, Shown
 from ..measure.marks import DECODE, SGLANG, VERIFY
 from ..measure.spans import Span
-from ..measure.steps import EITHER, UNKNOWN, Step, find_steps
+from ..measure.steps import EITHER, UNKNOWN, Step, find_steps, idle_under
 from ..measure.trace_file import Trace, read_trace
 from .fix_gains import SIZES, STATED, gained
 from .patterns import PATTERNS, WAITING, Pattern, kind_of, ran, tile_rows
@@ -183,8 +183,10 @@ class Diagnosis(Shown):
             name = max(lengths_us, key=lengths_us.__getitem__, default="")
             busy = sum(step.busy_us for step in steps) / max(1, len(steps))
             if name and lengths_us[name] > WAITING * busy:
-                us = f"{lengths_us[name]:,.0f} us"
-                notes.append(f"The host stands in {name} for {us} of a {kind} step.")
+                idle_us = [idle_under(self.trace, step).get(name, 0.0) for step in steps]
+                words = f"{lengths_us[name]:,.0f} us of a {kind} step"
+                idle = f"the GPU idles {fmean(idle_us):,.0f} us under it"
+                notes.append(f"The host stands in {name} for {words}; {idle}.")
         return notes
 
     def blind(self) -> list[str]:

@@ -1,6 +1,7 @@
 """What a trace tells beside its kernels' times: lengths, waits, blocks, cards; and pasted sums."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -129,7 +130,11 @@ def test_the_host_waits_in_a_copy_to_pageable_memory(name, least, most):
     around = found.around().set_index("step").loc["decode"]
     assert least < around["us the host waits"] < most
     call = "cudaMemcpyAsync: Memcpy DtoH (Device -> Pageable)"
-    assert f"The host stands in {call} for " in repr(found)
+    said = re.search(rf"The host stands in {re.escape(call)} for (\d+) us", repr(found))
+    assert least < int(said[1]) < most
+    told = re.search(r"the GPU idles (\d+) us under it", repr(found))
+    idle = found.host_calls().set_index(["step", "call"])["us the GPU idles, a step"]
+    assert int(told[1]) == round(idle["decode", call]) < 50
     assert call in found.host_calls().call.tolist()
     for step in found.usual["decode"]:
         longest = max(step.waits, key=lambda wait: wait.length_us)
