@@ -139,7 +139,7 @@ def _diagnose(
 
     With --fail-on slower the exit status is 1 where steps of some kind are slower: over 5 % longer
     in the mean, and each usual step of AFTER longer than each before. It is 3 where that is not
-    decided: their ranges overlap, under three steps count, or batch sizes, layers or GPUs differ.
+    decided: ranges overlap, under three steps count, or layers, GPUs, batches or lengths differ.
     """
     from .lab.diagnose import TraceChange, diagnose
 

@@ -97,8 +97,9 @@ class TraceChange(Shown):
         """Whether a step of some kind is `slower`, `not slower`, or `not decided`.
 
         Slower are steps of one kind that are longer by more than `MARGIN` in the mean, where each
-        usual one after is longer than each one before. Under `LEAST_STEPS` of a kind, or steps
-        that differ in attention calls, batch sizes or GPU, decide nothing.
+        usual one after is longer than each one before. Nothing is decided by
+        fewer than `LEAST_STEPS`, by other attention calls or GPUs, and where requests or KV tokens
+        differ by more than `MARGIN` in the mean.
         """
         outcomes = {self._outcome_of(kind) for kind in self.kinds}
         for outcome in (SLOWER, NOT_DECIDED):
@@ -107,7 +108,7 @@ class TraceChange(Shown):
         return NOT_SLOWER
 
     def _outcome_of(self, kind: str) -> str:
-        if self._differences(kind) or self.before.trace.gpu != self.after.trace.gpu:
+        if self._differ(kind) or self.before.trace.gpu != self.after.trace.gpu:
             return NOT_DECIDED
         before, after = ([step.length_us for step in side.usual[kind]] for side in self.sides)
         if min(len(before), len(after)) < LEAST_STEPS:
@@ -262,9 +263,15 @@ class TraceChange(Shown):
                 notes.append(f"Of {kind} only one step counts {when}: trace ten or more.")
         return notes
 
-    def _differences(self, kind: str) -> str:
-        """What makes times of a kind of step not comparable; else empty."""
-        return self._other_calls(kind) or self._other_sizes(kind)
+    def _differ(self, kind: str) -> bool:
+        """Whether times of a kind of step do not compare: other layers, requests or lengths."""
+        if self._other_calls(kind):
+            return True
+        before, after = (_loads(side.usual[kind]) for side in self.sides)
+        for old, new in zip(before, after, strict=True):
+            if old and new and abs(new / old - 1) > MARGIN:
+                return True
+        return False
 
     def _other_sizes(self, kind: str) -> str:
         """The batch sizes of this kind of step in both, where they are known and differ."""
@@ -391,6 +398,11 @@ def _lengths(side: Diagnosis, kind: str) -> str:
     """How many steps of a kind are compared, and how long they are."""
     lengths_us = [step.length_us for step in side.usual[kind]]
     return f"{len(lengths_us)} of {min(lengths_us):,.0f} to {max(lengths_us):,.0f} us"
+
+
+def _loads(steps: Sequence[Step]) -> tuple[float, float]:
+    """The requests and the KV tokens of steps in the mean, 0 where no mark has them."""
+    return fmean(step.batch_size for step in steps), fmean(step.mark.kv_tokens for step in steps)
 
 
 def _batch_sizes(side: Diagnosis, kind: str) -> list[int]:

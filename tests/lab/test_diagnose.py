@@ -426,6 +426,7 @@ def longer(path, us, count=STEPS, mark="step[DECODE bs=16]"):
         ({"us": 10.0}, "slower", 1),
         ({"us": 10.0, "count": 3}, "not decided", 3),
         ({"us": 10.0, "mark": "step[DECODE bs=32]"}, "not decided", 3),
+        ({"us": 10.0, "mark": "step[DECODE raw_bs=15 bs=16]"}, "not decided", 3),
         ({"us": -5.0}, "not slower", 0),
     ],
 )
@@ -437,6 +438,31 @@ def test_two_traces_gate_by_their_exit_status(how, outcome, status, tmp_path, ca
     assert f"After is {outcome};" in capsys.readouterr().out
     assert cli.main([*traced, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["outcome"] == outcome
+
+
+@pytest.mark.parametrize(("tokens", "outcome"), [(102_000, "slower"), (200_000, "not decided")])
+def test_steps_over_other_lengths_decide_nothing(tokens, outcome, tmp_path):
+    before, after = (
+        longer(
+            tmp_path / f"{kv_tokens}.json",
+            us,
+            mark=f"step[DECODE bs=16 g_sq=16 g_sqsq=16 g_sqsk={kv_tokens} g_sk={kv_tokens}]",
+        )
+        for kv_tokens, us in ((100_000, 0.0), (tokens, 10.0))
+    )
+    assert attnlib.diagnose(before, after).outcome == outcome
+
+
+def test_a_gate_of_servers_whose_batches_vary_is_by_their_mean(tmp_path):
+    paths = []
+    for us in (0.0, 10.0):
+        writer = Writer()
+        for size in (16, 15, 16, 14, 16, 15, 16, 16):
+            size -= us > 0 and size == 14
+            writer.step([runs(traces.FLASH_ATTN_3, 10.0 + us)], mark=f"step[DECODE bs={size}]")
+        paths.append(writer.save(tmp_path / f"{us}.json"))
+    change = attnlib.diagnose(*paths)
+    assert change.outcome == "slower" and "Batch sizes of decode differ" in repr(change)
 
 
 def test_steps_whose_lengths_overlap_decide_nothing_and_one_trace_has_no_gate(tmp_path, fails):
