@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..draw import charts, style
-from ..draw.cards import Card, Shown, in_words
 from ..measure.steps import EITHER, Step
+from ..run.figures import charts, style
+from .cards import Card, Shown, in_words
 from .diagnosis import DECODES, TIMES, Diagnosis, json_rows, read_diagnosis
 from .pasted import KernelTotals, read_totals
 from .step_rows import ATTENTION, NAN, calls_in

@@ -20,11 +20,11 @@ import pandas as pd
 from ..core.backends.table import family_of, role_of
 from ..core.layer import parse_layer
 from ..core.spec import ELEMENT_BYTES, require_int, require_word
-from ..draw.cards import Card, Shown
 from ..measure.marks import DECODE, SGLANG, VERIFY
 from ..measure.spans import Span
 from ..measure.steps import EITHER, UNKNOWN, Step, find_steps, idle_under
 from ..measure.trace_file import Trace, read_trace
+from .cards import Card, Shown
 from .fix_gains import SIZES, STATED, gained
 from .patterns import PATTERNS, WAITING, Pattern, kind_of, ran, tile_rows
 from .step_rows import around, calls_in, host_rows, kernel_rows, lengths_of

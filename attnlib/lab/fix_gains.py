@@ -1,6 +1,6 @@
 """What the fixes of known patterns save, by the records.
 
-`studies.gains` writes them to data/gains.json. A gain is the ratio of a time without the fix to
+`lab.gains` writes them to data/gains.json. A gain is the ratio of a time without the fix to
 that with it, and the shape of the layer.
 """
 

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from ..core.backends.table import FAMILIES, family_of, role_of
-from ..draw.cards import Card, Shown
 from ..measure.kernel_sums import KernelSum, KernelSums, read_sums
+from .cards import Card, Shown
 from .step_rows import ATTENTION
 
 NO_STEPS = (

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..draw import charts, style
 from ..measure.spans import Span, find_gaps
+from ..run.figures import charts, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.backends.table import COMPARED, compared_package
-from ..kinds.cases import Case
-from ..kinds.item import Item
+from ..measure.calls.form import Item, NamedCase
 from ..measure.machine import has_driver
 from ..measure.progress import progress_bar
 from . import store
@@ -53,7 +52,7 @@ class Grid:
     an `isolated` grid have a process each, so that what one does to memory is not the next one's.
     """
 
-    cases: tuple[Case, ...]
+    cases: tuple[NamedCase, ...]
     backends: tuple[str, ...]
     releases: tuple[str, ...] = ("",)
     timers: tuple[str, ...] = ("graph",)
@@ -91,7 +90,7 @@ class Study:
     retired: str = ""
 
     @cached_property
-    def cases(self) -> tuple[Case, ...]:
+    def cases(self) -> tuple[NamedCase, ...]:
         """Every case of the grids, once, in their order."""
         return tuple(dict.fromkeys(case for grid in self.grids for case in grid.cases))
 
@@ -100,7 +99,7 @@ class Study:
         if self.retired:
             raise ValueError(f"study {self.name!r} cannot be measured any more: {self.retired}")
 
-    def case_named(self, name: str) -> Case:
+    def case_named(self, name: str) -> NamedCase:
         """The case with this key or label; ValueError names the keys that are nearest."""
         self.require_measurable()
         matches = [case for case in self.cases if name in (case.key, case.label)]

@@ -1,0 +1,98 @@
+"""The metadata of one step, before its first layer, as a case. No torch here."""
+
+from dataclasses import MISSING, dataclass, fields
+from typing import ClassVar
+
+import numpy as np
+
+from ...core.gpu import FETCH_BYTES
+from ...core.spec import LENGTHS, require_int, require_lengths, require_page_size, require_word
+from ...measure.calls.cost import INT32_BYTES, INT64_BYTES
+from ...measure.calls.form import NamedCase, later
+from ...measure.calls.lengths import sample_seq_lens
+
+BUILDERS = ("decode", "kv_indices")
+
+
+@dataclass(frozen=True)
+class MetadataCase(NamedCase):
+    """The metadata of one step: which arrays (`builder`), for how many requests, how long.
+
+    Requests have `lengths` as in `DecodeCase`, up to `max_ctx` tokens. Their pool of request rows
+    has `pool_size` rows, or as many as there are requests if that is more. `context` is the longest
+    request that the engine was started for: rows and page table are as wide; 0: as `max_ctx`. `swa`
+    adds the sliding window's table.
+    """
+
+    kind: ClassVar = "metadata"
+    builder: str
+    batch_size: int
+    page_size: int
+    max_ctx: int
+    lengths: str = "ragged"
+    seq_len_delta: int = 0
+    swa: bool = False
+    pool_size: int = 1024
+    seed: int = 0
+    context: int = later(0)
+
+    def __post_init__(self) -> None:
+        require_word("builder", self.builder, BUILDERS)
+        require_lengths(
+            "lengths",
+            self.lengths,
+            self.batch_size,
+            self.max_ctx,
+            LENGTHS,
+        )
+        for name in ("batch_size", "max_ctx", "pool_size"):
+            require_int(name, getattr(self, name))
+        require_int("context", self.width, least=self.max_ctx)
+        require_page_size(self.page_size)
+
+    @property
+    def kv_len(self) -> int:
+        """Tokens of the longest request."""
+        return self.max_ctx
+
+    @property
+    def fetched_bytes(self) -> int:
+        """The least bytes that memory moves: words fetched and stored, lengths read and written.
+
+        A page's word lies page_size words after its neighbour's, so from 16 on each costs a memory
+        fetch. A window's table counts as stored; the map of its slots, as it is read, does not.
+        """
+        seq_lens = sample_seq_lens(self).astype(np.int64)
+        pages = -(-seq_lens // self.page_size)
+        span = (pages - 1) * self.page_size * INT32_BYTES + INT32_BYTES
+        of_span = -(-span // FETCH_BYTES)
+        fetches = int(np.minimum(of_span, pages).sum())
+        tables = 2 if self.swa else 1
+        stored = INT32_BYTES * int(pages.sum()) * tables
+        read = 2 * INT64_BYTES  # length and row
+        written = 2 * INT32_BYTES  # length and sum
+        lengths = self.batch_size * (read + written)
+        return fetches * FETCH_BYTES + stored + lengths
+
+    @property
+    def width(self) -> int:
+        """Tokens of a row of the request pool."""
+        return self.context or self.max_ctx
+
+    @property
+    def max_pages(self) -> int:
+        """Columns of the page table."""
+        return -(-self.width // self.page_size)
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and progress bars."""
+        words = [
+            f"{self.builder} batch {self.batch_size}",
+            f"page {self.page_size} ctx {self.max_ctx}",
+        ]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.default not in (MISSING, value):
+                words.append(f"{field.name} {value}")
+        return " ".join(words)
