@@ -654,7 +654,8 @@ EXPLAIN: Options = {
 DIAGNOSE: Options = {
     "trace": dict(
         metavar="TRACE",
-        help="trace of torch.profiler (json, json.gz) or Nsight Systems (sqlite)",
+        help="trace of torch.profiler (json, json.gz) or Nsight Systems (sqlite); or text, without "
+        "steps: key_averages().table(), CSV of nsys stats --report cuda_gpu_kern_sum",
     ),
     "after": dict(
         nargs="?",

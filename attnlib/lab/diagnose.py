@@ -40,6 +40,11 @@ FORMATS = {"before": ",.1f", "after": ",.1f", "ratio": ".2f", "change": "+,.1f"}
 TracePath = str | os.PathLike[str]
 Row = dict[str, Any]
 SLOWER, NOT_SLOWER, NOT_DECIDED = "slower", "not slower", "not decided"
+SAID = {
+    SLOWER: "After is slower",
+    NOT_SLOWER: "After is not slower",
+    NOT_DECIDED: "Whether after is slower is not decided",
+}
 MARGIN = 0.05
 """How much longer a step may be: below it a profiler's own cost decides."""
 LEAST_STEPS = 3
@@ -231,7 +236,7 @@ class TraceChange(Shown):
 
     def _notes(self) -> list[str]:
         notes = [
-            f"After is {self.outcome}; a profiler slows both, and two traces are no measurement.",
+            f"{SAID[self.outcome]}; a profiler slows both, and two traces are no measurement.",
             f"Times are {TIMES}.",
             f"At most {MOST_ROWS} rows are shown; .table() and --json have all.",
         ]

@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from ..core.backends.table import FAMILIES, family_of, role_of
+from ..core.layer import parse_layer
 from ..core.schedule.facts import SchedulerFacts
 from ..core.spec import LATENT_DIM, ROPE_DIM
 from ..measure.marks import SGLANG, VERIFY
@@ -391,28 +392,34 @@ def split_cap(trace: Trace, step: Step) -> Evidence | None:
 
 
 def _facts_of(trace: Trace, step: Step) -> SchedulerFacts | None:
-    """A call of this step as SGLang's FlashAttention-3 sees it; None without heads and lengths."""
+    """A call of this step as SGLang's FlashAttention-3 sees it.
+
+    None without heads and lengths, and for a call that FlashAttention-3 refuses.
+    """
     layer = step.layer
-    kv_len = step.mean_kv_len or layer.get("kv_len", 0)
+    kv_len = round(step.mean_kv_len or layer.get("kv_len", 0))
     if "heads" not in layer or not kv_len or not step.batch_size or not trace.num_sms:
         return None
-    num_qo_heads, _, num_kv_heads = str(layer["heads"]).partition("/")
-    head_dim = layer.get("head_dim", 128)
+    heads = parse_layer(str(layer["heads"]))
+    head_dim = layer.get("head_dim", heads.head_dim)
     is_mla = head_dim == LATENT_DIM + ROPE_DIM
-    return SchedulerFacts(
-        batch_size=step.batch_size,
-        num_qo_heads=int(num_qo_heads),
-        num_kv_heads=int(num_kv_heads),
-        head_dim=ROPE_DIM if is_mla else head_dim,
-        head_dim_v=LATENT_DIM if is_mla else head_dim,
-        max_seqlen_q=max(1, step.mark.query_tokens // step.batch_size),
-        max_seqlen_k=round(kv_len),
-        num_sms=trace.num_sms,
-        page_size=layer.get("page_size", 1),
-        causal=True,
-        varlen_q=True,
-        build="sglang",
-    )
+    try:
+        return SchedulerFacts(
+            batch_size=step.batch_size,
+            num_qo_heads=heads.num_qo_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=ROPE_DIM if is_mla else head_dim,
+            head_dim_v=LATENT_DIM if is_mla else head_dim,
+            max_seqlen_q=max(1, step.mark.query_tokens // step.batch_size),
+            max_seqlen_k=kv_len,
+            num_sms=trace.num_sms,
+            page_size=layer.get("page_size", 1),
+            causal=True,
+            varlen_q=True,
+            build="sglang",
+        )
+    except ValueError:  # a head_dim or a length that FlashAttention-3 has no kernel for
+        return None
 
 
 SHOWS = (

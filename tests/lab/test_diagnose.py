@@ -16,7 +16,7 @@ import attnlib
 from attnlib import cli
 from attnlib.core.spec import AttnSpec
 from attnlib.lab import diagnosis
-from attnlib.lab.diagnose import TraceChange
+from attnlib.lab.diagnose import SAID, TraceChange
 from attnlib.lab.diagnosis import DECODES
 from attnlib.lab.fix_gains import gained
 from attnlib.lab.patterns import PATTERNS
@@ -435,7 +435,7 @@ def test_two_traces_gate_by_their_exit_status(how, outcome, status, tmp_path, ca
     after = longer(tmp_path / "after.json", **how)
     traced = ["diagnose", str(before), str(after)]
     assert cli.main([*traced, "--fail-on", "slower"]) == status
-    assert f"After is {outcome};" in capsys.readouterr().out
+    assert f"{SAID[outcome]};" in capsys.readouterr().out
     assert cli.main([*traced, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["outcome"] == outcome
 

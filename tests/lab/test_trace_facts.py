@@ -90,6 +90,8 @@ MERGE = runs(traces.COMBINE, 2.0)
         (SUMS, (), {"heads": "8/1"}, False),  # few rows: splits are left, so merges would run
         (SUMS, (MERGE,), {"heads": "8/1"}, True),
         (SUMS, (), {"heads": "128/1", "head_dim": 576}, True),  # MLA
+        (SUMS, (), {"heads": "128/8", "head_dim": 512}, False),  # no such kernel
+        (SUMS.replace("=640000", "=999999999"), (), {"heads": "128/8"}, False),  # too long
         ("step[DECODE bs=64]", (), {"heads": "128/8"}, False),
         ("step[DECODE bs=64]", (), {"heads": "128/8", "kv_len": 9000}, True),
         (
