@@ -502,6 +502,7 @@ def test_two_traces_without_a_common_kind_of_step_are_refused(tmp_path, fails):
 def test_the_first_step_and_cut_ones_count_in_no_mean_and_other_layers_do_not_compare(tmp_path):
     whole = served(*FA2_SPLIT, layers=4, **DECODE).save(tmp_path / "whole.json")
     more = attnlib.diagnose(whole, served(*FA2_SPLIT, layers=8, **DECODE).save(tmp_path / "m"))
+    assert more.outcome == "not decided"
     assert "us (4 to 8 attention calls)\n" in repr(more) and "do not compare" in repr(more)
     cut = served(*FA2_SPLIT, count=1, ahead=[lambda writer: writer.idle(900.0)], **DECODE)
     for layers in (4, 2, 4, 3):
