@@ -30,11 +30,11 @@ USAGE = 2
 CRASHED = 5
 """A crash of ours, which says nothing about any call."""
 OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
-"""Outcome of `compare` -> its exit status."""
+"""Outcome of `compare`, and of `diagnose` with two traces -> exit status."""
 MOST_OF_ERROR = 2000
 """Characters of an error that are printed."""
 STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed;
-{USAGE} for wrong use; {OUTCOMES["not decided"]} if compare decides nothing;
+{USAGE} for wrong use; {OUTCOMES["not decided"]} if compare or diagnose --fail-on decides nothing;
 {CRASHED} if attnlib itself crashed, which says nothing about any call;
 {128 + signal.SIGINT} after Ctrl-C."""
 DEFAULT_REPORT = Path("build/report/index.html")
@@ -114,8 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
-        text = " ".join(str(error).splitlines())
-        _say(f"{_program(name)}:", _cut(text), file=sys.stderr)
+        said = " ".join(str(error).splitlines())
+        _say(f"{_program(name)}:", _cut(said), file=sys.stderr)
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
     except Exception as error:
@@ -174,13 +174,24 @@ def _diagnose(
     trace: str,
     after: str = "",
     shape: str = "",
+    fail_on: str = "",
     as_json: bool = False,
-) -> None:
-    """Find attention kernels and known problems in a server's trace, or compare two traces."""
-    from .lab.diagnose import diagnose
+) -> int:
+    """Find attention kernels and known problems in a server's trace, or compare two traces.
 
+    With --fail-on slower the exit status is 1 where steps of some kind are slower: over 5 % longer
+    in the mean, and each usual step of AFTER longer than each before. It is 3 where that is not
+    decided: ranges overlap, under three steps count, or layers, GPUs, batches or lengths differ.
+    """
+    from .lab.diagnose import TraceChange, diagnose
+
+    if fail_on and not after:
+        raise ValueError("--fail-on slower must have two traces, TRACE and AFTER, got one")
     answer = diagnose(trace, after, **_facts_of_shape(shape))
     _say(_in_json(answer.to_dict()) if as_json else answer)
+    if fail_on and isinstance(answer, TraceChange):
+        return OUTCOMES[answer.outcome]
+    return 0
 
 
 def _facts_of_shape(shape: str) -> dict[str, int | str]:
@@ -685,7 +696,8 @@ EXPLAIN: Options = {
 DIAGNOSE: Options = {
     "trace": dict(
         metavar="TRACE",
-        help="trace of torch.profiler (json, json.gz) or Nsight Systems (sqlite)",
+        help="trace of torch.profiler (json, json.gz) or Nsight Systems (sqlite); or text, without "
+        "steps: key_averages().table(), CSV of nsys stats --report cuda_gpu_kern_sum",
     ),
     "after": dict(
         nargs="?",
@@ -695,6 +707,10 @@ DIAGNOSE: Options = {
     "--shape": dict(
         metavar="N=V,...",
         help="facts that the trace does not record: heads=32/8,kv_len=8192",
+    ),
+    "--fail-on": dict(
+        choices=["slower"],
+        help="exit status of two traces: 0 not slower, 1 slower, 3 not decided, 2 wrong use",
     ),
     **JSON,
 }

@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -30,6 +30,9 @@ from ..measure.progress import progress_bar
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
 from ..run.store import data_root
 from .cards import Card, Shown, in_words
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DEVICES = ("auto", "cuda", "cpu")
 CALLS = 10
@@ -142,6 +145,27 @@ class Profile(Shown):
         }
         table = pd.DataFrame(columns)
         return table.sort_values("us", ascending=False, kind="stable").round(3).reset_index()
+
+    def timeline(self, call: int = 0) -> Figure:
+        """One call as a figure: a row per kernel (or CPU operator), a bar per launch, gaps shaded.
+
+        Parameters
+        ----------
+        call : int, optional
+            Its number, from 0.
+
+        Raises
+        ------
+        ValueError
+            For a number of no profiled call, and for a call that ran nothing.
+        """
+        from .timeline import draw_timeline
+
+        require_int("call", call, least=0, most=self.calls - 1)
+        spans = [span for span in self.work if span.call == call]
+        if not spans:
+            raise ValueError(f"call must be one that ran a {self.row_word}, got {call}")
+        return draw_timeline(spans, f"{self.name}, call {call}", self.origin)
 
     def save(self, path: Path) -> Path:
         """Write the profile without its trace as JSON, for `profile(..., recorded=...)`.
