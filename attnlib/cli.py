@@ -11,21 +11,35 @@ import re
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
-from . import doctor
+from . import doctor, install_advice
 from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
 from .core.spec import LENGTHS, MLA, MLA_HEAD_DIM
+from .measure.files import read_limited
+from .measure.printable import printable
 
 if TYPE_CHECKING:
     from .run.study import Study, Sweep
 
 FAILED = 1
 USAGE = 2
+KNOWN_PROBLEM = 4
+"""A known problem holds for the call that `advise` was asked about."""
+CRASHED = 5
+"""A crash of ours, which says nothing about any call."""
 OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
-"""Outcome of `compare` -> its exit status."""
+"""Outcome of `compare`, and of `diagnose` with two traces -> exit status."""
+MOST_OF_ERROR = 2000
+"""Characters of an error that are printed."""
+STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed;
+{USAGE} for wrong use; {OUTCOMES["not decided"]} if compare or diagnose --fail-on decides nothing;
+{KNOWN_PROBLEM} if advise says a known problem that holds;
+{CRASHED} if attnlib itself crashed, which says nothing about any call;
+{128 + signal.SIGINT} after Ctrl-C."""
 DEFAULT_REPORT = Path("build/report/index.html")
 SIZES = ("tp", "head_dim", "page_size")
 DTYPE_WORDS = {
@@ -63,6 +77,7 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m attnlib",
         description="Reproduce, explain and prove fixes of attention-backend regressions.",
+        epilog=STATUSES,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, command in COMMANDS.items():
@@ -81,7 +96,11 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; an expected failure is one line on stderr and a non-zero status."""
+    """Run one command; an expected failure is one line on stderr and a non-zero status.
+
+    Any other exception is printed with its traceback and has status `CRASHED`, so that a crash is
+    never taken for a verdict. Raises ModuleNotFoundError where the workbench is not installed.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     first = words[0] if words else ""
     name = first if first in COMMANDS else ""
@@ -98,10 +117,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
-        program = f"attnlib {name}".rstrip()
-        print(f"{program}:", *str(error).splitlines(), file=sys.stderr)
+        said = " ".join(str(error).splitlines())
+        _say(f"{_program(name)}:", _cut(said), file=sys.stderr)
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and install_advice(error):
+            raise
+        _say(traceback.format_exc(), file=sys.stderr)
+        said = "crashed, which is a fault of attnlib and no result: please report the lines above"
+        _say(_program(name), said, file=sys.stderr)
+        return CRASHED
+
+
+def _program(name: str) -> str:
+    """How a line on stderr begins."""
+    return f"attnlib {name}".rstrip()
+
+
+def _cut(text: str) -> str:
+    """Both ends of an error that quotes a value without end."""
+    if len(text) <= MOST_OF_ERROR:
+        return text
+    half = MOST_OF_ERROR // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
+def _say(*words: object, file: TextIO | None = None) -> None:
+    """Print what a terminal may show: names in files can hold what steers one."""
+    text = " ".join(map(str, words))
+    print(printable(text), file=file)
 
 
 def _check(given: dict[str, Any]) -> None:
@@ -125,20 +170,31 @@ def _in_json(data: Any) -> str:
 def _doctor(as_json: bool = False) -> None:
     """Show the machine, library versions, and which backends can run here, or why not."""
     facts = doctor.examine()
-    print(_in_json(facts) if as_json else doctor.render(facts))
+    _say(_in_json(facts) if as_json else doctor.render(facts))
 
 
 def _diagnose(
     trace: str,
     after: str = "",
     shape: str = "",
+    fail_on: str = "",
     as_json: bool = False,
-) -> None:
-    """Find attention kernels and known problems in a server's trace, or compare two traces."""
-    from .lab.diagnose import diagnose
+) -> int:
+    """Find attention kernels and known problems in a server's trace, or compare two traces.
 
+    With --fail-on slower the exit status is 1 where steps of some kind are slower: over 5 % longer
+    in the mean, and each usual step of AFTER longer than each before. It is 3 where that is not
+    decided: ranges overlap, under three steps count, or layers, GPUs, batches or lengths differ.
+    """
+    from .lab.diagnose import TraceChange, diagnose
+
+    if fail_on and not after:
+        raise ValueError("--fail-on slower must have two traces, TRACE and AFTER, got one")
     answer = diagnose(trace, after, **_facts_of_shape(shape))
-    print(_in_json(answer.to_dict()) if as_json else answer)
+    _say(_in_json(answer.to_dict()) if as_json else answer)
+    if fail_on and isinstance(answer, TraceChange):
+        return OUTCOMES[answer.outcome]
+    return 0
 
 
 def _facts_of_shape(shape: str) -> dict[str, int | str]:
@@ -160,7 +216,7 @@ def _study_named(name: str) -> "Study":
     if name.endswith(".jsonl"):
         chosen, left_out = captured.study_of(Path(name))
         if left_out:
-            print(f"left out: {left_out}", file=sys.stderr)
+            _say(f"left out: {left_out}", file=sys.stderr)
         return chosen
     if name not in STUDIES:
         raise ValueError(f"STUDY must be one of {', '.join(_measurable())}, got {name!r}")
@@ -203,7 +259,7 @@ def _measure(
         count = sweep.measure(chosen)
         machines = [machine_slug(describe(chosen.device))]
     places = [str(store.measured_path(chosen.name, machine)) for machine in machines]
-    print(f"{count} items measured; records in {', '.join(places)}")
+    _say(f"{count} items measured; records in {', '.join(places)}")
 
 
 def _measure_on_gpus(
@@ -231,7 +287,7 @@ def _publish(study: str, machine: str = "") -> None:
 
     path = store.publish(study, machine)
     count = len(store.load(path.stem, path.parent.name))
-    print(f"{count} records published in {path}; their own files are removed")
+    _say(f"{count} records published in {path}; their own files are removed")
 
 
 def _bisect(
@@ -260,7 +316,7 @@ def _bisect(
         **how,
     )
     if as_json:
-        print(_in_json(search.to_dict()))
+        _say(_in_json(search.to_dict()))
         return
     given = "".join(f" --overlay {shlex.quote(argument)}" for argument in overlay)
     reference = f"{search.releases[0]} ({search.steps[0].reference_family})"
@@ -271,7 +327,7 @@ searched {", ".join(search.releases)}; ratio: run time over that of {reference}
 {bisection(search).to_string(index=False)}
 
 repeat with: {search.command}{given}"""
-    print(text)
+    _say(text)
 
 
 def _compare(
@@ -285,7 +341,7 @@ def _compare(
 
     Measures both releases until each case has a verdict; without a GPU it replays records. Exit
     status: 0 if every call is shown to be not slower, 1 if one is slower or fails, 2 for wrong
-    use, 3 if inconclusive.
+    use, 3 if inconclusive, 5 if attnlib itself crashed.
     """
     from .lab.upgrade import compare_releases
 
@@ -294,10 +350,10 @@ def _compare(
     elif cases.suffix == ".jsonl":
         keys = "\n".join(case.key for case in _study_named(str(cases)).cases)
     else:  # An empty file must not fall back to the default calls.
-        keys = cases.read_text("utf-8-sig", "replace") or "\n"
+        keys = read_limited(cases).decode("utf-8-sig", "replace") or "\n"
     upgrade = compare_releases(base, new, cases=keys, **how)
-    print(_in_json(upgrade.to_dict()) if as_json else upgrade)
-    print(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
+    _say(_in_json(upgrade.to_dict()) if as_json else upgrade)
+    _say(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
     return OUTCOMES[upgrade.outcome]
 
 
@@ -315,11 +371,11 @@ def _claims(ids: Sequence[str] = (), as_json: bool = False) -> None:
 
     judged = claims.verdicts(ids)
     if as_json:
-        print(_in_json([row.to_dict() for row in judged]))
+        _say(_in_json([row.to_dict() for row in judged]))
     elif ids:
-        print("\n\n".join(map(claims.details, judged)))
+        _say("\n\n".join(map(claims.details, judged)))
     else:
-        print(claims.as_frame(judged).to_string(index=False))
+        _say(claims.as_frame(judged).to_string(index=False))
 
 
 def _report(out: Path = DEFAULT_REPORT) -> None:
@@ -329,7 +385,7 @@ def _report(out: Path = DEFAULT_REPORT) -> None:
     if out == DEFAULT_REPORT:
         out.parent.mkdir(parents=True, exist_ok=True)
     path = build_report(out, on_notebook=print)
-    print(f"report written to {path}")
+    _say(f"report written to {path}")
 
 
 def _advise(
@@ -347,7 +403,7 @@ def _advise(
     Heads such as 128/1 with --head-dim 576 are MLA. Exit status: 4 if a known problem holds, 0 if
     none does, 2 for wrong use.
     """
-    from .lab.advise import STATUS_KNOWN, advise
+    from .lab.advise import advise
     from .lab.view import measure_call
     from .select.changes import LATENT_PAGE
     from .select.facts import Call, facts_of_model
@@ -366,8 +422,8 @@ def _advise(
     lengths = parse_lengths("lens", lens, batch)
     if measure:
         if named:
-            print(f"all backends are measured here; not used: {', '.join(named)}", file=sys.stderr)
-        print(measure_call(layer, lengths))
+            _say(f"all backends are measured here; not used: {', '.join(named)}", file=sys.stderr)
+        _say(measure_call(layer, lengths))
         return 0
     advice = advise(
         layer,
@@ -376,22 +432,22 @@ def _advise(
         server=parse_server(server),
         **how,
     )
-    print(_in_json(advice.to_dict()) if as_json else advice)
-    return STATUS_KNOWN if advice.holding else 0
+    _say(_in_json(advice.to_dict()) if as_json else advice)
+    return KNOWN_PROBLEM if advice.holding else 0
 
 
 def _refresh() -> None:
     """Execute the notebooks again from the records (replay), and redraw README's figure."""
     from .lab.report.build import refresh
 
-    print("written", "\nwritten ".join(map(str, refresh())))
+    _say("written", "\nwritten ".join(map(str, refresh())))
 
 
 def _explain(as_json: bool = False, **given: Any) -> None:
     """Show which backend a library picks and why, or what changes between releases (no GPU)."""
     from .select.text import answer
 
-    print(answer(given, as_json))
+    _say(answer(given, as_json))
 
 
 def _known_facts() -> str:
@@ -669,7 +725,8 @@ EXPLAIN: Options = {
 DIAGNOSE: Options = {
     "trace": dict(
         metavar="TRACE",
-        help="trace of torch.profiler (json, json.gz) or Nsight Systems (sqlite)",
+        help="trace of torch.profiler (json, json.gz) or Nsight Systems (sqlite); or text, without "
+        "steps: key_averages().table(), CSV of nsys stats --report cuda_gpu_kern_sum",
     ),
     "after": dict(
         nargs="?",
@@ -679,6 +736,10 @@ DIAGNOSE: Options = {
     "--shape": dict(
         metavar="N=V,...",
         help="facts that the trace does not record: heads=32/8,kv_len=8192",
+    ),
+    "--fail-on": dict(
+        choices=["slower"],
+        help="exit status of two traces: 0 not slower, 1 slower, 3 not decided, 2 wrong use",
     ),
     **JSON,
 }

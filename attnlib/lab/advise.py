@@ -64,8 +64,6 @@ FEATURES = "tokens x KV heads, requests, longest / mean length, (query heads per
 MLA_MODE = "mla"
 LATENT_DTYPE = "bfloat16"
 """Of every record of dense MLA."""
-STATUS_KNOWN = 4
-"""The exit status of `advise` where a known problem holds."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

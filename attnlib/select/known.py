@@ -12,24 +12,39 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from packaging.version import InvalidVersion, Version
 
-from .models import DATA, yaml_loader
+from .models import DATA
 from .rules import Condition, Group, When, conditions
 from .situation import LENGTHS, OF_LENGTHS, OF_SITUATIONS, Situation
+from .yaml_file import Kind, read_yaml, require_fields
 
 FOLDER = DATA / "known"
 SIZES = FOLDER / "sizes.json"
 WHAT = ("slower", "wrong output", "crash", "out of memory", "blocked host")
 EVIDENCE = ("record", "reported", "read")
-TESTED = ("example", "also", "silent")
-"""Keys that tests read: a situation, changes that keep the problem, changes that silence it."""
-KEYS = ("id", "what", "says", "releases", "when", *EVIDENCE, "do", "links", *TESTED)
-NEEDED = ("id", "what", "says", "do", "example", "silent")
-SPAN = ("since", "until", "ends_in")
-RECORD = ("study", "gpu", "pair", "where")
-REPORT = ("url", "says", "against")
+NEEDED: dict[str, Kind] = {
+    "what": str,
+    "says": str,
+    "do": str,
+    "example": dict,
+    "silent": dict,
+}
+KEYS: dict[str, Kind] = {
+    "releases": dict,
+    "when": list,
+    "record": dict,
+    "reported": list,
+    "read": str,
+    "links": list,
+    "also": dict,
+}
+"""Keys of an entry that it must have, and that it may have; the type of each."""
+SPAN: dict[str, Kind] = dict.fromkeys(("since", "until", "ends_in"), str | float)
+RECORD: dict[str, Kind] = {"study": str, "gpu": str, "pair": list}
+WHERE: dict[str, Kind] = {"where": dict}
+REPORT: dict[str, Kind] = {"url": str, "says": str}
+AGAINST: dict[str, Kind] = {"against": bool}
 HOLDS, MAY_HOLD = "holds", "may hold"
 
 
@@ -175,44 +190,48 @@ def known_problems(
 
 
 def load(folder: Path = FOLDER) -> dict[str, Problem]:
-    """Every problem by id; ValueError names file, entry and field of what is not valid."""
+    """Every problem by id; ValueError names file, line, entry and field of what is not valid."""
     problems: dict[str, Problem] = {}
     for path in sorted(folder.glob("*.yaml")):
-        written = yaml.load(path.read_text(), yaml_loader())
-        for number, entry in enumerate(written, 1):
-            name = entry.get("id", f"number {number}")
-            where = f"{path.name}, {name}"
-            problem = _problem(entry, path.stem, where)
-            if name in problems:
-                raise ValueError(f"{where}: id must be unique, it occurs twice")
-            problems[name] = problem
+        for document in read_yaml(path):
+            for name, entry in document.items():
+                where = f"{getattr(entry, 'place', path.name)}, {name}"
+                if name in problems:
+                    raise ValueError(f"{where}: an id must be unique, another file has it")
+                problems[name] = _problem(name, entry, path.stem, where)
     return problems
 
 
-def _problem(entry: Mapping[str, Any], component: str, where: str) -> Problem:
-    _require_keys(entry, KEYS, where)
+def _problem(
+    name: str,
+    entry: Mapping[str, Any],
+    component: str,
+    where: str,
+) -> Problem:
+    require_fields(entry, where, NEEDED, KEYS)
     for key in NEEDED:
-        if not entry.get(key):
+        if not entry[key]:
             raise ValueError(f"{where}: {key} must be given")
     if entry["what"] not in WHAT:
         raise ValueError(f"{where}: what must be one of {', '.join(WHAT)}, got {entry['what']!r}")
     evidence = [key for key in EVIDENCE if key in entry]
     if len(evidence) != 1:
         raise ValueError(f"{where}: one of {', '.join(EVIDENCE)} must be given, got {evidence}")
-    spans = {}
-    for name, span in entry.get("releases", {}).items():
-        spans[name] = _span(span, f"{where}, releases, {name}")
-    _require_keys(entry.get("record", {}), RECORD, f"{where}, record")
+    if "record" in entry:
+        require_fields(entry["record"], f"{where}, record", RECORD, WHERE)
     for report in entry.get("reported", ()):
-        _require_keys(report, REPORT, f"{where}, reported")
-        if not (report.get("url", "").startswith("https://") and report.get("says")):
-            raise ValueError(f"{where}, reported: url and says must be given, got {report}")
+        require_fields(report, f"{where}, reported", REPORT, AGAINST)
+        if not report["url"].startswith("https://"):
+            raise ValueError(f"{where}, reported: url must be https, got {report['url']!r}")
+    spans = {}
+    for package, span in entry.get("releases", {}).items():
+        spans[package] = _span(span, f"{where}, releases, {package}")
     try:
         when = conditions(entry.get("when", []), OF_SITUATIONS)
     except ValueError as error:
         raise ValueError(f"{where}, when: {error}") from error
     return Problem(
-        id=entry["id"],
+        id=name,
         what=entry["what"],
         says=entry["says"],
         do=entry["do"],
@@ -229,14 +248,8 @@ def _problem(entry: Mapping[str, Any], component: str, where: str) -> Problem:
     )
 
 
-def _require_keys(written: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    strange = ", ".join(sorted(set(written) - set(known)))
-    if strange:
-        raise ValueError(f"{where}: keys must be {', '.join(known)}, got {strange}")
-
-
 def _span(written: Mapping[str, Any], where: str) -> Span:
-    _require_keys(written, SPAN, where)
+    require_fields(written, where, {}, SPAN)
     if not ("until" in written or "ends_in" in written):
         raise ValueError(f"{where}: until or ends_in must be given")
     try:

@@ -174,7 +174,6 @@ def test_a_problem_is_a_few_lines():
 
 
 GOOD = {
-    "id": "one",
     "what": "slower",
     "says": "It is slower.",
     "releases": {"sglang": {"until": "0.5.23"}},
@@ -184,35 +183,41 @@ GOOD = {
     "example": {"stack": "sglang==0.5.23", "mode": "decode", "gpu": "sm90"},
     "silent": {"mode": "mla"},
 }
+SLOW = {"url": "ftp://x", "says": "slow"}
 BAD = {
-    "id must be unique": {"twice": True},
     "says must be given": {"says": ""},
     "what must be one of slower, ": {"what": "strange"},
-    "keys must be id, ": {"size": "2x"},
+    "keys must be what, ": {"size": "2x"},
+    "do must be text, got 2": {"do": 2},
     "no such fact in 'moon is full'": {"when": ["moon is full"]},
     "backend must be ": {"when": ["backend is fa9"]},
     "until or ends_in must be given": {"releases": {"sglang": {"since": "0.5.1"}}},
     "keys must be since, until, ends_in": {"releases": {"sglang": {"to": "0.5.1"}}},
-    "one of record, reported, read must be given": {"reported": [{"url": "https://x"}]},
-    "url and says must be given": {"read": "", "reported": [{"url": "ftp://x", "says": "slow"}]},
+    "Invalid version: 'new'": {"releases": {"sglang": {"until": "new"}}},
+    "one of record, reported, read must be given": {"reported": [SLOW]},
+    "url must be https": {"read": None, "reported": [SLOW]},
+    "reported: says must be given": {"read": None, "reported": [{"url": "https://x"}]},
+    "record: gpu must be given": {"read": None, "record": {"study": "x"}},
 }
+
+
+def written(folder, name, entries):
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(entries))
 
 
 @pytest.mark.parametrize(("words", "change"), BAD.items(), ids=BAD)
 def test_an_entry_that_is_not_valid_is_named_with_its_file(words, change, tmp_path):
-    change = dict(change)
-    entries = [{**GOOD, **change}]
-    if change.pop("twice", False):
-        entries = [GOOD, GOOD]
-    if change.get("read") == "":
-        del entries[0]["read"]
-    (tmp_path / "parts.yaml").write_text(yaml.safe_dump(entries))
+    entry = {key: value for key, value in {**GOOD, **change}.items() if value is not None}
+    written(tmp_path, "parts", {"one": entry})
     with pytest.raises(ValueError, match=re.escape(words)) as caught:
         load(tmp_path)
-    assert str(caught.value).startswith("parts.yaml, one")
+    assert str(caught.value).startswith("parts.yaml:2, one")
     assert "\n" not in str(caught.value)
 
 
-def test_a_good_entry_is_read(tmp_path):
-    (tmp_path / "parts.yaml").write_text(yaml.safe_dump([GOOD]))
+def test_an_id_stands_in_one_file(tmp_path):
+    written(tmp_path, "parts", {"one": GOOD})
     assert load(tmp_path)["one"].component == "parts"
+    written(tmp_path, "spares", {"one": GOOD})
+    with pytest.raises(ValueError, match="spares.yaml:2, one: an id must be unique"):
+        load(tmp_path)

@@ -5,13 +5,14 @@ would synchronise. See each builder's docstring for out-of-range values; no kern
 outside a tensor because of one.
 """
 
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ..batch import require_tensor
 from ..spec import INT32_MAX, ceil_div, require_page_size
-from .launch import Apart, Bound
+from .launch import Apart, Bound, Span
 
 EITHER_WIDTH = {"seq_lens", "req_pool_indices", "kv_start", "swa_slot_map"}
 """Tensors that may be int32 or int64; all others are int32."""
@@ -99,19 +100,30 @@ def page_bounds(
 
 
 def kept_apart(
-    t: Any,
-    source: str,
-    output: str,
+    tensors: Mapping[str, Tensor | None],
+    outputs: Collection[str],
     *,
-    same_if_zero: bool = False,
-) -> Apart:
-    """The rule that `output` must not start where `source` does."""
-    return Apart(
-        source=t._fields.index(source),
-        output=t._fields.index(output),
-        names=(source, output),
-        same_if_zero=same_if_zero,
-    )
+    same_if_zero: tuple[str, str] | None = None,
+) -> tuple[Apart, ...]:
+    """The rules that none of `outputs` shares memory with another of a kernel's `tensors`, which
+    are in its order. `same_if_zero` are an input and the output that it may be."""
+    places = {name: place for place, name in enumerate(tensors)}
+    rules = []
+    for name, tensor in tensors.items():
+        for output in outputs:
+            written = tensors[output]
+            is_pair_again = name in outputs and places[name] >= places[output]
+            if tensor is None or written is None or is_pair_again:
+                continue
+            rule = Apart(
+                other=places[name],
+                output=places[output],
+                names=(name, output),
+                spans=(Span.of(tensor), Span.of(written)),
+                same_if_zero=(name, output) == same_if_zero,
+            )
+            rules.append(rule)
+    return tuple(rules)
 
 
 def row_stride(tensor: Tensor) -> int:

@@ -64,7 +64,7 @@ def prepare(tensors: tuple[Any, ...], page_size: int, facts: SchedulerFacts) -> 
             max(32, triton.next_power_of_2(min(batch, BATCHES_PER_CTA))),
         ),
     )
-    return decode.launch_of(t, page_size, schedule)
+    return decode.launch_of(t, page_size, schedule, words)
 
 
 LAUNCHER = Launcher(decode.decode_metadata_kernel, prepare)
