@@ -122,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, ModuleNotFoundError) and install_advice(error):
             raise
         _say(traceback.format_exc(), file=sys.stderr)
-        words = "crashed, which is a fault of attnlib and no result: please report the lines above"
-        _say(_program(name), words, file=sys.stderr)
+        what = "crashed, which is a fault of attnlib and no result: please report the lines above"
+        _say(_program(name), what, file=sys.stderr)
         return CRASHED
 
 
