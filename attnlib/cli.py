@@ -114,16 +114,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
-        text = " ".join(str(error).splitlines())
-        _say(f"{_program(name)}:", _cut(text), file=sys.stderr)
+        told = " ".join(str(error).splitlines())
+        _say(f"{_program(name)}:", _cut(told), file=sys.stderr)
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and install_advice(error):
             raise
         _say(traceback.format_exc(), file=sys.stderr)
-        words = "crashed, which is a fault of attnlib and no result: please report the lines above"
-        _say(_program(name), words, file=sys.stderr)
+        told = "crashed, which is a fault of attnlib and no result: please report the lines above"
+        _say(_program(name), told, file=sys.stderr)
         return CRASHED
 
 
