@@ -519,18 +519,3 @@ def test_the_data_stay_small():
     assert {path.name: size for path, size in sizes.items() if size > MAX_FILE_BYTES} == {}
     records = [path for path in sizes if "records" in path.parts]
     assert {path.suffix for path in records} == {".parquet"}, "publish it"
-
-
-@pytest.mark.parametrize("when", ["state_before", "state_after"])
-def test_a_record_is_throttled_by_each_slowdown_of_the_gpu_and_by_nothing_else(when):
-    """NVML's reasons: software power cap, idle and clocks that were set are none."""
-    slowdowns = (0x8, 0x20, 0x40, 0x80)
-    others = (0x0, 0x1, 0x2, 0x4, 0x10, 0x100)
-    reasons = (*slowdowns, *others, 0x4 | 0x80)
-    made = rounds(len(reasons))
-    for row, reason in zip(made, reasons, strict=True):
-        row[f"{when}.throttle_reasons"] = reason
-    keep(*made)
-    frame = store.load("demo", MACHINE)
-    wanted = [*[True] * len(slowdowns), *[False] * len(others), True]
-    assert frame.sort_values("round").throttled.tolist() == wanted
