@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
-from . import doctor, install_advice
+from . import CRASHED, doctor, install_advice
 from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
 from .core.spec import LENGTHS, MLA
 from .measure.files import read_limited
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 FAILED = 1
 USAGE = 2
-CRASHED = 5
-"""A crash of ours, which says nothing about any call."""
 OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
 """Outcome of `compare` -> its exit status."""
 MOST_OF_ERROR = 2000
