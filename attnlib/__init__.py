@@ -65,6 +65,8 @@ LAB = {
     "yaml",
 }
 """Modules of the extra `lab`."""
+CRASHED = 5
+"""Exit status of a command of ours that crashed, which says nothing about any call."""
 Find = Callable[[str], Any]
 Names = Callable[[], list[str]]
 

@@ -3,6 +3,9 @@
 import atexit
 import gc
 import sys
+import traceback
+
+from . import CRASHED, install_advice
 
 
 def main() -> int:
@@ -16,13 +19,13 @@ def main() -> int:
         from .cli import main as run
 
         return run()
-    except ModuleNotFoundError as error:
-        from . import install_advice
-
-        if advice := install_advice(error):
+    except Exception as error:
+        advice = install_advice(error) if isinstance(error, ModuleNotFoundError) else ""
+        if advice:
             sys.stderr.write(f"python -m attnlib {advice}\n")
             return 2
-        raise
+        traceback.print_exc()  # `cli` itself cannot be loaded
+        return CRASHED
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
-from . import doctor, install_advice
+from . import CRASHED, doctor, install_advice
 from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
 from .core.spec import LENGTHS, MLA, MLA_HEAD_DIM
 from .measure.files import read_limited
@@ -29,8 +29,6 @@ FAILED = 1
 USAGE = 2
 KNOWN_PROBLEM = 4
 """A known problem holds for the call that `advise` was asked about."""
-CRASHED = 5
-"""A crash of ours, which says nothing about any call."""
 OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
 """Outcome of `compare`, and of `diagnose` with two traces -> exit status."""
 MOST_OF_ERROR = 2000
@@ -117,16 +115,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
-        said = " ".join(str(error).splitlines())
-        _say(f"{_program(name)}:", _cut(said), file=sys.stderr)
+        told = " ".join(str(error).splitlines())
+        _say(f"{_program(name)}:", _cut(told), file=sys.stderr)
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and install_advice(error):
             raise
         _say(traceback.format_exc(), file=sys.stderr)
-        what = "crashed, which is a fault of attnlib and no result: please report the lines above"
-        _say(_program(name), what, file=sys.stderr)
+        told = "crashed, which is a fault of attnlib and no result: please report the lines above"
+        _say(_program(name), told, file=sys.stderr)
         return CRASHED
 
 

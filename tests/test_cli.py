@@ -157,6 +157,13 @@ def test_a_crash_of_ours_has_a_status_of_its_own_and_is_no_verdict(
     assert last.startswith(f"attnlib {name} crashed, which is a fault of attnlib and no result")
 
 
+def test_a_package_that_cannot_be_loaded_is_a_crash_too():
+    code = "import sys; sys.modules['attnlib.cli'] = None; from attnlib.__main__ import main; "
+    code += "sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == cli.CRASHED and "import of attnlib.cli halted" in done.stderr
+
+
 def test_help_lists_every_exit_status(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--help"])

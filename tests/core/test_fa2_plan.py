@@ -278,6 +278,26 @@ def test_a_block_table_that_does_not_fit_is_refused_by_name_before_the_launch(ch
     assert (call["words"] == POISON).all()
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_request_without_room_is_refused_where_a_check_is_asked_for(pooled):
+    for lens, capacity, words in (
+        ([40, 257 * 16, 300], 6 * 256, r"seq_lens must lie in 0..4096 .* got 40..4112"),
+        ([160, 160, 1], 20, "kv_indices must have room for 21 pages, got 20"),
+        ([160, 159, 0], 20, ""),
+    ):
+        call = paged_call(np.array(lens), 16, capacity)
+        call = of_pool(call, lens) if pooled else call
+        if words:
+            with pytest.raises(ValueError, match=words):
+                build_fa2_plan(**call, check=True)
+            assert (call["words"] == POISON).all()
+        else:
+            build_fa2_plan(**call, check=True)
+    call = arguments(SHAPE, [MAX_TOKENS + 1])
+    with pytest.raises(ValueError, match=rf"seq_lens must lie in 0..{MAX_TOKENS} with"):
+        build_fa2_plan(**call, check=True)
+
+
 def test_a_length_far_below_zero_is_an_empty_request():
     call = arguments(replace(SHAPE, max_seq_len=256), [1, 1])
     call["seq_lens"] = torch.tensor([-(2**32) + 5, -(2**63)], device=HERE)

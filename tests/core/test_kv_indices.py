@@ -91,3 +91,14 @@ def test_a_length_at_or_beyond_the_edge_of_int32_does_not_wrap(length, pages, la
     build_kv_indices(**call | {"seq_len_delta": delta, "max_pages": 1})
     assert call["kv_indptr"].tolist() == [0, pages, pages + 1]
     assert call["kv_last_page_len"].tolist() == [last, 7 + delta]
+
+
+def test_pages_without_room_are_refused_where_a_check_is_asked_for():
+    call = kv_arguments(Shape(2, 20, 4), [20, 5], capacity=7)
+    build_kv_indices(**call, check=True)
+    call["kv_indices"] = call["kv_indices"][:6]
+    build_kv_indices(**call)
+    with pytest.raises(ValueError, match="kv_indices must have room for 7 pages, got 6"):
+        build_kv_indices(**call, check=True)
+    empty = kv_arguments(Shape(0, 20, 4))
+    build_kv_indices(**empty, check=True)

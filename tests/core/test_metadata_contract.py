@@ -195,6 +195,36 @@ def test_a_wrong_argument_is_named_before_anything_is_written(builder, build):
             assert output is None or (output == POISON).all(), message
 
 
+@ours
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("seq_lens", 65, r"seq_lens must lie in 0..64 with seq_len_delta 0, .* got \d+..65"),
+        ("seq_lens", -1, r"seq_lens must lie in 0..64 with seq_len_delta 0, .* got -1"),
+        ("req_pool_indices", 7, r"req_pool_indices must lie in 0..6 .rows of req_to_token.*7"),
+        (
+            "req_pool_indices",
+            -1,
+            "req_pool_indices must lie in 0..6 .* got -1",
+        ),
+    ],
+)
+def test_values_out_of_range_are_refused_where_a_check_is_asked_for(
+    builder, build, name, value, words
+):
+    call = builder.arguments(builder.small)
+    build(**call, check=True)
+    check(builder, build, call)
+    call[name][1] = value
+    poison(call, builder.outputs)
+    with pytest.raises(ValueError, match=words):
+        build(**call, check=True)
+    for output in builder.outputs:
+        written = getattr(call.get(output), "words", call.get(output))
+        assert written is None or (written == POISON).all()
+    build(**call)
+
+
 def one_word_apart(first, second):
     """Copies of two int32 tensors, contiguous, the second one word after the first."""
     room = first.new_zeros(first.numel() + second.numel() + 1)

@@ -18,7 +18,7 @@ from attnlib.core.spec import AttnSpec
 from attnlib.lab import diagnosis
 from attnlib.lab.diagnose import SAID, TraceChange
 from attnlib.lab.diagnosis import DECODES
-from attnlib.lab.fix_gains import gained
+from attnlib.lab.fix_gains import gained, gains
 from attnlib.lab.patterns import PATTERNS
 from attnlib.measure.spans import short_name
 from attnlib.select.explain import explain
@@ -289,7 +289,11 @@ def test_gains_are_of_shapes_within_a_factor_of_two(published_records, path, cap
     assert cli.main(["diagnose", str(path), "--shape", "heads=32/8,kv_len=9000"]) == 0
     printed = capsys.readouterr().out
     assert "1 known pattern" in printed and "like heads 32/8, batch_size 16, kv_len 9000" in printed
-    for far in ({"heads": "7/7"}, {"heads": "32/8", "kv_len": 9}):
+    lengths = {row["kv_len"] for row in gains()["fa3"]["rows"]}
+    longer = 2 * max(lengths)
+    assert "like heads 32/8" in gained("fa3", {"heads": "32/8", "kv_len": longer}, 100.0)
+    too_long = {"heads": "32/8", "kv_len": 3 * max(lengths)}
+    for far in ({"heads": "7/7"}, {"heads": "32/8", "kv_len": 9}, too_long):
         assert gained("fa3", far, 100.0).startswith("no records like heads ")
     for shape, why in {
         "head=1": "must be one of heads",
@@ -301,6 +305,18 @@ def test_gains_are_of_shapes_within_a_factor_of_two(published_records, path, cap
         "heads=32/8,heads=8/1": "must name each fact once",
     }.items():
         assert why in fails("diagnose", str(path), "--shape", shape)
+
+
+def test_what_is_said_is_of_the_middle_half_of_the_steps_by_length(path):
+    """Of ten decode steps nine are left without the first, and of these the middle five."""
+    writer = Writer()
+    for us in (500.0, 80.0, 10.0, 60.0, 30.0, 50.0, 20.0, 70.0, 40.0, 1.0):
+        writer.step([runs(traces.FLASH_ATTN_3, us)], layers=1, **DECODE)
+    diagnosis = attnlib.diagnose(writer.save(path))
+    lengths = [step.attention[0].length_us for step in diagnosis.usual["decode"]]
+    assert lengths == [20.0, 30.0, 40.0, 50.0, 60.0]
+    (row,) = diagnosis.table().to_dict("records")
+    assert row["us a step"] == 40.0
 
 
 def test_a_batch_size_that_no_mark_tells_is_taken_from_the_shape(path):

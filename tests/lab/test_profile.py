@@ -4,11 +4,13 @@ import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 import attnlib
+from attnlib.lab.profile import call_words
 from attnlib.measure import trace
 from attnlib.measure.timer import WARM_UP_CALLS
 
@@ -224,6 +226,14 @@ def test_a_call_is_its_arguments_types_and_shapes_too(count, without_gpu, publis
     tables = [torch.zeros(size, dtype=torch.int32) for size in count]
     with pytest.raises(ValueError, match=r"is of the call 'fused\(int32 \[3\], .*not of 'fused"):
         attnlib.profile(fused, *tables, recorded="metadata_fused")
+
+
+def test_a_call_in_words_has_its_numbers_and_its_tensors():
+    assert call_words(fused, (X, 3, True, "x", [X])) == (
+        "fused(float32 [64, 64], 3, True, 'x', list)"
+    )
+    assert call_words(fused, ()) == "fused"
+    assert call_words(lambda: None, ()) == call_words(partial(fused, 3), ()) == ""
 
 
 def test_a_profile_is_read_back_as_it_was_saved_and_one_of_a_lambda_is_not_saved(

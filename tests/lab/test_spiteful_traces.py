@@ -17,7 +17,7 @@ from attnlib import cli
 from attnlib.engines import capture
 from attnlib.lab import claims
 from attnlib.lab.patterns import tile_rows
-from attnlib.measure import files
+from attnlib.measure import files, trace_file
 from attnlib.measure.printable import CONTROL, printable
 from attnlib.measure.spans import MOST_NAME, Span, short_name
 from attnlib.select import libraries
@@ -60,6 +60,7 @@ def test_a_name_without_end_is_cut_before_it_is_searched(name, tmp_path):
         ("void f<A<int", "f"),
         ("void (anonymous namespace)::f<int>(int)", "f"),
         ("a->b", "a->b"),
+        ("ns::f>::g", "g"),
         ("<>", "<>"),
     ],
 )
@@ -68,10 +69,9 @@ def test_template_arguments_are_left_out_of_a_short_name(name, short):
 
 
 def test_the_tile_of_a_kernel_is_searched_once_for_a_name():
-    symbol = traces.FA2_16[:-1] + "KernelTraits" * 300
-    span = Span("kernel", "x", 0.0, 1.0, 1.0, symbol=symbol)
+    span = Span("kernel", "x", 0.0, 1.0, 1.0, symbol="KernelTraits" * (MOST_NAME // 12))
     began = time.process_time()
-    assert {tile_rows(span) for _ in range(5000)} == {16}
+    assert {tile_rows(span) for _ in range(5000)} == {0}
     assert time.process_time() - began < 2
 
 
@@ -101,6 +101,17 @@ def test_a_file_without_end_is_refused(suffix, tmp_path, fails, monkeypatch):
     assert files.read_limited(limited) == b"x" * 9
     with pytest.raises(ValueError, match="must be a captured step"):
         capture.read(limited)
+
+
+def test_an_event_without_end_is_refused(tmp_path, fails, monkeypatch):
+    monkeypatch.setattr(trace_file, "CHUNK", 1000)
+    monkeypatch.setattr(trace_file, "MOST_CHARACTERS", 20_000)
+    writer = served(runs(traces.FA2_16), **DECODE)
+    path = writer.save(tmp_path / "a.json")
+    assert attnlib.diagnose(path).steps
+    writer.events[7]["args"]["more"] = "x" * 60_000
+    line = fails("diagnose", str(writer.save(path)))
+    assert line.endswith(f"{path} ends within its events, after 7: is it whole?")
 
 
 STEERING = "\x1b[2J\x1b]0;title\x07\x9b\r\u202eabc\u2066\ud800"

@@ -10,6 +10,7 @@ its share of the requests and clears its share of the rest. All words are writte
 Further programs write the page arrays, where those are asked for.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import triton
@@ -27,6 +28,7 @@ from ..metadata.require import (
     kept_apart,
     require_kv_indices,
     require_one_device,
+    require_values,
 )
 from ..spec import INT32_MAX, ceil_div, require_page_size
 from . import choice
@@ -582,6 +584,7 @@ def build_fa2_plan(
     shape: PlanShape,
     seq_len_delta: int = 0,
     page_size: int = 0,
+    check: bool = False,
     **tensors: Tensor | None,
 ) -> None:
     """Write a plan of fa2 in one launch, and with a `page_size` FlashInfer's page arrays too.
@@ -601,6 +604,9 @@ def build_fa2_plan(
         Added to every length.
     page_size : int
         Tokens of a page; 0 writes no page arrays, and of the tensors below takes `overflow` alone.
+    check : bool
+        Whether values are looked at too: a request that has no room, or is not in the pool, raises
+        ValueError. It waits for the GPU, and no graph can capture it.
     overflow : Tensor, optional
         [2] int32, out: tokens of a request, and pages of a batch, that could not be planned;
         required with a `page_size`.
@@ -634,4 +640,21 @@ def build_fa2_plan(
     for name in PlanTensors._fields[3:]:
         if getattr(used, name) is not None and not page_size:
             raise ValueError(f"page_size must be given with {name}, got 0")
-    LAUNCHER.launch(used, (shape, page_size), (seq_len_delta,))
+    values = None
+    if check:
+        values = partial(_require_values, used, page_size, seq_len_delta)
+    LAUNCHER.launch(used, (shape, page_size), (seq_len_delta,), values)
+
+
+def _require_values(t: PlanTensors, page_size: int, seq_len_delta: int) -> None:
+    most = choice.MAX_TOKENS
+    if page_size:
+        rows = t.req_to_token if t.block_table is None else t.block_table
+        tokens = 1 if t.block_table is None else page_size
+        most = min(most, rows.shape[1] * tokens)
+    require_values(
+        t._asdict(),
+        page_size=page_size or 1,
+        most_tokens=most,
+        seq_len_delta=seq_len_delta,
+    )

@@ -40,7 +40,7 @@ from .device import (
     write_schedule,
 )
 from .launch import Cut, Launch, Launcher
-from .require import DecodeTensors, kept_apart, page_bounds, require_decode, row_stride
+from .require import DecodeTensors, kept_apart, page_bounds, require_decode, row_stride, values_of
 
 MANY_ROWS = 1024
 WORDS = "scheduler.words"
@@ -260,6 +260,7 @@ def build_decode_metadata(
     page_size: int,
     max_pages: int,
     seq_len_delta: int = 0,
+    check: bool = False,
     **tensors: Tensor | None,
 ) -> None:
     """Lengths, their prefix sum and page tables of a decode step, in place, in one launch.
@@ -272,6 +273,9 @@ def build_decode_metadata(
         A power of two; columns of the page tables that may be written.
     seq_len_delta : int
         At least 0; added to every length.
+    check : bool
+        Whether values are looked at too: a request that has no room, or is not in the pool, raises
+        ValueError. It waits for the GPU, and no graph can capture it.
     seq_lens : Tensor
         [bs] int32 or int64, tokens in the cache before `seq_len_delta`.
     req_pool_indices : Tensor
@@ -313,5 +317,13 @@ def build_decode_metadata(
     >>> page_table.tolist()
     [[2, 3]]
     """
-    all_tensors = (*DecodeTensors(**tensors), None)  # no words of a schedule
-    LAUNCHER.launch(all_tensors, (page_size,), (seq_len_delta, max_pages))
+    t = DecodeTensors(**tensors)
+    values = None
+    if check:
+        values = values_of(t, page_size, max_pages, seq_len_delta)
+    LAUNCHER.launch(
+        (*t, None),  # no words of a schedule
+        (page_size,),
+        (seq_len_delta, max_pages),
+        values,
+    )

@@ -35,7 +35,7 @@ from torch import Tensor
 from ..spec import INT32_MAX, ceil_div
 from .device import load_lengths, pages_of, scan_width, wait_for_predecessor
 from .launch import Cut, Launch, Launcher
-from .require import PageArrays, kept_apart, page_bounds, require_kv_indices, row_stride
+from .require import PageArrays, kept_apart, page_bounds, require_kv_indices, row_stride, values_of
 
 OUTPUTS = ("kv_indptr", "kv_indices", "kv_last_page_len")
 SMALL_GRID = 1024
@@ -285,6 +285,7 @@ def build_kv_indices(
     page_size: int,
     max_pages: int,
     seq_len_delta: int = 0,
+    check: bool = False,
     **tensors: Tensor | None,
 ) -> None:
     """FlashInfer's description of a paged KV cache, in place, in one launch.
@@ -299,6 +300,9 @@ def build_kv_indices(
         Pages of a request from here on are cut off.
     seq_len_delta : int
         At least 0; added to every length.
+    check : bool
+        Whether values are looked at too: a request that has no room, or is not in the pool, raises
+        ValueError. It waits for the GPU, and no graph can capture it.
     seq_lens : Tensor
         [bs] int32 or int64, tokens in the cache before `seq_len_delta`.
     req_pool_indices : Tensor
@@ -339,4 +343,8 @@ def build_kv_indices(
     >>> kv_indptr.tolist(), kv_indices.tolist()
     ([0, 2, 3], [2, 3, 0, -1])
     """
-    LAUNCHER.launch(PageArrays(**tensors), (page_size,), (seq_len_delta, max_pages))
+    t = PageArrays(**tensors)
+    values = None
+    if check:
+        values = values_of(t, page_size, max_pages, seq_len_delta)
+    LAUNCHER.launch(t, (page_size,), (seq_len_delta, max_pages), values)

@@ -208,9 +208,13 @@ class Launcher:
         tensors: Arguments,
         structure: Arguments,
         numbers: Numbers,
+        require_values: Callable[[], None] | None = None,
     ) -> None:
-        """Launch on the current stream, or raise with nothing launched."""
+        """Launch on the current stream, or raise with nothing launched; `require_values` may raise
+        for what lies in checked tensors."""
         launch, pointers = self.check(tensors, structure, numbers)
+        if require_values is not None:
+            require_values()
         grid, constants, warps = launch.cut(*numbers)
         at_once = programs_at_once(tensors[0].get_device())
         overlap = overlap_of(grid[0] * grid[1], at_once)
