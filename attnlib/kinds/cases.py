@@ -1,26 +1,25 @@
-"""The registry of kinds: their cases, the JSON form and the key of a case, and what measures it.
+"""The registry of kinds: their cases, the JSON form and the text of a case, and what measures it.
 
-`kind` is a field of the JSON form of every case but `DecodeCase`, which came first. The keys of
-decode, extend and MLA cases are read back from lines of text: `32/8,d128,p16,b16,k8192` is a decode
-case, `prefill_paged,q512,` before it makes an extend case. No torch here.
+`kind` is a field of the JSON form of every case but `DecodeCase`, which came first. The text of a
+case (`core.call_text`) is read back by `read_case`. No torch here.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any, get_args
 
+from ..core.call_text import CallText, nearest
 from ..core.spec import require_word
 from .decode.case import DecodeCase
 from .engine.case import EngineCase
-from .extend.case import MODES, ExtendCase
-from .form import flat_fields
+from .extend.case import MODES as EXTEND_MODES
+from .extend.case import ExtendCase
 from .item import Item
 from .metadata.case import MetadataCase
-from .mla.case import MlaCase
+from .mla.case import DENSE, SPARSE, MlaCase
+from .old_names import read_old_name
 from .plan.case import PlanCase
 from .step.case import StepCase
 
@@ -30,30 +29,14 @@ if TYPE_CHECKING:
 Case = DecodeCase | MetadataCase | StepCase | MlaCase | ExtendCase | PlanCase | EngineCase
 KINDS = {cls.kind: cls for cls in get_args(Case)}
 
-_LENGTHS = r"\d+(?:\+\d+)*"
-_DECODE = (
-    r"(?P<num_qo_heads>\d+)/(?P<num_kv_heads>\d+),d(?P<head_dim>\d+),p(?P<page_size>\d+)"
-    r",b(?P<batch_size>\d+),k(?P<kv_len>\d+)(?:,w(?P<window>\d+))?"
-    r"(?:,(?P<dtype>(?:bfloat16|float)\w*)(?:/(?P<kv_dtype>\w+))?)?"
-    rf"(?:,(?!seed|context)(?P<lengths>[a-z_]+|{_LENGTHS}))?(?:,seed(?P<seed>\d+))?"
-    r"(?:,context(?P<context>\d+))?"
-)
-_EXTEND = (
-    rf"(?P<mode>{'|'.join(MODES)}),q(?P<q_len>\d+),(?:(?P<mask>tree|chain|causal|full),)?"
-    rf"(?:(?P<q_lengths>{_LENGTHS}),)?{_DECODE}"
-)
-_MLA = (
-    r"mla,(?P<num_qo_heads>\d+),heads,(?:dense|top,(?P<top_k>\d+)),(?P<kv_format>[\w-]+)"
-    r",page,(?P<page_size>\d+),batch,(?P<batch_size>\d+),kv_len,(?P<kv_len>\d+)"
-    rf"(?:,(?!seed|q_len|context)(?P<lengths>[a-z_]+|{_LENGTHS}))?(?:,seed,(?P<seed>\d+))?"
-    r"(?:,q_len,(?P<q_len>\d+))?(?:,context,(?P<context>\d+))?"
-)
-KEYS: dict[str, type[DecodeCase | ExtendCase | MlaCase]] = {
-    _DECODE: DecodeCase,
-    _EXTEND: ExtendCase,
-    _MLA: MlaCase,
+DECODE = "decode"
+MODES: dict[str, type[Case]] = {
+    DECODE: DecodeCase,
+    **dict.fromkeys(EXTEND_MODES, ExtendCase),
+    **dict.fromkeys((DENSE, SPARSE), MlaCase),
+    **{cls.kind: cls for cls in (MetadataCase, PlanCase, StepCase, EngineCase)},
 }
-"""Pattern of a key, its groups named as fields -> class; what a key leaves out is the default."""
+"""Mode of a text -> class."""
 
 
 def subject_class(case: object) -> Callable[[Bench], Subject]:
@@ -92,31 +75,29 @@ def item_from_dict(form: dict[str, Any]) -> Item[Any]:
 def parse_cases(lines: Iterable[str]) -> tuple[Case, ...]:
     """The cases of `lines`, each once; empty lines and those from `#` on are skipped.
 
-    ValueError names the line that is no key.
+    ValueError names the line that is no call.
     """
     cases: list[Case] = []
     for number, line in enumerate(lines, 1):
         text = line.strip()
         try:
             if text and not text.startswith("#"):
-                cases.append(_case_of_key(text))
+                cases.append(read_case(text))
         except ValueError as error:
             raise ValueError(f"line {number} of the cases: {error}") from error
     return tuple(dict.fromkeys(cases))
 
 
-def _case_of_key(text: str) -> Case:
-    for pattern, cls in KEYS.items():
-        match = re.fullmatch(pattern, text)
-        if not match:
-            continue
-        form: dict[str, Any] = {}
-        for field in flat_fields(cls):
-            word = match.groupdict().get(field.name)
-            if word:
-                read: Any = field.type
-                form[field.name] = read(word)
-            elif field.default is not MISSING:
-                form[field.name] = field.default
-        return cls.from_dict(form)
-    raise ValueError(f"it must be a key such as 32/8,d128,p16,b16,k8192; got {text!r}")
+def read_case(text: str) -> Case:
+    """The case of a text (`core.call_text`), or of a key or a label of old.
+
+    Inverse of a case's `label`. ValueError names the word, what it must be and what it was.
+    """
+    said = read_old_name(text) or CallText.read(text)
+    mode = said.mode or DECODE
+    if mode not in MODES:
+        modes = ", ".join(MODES)
+        raise ValueError(f"mode must be one of {modes}, got {mode!r}{nearest(mode, MODES)}")
+    cls = MODES[mode]
+    said.require_only(f"mode={mode}", cls.words)
+    return cls.from_said(said)

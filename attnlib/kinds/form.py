@@ -1,9 +1,10 @@
-"""The base of all cases: names for people and command lines, and a flat JSON form."""
+"""The base of all cases: the text form of a call, and a flat JSON form."""
 
 from collections.abc import Iterator
 from dataclasses import Field, field, fields, is_dataclass
 from typing import Any, ClassVar, Self
 
+from ..core.call_text import CallText
 from ..core.spec import LATER, require_types
 
 
@@ -23,16 +24,28 @@ class NamedCase:
     """
 
     kind: ClassVar[str] = ""
+    words: ClassVar[tuple[str, ...]] = ()
+    """Of `core.call_text`: those that its text may have."""
 
     @property
-    def label(self) -> str:
-        """A short name for tables and progress bars."""
+    def said(self) -> CallText:
+        """What its text says."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_said(cls, said: CallText) -> Self:
+        """Inverse of `said`; ValueError for a word that is missing or has no such value."""
         raise NotImplementedError
 
     @property
+    def label(self) -> str:
+        """Its text: `heads=32/8 head_dim=128 page=16 lens=8192x16`."""
+        return str(self.said)
+
+    @property
     def key(self) -> str:
-        """A stable name without spaces, for command lines."""
-        return self.label.replace(" ", ",")
+        """The same, under an older name."""
+        return self.label
 
     def to_dict(self) -> dict[str, Any]:
         """Flat dict of the case: its kind and its fields."""
