@@ -247,7 +247,7 @@ def _bisect(
     That is the first one slower than --good; with --good after --bad, the first one faster than
     --bad. Records go to data/records/; without a GPU they are replayed.
     """
-    from .run.bisect import bisect
+    from .lab.bisect import bisect
     from .studies.fa3_decode_regression import bisection
 
     chosen = _study_named(study)
@@ -287,7 +287,7 @@ def _compare(
     status: 0 if every call is shown to be not slower, 1 if one is slower or fails, 2 for wrong
     use, 3 if inconclusive.
     """
-    from .studies.upgrade import compare_releases
+    from .lab.upgrade import compare_releases
 
     if cases is None:
         keys = ""
@@ -311,7 +311,7 @@ def _percent(text: str) -> float:
 
 def _claims(ids: Sequence[str] = (), as_json: bool = False) -> None:
     """Show published claims, and what the records say about them."""
-    from .studies import claims
+    from .lab import claims
 
     judged = claims.verdicts(ids)
     if as_json:
@@ -324,7 +324,7 @@ def _claims(ids: Sequence[str] = (), as_json: bool = False) -> None:
 
 def _report(out: Path = DEFAULT_REPORT) -> None:
     """Execute the notebooks and write them as one self-contained HTML file."""
-    from .report.build import build_report
+    from .lab.report.build import build_report
 
     if out == DEFAULT_REPORT:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -367,7 +367,7 @@ def _advise(
 
 def _refresh() -> None:
     """Execute the notebooks again from the records (replay), and redraw README's figure."""
-    from .report.build import refresh
+    from .lab.report.build import refresh
 
     print("written", "\nwritten ".join(map(str, refresh())))
 

@@ -15,7 +15,7 @@ import pytest
 from support.studies import SPEC, grid_of, hand_made, study_of
 
 from attnlib import cli
-from attnlib.kinds.decode.case import DecodeCase
+from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.run import cluster, store
 from attnlib.studies import STUDIES
 
@@ -142,7 +142,7 @@ def test_the_module_is_the_command_and_ends_in_silence_unread_or_at_ctrl_c(monke
 def test_a_malformed_argument_is_refused_in_one_line_and_nothing_is_written(
     seed, tiny, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("attnlib.report.build.execute", lambda path: int("a notebook's number"))
+    monkeypatch.setattr("attnlib.lab.report.build.execute", lambda path: int("a notebook's number"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path))
     pick = random.Random(seed)

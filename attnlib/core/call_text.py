@@ -5,7 +5,7 @@ order of `CallText`, and what has its default is left out.
 
 | word | says | default |
 |---|---|---|
-| mode | `decode`; one of several queries, `prefill_paged` ...; `mla`, `sparse_mla`; `metadata`, `plan`, `step`, `engine` | decode |
+| mode | `decode`; one of several queries, `prefill_paged` ...; `mla`, `sparse_mla` | decode |
 | q_len, q_lens | query tokens of each request; or of every one, as `lens` says tokens | |
 | mask | where it is not the mode's usual one | |
 | heads | query and KV heads of one GPU, `32/8`; of MLA `16/1` | |
@@ -17,8 +17,7 @@ order of `CallText`, and what has its default is left out.
 | lens | tokens of each request, `8192x15+300`: see `Lens` | |
 | seed, context | of drawn lengths and inputs; tokens of the page table's width | 0; 0: the longest request |
 
-The other modes have words of their own: `layers` (of a step), `builder`, `seq_len_delta`, `swa`,
-`pool_size` (of metadata), `driver`, `output_len`, `dp` (of an engine).
+What only one question measures is a mode with words of its own, such as `mode=step layers=64`.
 """  # noqa: E501
 
 import re
@@ -57,7 +56,7 @@ OTHER_NAMES = {
     "lengths": "lens",
 }
 """Names that arguments and columns have -> word; an error suggests it."""
-MAY_BE_ZERO = ("window", "top_k", "seed", "context", "seq_len_delta")
+MAY_BE_ZERO = ("window", "top_k", "seed", "context")
 LENS_HELP = "tokens of each request: 8192x16, 8192x15+300, 2048..30720x64, ragged:8192x16"
 
 
@@ -70,7 +69,7 @@ class Lens:
     | `8192x16` | 16 of 8192 tokens |
     | `8192x15+300` | each item in turn: TOKENS, or TOKENSxCOUNT |
     | `2048..30720x64` | 64, evenly spaced from 2048 to 30720 |
-    | `ragged:8192x16` | 16 of at most 8192, drawn (`kinds.lengths`) |
+    | `ragged:8192x16` | 16 of at most 8192, drawn (`measure.calls.lengths`) |
     | `listed:100x2` | as `100x2`, in a record that lists them one by one |
 
     Parameters
@@ -169,7 +168,7 @@ def parse_lengths(
     text: str,
     batch: int | None = None,
 ) -> tuple[int, ...]:
-    """Tokens of each request of `8192x16` (16 requests), `100+200`, `8192x15+100`, `2048..30720x64`.
+    """Tokens of each request of `8192x16`, `100+200`, `8192x15+100` or `2048..30720x64`.
 
     A range is evenly spaced, both ends included. A comma is read as `+`. `batch` is the number of
     requests where `text` is one length or range without a count. ValueError calls the lengths
@@ -205,6 +204,8 @@ def parse_lengths(
 class CallText:
     """What the text of a call says, a field a word; None where it says nothing.
 
+    `own` are the words, and their values, that only its mode has.
+
     Examples
     --------
     >>> from attnlib.core.call_text import CallText
@@ -216,14 +217,12 @@ class CallText:
     """
 
     mode: str | None = None
-    layers: int | None = None
-    builder: str | None = None
+    own: tuple[tuple[str, int | str], ...] = ()
     q_len: int | None = None
     q_lens: Lens | None = None
     mask: str | None = None
     model: str | None = None
     tp: int | None = None
-    dp: int | None = None
     heads: str | None = None
     head_dim: int | None = None
     page: int | None = None
@@ -235,32 +234,32 @@ class CallText:
     lens: Lens | None = None
     seed: int | None = None
     context: int | None = None
-    seq_len_delta: int | None = None
-    swa: str | None = None
-    pool_size: int | None = None
-    driver: str | None = None
-    output_len: int | None = None
 
     @classmethod
-    def read(cls, text: str) -> Self:
-        """Inverse of `str`; ValueError names the word, what it must be and what it was."""
+    def read(cls, text: str, own: Collection[str] = ()) -> Self:
+        """Inverse of `str`; ValueError names the word, what it must be and what it was.
+
+        `own` are the names of words that only its mode has.
+        """
         said: dict[str, Any] = {}
+        read = WORDS | dict.fromkeys(own, _integer_or_text)
         for word in text.split():
             name, given, value = word.partition("=")
             if not given or not value:
                 raise ValueError(f"a call must be words such as {EXAMPLE}, got {word!r}")
-            if name not in WORDS:
-                known = ", ".join(WORDS)
-                near = nearest(OTHER_NAMES.get(name, name), WORDS)
+            if name not in read:
+                known = ", ".join(read)
+                near = nearest(OTHER_NAMES.get(name, name), read)
                 raise ValueError(f"a word of a call must be one of {known}, got {name!r}{near}")
             if name in said:
                 raise ValueError(f"{name} must be given once, got {text!r}")
-            said[name] = WORDS[name](name, value)
+            said[name] = read[name](name, value)
         if not said:
             raise ValueError(f"a call must be words such as {EXAMPLE}, got {text!r}")
         if said.get("kv_dtype") == "auto":  # the default, under its name in the engines
             del said["kv_dtype"]
-        return cls(**said)
+        more = [(name, said.pop(name)) for name in own if name in said]
+        return cls(**said, own=tuple(more))
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.given.items())
@@ -268,7 +267,8 @@ class CallText:
     @property
     def given(self) -> dict[str, Any]:
         """The words that are said, with their values."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {"mode": self.mode, **dict(self.own)}
+        values |= {name: getattr(self, name) for name in WORDS}
         return {name: value for name, value in values.items() if value is not None}
 
     def layer(self, **defaults: Any) -> AttnSpec:
@@ -306,10 +306,9 @@ class CallText:
 
     def required(self, name: str) -> Any:
         """The value of a word; ValueError if it is not said."""
-        value = getattr(self, name)
-        if value is None:
+        if name not in self.given:
             raise ValueError(f"{name} must be given in the text of a call, got {str(self)!r}")
-        return value
+        return self.given[name]
 
 
 def words_of_layer(spec: AttnSpec | MlaSpec) -> dict[str, Any]:
@@ -358,6 +357,10 @@ def _integer(name: str, text: str) -> int:
     return int(text)
 
 
+def _integer_or_text(name: str, text: str) -> int | str:
+    return int(text) if text.isdecimal() and len(text) < 19 else text
+
+
 def _text(name: str, text: str) -> str:
     return text
 
@@ -373,5 +376,6 @@ def _lens(name: str, text: str) -> Lens:
 WORDS: dict[str, Callable[[str, str], Any]] = {}
 """Word of a call -> what reads its value."""
 for _field in fields(CallText):
-    WORDS[_field.name] = _integer if _field.type == int | None else _text
+    if _field.name != "own":
+        WORDS[_field.name] = _integer if _field.type == int | None else _text
 WORDS |= {"dtype": _dtype, "kv_dtype": _dtype, "lens": _lens, "q_lens": _lens}

@@ -21,9 +21,8 @@ from ..core.backends.table import BACKENDS, compared_package
 from ..core.layer import lengths_of_case, words_of_lengths
 from ..core.schedule.caps import BOUNDED, DEFAULT, UPSTREAM
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_int, require_word
-from ..draw.cards import Card, Shown, in_words
-from ..kinds.decode.case import DecodeCase
-from ..kinds.lengths import sample_seq_lens
+from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.lengths import sample_seq_lens
 from ..run import store
 from ..run.look_up import OTHER_KERNEL, distances, kernel_of, nearest_calls, recorded_as, sizes_of
 from ..run.releases import Version
@@ -31,7 +30,9 @@ from ..run.study import in_about
 from ..select import Call, Choice, explain
 from ..select.facts import gpu_named
 from ..select.libraries import AUTO, find
-from ..studies import PACE, STUDIES, plan_rivals, random_batches, split_cap
+from ..studies import PACE, STUDIES, plan_rivals, random_batches
+from ..studies.splits import split_cap
+from .cards import Card, Shown, in_words
 from .source import FLASHINFER, ROUNDS, width_of
 
 NEAREST = 16
@@ -59,7 +60,7 @@ PRECOMPUTED = "flash-attn-3-precomputed"
 SGLANG_FA3 = "sglang-flash-attn-3"
 CAPS_SINCE = Version("0.5.16")
 """The first SGLang whose FlashAttention-3 caps splits by the rows of all requests
-(`studies.split_cap`), and in which our plugin may choose the cap (`engines.sglang`)."""
+(`studies.splits.split_cap`), and in which our plugin may choose the cap (`engines.sglang`)."""
 SERVED_CONTEXT = 131_072
 """Tokens of the page table's width that SGLang's cap is computed for, or the longest request."""
 ANOTHER_BUILD = "of another build"

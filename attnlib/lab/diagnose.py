@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ..core.backends.table import family_of, role_of
-from ..draw import charts, style
-from ..draw.cards import NOTHING, Card, Shown, in_words
 from ..measure.steps import EITHER, Step
+from ..run.figures import charts, style
+from .cards import NOTHING, Card, Shown, in_words
 from .diagnosis import DECODES, TIMES, Diagnosis, calls_in, json_rows, read_diagnosis
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ import pandas as pd
 from ..core.backends.table import FAMILIES, family_of, role_of
 from ..core.layer import parse_layer
 from ..core.spec import ELEMENT_BYTES, require_int, require_word
-from ..draw.cards import Card, Shown
 from ..measure.spans import busy_us
 from ..measure.steps import DECODE, EITHER, UNKNOWN, VERIFY, Step, find_steps
 from ..measure.trace_file import Trace, read_trace
+from .cards import Card, Shown
 from .patterns import PATTERNS, SIZES, STATED, WAITING, Pattern, gained, kind_of, ran, tile_rows
 
 Row = dict[str, Any]

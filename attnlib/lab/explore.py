@@ -14,12 +14,12 @@ from typing import Any
 import ipywidgets as w
 
 from ..core.spec import require_int
-from ..draw.cards import STYLE, as_html, as_text
-from ..kinds.decode.case import DecodeCase
+from ..measure.calls.decode.case import DecodeCase
 from ..run.jobs import StoppedError
 from ..run.rows import strip_folders
 from ..studies import STUDIES
 from .advise import advise
+from .cards import STYLE, as_html, as_text
 from .source import (
     LIVE,
     NAMES,

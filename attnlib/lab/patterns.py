@@ -2,7 +2,7 @@
 
 A pattern is a function from a trace and a step to the evidence, or None; what is said of it is in
 data/patterns.yaml, under the name of the function. Gains are ratios of times without and with the
-fix, recorded by the studies and kept in data/gains.json (`studies.gains`).
+fix, recorded by the studies and kept in data/gains.json (`lab.gains`).
 Times are microseconds per step.
 """
 

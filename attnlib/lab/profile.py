@@ -24,11 +24,11 @@ from typing import Any
 import pandas as pd
 
 from ..core.spec import require_int, require_word
-from ..draw.cards import Card, Shown, in_words
 from ..measure.files import write_whole
 from ..measure.progress import progress_bar
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
 from ..run.store import data_root
+from .cards import Card, Shown, in_words
 
 DEVICES = ("auto", "cuda", "cpu")
 CALLS = 10

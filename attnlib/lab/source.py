@@ -20,10 +20,10 @@ from packaging.version import Version
 from ..core.backends.table import BACKENDS, COMPARED, compared_package
 from ..core.layer import MODELS, name_of, parse_layer, words_of_lengths
 from ..core.spec import LENGTHS, MLA, AttnSpec, MlaSpec, require_int, require_word
-from ..kinds.decode.case import DecodeCase
-from ..kinds.item import Item
-from ..kinds.lengths import explicit_lengths
-from ..kinds.mla.case import MlaCase
+from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.item import Item
+from ..measure.calls.lengths import explicit_lengths
+from ..measure.calls.mla.case import MlaCase
 from ..run import store
 from ..run.frame import item_of
 from ..run.jobs import Job

@@ -22,10 +22,10 @@ from ..core.backends import unavailable, unsupported
 from ..core.backends.table import BACKENDS, FAMILIES, installed_version
 from ..core.layer import lengths_of_case, name_of
 from ..core.spec import AttnSpec
-from ..draw.cards import NOTHING, Card, Shown, in_words
-from ..kinds.cost import Ceilings
+from ..measure.calls.cost import Ceilings
 from ..run import store
 from ..run.frame import ceilings, intervals, over
+from .cards import NOTHING, Card, Shown, in_words
 from .source import (
     FLASHINFER,
     LIVE,
@@ -263,7 +263,7 @@ class View(Shown):
 
     def figure(self) -> Figure:
         """Time of each backend, a dot per round, and the ceiling; ValueError without a time."""
-        from ..draw import charts, style
+        from ..run.figures import charts, style
 
         table = self.times.dropna(subset="us").reset_index(drop=True)
         if table.empty:

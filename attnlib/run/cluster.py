@@ -24,7 +24,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..kinds.cases import Case
+from ..measure.calls.cases import Case
 from ..measure.machine import has_driver
 from . import store
 from .jobs import Job, StoppedError

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from ..core.layer import lengths_of_case
 from ..core.spec import ELEMENT_BYTES, LENGTHS, AttnSpec, MlaSpec
-from ..kinds.decode.case import DecodeCase
-from ..kinds.extend.case import ExtendCase
-from ..kinds.lengths import explicit_lengths, sample_seq_lens
-from ..kinds.mla.case import MlaCase
+from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.extend.case import ExtendCase
+from ..measure.calls.lengths import explicit_lengths, sample_seq_lens
+from ..measure.calls.mla.case import MlaCase
 from . import store
 
 Call = DecodeCase | MlaCase | ExtendCase

@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from ..kinds.cases import item_from_dict
-from ..kinds.item import Item
+from ..measure.calls.cases import item_from_dict
+from ..measure.calls.item import Item
 from . import schema
 from .schema import BY_NAME, COLUMNS, REQUIRED, STATUSES
 

@@ -132,7 +132,7 @@ COLUMNS = (
         TEXT,
         "`graph`, `graph-cold`, `graph-behind`, `eager`, `profiler`, `host` or `ahead`; "
         "`attnlib/measure/timer.py` says what each of them times, "
-        "`attnlib/kinds/engine/case.py` what of an engine",
+        "`attnlib/studies/engine/case.py` what of an engine",
     ),
     Column("release", TEXT, "release of the backend's distribution; empty where none is compared"),
     Column(
@@ -179,7 +179,7 @@ COLUMNS = (
     Column(
         "case.lengths",
         TEXT,
-        "how lengths are drawn (`attnlib/kinds/lengths.py`), or all of them: `33+1+60`",
+        "how lengths are drawn (`attnlib/measure/calls/lengths.py`), or all of them: `33+1+60`",
     ),
     Column("case.mask", TEXT, "`causal`, `full`, or drafts as a custom one, `chain` or `tree`"),
     Column("case.max_ctx", COUNT, "of metadata: tokens of the longest request"),

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from ..kinds.cases import Case
-from ..kinds.item import Item
+from ..measure.calls.cases import Case
+from ..measure.calls.item import Item
 from ..measure.files import remove_unfinished, write_whole
 from .rows import (
     Row,

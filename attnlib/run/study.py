@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.backends.table import COMPARED, compared_package
-from ..kinds.cases import Case
-from ..kinds.item import Item
+from ..measure.calls.cases import Case
+from ..measure.calls.item import Item
 from ..measure.machine import has_driver
 from ..measure.progress import progress_bar
 from . import store

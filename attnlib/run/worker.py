@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.backends.table import RECORDED
-from ..kinds.base import Bench, Subject
-from ..kinds.cases import item_from_dict, subject_class
-from ..kinds.item import Item
+from ..measure.calls.base import Bench, Subject
+from ..measure.calls.cases import item_from_dict, subject_class
+from ..measure.calls.item import Item
 from ..measure.machine import describe_machine, describe_state, describe_versions
 from . import store
 from .rows import Row, row_of, strip_folders

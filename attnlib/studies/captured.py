@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ..core.spec import require_word
 from ..engines import capture
-from ..kinds.decode.case import DecodeCase
-from ..kinds.extend.case import ExtendCase
+from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.extend.case import ExtendCase
 from ..run.study import Grid, Study
 
 Case = DecodeCase | ExtendCase

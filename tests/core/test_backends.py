@@ -30,8 +30,8 @@ from attnlib.core.backends.table import FAMILIES, entry_of, family_of
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.schedule import library
 from attnlib.core.spec import CUSTOM_MASKS, AttnSpec, MlaSpec
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.extend.case import ExtendCase
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.extend.case import ExtendCase
 from attnlib.measure.trace import kernel_family, trace_kernels
 
 FLASHINFER = tuple(name for name in backends.BACKENDS if name.startswith("flashinfer"))

@@ -59,7 +59,10 @@ def test_a_record_that_lists_equal_lengths_is_another_than_one_of_fixed_lengths(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("8192*16", "be TOKENS or TOKENSxCOUNT joined by +, such as 8192x15+300, .*, got '8192.16'"),
+        (
+            "8192*16",
+            "be TOKENS or TOKENSxCOUNT joined by +, such as .*, got '8192.16'",
+        ),
         ("33++60", "be TOKENS or TOKENSxCOUNT joined by +"),
         ("0x4", "be >= 1, got '0x4'"),
         ("5x0", "be TOKENS or TOKENSxCOUNT joined by +"),

@@ -24,8 +24,8 @@ from attnlib.core.fa2.words import (
     plan_words,
 )
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.lengths import shuffled_pages
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.lengths import shuffled_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYER = {"head_dim": 128, "max_seq_len": 4096}

@@ -12,7 +12,7 @@ from support.metadata_cases import BUILDERS, DECODE, KV_INDICES, OTHER_NUMBERS, 
 from attnlib.core.metadata import launch
 from attnlib.core.metadata.require import EITHER_WIDTH, IN_ROWS
 from attnlib.core.schedule.flash_attn3 import SchedulerMetadata
-from attnlib.kinds.metadata import eager
+from attnlib.studies.metadata import eager
 
 OURS = [pytest.param(b, b.ours, id=name) for name, b in BUILDERS.items()]
 ALL = OURS + [

@@ -17,9 +17,9 @@ from support.records import measure
 
 from attnlib.engines import arms, sglang, sglang_hooks
 from attnlib.engines.points import known_in, unfit
-from attnlib.kinds.item import Item
-from attnlib.kinds.metadata import sglang as rival
-from attnlib.kinds.metadata.case import MetadataCase
+from attnlib.measure.calls.item import Item
+from attnlib.studies.metadata import sglang as rival
+from attnlib.studies.metadata.case import MetadataCase
 
 FLASH = "sglang/srt/layers/attention/flashattention_backend.py"
 INFER = "sglang/srt/layers/attention/flashinfer_backend.py"

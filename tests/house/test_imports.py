@@ -17,16 +17,13 @@ PACKAGE = "attnlib"
 # room -> the rooms below it that it may import
 ROOMS = {
     "core": (),
-    "measure": (),
+    "measure": ("core",),
     "select": ("core",),
-    "draw": ("core", "measure"),
     "engines": ("core",),
-    "kinds": ("core", "measure"),
-    "run": ("kinds", "core", "measure"),
-    "studies": ("run", "kinds", "engines", "core", "select", "draw", "measure"),
-    "lab": ("studies", "run", "kinds", "core", "select", "draw", "measure"),
-    "report": ("studies", "run", "kinds", "core", "draw", "measure"),
-    "doctor": ("studies", "run", "kinds", "core", "select", "measure"),
+    "run": ("measure", "core"),
+    "studies": ("run", "measure", "engines", "select", "core"),
+    "lab": ("studies", "run", "measure", "select", "core"),
+    "doctor": ("studies", "run", "measure", "core"),
 }
 FRONT_DOORS = ("", "__main__", "cli")  # may import any room, late
 PATHS = {path: path.relative_to(ROOT / PACKAGE) for path in (ROOT / PACKAGE).rglob("*.py")}

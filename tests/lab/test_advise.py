@@ -11,8 +11,8 @@ import attnlib
 from attnlib import AttnSpec, cli
 from attnlib.core.layer import MODELS, WHOLE_MODELS, parse_layer, parse_lengths, words_of_lengths
 from attnlib.core.spec import ELEMENT_BYTES, MlaSpec
-from attnlib.kinds.decode.case import DecodeCase
 from attnlib.lab.advise import neighbour_loss, recorded_calls
+from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.select.facts import GPUS, Call
 from attnlib.select.libraries import LIBRARIES
 from attnlib.studies.plan_rivals import BACKENDS, FLASH_ATTENTION, PAGES_OF_16

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.studies import SPEC, grid_of, study_of
 
-from attnlib.kinds.decode.case import DecodeCase
+from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.run import lock
 from attnlib.run.lock import hold_gpu, lock_path
 from attnlib.run.study import Sweep

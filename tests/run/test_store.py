@@ -29,9 +29,9 @@ from support.records import (
 from test_rows import INVALID, UNTYPED, some_rows
 
 from attnlib import cli
-from attnlib.kinds.extend.case import ExtendCase
-from attnlib.kinds.item import Item
 from attnlib.measure import files
+from attnlib.measure.calls.extend.case import ExtendCase
+from attnlib.measure.calls.item import Item
 from attnlib.run import rows, store
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.extend import case as extend_case
+from attnlib.measure.calls.extend import case as extend_case
 from attnlib.run import store
 from attnlib.run.rows import items_of, rows_of
 from attnlib.select import Call, explain

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.decode.case import DecodeCase
+from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.run.frame import COLUMNS
-from attnlib.studies import STUDIES, fa2_plan, plan_rivals, random_batches
+from attnlib.studies import STUDIES, plan_rivals, random_batches
+from attnlib.studies.plan import fa2_plan
 
 pytestmark = pytest.mark.usefixtures("published_records")
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)

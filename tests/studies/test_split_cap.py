@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from attnlib.lab import repro
-from attnlib.run.bisect import bisect
+from attnlib.lab.bisect import bisect
 from attnlib.run.store import PUBLISHED, load, machines
-from attnlib.studies import split_cap, split_cap_torch
-from attnlib.studies.split_cap import MLA, MLA_VERIFY, STUDY
+from attnlib.studies.splits import split_cap, split_cap_torch
+from attnlib.studies.splits.split_cap import MLA, MLA_VERIFY, STUDY
 
 pytestmark = pytest.mark.usefixtures("published_records")
 MLA_CASE = split_cap.NAMED_CASES[MLA][0]

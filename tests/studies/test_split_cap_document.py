@@ -20,12 +20,11 @@ from attnlib.core.schedule.caps import (
 )
 from attnlib.core.schedule.facts import MAX_SPLITS, SchedulerFacts
 from attnlib.core.spec import LATENT_DIM
-from attnlib.kinds.traffic import IN_FLIGHT, TRACES
 from attnlib.lab import repro
 from attnlib.measure.stats import FASTER, SLOWER
 from attnlib.run.store import PUBLISHED
-from attnlib.studies import split_cap
-from attnlib.studies.split_cap import (
+from attnlib.studies.splits import split_cap
+from attnlib.studies.splits.split_cap import (
     BEFORE,
     CHANGED,
     CONTEXT,
@@ -42,6 +41,7 @@ from attnlib.studies.split_cap import (
     SMS,
     TRAFFIC_STEPS,
 )
+from attnlib.studies.splits.traffic import IN_FLIGHT, TRACES
 
 DOCUMENT = PUBLISHED / "upstream" / "split_cap.md"
 MOST_WORDS = 1_150

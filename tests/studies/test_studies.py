@@ -7,8 +7,10 @@ import pytest
 from attnlib.run import store
 from attnlib.run.frame import item_of
 from attnlib.run.rows import rows_of
-from attnlib.studies import STUDIES, decode_metadata, fa2_plan
+from attnlib.studies import STUDIES
 from attnlib.studies.fa3_decode_regression import STUDY as REGRESSION
+from attnlib.studies.metadata import decode_metadata
+from attnlib.studies.plan import fa2_plan
 
 LAST_ROUND = 3
 """Of `fa2_plan`, whose ceilings come last in it: they are lost."""

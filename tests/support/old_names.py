@@ -2,9 +2,9 @@
 
 from functools import singledispatch
 
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.extend.case import MODES, ExtendCase
-from attnlib.kinds.mla.case import MlaCase
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.extend.case import MODES, ExtendCase
+from attnlib.measure.calls.mla.case import MlaCase
 
 
 @singledispatch

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 
 from attnlib.core.batch import DecodeBatch
-from attnlib.kinds.cases import subject_class
-from attnlib.kinds.check import Judge
-from attnlib.kinds.extend.case import MODES, ExtendCase
+from attnlib.measure.calls.cases import subject_class
+from attnlib.measure.calls.check import Judge
+from attnlib.measure.calls.extend.case import MODES, ExtendCase
 
 MASKS = [(mode, mask) for mode in MODES for mask in MODES[mode]]
 """Every mode of several queries per request, with each of its masks."""
