@@ -30,6 +30,7 @@ from typing import Any, Self
 import numpy as np
 
 from .layer import parse_layer
+from .old_names import in_words
 from .spec import INT32_MAX, LENGTHS, AttnSpec, MlaSpec, require_int
 
 EXAMPLE = "heads=32/8 head_dim=128 page=16 lens=8192x16"
@@ -45,6 +46,8 @@ LISTED = "listed"
 DRAWN = (*LENGTHS[1:], LISTED)
 """What may stand before `:` in `lens`."""
 ITEM = re.compile(r"(\d+)(?:\.\.(\d+))?(?:x([1-9]\d*))?", re.ASCII)
+LONGEST = 32
+"""Characters of lengths in titles."""
 MAX_REQUESTS = 65_536
 """Of one call; more than engines run concurrently."""
 OTHER_NAMES = {
@@ -99,17 +102,22 @@ class Lens:
         return cls(len(tokens), max(tokens), "+".join(map(str, tokens)))
 
     @classmethod
-    def read(cls, text: str, name: str = "lens") -> Self:
-        """Inverse of `str`; ValueError calls the lengths `name`."""
+    def read(
+        cls,
+        text: str,
+        name: str = "lens",
+        batch: int | None = None,
+    ) -> Self:
+        """Inverse of `str`; `name` and `batch` are those of `parse_lengths`."""
         drawn, colon, items = text.rpartition(":")
         if not colon:
-            return cls.of(parse_lengths(name, items))
+            return cls.of(parse_lengths(name, items, batch))
         if drawn not in DRAWN:
             near = nearest(drawn, DRAWN)
             raise ValueError(
                 f"{name} must be drawn as one of {', '.join(DRAWN)}, got {drawn!r}{near}"
             )
-        tokens = parse_lengths(name, items)
+        tokens = parse_lengths(name, items, batch)
         if drawn == LISTED:
             return cls.listed(tokens)
         if not re.fullmatch(r"\d+(x\d+)?", items):
@@ -237,13 +245,14 @@ class CallText:
 
     @classmethod
     def read(cls, text: str, own: Collection[str] = ()) -> Self:
-        """Inverse of `str`; ValueError names the word, what it must be and what it was.
+        """Inverse of `str`, which also reads `core.old_names`.
 
-        `own` are the names of words that only its mode has.
+        ValueError names the word, what it must be and what it was. `own` are the names of words
+        that only its mode has.
         """
         said: dict[str, Any] = {}
         read = WORDS | dict.fromkeys(own, _integer_or_text)
-        for word in text.split():
+        for word in in_words(text).split():
             name, given, value = word.partition("=")
             if not given or not value:
                 raise ValueError(f"a call must be words such as {EXAMPLE}, got {word!r}")
@@ -330,17 +339,23 @@ def words_of_layer(spec: AttnSpec | MlaSpec) -> dict[str, Any]:
     }
 
 
-def shortened(text: str, most: int = 32) -> str:
-    """The text of a call for a title: of lengths one by one, longer than `most`, the first ones and
-    how many requests they are."""
+def shortened(text: str) -> str:
+    """The text of a call for a title: many lengths, one by one, are cut (`shortened_lens`)."""
     words = []
     for word in text.split():
         name, _, value = word.partition("=")
-        if name in ("lens", "q_lens") and len(value) > most:
-            first = value[:most].rpartition("+")[0]
-            word = f"{name}={first}+...({Lens.read(value).batch_size} requests)"
+        if name in ("lens", "q_lens"):
+            word = f"{name}={shortened_lens(value)}"
         words.append(word)
     return " ".join(words)
+
+
+def shortened_lens(text: str) -> str:
+    """The first of many lengths, and how many requests they are."""
+    if len(text) <= LONGEST:
+        return text
+    first, _, _ = text[:LONGEST].rpartition("+")
+    return f"{first}+...({Lens.read(text).batch_size} requests)"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

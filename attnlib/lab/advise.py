@@ -18,9 +18,10 @@ import numpy as np
 import pandas as pd
 
 from ..core.backends.table import BACKENDS, compared_package
-from ..core.layer import lengths_of_case, words_of_lengths
+from ..core.call_text import CallText, Lens, shortened
 from ..core.schedule.caps import BOUNDED, DEFAULT, UPSTREAM
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_int, require_word
+from ..measure.calls.cases import read_case
 from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.lengths import sample_seq_lens
 from ..run import store
@@ -28,7 +29,7 @@ from ..run.look_up import OTHER_KERNEL, distances, kernel_of, nearest_calls, rec
 from ..run.releases import Version
 from ..run.study import in_about
 from ..select import Call, Choice, explain
-from ..select.facts import gpu_named
+from ..select.facts import facts_of_model, gpu_named
 from ..select.libraries import AUTO, find
 from ..studies import PACE, STUDIES, plan_rivals, random_batches
 from ..studies.splits import split_cap
@@ -100,17 +101,9 @@ class Advice(Shown):
     @property
     def command(self) -> str:
         """The line that measures this call on a GPU: all backends, round by round."""
-        layer = self.layer
-        options = {
-            "heads": layer.heads,
-            "head-dim": layer.head_dim,
-            "page-size": layer.page_size,
-            "dtype": layer.dtype,
-            "kv-dtype": layer.kv_dtype,
-            "lens": words_of_lengths(self.lengths),
-        }
-        words = [f"--{name} {value}" for name, value in options.items()]
-        return f"python -m attnlib advise --measure {' '.join(words)}"
+        # What is measured has no window.
+        case = _case_of(replace(self.layer, window=0), self.lengths)
+        return f"python -m attnlib advise --measure {case.label}"
 
     def table(self) -> pd.DataFrame:
         """A row per backend, best first, over the nearest batches: in how many it is the fastest,
@@ -141,7 +134,7 @@ class Advice(Shown):
         spread = batches.spread.map("{:.1%}".format)
         return pd.DataFrame(
             {
-                "batch": [case.key for case in batches.case],
+                "batch": [case.label for case in batches.case],
                 "distance": batches.distance.map("{:.2f}".format),
                 "fastest": times.idxmin(axis=1),
                 "us": times.min(axis=1).map("{:.1f}".format),
@@ -250,7 +243,6 @@ class Advice(Shown):
 
     def card(self) -> Card:
         """The rule, what other backends would change, the nearest batches, how to measure."""
-        layer = self.layer
         table = self.table()
         numbers = table.select_dtypes("float").columns
         count = len(self.lengths)
@@ -258,7 +250,7 @@ class Advice(Shown):
         tokens = f"{sum(self.lengths):,} tokens"
         time = in_about((ROUNDS, ROUNDS * len(BACKENDS)), pace=PACE)
         return Card(
-            title=f"decode, {layer.heads} heads, head_dim {layer.head_dim}, {requests}, {tokens}",
+            title=f"{shortened(_case_of(self.layer, self.lengths).label)}: {requests}, {tokens}",
             notes=self.notes,
             facts=self.facts,
             table=in_words(table, dict.fromkeys(numbers, ".3f")),
@@ -271,7 +263,7 @@ class Advice(Shown):
 
 
 def advise(
-    call: DecodeCase | AttnSpec,
+    call: DecodeCase | AttnSpec | str,
     lengths: Sequence[int] = (),
     *,
     library: str = "flashinfer==0.7.2",
@@ -283,9 +275,10 @@ def advise(
 
     Parameters
     ----------
-    call : DecodeCase or AttnSpec
-        The call, or its layer. An engine takes its own page size for a layer, unless `facts` have
-        `pinned_page`; the page size of a case is pinned.
+    call : DecodeCase, AttnSpec or str
+        The call, its text (`heads=32/8 head_dim=128 page=16 lens=8192x16`), or its layer. An engine
+        takes its own page size for a layer, or a text without `page`, unless `facts` have
+        `pinned_page`; that of a case is pinned.
     lengths : sequence of int
         Tokens of each request, with a layer alone.
     library : str
@@ -310,13 +303,15 @@ def advise(
     Examples
     --------
     >>> import attnlib
-    >>> advice = attnlib.advise(attnlib.AttnSpec(8, 1, 128, 16), [2048, 30720])
+    >>> advice = attnlib.advise("heads=8/1 head_dim=128 page=16 lens=2048+30720")
     >>> advice.choice.picked, len(advice.nearest)
     ('fa2', 16)
     """
+    stated = facts or Call()
+    if isinstance(call, str):
+        call, lengths, stated = _read(call, lengths, stated)
     kv_lens = _lengths_of(call, lengths)
     layer = call.spec if isinstance(call, DecodeCase) else call
-    stated = facts or Call()
     is_pinned = stated.pinned_page or isinstance(call, DecodeCase)
     stated = replace(stated, kv_lens=kv_lens, graph=True, pinned_page=is_pinned)
     find(library)[0].require_policy(backend, ["decode"], "backend")
@@ -329,6 +324,27 @@ def advise(
     runs = _run_by_engine(layer, stated, {*nearest, *same.backend}, **how)
     nearest = nearest.reset_index(drop=True)
     return Advice(layer, kv_lens, choice, nearest, same, stated.sinks, runs)
+
+
+def _read(
+    text: str,
+    lengths: Sequence[int],
+    facts: Call,
+) -> tuple[DecodeCase | AttnSpec, Sequence[int], Call]:
+    """What the text of a call says: a case, or a layer and lengths where it says no page size."""
+    if len(lengths):
+        raise ValueError(f"lengths must be left out with the text of a call, got {len(lengths)}")
+    case = read_case(text)
+    if not isinstance(case, DecodeCase):
+        raise ValueError(f"call must be of mode decode, got {text!r}")
+    said = CallText.read(text)
+    stated = facts_of_model(said.model or "")
+    if said.kv_dtype:
+        stated["pinned_kv_dtype"] = True
+    facts = replace(facts, **stated)
+    if said.page:
+        return case, (), facts
+    return case.spec, sample_seq_lens(case).tolist(), facts
 
 
 def _lengths_of(call: DecodeCase | AttnSpec, lengths: Sequence[int]) -> tuple[int, ...]:
@@ -349,7 +365,7 @@ def _lengths_of(call: DecodeCase | AttnSpec, lengths: Sequence[int]) -> tuple[in
 
 
 def _case_of(layer: AttnSpec, lengths: tuple[int, ...]) -> DecodeCase:
-    return DecodeCase(layer, **lengths_of_case(lengths))
+    return DecodeCase(layer, **Lens.of(lengths).fields)
 
 
 def _batches_for(layer: AttnSpec, gpu: str) -> pd.DataFrame:

@@ -31,7 +31,7 @@ MOST_KERNELS = 12
 DECODES = (DECODE, VERIFY, EITHER)
 TIMES = "means over the middle half of a kind's steps by length, without those at the trace's ends"
 NO_MARKS = "No marks of steps: decode or verification is unknown, copies of lengths are unseen."
-NO_BATCH_SIZE = "No batch size: --shape batch_size=N tells whether fa2 splits requests."
+NO_BATCH_SIZE = "No batch size: --shape lens=8192x16 tells whether fa2 splits requests."
 NO_LAUNCHES = "No calls of the CUDA API: launches, and what was marked, are unseen."
 NO_WAITS = "No waits of the host: copies that it waits for are unseen."
 NO_GRAPHS = "No calls of the CUDA API, or no ids of graphs and launches: graphs are unseen."

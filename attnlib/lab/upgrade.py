@@ -18,7 +18,8 @@ from typing import Any
 import pandas as pd
 
 from ..core.backends.table import COMPARED
-from ..core.layer import MODELS, lengths_of_case, parse_layer, parse_lengths, sizes_given
+from ..core.call_text import Lens
+from ..core.layer import MODELS, parse_layer, sizes_given
 from ..core.spec import MLA, AttnSpec
 from ..measure.calls.cases import Case, parse_cases
 from ..measure.calls.decode.case import DecodeCase
@@ -293,7 +294,7 @@ def _decode_calls(layers: list[Layer], lens: str, batch: int | None) -> Calls:
     if MLA in layers or not layers:
         words = f"lens must go with heads (--heads) or models (--model) other than {MLA}"
         raise ValueError(f"{words}, got {lens!r}")
-    lengths = lengths_of_case(parse_lengths("lens", lens, batch))
+    lengths = Lens.read(lens, batch=batch).fields
     return [DecodeCase(layer, **lengths) for layer in layers if isinstance(layer, AttnSpec)]
 
 

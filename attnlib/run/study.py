@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.backends.table import COMPARED, compared_package
-from ..measure.calls.cases import Case
+from ..core.old_names import in_words
+from ..measure.calls.cases import Case, read_case
 from ..measure.calls.item import Item
 from ..measure.machine import has_driver
 from ..measure.progress import progress_bar
@@ -71,6 +72,10 @@ class Grid:
                 yield Item(backend, timer, case, release, again=1)
 
 
+def _without_seed(case: Case) -> str:
+    return str(replace(case.said, seed=None))
+
+
 @dataclass(frozen=True)
 class Study:
     """A question with the grids that answer it, and the machine its published records are of.
@@ -101,12 +106,22 @@ class Study:
             raise ValueError(f"study {self.name!r} cannot be measured any more: {self.retired}")
 
     def case_named(self, name: str) -> Case:
-        """The case with this key or label; ValueError names the keys that are nearest."""
+        """The case with this text, or key or label of old; ValueError names the nearest ones.
+
+        A label of old has no seed: it names the one case that has its other words.
+        """
         self.require_measurable()
-        matches = [case for case in self.cases if name in (case.key, case.label)]
+        text = in_words(name)
+        try:
+            wanted = read_case(text).label
+        except ValueError as error:
+            raise ValueError(f"case must be one of study {self.name!r}: {error}") from error
+        matches = [case for case in self.cases if case.label == wanted]
+        if text != name and " " in name:
+            matches = [case for case in self.cases if _without_seed(case) == wanted]
         if len(matches) != 1:
-            keys = [case.key for case in self.cases]
-            near = "  ".join(get_close_matches(name, keys, 5, 0) or keys[:5])
+            texts = [case.label for case in self.cases]
+            near = "; ".join(get_close_matches(wanted, texts, 5, 0))
             raise ValueError(f"case must be one of study {self.name!r}, got {name!r}; near: {near}")
         return matches[0]
 

@@ -2,8 +2,9 @@
 
 from functools import singledispatch
 
+from attnlib.core.spec import EXTEND_MODES
 from attnlib.measure.calls.decode.case import DecodeCase
-from attnlib.measure.calls.extend.case import MODES, ExtendCase
+from attnlib.measure.calls.extend.case import ExtendCase
 from attnlib.measure.calls.mla.case import MlaCase
 
 
@@ -41,7 +42,7 @@ def _(case: DecodeCase):
 
 
 def _unusual(case):
-    words = [case.mask] * (case.mask != MODES[case.mode][0])
+    words = [case.mask] * (case.mask != EXTEND_MODES[case.mode][0])
     return words + [case.q_lengths] * (case.q_lengths != "")
 
 

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.call_text import CallText, nearest
-from ...core.spec import require_word
+from ...core.old_names import in_words
+from ...core.spec import EXTEND_MODES, require_word
 from .decode.case import DecodeCase
-from .extend.case import MODES as EXTEND_MODES
 from .extend.case import ExtendCase
 from .form import NamedCase
 from .item import Item
 from .mla.case import DENSE, SPARSE, MlaCase
-from .old_names import read_old_name
 
 if TYPE_CHECKING:
     from .base import Bench, Subject
@@ -129,9 +128,7 @@ def read_case(text: str) -> Case:
 
     Inverse of a case's `label`. ValueError names the word, what it must be and what it was.
     """
-    said = read_old_name(text)
-    if said:
-        return _class_of_mode(said.mode or DECODE).from_said(said)
+    text = in_words(text)
     stated = re.search(r"(?<!\S)mode=(\S+)", text)
     mode = stated[1] if stated else DECODE
     cls = _class_of_mode(mode)

@@ -131,6 +131,8 @@ def test_any_case_is_read_back_from_its_text_and_from_its_key_of_old(case):
         ),
         ("mode=metadata builder=decode page=16 lens=9 swa=no", "swa must be yes or left out, got"),
         ("33/8,d128,p16,b1,k8", "num_qo_heads must be a multiple of num_kv_heads"),
+        ("32/8,d128,p16,b3,k60,41+9", "lengths must be .* 3 like 33.1.60, 60 the largest, got"),
+        ("32/8,d128,p16,b1,k8,sorted", "lens must be drawn as one of .*, got 'sorted'"),
         ("32/8,d128,p16,b1", "a call must be words such as heads=32/8 .*, got '32/8,d128,p16,b1'"),
     ],
 )

@@ -22,6 +22,7 @@ import numpy as np
 from ....core.call_text import CallText, Lens
 from ....core.spec import (
     CUSTOM_MASKS,
+    EXTEND_MODES,
     LENGTHS,
     AttnSpec,
     require_int,
@@ -32,15 +33,6 @@ from ..cost import INT32_BYTES, CallCost, attention_cost
 from ..decode.case import DecodeCase
 from ..form import NamedCase, later
 from ..lengths import explicit_lengths, sample_seq_lens
-
-MODES = {
-    "prefill_paged": ("causal",),
-    "target_verify": ("tree", "chain", "causal"),
-    "draft_extend": ("causal",),
-    "dllm_extend": ("full",),
-    "prefill_ragged": ("causal",),
-}
-"""Mode -> its masks, the usual one first."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +55,8 @@ class ExtendCase(NamedCase):
 
     def __post_init__(self) -> None:
         self.spec.require_no_window("several queries per request")
-        require_word("mode", self.mode, MODES)
-        masks = MODES[self.mode]
+        require_word("mode", self.mode, EXTEND_MODES)
+        masks = EXTEND_MODES[self.mode]
         object.__setattr__(self, "mask", self.mask or masks[0])
         if self.mask not in masks:
             allowed = ", ".join(masks)
@@ -149,7 +141,7 @@ class ExtendCase(NamedCase):
     @property
     def said(self) -> CallText:
         """What its text says: `q_lens` in place of `q_len` where it says all of them."""
-        is_usual = self.mask == MODES[self.mode][0]
+        is_usual = self.mask == EXTEND_MODES[self.mode][0]
         said = replace(
             self.cached.said,
             mode=self.mode,
