@@ -276,7 +276,7 @@ class CallText:
     @property
     def given(self) -> dict[str, Any]:
         """The words that are said, with their values."""
-        values = {"mode": self.mode, **dict(self.own)}
+        values = {"mode": self.mode} | dict(self.own)
         values |= {name: getattr(self, name) for name in WORDS}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -293,7 +293,8 @@ class CallText:
             "window": self.window,
         }
         given = {name: value for name, value in said.items() if value is not None}
-        return parse_layer(**{**defaults, **given})
+        arguments = defaults | given
+        return parse_layer(**arguments)
 
     def latent_layer(self) -> MlaSpec:
         """The layer of MLA."""

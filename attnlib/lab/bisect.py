@@ -95,7 +95,7 @@ class Bisection:
             "good": self.good,
             "bad": self.bad,
             "study": self.study,
-            "case": self.case.key,
+            "case": self.case.label,
             "backend": self.backend,
             "rounds": str(self.rounds),
             "releases": ",".join(self.releases),
@@ -134,7 +134,7 @@ class Bisection:
             "machine": self.machine,
             "command": self.command,
             "word": self.word,
-            "case": self.case.key,
+            "case": self.case.label,
             "releases": list(self.releases),
             "steps": [step.to_dict() for step in self.steps],
             "changed": self.changed,
@@ -205,7 +205,7 @@ def bisect(
     """
     _require_backend(study, backend, package)
     require_int("rounds", rounds)
-    study.case_named(case.key)
+    study.case_named(case.label)
     good_version = parse_release("good", good)
     bad_version = parse_release("bad", bad)
     if good_version == bad_version:

@@ -95,7 +95,7 @@ def explore(model: str = "", **wishes: Any) -> "Explorer":
     --------
     >>> import attnlib
     >>> explorer = attnlib.explore("Llama-3.1-8B", release="0.6.3")
-    >>> explorer.view.choice.case.key
+    >>> explorer.view.choice.case.label
     '32/8,d128,p16,b16,k8192'
     """
     known = [*DESCRIPTIONS, "machine", "rounds", *LAYER]

@@ -62,7 +62,7 @@ def why_not_run(item: Item, both: Releases) -> str:
     for release in both:
         why = why_not(asks, case.spec, mode=mode, release=release)
         if why:
-            return f"{item.backend} of {release} cannot run {case.key}: {why}"
+            return f"{item.backend} of {release} cannot run {case.label}: {why}"
     return ""
 
 
@@ -125,7 +125,7 @@ def _cases_of_pairs(rows: pd.DataFrame) -> dict[Releases, set[Any]]:
 
 def _nearest(case: Any, recorded: set[Any]) -> Any:
     """The recorded case that is nearest to one."""
-    cases = sorted(recorded, key=lambda case: case.key)
+    cases = sorted(recorded, key=lambda case: case.label)
     rows = pd.DataFrame([sizes_of(each) for each in cases]).assign(case=cases)
     return nearest_calls(case, rows).case.iloc[0]
 

@@ -112,17 +112,21 @@ class Study:
         """
         self.require_measurable()
         text = in_words(name)
+        why = ""
         try:
             wanted = read_case(text).label
         except ValueError as error:
-            raise ValueError(f"case must be one of study {self.name!r}: {error}") from error
+            wanted = name
+            why = f" ({error})"
         matches = [case for case in self.cases if case.label == wanted]
         if text != name and " " in name:
             matches = [case for case in self.cases if _without_seed(case) == wanted]
         if len(matches) != 1:
             texts = [case.label for case in self.cases]
             near = "; ".join(get_close_matches(wanted, texts, 5, 0))
-            raise ValueError(f"case must be one of study {self.name!r}, got {name!r}; near: {near}")
+            raise ValueError(
+                f"case must be one of study {self.name!r}, got {name!r}{why}; near: {near}"
+            )
         return matches[0]
 
     def jobs(self, *, headline: bool, rounds: int | None = None) -> list[Job]:

@@ -9,7 +9,7 @@ import pytest
 
 import attnlib
 from attnlib import AttnSpec, cli
-from attnlib.core.layer import MODELS, WHOLE_MODELS, parse_layer, parse_lengths, words_of_lengths
+from attnlib.core.layer import MODELS, WHOLE_MODELS, parse_layer
 from attnlib.core.spec import ELEMENT_BYTES, MlaSpec
 from attnlib.lab.advise import neighbour_loss, recorded_calls
 from attnlib.measure.calls.decode.case import DecodeCase
@@ -264,24 +264,11 @@ def test_wrong_use_is_one_line_that_names_the_argument(fails, arguments, words):
     assert words in fails("advise", *arguments)
 
 
-@pytest.mark.parametrize(
-    ("words", "lengths"),
-    [
-        ("8192x3", (8192,) * 3),
-        ("100,200x2", (100, 200, 200)),
-        ("1..7x4", (1, 3, 5, 7)),
-        ("5", (5,)),
-    ],
-)
-def test_lengths_are_read_and_written_alike(words, lengths):
-    assert parse_lengths("lens", words) == lengths and words_of_lengths(lengths) == words
-    assert parse_lengths("lens", "1..7", 4) == (1, 3, 5, 7)
-
-
 def test_a_model_is_split_over_gpus_as_engines_do():
     assert parse_layer(model="Llama-3.1-70B", tp=8) == AttnSpec(8, 1, 128, 16)
     assert parse_layer(model="Llama-3.1-70B at TP 8") == AttnSpec(8, 1, 128, 16)
     assert parse_layer(model="Qwen3-30B-A3B", tp=8) == AttnSpec(4, 1, 128, 16)
-    assert parse_layer(model="24/8 heads, head_dim 64") == AttnSpec(24, 8, 64, 16)
+    for name in ("heads=24/8 head_dim=64", "24/8 heads, head_dim 64"):  # the second is of old
+        assert parse_layer(model=name) == AttnSpec(24, 8, 64, 16)
     for name, sizes in MODELS.items():
         assert parse_layer(model=name) == AttnSpec(*sizes, 16)

@@ -8,10 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.old_names import old_key, old_label
 
-from attnlib.core.spec import ELEMENT_BYTES, LENGTHS, MLA_TOKEN_BYTES, AttnSpec, MlaSpec
+from attnlib.core.spec import (
+    ELEMENT_BYTES,
+    EXTEND_MODES,
+    LENGTHS,
+    MLA_TOKEN_BYTES,
+    AttnSpec,
+    MlaSpec,
+)
 from attnlib.measure.calls.cases import read_case
 from attnlib.measure.calls.decode.case import DecodeCase
-from attnlib.measure.calls.extend.case import MODES, ExtendCase
+from attnlib.measure.calls.extend.case import ExtendCase
 from attnlib.measure.calls.mla.case import MlaCase
 from attnlib.run import store
 from attnlib.studies import STUDIES
@@ -81,9 +88,9 @@ def decodes(draw):
 @st.composite
 def extends(draw):
     case = draw(decodes())
-    mode = draw(st.sampled_from([*MODES]))
+    mode = draw(st.sampled_from([*EXTEND_MODES]))
     case = replace(case, spec=replace(case.spec, window=0))
-    mask = draw(st.sampled_from(MODES[mode]))
+    mask = draw(st.sampled_from(EXTEND_MODES[mode]))
     if mode == "prefill_ragged":
         return ExtendCase(replace(case, spec=replace(case.spec, page_size=1)), mode, case.kv_len)
     if mode == "prefill_paged" and case.lengths not in LENGTHS and draw(st.booleans()):
