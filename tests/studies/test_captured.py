@@ -151,7 +151,7 @@ def test_a_capture_is_a_study_that_measure_takes(path, capsys):
         f"python -m attnlib measure '{path}'"
     }
     assert capsys.readouterr().err == ""
-    path.write_text(LINES.replace('"extend"', '"idle"'))
+    path.write_text(LINES.replace("mode=extend", "mode=idle"))
     assert cli._study_named(str(path)).cases == (DECODE,)
     assert capsys.readouterr().err.startswith("left out: 1 steps, idle: mode must be one of")
     path.write_text("")
