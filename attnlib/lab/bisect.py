@@ -20,8 +20,7 @@ from packaging.version import Version
 
 from ..core.backends.table import BACKENDS, compared_package
 from ..core.spec import require_int, require_word
-from ..measure.calls.cases import Case
-from ..measure.calls.item import Item
+from ..measure.calls.form import Item, NamedCase
 from ..measure.stats import AMBIGUOUS, Ratio
 from ..run import store
 from ..run.pairs import (
@@ -72,7 +71,7 @@ class Bisection:
 
     package: str
     study: str
-    case: Case
+    case: NamedCase
     backend: str
     good: str
     bad: str
@@ -143,7 +142,7 @@ class Bisection:
 
 def bisect(
     study: Study,
-    case: Case,
+    case: NamedCase,
     *,
     package: str,
     good: str,
@@ -159,7 +158,7 @@ def bisect(
     ----------
     study : Study
         Whose records or grids are asked.
-    case : Case
+    case : NamedCase
         A case of the study.
     package : str
         A distribution: `flashinfer-python`, `sglang` or `sglang-kernel`.

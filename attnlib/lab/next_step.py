@@ -12,7 +12,7 @@ import pandas as pd
 from ..core.backends.limits import why_not
 from ..core.backends.table import entry_of
 from ..core.spec import AttnSpec
-from ..measure.calls.item import Item
+from ..measure.calls.form import Item
 from ..run import store
 from ..run.look_up import nearest_calls, sizes_of
 from ..run.pairs import PREFIX, Comparison

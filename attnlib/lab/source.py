@@ -23,9 +23,9 @@ from ..core.call_text import CallText, Lens, shortened_lens
 from ..core.layer import MODELS, name_of, parse_layer
 from ..core.old_names import in_words
 from ..core.spec import LENGTHS, MLA, require_int, require_word
-from ..measure.calls.cases import Case, read_case
+from ..measure.calls.cases import read_case
 from ..measure.calls.decode.case import DecodeCase
-from ..measure.calls.item import Item
+from ..measure.calls.form import Item, NamedCase
 from ..measure.calls.lengths import explicit_lengths
 from ..measure.calls.mla.case import MlaCase
 from ..run import store
@@ -496,7 +496,7 @@ def wishes_said(call: object) -> dict[str, Any] | None:
     return wishes
 
 
-def _wishes_of_case(case: Case) -> dict[str, Any]:
+def _wishes_of_case(case: NamedCase) -> dict[str, Any]:
     """The arguments of a view of a call; ValueError for one that no view shows."""
     if not isinstance(case, DecodeCase | MlaCase) or case.seed:
         raise ValueError(f"call must be of decode or MLA, and without seed, got {case.label!r}")

@@ -21,9 +21,9 @@ from ..core.backends.table import COMPARED
 from ..core.call_text import Lens, shortened
 from ..core.layer import MODELS, parse_layer, sizes_given
 from ..core.spec import MLA, AttnSpec
-from ..measure.calls.cases import Case, parse_cases
+from ..measure.calls.cases import parse_cases
 from ..measure.calls.decode.case import DecodeCase
-from ..measure.calls.item import Item
+from ..measure.calls.form import Item, NamedCase
 from ..measure.stats import (
     AMBIGUOUS,
     FASTER,
@@ -81,7 +81,7 @@ Releases = tuple[str, str]
 """The base and the new one."""
 Builds = Mapping[str, Path]
 """Release -> the wheel or folder of one's own that is called so."""
-Calls = Sequence[Case]
+Calls = Sequence[NamedCase]
 Row = dict[str, Any]
 COLUMNS = [*SIDES, *CALL, "timer", *TIMES, *KERNELS, *PLANS, "study", "machine"]
 

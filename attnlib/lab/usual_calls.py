@@ -7,10 +7,9 @@ from typing import Any
 from ..core.backends.table import TABLE
 from ..core.layer import parse_layer
 from ..core.spec import MLA, AttnSpec, MlaSpec, require_word
-from ..measure.calls.cases import Case
 from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.extend.case import ExtendCase
-from ..measure.calls.item import Item
+from ..measure.calls.form import Item, NamedCase
 from ..measure.calls.mla.case import MlaCase
 from ..run.pairs import TIMER
 from ..run.releases import Version
@@ -82,7 +81,7 @@ def layers_named(models: Sequence[str], heads: str, sizes: Sizes) -> list[Layer]
     return layers
 
 
-def items_of(cases: Sequence[Case], backends: Backends) -> list[Item]:
+def items_of(cases: Sequence[NamedCase], backends: Backends) -> list[Item]:
     """What is run of each case, as engines call it: prefill eagerly, all else in a CUDA graph."""
     items = []
     for case in cases:
@@ -93,9 +92,9 @@ def items_of(cases: Sequence[Case], backends: Backends) -> list[Item]:
     return items
 
 
-def calls_of(layer: Layer) -> list[Case]:
+def calls_of(layer: Layer) -> list[NamedCase]:
     """The usual calls of a layer in each mode that it has (a ragged prefill has no pages)."""
-    cases: list[Case] = []
+    cases: list[NamedCase] = []
     if not isinstance(layer, AttnSpec):
         for heads in MLA_HEADS:
             cases += [MlaCase(MlaSpec(heads), batch, kv_len) for batch, kv_len in STEPS]

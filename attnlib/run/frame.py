@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from ..core.backends.table import TABLE
 from ..measure.calls.cost import Ceilings
-from ..measure.calls.item import Item
+from ..measure.calls.form import Item
 from ..measure.spans import Kernel
 from ..measure.stats import (
     FASTER,
@@ -123,7 +123,7 @@ LABELS = {entry.name: entry.label for entry in _LABELLED}
 def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     """A row per record, in the table's order; `items` are those of its rows (`rows.validate`).
 
-    `case` holds the `Case` (None of a ceiling) and its fields stand beside it; `repeat` marks A/A
+    `case` holds the case (None of a ceiling) and its fields stand beside it; `repeat` marks A/A
     items, the same item measured again. `kernels` is a tuple of `Kernel`; `steps_us` has the
     samples of cases that keep them (`NamedCase.keeps_samples`). Times are medians in us,
     `plan_samples` has all of them; `drift` is the last third of the samples over the first, less 1.

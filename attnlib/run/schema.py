@@ -292,8 +292,7 @@ REQUIRED = (
 NULLABLE = ("oracle_error", "oracle_budget", "again")
 """Columns that are null where a record says nothing of them; others but members are empty."""
 BY_NAME = {column.name: column for column in COLUMNS}
-
-
-def in_order(names: set[str]) -> list[str]:
-    """Names of columns in the order of the table."""
-    return [name for name in BY_NAME if name in names]
+PLAIN = frozenset(column.name for column in COLUMNS if not column.is_member)
+"""Columns that every table has: they are in no group."""
+EMPTY = {column.name: column.empty for column in COLUMNS}
+"""What stands in a record that says nothing of a column."""

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.backends.table import COMPARED, compared_package
 from ..core.old_names import in_words
-from ..measure.calls.cases import Case, read_case
-from ..measure.calls.item import Item
+from ..measure.calls.cases import read_case
+from ..measure.calls.form import Item, NamedCase
 from ..measure.machine import has_driver
 from ..measure.progress import progress_bar
 from . import store
@@ -54,7 +54,7 @@ class Grid:
     an `isolated` grid have a process each, so that what one does to memory is not the next one's.
     """
 
-    cases: tuple[Case, ...]
+    cases: tuple[NamedCase, ...]
     backends: tuple[str, ...]
     releases: tuple[str, ...] = ("",)
     timers: tuple[str, ...] = ("graph",)
@@ -72,7 +72,7 @@ class Grid:
                 yield Item(backend, timer, case, release, again=1)
 
 
-def _without_seed(case: Case) -> str:
+def _without_seed(case: NamedCase) -> str:
     return str(replace(case.said, seed=None))
 
 
@@ -96,7 +96,7 @@ class Study:
     retired: str = ""
 
     @cached_property
-    def cases(self) -> tuple[Case, ...]:
+    def cases(self) -> tuple[NamedCase, ...]:
         """Every case of the grids, once, in their order."""
         return tuple(dict.fromkeys(case for grid in self.grids for case in grid.cases))
 
@@ -105,7 +105,7 @@ class Study:
         if self.retired:
             raise ValueError(f"study {self.name!r} cannot be measured any more: {self.retired}")
 
-    def case_named(self, name: str) -> Case:
+    def case_named(self, name: str) -> NamedCase:
         """The case with this text, or key or label of old; ValueError names the nearest ones.
 
         A label of old has no seed: it names the one case that has its other words.

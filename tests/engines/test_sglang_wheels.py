@@ -17,7 +17,7 @@ from support.records import measure
 
 from attnlib.engines import arms, sglang, sglang_hooks
 from attnlib.engines.points import known_in, unfit
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import Item
 from attnlib.studies.metadata import sglang as rival
 from attnlib.studies.metadata.case import MetadataCase
 

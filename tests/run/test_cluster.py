@@ -23,7 +23,7 @@ import pytest
 from support.studies import INSTANT, SPEC, grid_of, study_of
 
 from attnlib.measure.calls.decode.case import DecodeCase
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import Item
 from attnlib.run import cluster, rows, store
 from attnlib.run.cluster import asked_gpus, deal, local_cluster, measure_on_gpus, running_cluster
 from attnlib.run.jobs import Job, StoppedError

@@ -12,7 +12,7 @@ from support.records import CASE, CEILING, GPU, ITEM, MACHINE, right_row, whole
 from support.studies import CPU
 
 from attnlib.measure.calls.extend.case import ExtendCase
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import Item
 from attnlib.run import rows
 from attnlib.run.frame import frame_of
 from attnlib.run.schema import STATUSES, VERSION

@@ -11,9 +11,7 @@ from support.records import right_row
 from support.schema import README, TABLE_HEAD, readme_table
 
 from attnlib.core.backends.table import RECORDED, TABLE
-from attnlib.measure.calls.cases import class_of, kinds
-from attnlib.measure.calls.form import flat_fields
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import Item, class_of, flat_fields, kinds
 from attnlib.measure.timer import RUN_TIMERS
 from attnlib.run.schema import BY_NAME, COLUMNS, NULLABLE, REQUIRED, STATUSES
 

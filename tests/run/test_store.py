@@ -31,7 +31,7 @@ from test_rows import INVALID, UNTYPED, some_rows
 from attnlib import cli
 from attnlib.measure import files
 from attnlib.measure.calls.extend.case import ExtendCase
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import Item
 from attnlib.run import rows, store
 
 ROOT = Path(__file__).resolve().parents[2]

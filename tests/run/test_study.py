@@ -13,7 +13,7 @@ from support.records import MACHINE
 from support.studies import SPEC, grid_of, hand_made, study_of
 
 from attnlib.measure.calls.decode.case import DecodeCase
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import Item
 from attnlib.run import store, study
 from attnlib.run.rows import machine_slug
 from attnlib.run.study import Study, Sweep, load_or_measure, mode, record_machine

@@ -18,7 +18,7 @@ from attnlib.core.spec import AttnSpec
 from attnlib.measure import timer
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.decode.measure import DecodeSubject, build_workload
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import Item
 from attnlib.run import worker
 from attnlib.run.worker import Worker
 

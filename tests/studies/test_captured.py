@@ -9,11 +9,11 @@ from support.records import full_disk
 from attnlib import cli
 from attnlib.core.spec import AttnSpec
 from attnlib.engines import capture
-from attnlib.measure.calls.cases import case_from_dict
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.decode.measure import build_workload
 from attnlib.measure.calls.extend.case import ExtendCase
 from attnlib.measure.calls.extend.measure import build_extend_workload
+from attnlib.measure.calls.form import case_from_dict
 from attnlib.measure.calls.lengths import sample_seq_lens
 from attnlib.studies import captured
 from attnlib.studies.captured import case_of, cases

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import Item
 from attnlib.run import store
 from attnlib.studies import STUDIES
 from attnlib.studies.engine import engine_step as engine

@@ -8,7 +8,7 @@ import pytest
 from support.records import measure
 
 from attnlib.measure.calls.base import Bench
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import Item
 from attnlib.studies.metadata import eager, sglang
 from attnlib.studies.metadata.case import MetadataCase
 from attnlib.studies.metadata.measure import BUILDERS, POISON, MetadataSubject

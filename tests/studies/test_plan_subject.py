@@ -10,7 +10,7 @@ from attnlib.core.fa2.choice import PlanShape
 from attnlib.core.spec import AttnSpec
 from attnlib.measure.calls.base import Bench
 from attnlib.measure.calls.decode.case import DecodeCase
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import Item
 from attnlib.studies.plan import measure as module
 from attnlib.studies.plan.case import PlanCase
 from attnlib.studies.plan.measure import ALONE, PlanSubject

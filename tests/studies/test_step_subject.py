@@ -8,7 +8,7 @@ from attnlib.core import backends
 from attnlib.core.spec import AttnSpec
 from attnlib.measure.calls.base import Bench
 from attnlib.measure.calls.decode.case import DecodeCase
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import Item
 from attnlib.studies.step.case import EACH, ONCE, StepCase
 from attnlib.studies.step.measure import StepSubject, run_layers
 

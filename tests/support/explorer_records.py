@@ -3,7 +3,7 @@
 from attnlib.core.spec import AttnSpec, MlaSpec
 from attnlib.lab import source
 from attnlib.measure.calls.decode.case import DecodeCase
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import Item
 from attnlib.measure.calls.mla.case import MlaCase
 from attnlib.run import store, study
 from attnlib.run.study import Grid, Study

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from attnlib.core.spec import AttnSpec
 from attnlib.measure.calls.decode.case import DecodeCase
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import Item
 from attnlib.run import rows, store
 from attnlib.run.worker import Worker
 

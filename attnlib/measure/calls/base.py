@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ..spans import Kernel
     from ..timer import Timing
     from .check import OracleCheck
-    from .item import Item
+    from .form import Item
 
 
 @dataclass(frozen=True)

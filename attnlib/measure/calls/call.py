@@ -17,8 +17,8 @@ from ..timer import ROTATING, Timing, cold_copies, run_timer, time_host
 from ..trace import kernel_family, trace_kernels
 from .base import Subject, oracle_fields, timed_fields
 from .check import Judge, OracleCheck
+from .form import Item
 from .inputs import Workload
-from .item import Item
 
 MEMORY_GIB_UNKNOWN = 4.0
 

@@ -1,9 +1,6 @@
-"""The kinds of cases: the JSON form and the text of a case, and what measures it.
+"""The text of a case, and what measures it.
 
-Attention calls are here. A case that only one question uses is `case.py` in a folder of a room,
-found by the folder's name, which is its kind: it is imported when a record of it is read. `kind` is
-a field of the JSON form of every case but `DecodeCase`, which came first. The text of a case
-(`core.call_text`) is read back by `read_case`. No torch here.
+What a text (`core.call_text`) says is a case of the class that its mode names. No torch here.
 """
 
 from __future__ import annotations
@@ -11,34 +8,20 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterable
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...core.call_text import CallText, nearest
 from ...core.old_names import in_words
-from ...core.spec import EXTEND_MODES, require_word
+from ...core.spec import EXTEND_MODES
 from .decode.case import DecodeCase
 from .extend.case import ExtendCase
-from .form import NamedCase
-from .item import Item
+from .form import DECODE, NamedCase, class_of, kinds
 from .mla.case import DENSE, SPARSE, MlaCase
 
 if TYPE_CHECKING:
     from .base import Bench, Subject
 
-Case = NamedCase
-"""A case of any kind."""
-CALLS: dict[str, type[Case]] = {
-    "": DecodeCase,
-    "extend": ExtendCase,
-    "mla": MlaCase,
-}
-"""Kind of an attention call -> its class."""
-PACKAGE = Path(__file__).resolve().parents[2]
-
-DECODE = "decode"
-MODES: dict[str, type[Case]] = {
+MODES: dict[str, type[NamedCase]] = {
     DECODE: DecodeCase,
     **dict.fromkeys(EXTEND_MODES, ExtendCase),
     **dict.fromkeys((DENSE, SPARSE), MlaCase),
@@ -61,58 +44,12 @@ def subject_class(case: object) -> Callable[[Bench], Subject]:
     return getattr(importlib.import_module(module), name)
 
 
-def case_from_dict(form: dict[str, Any]) -> Case:
-    """The case of a record's JSON; ValueError for an unknown kind or fields that do not fit."""
-    fields = dict(form)
-    kind = fields.pop("kind", "")
-    return class_of(kind).from_dict(fields)
-
-
-def class_of(kind: str) -> type[Case]:
-    """The class of a kind's cases; ValueError for an unknown kind."""
-    if kind == "":
-        return CALLS[kind]
-    require_word("kind of a case", kind, kinds())
-    if kind in CALLS:
-        return CALLS[kind]
-    module = importlib.import_module(case_modules()[kind])
-    for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, NamedCase) and value.kind == kind:
-            return value
-    raise ImportError(f"{module.__name__} must have a case of kind {kind!r}, it has none")
-
-
-def kinds() -> list[str]:
-    """Every kind that has a name, sorted."""
-    return sorted({*CALLS, *case_modules()} - {""})
-
-
-@cache
-def case_modules() -> dict[str, str]:
-    """The kind of cases that are no attention calls -> the module that has it."""
-    root = __package__.partition(".")[0]
-    modules = {}
-    for path in sorted(PACKAGE.glob("*/*/case.py")):
-        room, kind, _ = path.relative_to(PACKAGE).parts
-        modules[kind] = f"{root}.{room}.{kind}.case"
-    return modules
-
-
-def item_from_dict(form: dict[str, Any]) -> Item[Any]:
-    """Inverse of `Item.to_dict`; a form may lack a field that has a default."""
-    fields = dict(form)
-    fields["again"] = form.get("again") or 0
-    case = form.get("case")
-    fields["case"] = case_from_dict(case) if case else None
-    return Item(**fields)
-
-
-def parse_cases(lines: Iterable[str]) -> tuple[Case, ...]:
+def parse_cases(lines: Iterable[str]) -> tuple[NamedCase, ...]:
     """The cases of `lines`, each once; empty lines and those from `#` on are skipped.
 
     ValueError names the line that is no call.
     """
-    cases: list[Case] = []
+    cases: list[NamedCase] = []
     for number, line in enumerate(lines, 1):
         text = line.strip()
         try:
@@ -123,7 +60,7 @@ def parse_cases(lines: Iterable[str]) -> tuple[Case, ...]:
     return tuple(dict.fromkeys(cases))
 
 
-def read_case(text: str) -> Case:
+def read_case(text: str) -> NamedCase:
     """The case of a text (`core.call_text`), or of a key or a label of old.
 
     Inverse of a case's `label`. ValueError names the word, what it must be and what it was.
@@ -137,10 +74,11 @@ def read_case(text: str) -> Case:
     return cls.from_said(said)
 
 
-def _class_of_mode(mode: str) -> type[Case]:
+def _class_of_mode(mode: str) -> type[NamedCase]:
     if mode in MODES:
         return MODES[mode]
-    modes = [*MODES, *case_modules()]
+    calls = {cls.kind for cls in MODES.values()}
+    modes = [*MODES, *sorted({*kinds()} - calls)]
     if mode not in modes:
         near = nearest(mode, modes)
         raise ValueError(f"mode must be one of {', '.join(modes)}, got {mode!r}{near}")

@@ -1,11 +1,24 @@
-"""The base of all cases: the text form of a call, and a flat JSON form."""
+"""Cases and items: the text form of a call, and the JSON form that records have.
 
+A kind of case is a folder with `case.py`, here or in a room; the folder's name is the kind. To read
+a record imports the module of its own case and no other.
+"""
+
+import importlib
+import json
 from collections.abc import Iterator
-from dataclasses import Field, field, fields, is_dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from ...core.call_text import CallText
-from ...core.spec import LATER, require_types
+from ...core.spec import LATER, require_types, require_word
+
+HERE = Path(__file__).resolve().parent
+PACKAGE = HERE.parents[1]
+DECODE = "decode"
+"""The folder of the first kind, whose JSON form names none."""
 
 
 def later(default: Any) -> Any:
@@ -99,3 +112,90 @@ def _build(cls: Any, form: dict[str, Any]) -> Any:
         elif each.name in form:
             values[each.name] = form[each.name]
     return cls(**values)
+
+
+# ---- kinds
+
+
+def class_of(kind: str) -> type[NamedCase]:
+    """The class of a kind's cases; ValueError for an unknown kind."""
+    if kind != "":
+        require_word("kind of a case", kind, kinds())
+    module = importlib.import_module(case_modules()[kind])
+    for value in vars(module).values():
+        is_case = isinstance(value, type) and issubclass(value, NamedCase)
+        if is_case and value.__module__ == module.__name__ and value.kind == kind:
+            return value
+    raise ImportError(f"{module.__name__} must have a case of kind {kind!r}, it has none")
+
+
+def kinds() -> list[str]:
+    """Every kind that has a name, sorted."""
+    return sorted(filter(None, case_modules()))
+
+
+@cache
+def case_modules() -> dict[str, str]:
+    """Kind -> the module of its cases."""
+    modules = {}
+    for path in (*HERE.glob("*/case.py"), *PACKAGE.glob("*/*/case.py")):
+        folder = path.parent.relative_to(PACKAGE.parent)
+        kind = "" if folder.name == DECODE else folder.name
+        modules[kind] = ".".join([*folder.parts, "case"])
+    return modules
+
+
+def case_from_dict(form: dict[str, Any]) -> NamedCase:
+    """The case of a record's JSON; ValueError for an unknown kind or fields that do not fit."""
+    fields = dict(form)
+    kind = fields.pop("kind", "")
+    return class_of(kind).from_dict(fields)
+
+
+# ---- items
+
+
+CaseT = TypeVar("CaseT", bound=NamedCase | None)
+
+
+@dataclass(frozen=True)
+class Item(Generic[CaseT]):
+    """One thing to measure: the identity of a record, without its study, round and machine.
+
+    `case` is None for a ceiling; `release` is that of the backend's distribution, empty where no
+    releases are compared. `again` numbers A/A items: the same item measured once more in the same
+    process. `item_from_dict` is the inverse of `to_dict`.
+    """
+
+    backend: str
+    timer: str
+    case: CaseT = None  # type: ignore[assignment] # of a ceiling
+    release: str = ""
+    again: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        case: NamedCase | None = self.case
+        form: dict[str, Any] = {
+            "backend": self.backend,
+            "timer": self.timer,
+            "case": case.to_dict() if case else None,
+            "release": self.release,
+        }
+        if self.again:
+            form["again"] = self.again
+        return form
+
+    @cached_property
+    def identity(self) -> str:
+        """The JSON form as text, keys sorted: the item's part in the id of its records."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+
+def item_from_dict(form: dict[str, Any]) -> Item[Any]:
+    """Inverse of `Item.to_dict`; a form may lack a field that has a default."""
+    fields = dict(form)
+    fields["again"] = form.get("again") or 0
+    case = form.get("case")
+    fields["case"] = case_from_dict(case) if case else None
+    return Item(**fields)

@@ -16,7 +16,7 @@ from ...core.spec import require_word
 from ...measure.calls.base import Subject
 from ...measure.calls.call import timed_call
 from ...measure.calls.check import OracleCheck
-from ...measure.calls.item import Item
+from ...measure.calls.form import Item
 from ...measure.calls.lengths import sample_seq_lens
 from ...measure.timer import run_timer
 from . import eager, oracle, sglang

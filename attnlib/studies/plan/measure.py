@@ -22,7 +22,7 @@ from ...core.metadata.launch import without_overlap
 from ...core.spec import require_word
 from ...measure.calls.base import Subject
 from ...measure.calls.call import timed_call
-from ...measure.calls.item import Item
+from ...measure.calls.form import Item
 from ...measure.timer import ROTATING, run_timer
 from ..metadata.case import MetadataCase
 from ..metadata.measure import POISON, build_call

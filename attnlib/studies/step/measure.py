@@ -19,8 +19,8 @@ from ...measure.calls.base import Subject
 from ...measure.calls.call import cache_copies, timed_call
 from ...measure.calls.check import Judge
 from ...measure.calls.decode import measure as decode
+from ...measure.calls.form import Item
 from ...measure.calls.inputs import Workload
-from ...measure.calls.item import Item
 from ...measure.timer import cold_copies, run_timer
 from .case import EACH, ONCE, StepCase
 

@@ -12,7 +12,7 @@ from attnlib.core.spec import EXTEND_MODES, AttnSpec, MlaSpec
 from attnlib.measure.calls import call
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import Item
 from attnlib.measure.calls.mla.case import MlaCase
 
 VERIFY = ExtendCase(DecodeCase(AttnSpec(4, 2, 64, 16), 3, 40, "ragged"), "target_verify", 5)

@@ -7,11 +7,16 @@ import pytest
 from support.workloads import MASKS, extend_case
 
 from attnlib.core.spec import AttnSpec, MlaSpec
-from attnlib.measure.calls.cases import case_from_dict, item_from_dict, parse_cases, read_case
+from attnlib.measure.calls.cases import parse_cases, read_case
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase
-from attnlib.measure.calls.form import NamedCase, later
-from attnlib.measure.calls.item import Item
+from attnlib.measure.calls.form import (
+    Item,
+    NamedCase,
+    case_from_dict,
+    item_from_dict,
+    later,
+)
 from attnlib.measure.calls.mla.case import MlaCase
 from attnlib.studies import STUDIES
 from attnlib.studies.engine.case import EngineCase
