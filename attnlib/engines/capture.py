@@ -151,6 +151,6 @@ def read(path: str | Path) -> list[Step]:
                 form |= _fields_said(CallText.read(form.pop("call")))
             steps.append(Step(**form))
             require_types(fields(Step), form)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path}:{number} must be a captured step, got {error!r}") from None
     return steps

@@ -123,7 +123,7 @@ class Bisection:
         return rows[rows.case == self.case]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form; the case by its key."""
+        """JSON form; the case as its text."""
         return {
             "package": self.package,
             "study": self.study,
@@ -194,7 +194,7 @@ def bisect(
     >>> study = attnlib.STUDIES["fa3_decode_regression"]
     >>> found = attnlib.bisect(
     ...     study,
-    ...     study.case_named("32/8,d128,p16,b16,k8192"),
+    ...     study.case_named("heads=32/8 head_dim=128 page=16 lens=8192x16"),
     ...     package="flashinfer-python",
     ...     good="0.5.3",
     ...     bad="0.6.3",
