@@ -124,8 +124,8 @@ def _cases_of_pairs(rows: pd.DataFrame) -> dict[Releases, set[Any]]:
 
 
 def _nearest(case: Any, recorded: set[Any]) -> Any:
-    """The recorded case that is nearest to one."""
-    cases = sorted(recorded, key=lambda case: case.label)
+    """The recorded case that is nearest to one; of several the one with the shortest text."""
+    cases = sorted(recorded, key=lambda case: (len(case.label), case.label))
     rows = pd.DataFrame([sizes_of(each) for each in cases]).assign(case=cases)
     return nearest_calls(case, rows).case.iloc[0]
 

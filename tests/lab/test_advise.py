@@ -12,6 +12,7 @@ from attnlib import AttnSpec, cli
 from attnlib.core.layer import MODELS, WHOLE_MODELS, parse_layer
 from attnlib.core.spec import ELEMENT_BYTES, MlaSpec
 from attnlib.lab.advise import neighbour_loss, recorded_calls
+from attnlib.measure.calls.cases import read_case
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.select.facts import GPUS, Call
 from attnlib.select.libraries import LIBRARIES
@@ -39,9 +40,11 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
 def test_the_line_that_measures_parses_to_the_same_call(monkeypatch, capsys):
     seen = []
     monkeypatch.setattr("attnlib.lab.view.measure_call", lambda *call: seen.append(call))
-    layer, lengths = AttnSpec(24, 8, 64, 1, "bfloat16", "float8_e4m3fn"), (7, 9, 9, 40)
-    line = attnlib.advise(layer, lengths).command
-    assert cli.main(shlex.split(line)[3:]) == 0 and seen == [(layer, lengths)]
+    layer = AttnSpec(24, 8, 64, 1, "bfloat16", "float8_e4m3fn")
+    line = attnlib.advise(layer, (7, 9, 9, 40)).command
+    assert cli.main(shlex.split(line)[3:]) == 0
+    ((text,),) = seen
+    assert read_case(text) == DecodeCase(layer, 4, 40, "7+9+9+40")
     assert not capsys.readouterr().err
     assert cli.main([*shlex.split(line)[3:], "--gpu", "b200"]) == 0
     assert "all backends are measured here; not used: gpu\n" in capsys.readouterr().err
@@ -134,7 +137,7 @@ def test_a_call_is_found_however_its_lengths_are_written_and_wide_its_page_table
     layer = AttnSpec(8, 1, 128, 16)
     advice = attnlib.advise(layer, [1024] * 256, gpu="H100")
     words = dict(advice.facts)["in split_cap"]
-    assert "graph, page table of 131,072 tokens, us: " in words
+    assert "graph, context=131072, us: " in words
     assert "sglang-flash-attn-3@bounded (sglang-kernel 0.4.10) " in words
     wide = DecodeCase(layer, 256, 1024, context=131072)
     assert attnlib.advise(wide, gpu="H100").same.equals(advice.same)
@@ -208,7 +211,7 @@ def test_rules_of_the_model_and_of_what_the_user_fixed_count(capsys):
     call[4:] = ["sglang==0.5.23", "--gpu", "b200"]
     assert cli.main([*call, "--heads", "8/1", "--page-size", "1"]) == 0
     printed = capsys.readouterr().out
-    assert "takes pages of 64, not of 1." in printed and "--page-size 64 " in printed
+    assert "takes pages of 64, not of 1." in printed and " page=64 " in printed
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_the_nearest_batches_choose_well_on_layers_left_out():
             ["--heads", "8/1", "--lens", "9", "--backend", "foo"],
             "backend of flashinfer in mode ",
         ),
-        (["--heads", "8/1", "--lens", "many"], "lens must be such as 8192x16"),
+        (["--heads", "8/1", "--lens", "many"], "lens must be TOKENS or TOKENSxCOUNT"),
         (["--lens", "9"], "pass either heads or model, got neither"),
         (["--heads", "8/1", "--tp", "2", "--lens", "9"], "tp must go with a model"),
         (
