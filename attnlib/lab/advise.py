@@ -245,12 +245,10 @@ class Advice(Shown):
         """The rule, what other backends would change, the nearest batches, how to measure."""
         table = self.table()
         numbers = table.select_dtypes("float").columns
-        count = len(self.lengths)
-        requests = "1 request" if count == 1 else f"{count} requests"
         tokens = f"{sum(self.lengths):,} tokens"
         time = in_about((ROUNDS, ROUNDS * len(BACKENDS)), pace=PACE)
         return Card(
-            title=f"{shortened(_case_of(self.layer, self.lengths).label)}: {requests}, {tokens}",
+            title=f"{shortened(_case_of(self.layer, self.lengths).label)}: {tokens}",
             notes=self.notes,
             facts=self.facts,
             table=in_words(table, dict.fromkeys(numbers, ".3f")),
