@@ -56,7 +56,6 @@ LAB = {
     "nbclient",
     "nbconvert",
     "nbformat",
-    "packaging",
     "pandas",
     "pyarrow",
     "pynvml",
@@ -66,6 +65,8 @@ LAB = {
     "yaml",
 }
 """Modules of the extra `lab`."""
+CRASHED = 5
+"""Exit status of a command of ours that crashed, which says nothing about any call."""
 Find = Callable[[str], Any]
 Names = Callable[[], list[str]]
 
@@ -97,7 +98,12 @@ def late(
 def install_advice(error: ModuleNotFoundError) -> str:
     """What to install for a module that the workbench needs, `core` not; "" for any other."""
     module = (error.name or "").partition(".")[0]
-    return f'needs {module}: pip install "attnlib[lab]"' if module in LAB else ""
+    return f"needs {module}: {install_with('lab')}" if module in LAB else ""
+
+
+def install_with(extra: str) -> str:
+    """How to install an extra: attnlib is on no index, so a copy of its repository is needed."""
+    return f'pip install -e ".[{extra}]", in a copy of attnlib\'s repository'
 
 
 __getattr__, __dir__ = late(__name__, HOME, "__version__")

@@ -11,14 +11,17 @@ import re
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
-from . import doctor
+from . import CRASHED, doctor, install_advice
 from .core.call_text import DTYPE_WORDS, EXAMPLE, LENS_HELP, CallText, Lens
 from .core.layer import WHOLE_MODELS, parse_layer, sizes_given
 from .core.spec import MLA
+from .measure.files import read_limited
+from .measure.printable import printable
 
 if TYPE_CHECKING:
     from .run.study import Study, Sweep
@@ -27,7 +30,13 @@ if TYPE_CHECKING:
 FAILED = 1
 USAGE = 2
 OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
-"""Outcome of `compare` -> its exit status."""
+"""Outcome of `compare`, and of `diagnose` with two traces -> exit status."""
+MOST_OF_ERROR = 2000
+"""Characters of an error that are printed."""
+STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed;
+{USAGE} for wrong use; {OUTCOMES["not decided"]} if compare or diagnose --fail-on decides nothing;
+{CRASHED} if attnlib itself crashed, which says nothing about any call;
+{128 + signal.SIGINT} after Ctrl-C."""
 DEFAULT_REPORT = Path("build/report/index.html")
 SIZES = ("tp", "head_dim", "page_size")
 Options = dict[str, dict[str, Any]]
@@ -58,6 +67,7 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m attnlib",
         description="Reproduce, explain and prove fixes of attention-backend regressions.",
+        epilog=STATUSES,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, command in COMMANDS.items():
@@ -76,7 +86,11 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; an expected failure is one line on stderr and a non-zero status."""
+    """Run one command; an expected failure is one line on stderr and a non-zero status.
+
+    Any other exception is printed with its traceback and has status `CRASHED`, so that a crash is
+    never taken for a verdict. Raises ModuleNotFoundError where the workbench is not installed.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     first = words[0] if words else ""
     name = first if first in COMMANDS else ""
@@ -93,10 +107,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
-        program = f"attnlib {name}".rstrip()
-        print(f"{program}:", *str(error).splitlines(), file=sys.stderr)
+        told = " ".join(str(error).splitlines())
+        _say(f"{_program(name)}:", _cut(told), file=sys.stderr)
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and install_advice(error):
+            raise
+        _say(traceback.format_exc(), file=sys.stderr)
+        told = "crashed, which is a fault of attnlib and no result: please report the lines above"
+        _say(_program(name), told, file=sys.stderr)
+        return CRASHED
+
+
+def _program(name: str) -> str:
+    """How a line on stderr begins."""
+    return f"attnlib {name}".rstrip()
+
+
+def _cut(text: str) -> str:
+    """Both ends of an error that quotes a value without end."""
+    if len(text) <= MOST_OF_ERROR:
+        return text
+    half = MOST_OF_ERROR // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
+def _say(*words: object, file: TextIO | None = None) -> None:
+    """Print what a terminal may show: names in files can hold what steers one."""
+    text = " ".join(map(str, words))
+    print(printable(text), file=file)
 
 
 def _check(given: dict[str, Any]) -> None:
@@ -120,20 +160,31 @@ def _in_json(data: Any) -> str:
 def _doctor(as_json: bool = False) -> None:
     """Show the machine, library versions, and which backends can run here, or why not."""
     facts = doctor.examine()
-    print(_in_json(facts) if as_json else doctor.render(facts))
+    _say(_in_json(facts) if as_json else doctor.render(facts))
 
 
 def _diagnose(
     trace: str,
     after: str = "",
     shape: str = "",
+    fail_on: str = "",
     as_json: bool = False,
-) -> None:
-    """Find attention kernels and known problems in a server's trace, or compare two traces."""
-    from .lab.diagnose import diagnose
+) -> int:
+    """Find attention kernels and known problems in a server's trace, or compare two traces.
 
+    With --fail-on slower the exit status is 1 where steps of some kind are slower: over 5 % longer
+    in the mean, and each usual step of AFTER longer than each before. It is 3 where that is not
+    decided: ranges overlap, under three steps count, or layers, GPUs, batches or lengths differ.
+    """
+    from .lab.diagnose import TraceChange, diagnose
+
+    if fail_on and not after:
+        raise ValueError("--fail-on slower must have two traces, TRACE and AFTER, got one")
     answer = diagnose(trace, after, **_facts_of_shape(shape))
-    print(_in_json(answer.to_dict()) if as_json else answer)
+    _say(_in_json(answer.to_dict()) if as_json else answer)
+    if fail_on and isinstance(answer, TraceChange):
+        return OUTCOMES[answer.outcome]
+    return 0
 
 
 def _facts_of_shape(shape: str) -> dict[str, int | str]:
@@ -169,7 +220,7 @@ def _study_named(name: str) -> "Study":
     if name.endswith(".jsonl"):
         chosen, left_out = captured.study_of(Path(name))
         if left_out:
-            print(f"left out: {left_out}", file=sys.stderr)
+            _say(f"left out: {left_out}", file=sys.stderr)
         return chosen
     if name not in STUDIES:
         raise ValueError(f"STUDY must be one of {', '.join(_measurable())}, got {name!r}")
@@ -212,7 +263,7 @@ def _measure(
         count = sweep.measure(chosen)
         machines = [machine_slug(describe(chosen.device))]
     places = [str(store.measured_path(chosen.name, machine)) for machine in machines]
-    print(f"{count} items measured; records in {', '.join(places)}")
+    _say(f"{count} items measured; records in {', '.join(places)}")
 
 
 def _measure_on_gpus(
@@ -240,7 +291,7 @@ def _publish(study: str, machine: str = "") -> None:
 
     path = store.publish(study, machine)
     count = len(store.load(path.stem, path.parent.name))
-    print(f"{count} records published in {path}; their own files are removed")
+    _say(f"{count} records published in {path}; their own files are removed")
 
 
 def _bisect(
@@ -269,7 +320,7 @@ def _bisect(
         **how,
     )
     if as_json:
-        print(_in_json(search.to_dict()))
+        _say(_in_json(search.to_dict()))
         return
     given = "".join(f" --overlay {shlex.quote(argument)}" for argument in overlay)
     reference = f"{search.releases[0]} ({search.steps[0].reference_family})"
@@ -280,7 +331,7 @@ searched {", ".join(search.releases)}; ratio: run time over that of {reference}
 {bisection(search).to_string(index=False)}
 
 repeat with: {search.command}{given}"""
-    print(text)
+    _say(text)
 
 
 def _compare(
@@ -295,7 +346,7 @@ def _compare(
 
     Measures both releases until each case has a verdict; without a GPU it replays records. Exit
     status: 0 if every call is shown to be not slower, 1 if one is slower or fails, 2 for wrong
-    use, 3 if inconclusive.
+    use, 3 if inconclusive, 5 if attnlib itself crashed.
     """
     from .lab.upgrade import compare_releases
 
@@ -305,10 +356,10 @@ def _compare(
     if cases and cases.suffix == ".jsonl":
         lines = "\n".join(case.label for case in _study_named(str(cases)).cases)
     elif cases:  # An empty file must not fall back to the default calls.
-        lines = cases.read_text("utf-8-sig", "replace") or "\n"
+        lines = read_limited(cases).decode("utf-8-sig", "replace") or "\n"
     upgrade = compare_releases(base, new, cases=lines, **how)
-    print(_in_json(upgrade.to_dict()) if as_json else upgrade)
-    print(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
+    _say(_in_json(upgrade.to_dict()) if as_json else upgrade)
+    _say(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
     return OUTCOMES[upgrade.outcome]
 
 
@@ -326,11 +377,11 @@ def _claims(ids: Sequence[str] = (), as_json: bool = False) -> None:
 
     judged = claims.verdicts(ids)
     if as_json:
-        print(_in_json([row.to_dict() for row in judged]))
+        _say(_in_json([row.to_dict() for row in judged]))
     elif ids:
-        print("\n\n".join(map(claims.details, judged)))
+        _say("\n\n".join(map(claims.details, judged)))
     else:
-        print(claims.as_frame(judged).to_string(index=False))
+        _say(claims.as_frame(judged).to_string(index=False))
 
 
 def _report(out: Path = DEFAULT_REPORT) -> None:
@@ -340,7 +391,7 @@ def _report(out: Path = DEFAULT_REPORT) -> None:
     if out == DEFAULT_REPORT:
         out.parent.mkdir(parents=True, exist_ok=True)
     path = build_report(out, on_notebook=print)
-    print(f"report written to {path}")
+    _say(f"report written to {path}")
 
 
 def _advise(
@@ -364,20 +415,20 @@ def _advise(
         if name in options:
             how[name] = options.pop(name)
     if measure and how:
-        print(f"all backends are measured here; not used: {', '.join(how)}", file=sys.stderr)
+        _say(f"all backends are measured here; not used: {', '.join(how)}", file=sys.stderr)
     if words:
         call = " ".join(words)
         _require_alone(call, lens=lens, batch=batch, heads=heads, model=model, **options)
-        print(measure_call(call) if measure else advise(call, **how))
+        _say(measure_call(call) if measure else advise(call, **how))
         return
     if not lens:
         raise ValueError(f"a call must be given, such as {EXAMPLE}, or --heads and --lens")
     layer = parse_layer(heads, model=model, **options)
     sizes = Lens.read(lens, batch=batch)
     if measure:
-        print(measure_call(layer, sizes.tokens))
+        _say(measure_call(layer, sizes.tokens))
     else:
-        print(advise(layer, sizes.tokens, facts=_facts_of_options(model, options), **how))
+        _say(advise(layer, sizes.tokens, facts=_facts_of_options(model, options), **how))
 
 
 def _require_alone(call: str, **options: Any) -> None:
@@ -400,14 +451,14 @@ def _refresh() -> None:
     """Execute the notebooks again from the records (replay), and redraw README's figure."""
     from .lab.report.build import refresh
 
-    print("written", "\nwritten ".join(map(str, refresh())))
+    _say("written", "\nwritten ".join(map(str, refresh())))
 
 
 def _explain(as_json: bool = False, **given: Any) -> None:
     """Show which backend a library picks and why, or what changes between releases (no GPU)."""
     from .select.text import answer
 
-    print(answer(given, as_json))
+    _say(answer(given, as_json))
 
 
 def _known_facts() -> str:
@@ -682,7 +733,8 @@ EXPLAIN: Options = {
 DIAGNOSE: Options = {
     "trace": dict(
         metavar="TRACE",
-        help="trace of torch.profiler (json, json.gz) or Nsight Systems (sqlite)",
+        help="trace of torch.profiler (json, json.gz) or Nsight Systems (sqlite); or text, without "
+        "steps: key_averages().table(), CSV of nsys stats --report cuda_gpu_kern_sum",
     ),
     "after": dict(
         nargs="?",
@@ -692,6 +744,10 @@ DIAGNOSE: Options = {
     "--shape": dict(
         metavar="CALL",
         help="what the trace does not record, such as 'heads=32/8 page=16 lens=8192x16'",
+    ),
+    "--fail-on": dict(
+        choices=["slower"],
+        help="exit status of two traces: 0 not slower, 1 slower, 3 not decided, 2 wrong use",
     ),
     **JSON,
 }

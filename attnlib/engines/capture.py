@@ -6,9 +6,11 @@ Lines of older releases, which have a field for each number, are still read. `st
 turns steps into cases.
 """
 
-import fcntl
+import io
 import json
+import logging
 import os
+import stat
 from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,10 +21,15 @@ import numpy as np
 from ..core.call_text import CallText, Lens
 from ..core.spec import AttnSpec, require_types
 
+logger = logging.getLogger(__name__)
+MOST_BYTES = 1 << 26
+"""Most bytes of a file of captured steps that are read."""
 BESIDE = ("batch_size", "kind", "backend", "release", "draft")
 """The fields of a step that its call does not say."""
 EVERY = 10
 """One of this many steps of each mode is captured, beginning with the first."""
+BEGINNINGS = (b'{"call": ', b'{"mode": ')
+"""Of each line, and of those of older releases."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +113,17 @@ def _fields_said(said: CallText) -> dict[str, Any]:
 
 
 class Capture:
-    """Appends steps to `path`; OSError at once if it cannot be appended to."""
+    """Appends steps to the regular file `path`; OSError at once if it cannot be appended to.
+
+    It takes no lock and waits for nothing: the system appends a line of one write whole, on a local
+    disk, whoever else writes. A line that a full disk or a killed process cut short costs that line
+    alone, since the next one begins anew.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.seen: Counter[str] = Counter()
-        open(path, "ab").close()
+        os.close(self._open())
 
     def due(self, mode: str) -> bool:
         """Count a step; True if it is one to write."""
@@ -119,17 +131,28 @@ class Capture:
         return (self.seen[mode] - 1) % EVERY == 0
 
     def write(self, step: Step) -> None:
-        """Append one whole line, or none and OSError; other processes may write the same file."""
+        """Append a line; OSError if not all of it has room."""
         form = {"call": str(step.said)}
         form |= {name: getattr(step, name) for name in BESIDE}
         line = (json.dumps(form) + "\n").encode()
-        with open(self.path, "ab", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            before = os.fstat(file.fileno()).st_size
-            written = file.write(line)
-            if written != len(line):
-                file.truncate(before)
-                raise OSError(f"{written} of {len(line)} bytes had room in {self.path}")
+        file = self._open()
+        try:
+            size = os.fstat(file).st_size
+            if size and os.pread(file, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            written = os.write(file, line)
+        finally:
+            os.close(file)
+        if written != len(line):
+            raise OSError(f"{written} of {len(line)} bytes had room in {self.path}")
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(self.path, flags, 0o666)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise OSError(f"{self.path} is no regular file")
+        return file
 
 
 def joined(lengths: Any) -> str:
@@ -140,9 +163,16 @@ def joined(lengths: Any) -> str:
 
 
 def read(path: str | Path) -> list[Step]:
-    """The steps of a file; blank lines are skipped, ValueError names the first invalid line."""
+    """The steps of a file. Blank lines are skipped, and with a warning lines that were cut short.
+
+    ValueError names the first other line that is no step, or a file of more than `MOST_BYTES`.
+    """
+    with open(path, "rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"{path} must have at most {MOST_BYTES >> 20} MiB, it has more")
     steps = []
-    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+    for number, line in enumerate(io.BytesIO(data), 1):
         if not line.strip():
             continue
         try:
@@ -151,6 +181,14 @@ def read(path: str | Path) -> list[Step]:
                 form |= _fields_said(CallText.read(form.pop("call")))
             steps.append(Step(**form))
             require_types(fields(Step), form)
+        except json.JSONDecodeError as error:
+            if not line.startswith(BEGINNINGS):
+                raise _no_step(path, number, error) from None
+            logger.warning("%s:%d was cut short and is left out", path, number)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path}:{number} must be a captured step, got {error!r}") from None
+            raise _no_step(path, number, error) from None
     return steps
+
+
+def _no_step(path: str | Path, number: int, error: Exception) -> ValueError:
+    return ValueError(f"{path}:{number} must be a captured step, got {error!r}")

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..measure.printable import printable
+
 MAX_ROWS = 20
 NO_BAR = -1.0
 NOTHING = "-"
@@ -107,7 +109,8 @@ def as_text(card: Card) -> str:
     if card.code:
         lines += [card.code_caption, card.code, ""]
     lines.append(card.footer)
-    return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines())
+    text = printable("\n".join(lines))
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 def in_words(table: pd.DataFrame, forms: Mapping[str, str]) -> pd.DataFrame:

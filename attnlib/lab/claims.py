@@ -15,11 +15,11 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from .. import studies
 from ..core.spec import AttnSpec, require_word
@@ -28,7 +28,7 @@ from ..run import store
 from ..run.frame import good_rows, over, side_rows
 from ..run.study import record_machine
 from ..select import explain
-from ..select.models import yaml_loader
+from ..select.yaml_file import Entry, Kind, read_yaml, require_fields
 
 CONFIRMED, REFUTED, PARTLY, OPEN = "confirmed", "refuted", "partly", "open"
 NOT_HERE = "not measurable here"
@@ -46,6 +46,39 @@ ABOUT = 1.25
 """A measured ratio is about a figure if it lies within a quarter of it."""
 LAYER = AttnSpec(32, 8, 128, 16)
 """The layer of a check by rule."""
+
+
+SOURCE: dict[str, Kind] = {
+    "repo": str,
+    "pull": int,
+    "date": date | str,
+}
+ENTRY: dict[str, Kind] = {
+    "id": str,
+    "source": str,
+    "quote": str,
+    "shape": str,
+    "figure": dict | None,
+    "measured_on": str,
+    "note": str,
+}
+"""Fields of a claim as it is written, and the type of each."""
+CHECKED: dict[str, Kind] = {
+    "pairs": dict,
+    "ran": dict,
+    "rule": dict,
+    "verdict": str,
+}
+"""A claim's check is one of these fields."""
+FORMS: dict[str, tuple[dict[str, Kind], dict[str, Kind]]] = {
+    "pairs": (
+        {"study": str, "cases": str, "pairs": list, "expect": list},
+        {"somewhere": bool},
+    ),
+    "ran": ({"study": str, "cases": str, "backend": str, "releases": dict}, {}),
+    "rule": ({"mode": str, "gpu": str, "calls": list}, {}),
+}
+"""Fields of a check: those that must be given, and those that may."""
 
 
 class MissingRecordsError(ValueError):
@@ -113,8 +146,13 @@ class Pairs:
     somewhere: bool = False
 
     def __post_init__(self) -> None:
+        _require_cases(self.study, self.cases)
         for word in self.expect:
             require_word("expect", word, EXPECTED)
+        for pair in self.pairs:
+            _require_texts("pairs", pair)
+            if len(pair) != 2:
+                raise ValueError(f"pairs must be lists of two sides, got {pair!r}")
 
     def judge(self, claim: Claim) -> Judged:
         """The vote of the cases of all pairs."""
@@ -169,6 +207,11 @@ class Ran:
     backend: str
     releases: Mapping[str, Sequence[str]]
 
+    def __post_init__(self) -> None:
+        _require_cases(self.study, self.cases)
+        for families in self.releases.values():
+            _require_texts("releases", families)
+
     def judge(self, claim: Claim) -> Judged:
         """The vote of every record of the backend and the releases."""
         rows = _rows(self.study, self.cases)
@@ -198,6 +241,10 @@ class Rule:
     mode: str
     gpu: str
     calls: Sequence[Mapping[str, str]]
+
+    def __post_init__(self) -> None:
+        for call in self.calls:
+            require_fields(call, "calls", {"library": str, "picks": str}, {"policy": str})
 
     def judge(self, claim: Claim) -> Judged:
         """The vote of `calls`: library, what it `picks`, and the engine's policy, if any."""
@@ -244,20 +291,30 @@ CHECKS: dict[str, Any] = {
 
 def load_claims(path: Path = CLAIMS) -> list[Claim]:
     """The claims of the file in order; ValueError names the claim that is not valid."""
-    ledger = yaml.load(path.read_text(encoding="utf-8"), yaml_loader())
+    documents = read_yaml(path)
+    if len(documents) != 1:
+        raise ValueError(f"{path.name}: must hold one document, it holds {len(documents)}")
+    (ledger,) = documents
+    require_fields(ledger, ledger.place, {"sources": dict, "claims": list})
+    sources = ledger["sources"]
+    for name, source in sources.items():
+        require_fields(source, f"{sources.place}, {name}", SOURCE)
     claims: dict[str, Claim] = {}
     for entry in ledger["claims"]:
+        place = getattr(entry, "place", ledger.place)
+        require_fields(entry, place, ENTRY, CHECKED)
         name = entry["id"]
         if name in claims:
-            raise ValueError(f"id must be unique, claim {name!r} occurs twice")
+            raise ValueError(f"{place}: id must be unique, claim {name!r} occurs twice")
         try:
-            claims[name] = _claim(dict(entry), ledger["sources"])
+            claims[name] = _claim(entry, sources)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"claim {name!r} must be valid: {error}") from error
+            raise ValueError(f"{place}: claim {name!r} must be valid: {error}") from error
     return list(claims.values())
 
 
-def _claim(entry: dict[str, Any], sources: dict[str, Any]) -> Claim:
+def _claim(written: Entry, sources: dict[str, Any]) -> Claim:
+    entry = dict(written)
     named = entry.pop("source")
     require_word("source", named, sources)
     source = sources[named]
@@ -265,8 +322,15 @@ def _claim(entry: dict[str, Any], sources: dict[str, Any]) -> Claim:
     if len(kinds) != 1:
         raise ValueError(f"it must have one of {', '.join(CHECKS)}, got {kinds}")
     (kind,) = kinds
-    check = entry.pop(kind)
-    check = Fixed(check) if kind == "verdict" else CHECKS[kind](**check)
+    form = entry.pop(kind)
+    if entry["figure"] is not None:
+        require_fields(entry["figure"], "figure", {"value": float | int, "unit": str})
+    if kind == "verdict":
+        check = Fixed(form)
+    else:
+        required, optional = FORMS[kind]
+        require_fields(form, kind, required, optional)
+        check = CHECKS[kind](**form)
     if "about" in getattr(check, "expect", ()) and not entry["figure"]:
         raise ValueError("expect must not be about without a figure")
     return Claim(
@@ -307,11 +371,31 @@ def vote(support: int, against: int, undecided: int = 0) -> str:
     return PARTLY if support else REFUTED
 
 
-def _rows(name: str, group: str) -> pd.DataFrame:
-    """The records of a study at a group of its cases, whatever their status.
+def _require_texts(name: str, texts: Any) -> None:
+    """ValueError unless `texts` is a list of texts."""
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{name} must hold lists of texts, got {texts!r}")
 
-    A group is `all`, or a constant of the study's module in lower case.
-    """
+
+def _require_cases(name: str, group: str) -> None:
+    """ValueError unless there is a study of this name, with this group of cases."""
+    require_word("study", name, studies.STUDIES)
+    _cases(name, group)
+
+
+def _cases(name: str, group: str) -> Sequence[Any]:
+    """A study's group of cases: `all`, or a constant of its module in lower case."""
+    if group == "all":
+        return studies.STUDIES[name].cases
+    module = getattr(studies, name)
+    cases = getattr(module, group.upper(), None)
+    if not isinstance(cases, tuple):
+        raise ValueError(f"cases must be all, or a group of {name}'s cases, got {group!r}")
+    return cases
+
+
+def _rows(name: str, group: str) -> pd.DataFrame:
+    """The records of a study at a group of its cases (`_cases`), whatever their status."""
     study = studies.STUDIES[name]
     if not store.machines(name):
         raise MissingRecordsError("no machine has any")
@@ -319,9 +403,7 @@ def _rows(name: str, group: str) -> pd.DataFrame:
     if machine not in store.machines(name):
         raise MissingRecordsError(f"{machine} has none")
     frame = store.load(name, machine)
-    module = getattr(studies, name)
-    cases = study.cases if group == "all" else getattr(module, group.upper())
-    return frame[frame.case.isin(cases)]
+    return frame[frame.case.isin(_cases(name, group))]
 
 
 def as_frame(judged: Iterable[Judged]) -> pd.DataFrame:

@@ -24,6 +24,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from .. import install_with
 from ..measure.calls.form import NamedCase
 from ..measure.machine import has_driver
 from . import store
@@ -392,5 +393,5 @@ def _import_distributed() -> Any:
     try:
         import distributed
     except ImportError as error:
-        raise RuntimeError('Dask is missing: pip install "attnlib[cluster]"') from error
+        raise RuntimeError(f"Dask is missing: {install_with('cluster')}") from error
     return distributed

@@ -226,6 +226,17 @@ def test_a_wrapper_that_cannot_be_planned_for_is_refused(wrapper, change, layer,
         Fa2Planner(wrapper, **(LAYER | {"num_sms": 132} | layer))
 
 
+@pytest.mark.parametrize(("buffer", "size"), [("int", "int_bytes"), ("float", "float_bytes")])
+def test_a_workspace_holds_the_whole_plan_and_a_byte_less_is_refused(wrapper, buffer, size):
+    least = getattr(Fa2Planner(wrapper, **LAYER, num_sms=132).layout, size)
+    name = f"_{buffer}_workspace_buffer"
+    setattr(wrapper, name, torch.zeros(least, dtype=torch.uint8))
+    Fa2Planner(wrapper, **LAYER, num_sms=132)
+    setattr(wrapper, name, torch.zeros(least - 1, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=f"{buffer} workspace must .*{least:,} .*{least - 1:,}"):
+        Fa2Planner(wrapper, **LAYER, num_sms=132)
+
+
 @pytest.mark.parametrize("release", ["", "0.9.9"])
 def test_a_release_whose_plan_is_not_known_is_refused(wrapper, monkeypatch, release):
     monkeypatch.setattr(module, "installed_version", lambda _: release)

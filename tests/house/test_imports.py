@@ -100,7 +100,7 @@ LIGHT = {
     "import attnlib.core.fa2.choice, attnlib.core.schedule.splits": "torch pandas scipy yaml",
 }
 """What a process imports -> the libraries that it must not load with it."""
-MOST_MODULES_OF_DIAGNOSE = 15
+MOST_MODULES_OF_DIAGNOSE = 20
 
 
 def loaded_by(statement):

@@ -1,6 +1,7 @@
 """Advice: the rule with its source, what was measured nearby, and a line that measures the call."""
 
 import shlex
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -103,6 +104,11 @@ def test_records_of_this_very_call_are_shown_of_every_study_and_far_batches_are_
     assert attnlib.advise(call[0], [7, 9]).same.empty
     assert "Nothing near is on record: the nearest" in repr(attnlib.advise(call[0], [1]))
     assert "Nothing near" not in repr(advice)
+    distances = [0.1, *[99.0] * (len(advice.nearest) - 1)]
+    one_is_near = replace(advice, nearest=advice.nearest.assign(distance=distances))
+    assert "Nothing near" not in repr(one_is_near)
+    none_is = replace(advice, nearest=advice.nearest.assign(distance=99.0))
+    assert "Nothing near is on record: the nearest batch is at distance 99.0" in repr(none_is)
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_without_ipywidgets_the_install_line_is_the_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     monkeypatch.delitem(sys.modules, "attnlib.lab.explore")
     with pytest.raises(
-        ModuleNotFoundError, match='attnlib.explore: needs ipywidgets: pip install "attnlib\\[lab'
+        ModuleNotFoundError, match=r'attnlib.explore: needs ipywidgets: pip install -e "\.\[lab'
     ):
         attnlib.explore  # noqa: B018 - the attribute is asked for
 

@@ -67,11 +67,15 @@ def notebook_fragment(
     (empty if there is none) and stays.
     """
     from bs4 import BeautifulSoup
+    from bs4.element import PreformattedString
 
     html, _ = _exporter().from_notebook_node(notebook)
     soup = BeautifulSoup(html, "html.parser")
     for element in soup.find_all(ACTIVE):
         element.decompose()
+    # Comments and declarations: browsers end them elsewhere, and would run what is inside.
+    for text in soup.find_all(string=lambda text: isinstance(text, PreformattedString)):
+        text.extract()
     for link in soup.select("a.anchor-link"):
         link.decompose()
     for cell in soup.select("div.code_cell"):
@@ -145,7 +149,7 @@ def _split(soup: BeautifulSoup, anchor: str) -> Fragment:
     if bold and bold.parent:
         bold.parent["class"] = "finding"
         finding = bold.decode_contents()
-    image = soup.find("img")
+    image = soup.find("img", src=True)
     if image:
         words = escape(str(image["alt"]))
         figure = f'<img src="{image["src"]}" alt="{words}">'

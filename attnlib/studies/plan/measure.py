@@ -72,6 +72,7 @@ class PlanSubject(Subject):
             build_fa2_plan,
             **pages.inputs,
             **outputs,
+            overflow=torch.zeros(2, dtype=torch.int32, device=device),
             shape=shape,
             page_size=spec.page_size,
         )

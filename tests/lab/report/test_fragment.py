@@ -38,6 +38,13 @@ def test_question_finding_and_first_figure_are_taken_from_the_notebook():
     assert found.contents == (("03_slug-Why", "Why"),)
 
 
+def test_an_image_without_a_source_is_no_figure():
+    html = f"<img alt='none'><img src='data:image/png;base64,{PNG}'>"
+    found = fragment(cell("draw()", "text/html", html))
+    assert found.figure.startswith(f'<img src="data:image/png;base64,{PNG}"')
+    assert fragment(cell("draw()", "text/html", "<img>")).figure == ""
+
+
 def test_a_notebook_without_a_question_has_its_name_and_no_finding():
     found = fragment(first="Only words.")
     assert (found.question, found.finding, found.figure) == ("03_slug", "", "")
@@ -50,6 +57,10 @@ def test_a_notebook_without_a_question_has_its_name_and_no_finding():
         "<iframe src='https://example.com'></iframe>",
         "<style>body { display: none }</style>",
         "<link rel='stylesheet' href='https://example.com/a.css'>",
+        "<!--><img src=x onerror=steal()>-->",
+        "<!---><img src=x onerror=steal()>-->",
+        "<![CDATA[><img src=x onerror=steal()>]]>",
+        "<!x><!-- steal() -->",
     ],
 )
 def test_what_an_output_would_run_load_or_restyle_is_gone(evil):
