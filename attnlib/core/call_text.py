@@ -30,7 +30,7 @@ from typing import Any, Self
 import numpy as np
 
 from .layer import parse_layer
-from .old_names import in_words
+from .old_names import words_of_name
 from .spec import INT32_MAX, LENGTHS, AttnSpec, MlaSpec, require_int
 
 EXAMPLE = "heads=32/8 head_dim=128 page=16 lens=8192x16"
@@ -252,7 +252,7 @@ class CallText:
         """
         said: dict[str, Any] = {}
         read = WORDS | dict.fromkeys(own, _integer_or_text)
-        for word in in_words(text).split():
+        for word in words_of_name(text).split():
             name, given, value = word.partition("=")
             if not given or not value:
                 raise ValueError(f"a call must be words such as {EXAMPLE}, got {word!r}")

@@ -39,7 +39,7 @@ _MLA = (
 NAMES = (_KEY, _LABEL, _QUERIES + _KEY, _QUERIES + _LABEL, _MLA)
 
 
-def in_words(name: str) -> str:
+def words_of_name(name: str) -> str:
     """The words of `core.call_text` for a key or a label; other text as it is."""
     joined = name.strip().replace(" ", ",")
     for pattern in NAMES:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.backends.table import COMPARED, compared_package
-from ..core.old_names import in_words
+from ..core.old_names import words_of_name
 from ..measure.calls.cases import read_case
 from ..measure.calls.form import Item, NamedCase
 from ..measure.machine import has_driver
@@ -111,7 +111,7 @@ class Study:
         A label of old has no seed: it names the one case that has its other words.
         """
         self.require_measurable()
-        text = in_words(name)
+        text = words_of_name(name)
         why = ""
         try:
             wanted = read_case(text).label

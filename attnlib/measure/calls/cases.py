@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ...core.call_text import CallText, nearest
-from ...core.old_names import in_words
+from ...core.old_names import words_of_name
 from ...core.spec import EXTEND_MODES
 from .decode.case import DecodeCase
 from .extend.case import ExtendCase
@@ -65,7 +65,7 @@ def read_case(text: str) -> NamedCase:
 
     Inverse of a case's `label`. ValueError names the word, what it must be and what it was.
     """
-    text = in_words(text)
+    text = words_of_name(text)
     stated = re.search(r"(?<!\S)mode=(\S+)", text)
     mode = stated[1] if stated else DECODE
     cls = _class_of_mode(mode)
