@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 from . import CRASHED, doctor, install_advice
-from .core.layer import LENGTHS_HELP, WHOLE_MODELS, parse_layer, parse_lengths, sizes_given
-from .core.spec import LENGTHS, MLA, MLA_HEAD_DIM
+from .core.call_text import DTYPE_WORDS, EXAMPLE, LENS_HELP, CallText, Lens
+from .core.layer import WHOLE_MODELS, parse_layer, sizes_given
+from .core.spec import MLA, MLA_HEAD_DIM
 from .measure.files import read_limited
 from .measure.printable import printable
 
 if TYPE_CHECKING:
+    from .lab.advise import Advice
     from .run.study import Study, Sweep
+    from .select.facts import Call
 
 FAILED = 1
 USAGE = 2
@@ -40,13 +43,6 @@ STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the co
 {128 + signal.SIGINT} after Ctrl-C."""
 DEFAULT_REPORT = Path("build/report/index.html")
 SIZES = ("tp", "head_dim", "page_size")
-DTYPE_WORDS = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp8": "float8_e4m3fn",
-    "fp8_e4m3": "float8_e4m3fn",
-}
-"""The engines' words for dtypes."""
 Options = dict[str, dict[str, Any]]
 """Argument of a command -> keywords of `add_argument`."""
 
@@ -196,8 +192,10 @@ def _diagnose(
 
 
 def _facts_of_shape(shape: str) -> dict[str, int | str]:
-    """The facts of `heads=32/8,kv_len=8192`, each once."""
+    """The facts of a call's text, or of `heads=32/8,kv_len=8192` as older releases wrote them."""
     facts: dict[str, int | str] = {}
+    if re.search(r"\b(lens|page)=", shape):
+        return _facts_of_text(shape)
     for part in filter(None, shape.split(",")):
         name, given, value = part.partition("=")
         if not given:
@@ -205,6 +203,18 @@ def _facts_of_shape(shape: str) -> dict[str, int | str]:
         if name in facts:
             raise ValueError(f"--shape must name each fact once, got {shape!r}")
         facts[name] = int(value) if value.isdecimal() else value
+    return facts
+
+
+def _facts_of_text(text: str) -> dict[str, int | str]:
+    """The facts of `heads=32/8 page=16 lens=8192x16`."""
+    facts = CallText.read(text).given
+    if "page" in facts:
+        facts["page_size"] = facts.pop("page")
+    if "lens" in facts:
+        lens = facts.pop("lens")
+        facts["batch_size"] = lens.batch_size
+        facts["kv_len"] = lens.kv_len
     return facts
 
 
@@ -331,6 +341,7 @@ repeat with: {search.command}{given}"""
 def _compare(
     base: str,
     new: str,
+    words: Sequence[str] = (),
     cases: Path | None = None,
     as_json: bool = False,
     **how: Any,
@@ -343,13 +354,14 @@ def _compare(
     """
     from .lab.upgrade import compare_releases
 
-    if cases is None:
-        keys = ""
-    elif cases.suffix == ".jsonl":
-        keys = "\n".join(case.key for case in _study_named(str(cases)).cases)
-    else:  # An empty file must not fall back to the default calls.
-        keys = read_limited(cases).decode("utf-8-sig", "replace") or "\n"
-    upgrade = compare_releases(base, new, cases=keys, **how)
+    if words and cases:
+        raise ValueError(f"a call must be left out with --cases, got {' '.join(words)!r}")
+    lines = " ".join(words)
+    if cases and cases.suffix == ".jsonl":
+        lines = "\n".join(case.label for case in _study_named(str(cases)).cases)
+    elif cases:  # An empty file must not fall back to the default calls.
+        lines = read_limited(cases).decode("utf-8-sig", "replace") or "\n"
+    upgrade = compare_releases(base, new, cases=lines, **how)
     _say(_in_json(upgrade.to_dict()) if as_json else upgrade)
     _say(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
     return OUTCOMES[upgrade.outcome]
@@ -387,7 +399,8 @@ def _report(out: Path = DEFAULT_REPORT) -> None:
 
 
 def _advise(
-    lens: str,
+    words: Sequence[str] = (),
+    lens: str = "",
     batch: int | None = None,
     measure: bool = False,
     heads: str = "",
@@ -403,35 +416,55 @@ def _advise(
     """
     from .lab.advise import advise
     from .lab.view import measure_call
-    from .select.changes import LATENT_PAGE
-    from .select.facts import Call, facts_of_model
+    from .select.asked import LATENT_PAGE
     from .select.situation import parse_server
-    from .select.text import PINS
 
-    facts = facts_of_model(model)
-    for option, fact in PINS.items():
-        if option in options:
-            facts[fact] = True
+    how: dict[str, Any] = {"server": parse_server(server)}
+    named = [name for name in ("library", "backend", "gpu") if name in options]
+    for name in named:
+        how[name] = options.pop(name)
+    if measure and named:
+        _say(f"all backends are measured here; not used: {', '.join(named)}", file=sys.stderr)
+    if words:
+        call = " ".join(words)
+        _require_alone(call, lens=lens, batch=batch, heads=heads, model=model, **options)
+        if measure:
+            _say(measure_call(call))
+            return 0
+        return _advised(advise(call, **how), as_json)
+    if not lens:
+        raise ValueError(f"a call must be given, such as {EXAMPLE}, or --heads and --lens")
+    facts = _facts_of_options(model, options)
     if options.get("head_dim") == MLA_HEAD_DIM:
         options.setdefault("page_size", LATENT_PAGE)
-    named = [name for name in ("library", "backend", "gpu") if name in options]
-    how = {name: options.pop(name) for name in named}
     layer = parse_layer(heads, model=model, **options)
-    lengths = parse_lengths("lens", lens, batch)
+    sizes = Lens.read(lens, batch=batch)
     if measure:
-        if named:
-            _say(f"all backends are measured here; not used: {', '.join(named)}", file=sys.stderr)
-        _say(measure_call(layer, lengths))
+        _say(measure_call(layer, sizes.tokens))
         return 0
-    advice = advise(
-        layer,
-        lengths,
-        facts=Call(**facts),
-        server=parse_server(server),
-        **how,
-    )
+    return _advised(advise(layer, sizes.tokens, facts=facts, **how), as_json)
+
+
+def _advised(advice: "Advice", as_json: bool) -> int:
+    """Print advice; returns the exit status: `KNOWN_PROBLEM` if a known problem holds."""
     _say(_in_json(advice.to_dict()) if as_json else advice)
     return KNOWN_PROBLEM if advice.holding else 0
+
+
+def _require_alone(call: str, **options: Any) -> None:
+    """ValueError for options that say a part of a call beside its text."""
+    for name, value in options.items():
+        if value not in ("", None):
+            raise ValueError(f"{name} must be a word of the call {call!r}, got option {value!r}")
+
+
+def _facts_of_options(model: str, options: dict[str, Any]) -> "Call":
+    """What the options of a layer state beside it: its model, and what is pinned."""
+    from .select.asked import PINS
+    from .select.facts import Call, facts_of_model
+
+    pins: dict[str, Any] = {fact: True for option, fact in PINS.items() if option in options}
+    return Call(**facts_of_model(model), **pins)
 
 
 def _refresh() -> None:
@@ -487,6 +520,13 @@ OVERLAY: Options = {
         metavar="NAME==VERSION=DIR",
         help="folder that holds this release, instead of installing it with pip (whose settings, "
         "such as PIP_FIND_LINKS, apply); repeatable",
+    ),
+}
+WORDS: Options = {
+    "words": dict(
+        nargs="*",
+        metavar="NAME=VALUE",
+        help=f"the call, such as {EXAMPLE}, in place of the options that say it",
     ),
 }
 LAYER: Options = {
@@ -577,7 +617,7 @@ BISECT: Options = {
     "--case": dict(
         required=True,
         metavar="CASE",
-        help="key or label of the case, such as 32/8,d128,p16,b16,k8192",
+        help=f"the case, such as '{EXAMPLE}'",
     ),
     "--backend": dict(
         help="default: flashinfer-auto",
@@ -595,6 +635,7 @@ BISECT: Options = {
     **JSON,
 }
 COMPARE: Options = {
+    **WORDS,
     "--base": dict(
         required=True,
         help="baseline release, or a wheel or folder",
@@ -613,7 +654,7 @@ COMPARE: Options = {
     **BATCH,
     "--lens": dict(
         metavar="N,...",
-        help=f"one decode call of that layer: {LENGTHS_HELP}",
+        help=f"one decode call of that layer: {LENS_HELP}",
     ),
     "--backend": dict(
         help="the backend that an engine pins, such as fa2, xqa, prefill-fa2",
@@ -621,8 +662,7 @@ COMPARE: Options = {
     "--cases": dict(
         type=Path,
         metavar="FILE",
-        help="file of case keys, such as 32/8,d128,p16,b16,k8192,chat (lengths: "
-        f"{', '.join(LENGTHS)}, or 33+1+60), or steps.jsonl",
+        help=f"file of calls, a line each such as {EXAMPLE}, or steps.jsonl",
     ),
     "--not-slower": dict(
         type=_percent,
@@ -666,13 +706,13 @@ SERVER: Options = {
 }
 ADVISE: Options = {
     **SERVER,
+    **WORDS,
     **LAYER,
     **BATCH,
     **DTYPES,
     "--lens": dict(
-        required=True,
         metavar="N,...",
-        help=LENGTHS_HELP,
+        help=LENS_HELP,
     ),
     "--engine": dict(
         dest="library",
@@ -692,6 +732,7 @@ ADVISE: Options = {
 }
 EXPLAIN: Options = {
     **SERVER,
+    **WORDS,
     "--library": dict(
         help="sglang==0.5.23, or sglang==0.5.23,flashinfer==0.7.2.post1 if that is installed",
     ),
@@ -732,8 +773,8 @@ DIAGNOSE: Options = {
         help="a second trace: report what is slower than in the first",
     ),
     "--shape": dict(
-        metavar="N=V,...",
-        help="facts that the trace does not record: heads=32/8,kv_len=8192",
+        metavar="CALL",
+        help="what the trace does not record, such as 'heads=32/8 page=16 lens=8192x16'",
     ),
     "--fail-on": dict(
         choices=["slower"],

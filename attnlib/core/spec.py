@@ -17,6 +17,14 @@ LENGTHS = ("fixed", "ragged", "skewed", "chat", "retrieval", "agents", "one_long
 CUSTOM_MASKS = ("tree", "chain")
 """Masks that are passed to a library bit by bit."""
 MASKS = ("causal", "full", *CUSTOM_MASKS)
+EXTEND_MODES = {
+    "prefill_paged": ("causal",),
+    "target_verify": ("tree", "chain", "causal"),
+    "draft_extend": ("causal",),
+    "dllm_extend": ("full",),
+    "prefill_ragged": ("causal",),
+}
+"""Mode of several queries per request -> its masks, the usual one first."""
 
 LATENT_DIM = 512
 ROPE_DIM = 64

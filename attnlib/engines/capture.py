@@ -1,6 +1,9 @@
 """What an engine's steps look like, one JSON object per line: sizes and lengths, no tokens.
 
-`studies.captured` turns them into cases.
+A line has the call as text (`core.call_text`; its mode is the engine's word), and what no call
+says: `{"call": "mode=decode heads=32/8 head_dim=128 page=16 lens=552x3", "batch_size": 3, ...}`.
+Lines of older releases, which have a field for each number, are still read. `studies.captured`
+turns steps into cases.
 """
 
 import io
@@ -9,30 +12,34 @@ import logging
 import os
 import stat
 from collections import Counter
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..core.call_text import CallText, Lens
 from ..core.spec import AttnSpec, require_types
 
 logger = logging.getLogger(__name__)
 MOST_BYTES = 1 << 26
 """Most bytes of a file of captured steps that are read."""
+BESIDE = ("batch_size", "kind", "backend", "release", "draft")
+"""The fields of a step that its call does not say."""
 EVERY = 10
 """One of this many steps of each mode is captured, beginning with the first."""
-BEGINNING = b'{"mode": '
-"""Of each line."""
+BEGINNINGS = (b'{"call": ', b'{"mode": ')
+"""Of each line, and of those of older releases."""
 
 
 @dataclass(frozen=True)
 class Step:
     """One step of a model, as its attention layers see it.
 
-    `mode` is the engine's word. `lengths` are the tokens of each request as cases write them
+    `mode` is the engine's word. `lengths` are the tokens of each request as records write them
     (`33+1+60`), with those of this step but without drafts to verify; empty where the host does not
-    know them. `q_lengths` are the query tokens, empty also where each request has one.
+    know them, and in a file also where a request has none. `q_lengths` are the query tokens, empty
+    also where each request has one.
     `batch_size` is without a graph's padding. Heads are those of a layer on this GPU; dtypes are
     torch's names. `kind` is `mha` (grouped-query too) or `mla`, `backend` the engine's name of its
     attention backend, `release` the engine's; `draft` marks a draft model's step.
@@ -54,6 +61,20 @@ class Step:
     draft: bool
 
     @property
+    def said(self) -> CallText:
+        """What its text says."""
+        return CallText(
+            mode=self.mode,
+            q_lens=_lens_of(self.q_lengths),
+            heads=f"{self.num_qo_heads}/{self.num_kv_heads}",
+            head_dim=self.head_dim,
+            page=self.page_size,
+            dtype=self.dtype if self.dtype != "bfloat16" else None,
+            kv_dtype=self.kv_dtype if self.kv_dtype != self.dtype else None,
+            lens=_lens_of(self.lengths),
+        )
+
+    @property
     def spec(self) -> AttnSpec:
         """The layer; ValueError if no backend here can have it (MLA, other dtypes)."""
         if self.kind != "mha":
@@ -66,6 +87,29 @@ class Step:
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
         )
+
+
+def _lens_of(lengths: str) -> Lens | None:
+    """The lengths of a step as a text says them; None without any, or where a request has none."""
+    tokens = [int(length) for length in filter(None, lengths.split("+"))]
+    return Lens.of(tokens) if tokens and all(tokens) else None
+
+
+def _fields_said(said: CallText) -> dict[str, Any]:
+    """The fields of `Step` that a text says."""
+    num_qo_heads, _, num_kv_heads = said.required("heads").partition("/")
+    dtype = said.dtype or "bfloat16"
+    return {
+        "mode": said.required("mode"),
+        "lengths": joined(said.lens and said.lens.tokens),
+        "q_lengths": joined(said.q_lens and said.q_lens.tokens),
+        "num_qo_heads": int(num_qo_heads),
+        "num_kv_heads": int(num_kv_heads),
+        "head_dim": said.required("head_dim"),
+        "page_size": said.required("page"),
+        "dtype": dtype,
+        "kv_dtype": said.kv_dtype or dtype,
+    }
 
 
 class Capture:
@@ -88,7 +132,9 @@ class Capture:
 
     def write(self, step: Step) -> None:
         """Append a line; OSError if not all of it has room."""
-        line = (json.dumps(asdict(step)) + "\n").encode()
+        form = {"call": str(step.said)}
+        form |= {name: getattr(step, name) for name in BESIDE}
+        line = (json.dumps(form) + "\n").encode()
         file = self._open()
         try:
             size = os.fstat(file).st_size
@@ -131,13 +177,15 @@ def read(path: str | Path) -> list[Step]:
             continue
         try:
             form = json.loads(line)
+            if "call" in form:
+                form |= _fields_said(CallText.read(form.pop("call")))
             steps.append(Step(**form))
             require_types(fields(Step), form)
         except json.JSONDecodeError as error:
-            if not line.startswith(BEGINNING):
+            if not line.startswith(BEGINNINGS):
                 raise _no_step(path, number, error) from None
             logger.warning("%s:%d was cut short and is left out", path, number)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise _no_step(path, number, error) from None
     return steps
 

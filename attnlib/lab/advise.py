@@ -18,16 +18,17 @@ import numpy as np
 import pandas as pd
 
 from ..core.backends.table import BACKENDS, compared_package
-from ..core.layer import lengths_of_case, words_of_lengths
+from ..core.call_text import CallText, Lens, shortened
 from ..core.schedule.caps import BOUNDED, DEFAULT
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec, require_int
+from ..measure.calls.cases import read_case
 from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.lengths import sample_seq_lens
 from ..measure.calls.mla.case import MlaCase
 from ..run.look_up import OTHER_KERNEL, kernel_of, nearest_calls
 from ..run.study import in_about
 from ..select import Call, Choice, explain
-from ..select.facts import gpu_named
+from ..select.facts import facts_of_model, gpu_named
 from ..select.known import HOLDS, Found, how_much, known_problems, to_data
 from ..select.libraries import AUTO, find
 from ..select.situation import SERVED_CONTEXT, card_named, situation_of
@@ -133,17 +134,9 @@ class Advice(Shown):
         """The line that measures this call on a GPU: all backends, round by round; none of MLA."""
         if self.is_latent:
             return ""
-        layer = self.layer
-        options = {
-            "heads": layer.heads,
-            "head-dim": layer.head_dim,
-            "page-size": layer.page_size,
-            "dtype": layer.dtype,
-            "kv-dtype": layer.kv_dtype,
-            "lens": words_of_lengths(self.lengths),
-        }
-        words = [f"--{name} {value}" for name, value in options.items()]
-        return f"python -m attnlib advise --measure {' '.join(words)}"
+        # What is measured has no window.
+        case = _case_of(replace(self.layer, window=0), self.lengths)
+        return f"python -m attnlib advise --measure {case.label}"
 
     def table(self) -> pd.DataFrame:
         """A row per backend, best first, over the nearest batches: in how many it is the fastest,
@@ -311,16 +304,12 @@ class Advice(Shown):
 
     def card(self) -> Card:
         """The rule, what other backends would change, the nearest batches, how to measure."""
-        layer = self.layer
         table = self.table()
         numbers = table.select_dtypes("float").columns
-        count = len(self.lengths)
-        requests = "1 request" if count == 1 else f"{count} requests"
         tokens = f"{sum(self.lengths):,} tokens"
         time = in_about((ROUNDS, ROUNDS * len(BACKENDS)), pace=PACE)
-        mode = "MLA decode" if self.is_latent else "decode"
         return Card(
-            title=f"{mode}, {layer.heads} heads, head_dim {layer.head_dim}, {requests}, {tokens}",
+            title=f"{shortened(_case_of(self.layer, self.lengths).label)}: {tokens}",
             notes=self.notes,
             facts=self.facts,
             table=in_words(table, dict.fromkeys(numbers, ".3f")),
@@ -333,7 +322,7 @@ class Advice(Shown):
 
 
 def advise(
-    call: DecodeCase | MlaCase | AttnSpec | MlaSpec,
+    call: DecodeCase | MlaCase | AttnSpec | MlaSpec | str,
     lengths: Sequence[int] = (),
     *,
     library: str = "flashinfer==0.7.2",
@@ -346,9 +335,10 @@ def advise(
 
     Parameters
     ----------
-    call : DecodeCase, MlaCase, AttnSpec or MlaSpec
-        The call, or its layer; one of head_dim 576 is MLA's. An engine takes its own page size for
-        a layer, unless `facts` have `pinned_page`; the page size of a case is pinned.
+    call : DecodeCase, MlaCase, AttnSpec, MlaSpec or str
+        The call, its text (`heads=32/8 head_dim=128 page=16 lens=8192x16`), or its layer; one of
+        head_dim 576 is MLA's. An engine takes its own page size for a layer, or a text without
+        `page`, unless `facts` have `pinned_page`; that of a case is pinned.
     lengths : sequence of int
         Tokens of each request, with a layer alone.
     library : str
@@ -377,15 +367,19 @@ def advise(
     Examples
     --------
     >>> import attnlib
-    >>> advice = attnlib.advise(attnlib.AttnSpec(8, 1, 128, 16), [2048, 30720])
+    >>> advice = attnlib.advise("heads=8/1 head_dim=128 page=16 lens=2048+30720")
     >>> advice.choice.picked, len(advice.nearest)
     ('fa2', 16)
     """
+    stated = facts or Call()
+    is_stated = facts is not None or isinstance(call, str)
+    if isinstance(call, str):
+        call, lengths, stated = _read(call, lengths, stated)
     kv_lens = _lengths_of(call, lengths)
     is_case = isinstance(call, DecodeCase | MlaCase)
     layer = _layer_of(call)
     mode = MLA_MODE if layer.head_dim == MLA_HEAD_DIM else "decode"
-    given = facts or Call()
+    given = stated
     stated = replace(
         given,
         kv_lens=kv_lens,
@@ -406,7 +400,7 @@ def advise(
         choice,
         layer,
         stated,
-        stated=_known_facts(given, facts is not None),
+        stated=_known_facts(given, is_stated),
         gpu=gpu,
         server=server,
     )
@@ -421,6 +415,27 @@ def advise(
         known=known_problems(situation),
         card_name=card_named(gpu),
     )
+
+
+def _read(
+    text: str,
+    lengths: Sequence[int],
+    facts: Call,
+) -> tuple[DecodeCase | MlaCase | AttnSpec | MlaSpec, Sequence[int], Call]:
+    """What the text of a call says: a case, or a layer and lengths where it says no page size."""
+    if len(lengths):
+        raise ValueError(f"lengths must be left out with the text of a call, got {len(lengths)}")
+    case = read_case(text)
+    if not isinstance(case, DecodeCase | MlaCase):
+        raise ValueError(f"call must be of mode decode or mla, got {text!r}")
+    said = CallText.read(text)
+    stated = facts_of_model(said.model or "")
+    if said.kv_dtype:
+        stated["pinned_kv_dtype"] = True
+    facts = replace(facts, **stated)
+    if said.page:
+        return case, (), facts
+    return case.spec, sample_seq_lens(case).tolist(), facts
 
 
 def _known_facts(given: Call, is_stated: bool) -> list[str]:
@@ -455,7 +470,7 @@ def _lengths_of(
     """Tokens of each request of a call; TypeError or ValueError for what `advise` cannot take."""
     is_case = isinstance(call, DecodeCase | MlaCase)
     if not is_case and not isinstance(call, AttnSpec | MlaSpec):
-        words = "call must be a DecodeCase, MlaCase, AttnSpec or MlaSpec"
+        words = "call must be a DecodeCase, MlaCase, AttnSpec, MlaSpec or text"
         raise TypeError(f"{words}, got {type(call).__name__}")
     if is_case == bool(len(lengths)):
         words = "lengths must be given with a layer, and not with a case"
@@ -469,19 +484,18 @@ def _lengths_of(
 
 
 def _case_of(layer: AttnSpec, lengths: tuple[int, ...]) -> DecodeCase | MlaCase:
-    sizes = lengths_of_case(lengths)
+    sizes = Lens.of(lengths).fields
     if layer.head_dim == MLA_HEAD_DIM:
         return MlaCase(MlaSpec(layer.num_qo_heads, page_size=layer.page_size), **sizes)
     return DecodeCase(layer, **sizes)
 
 
 def _batch_words(case: DecodeCase | MlaCase) -> str:
-    """A batch as a row names it: its key, or of MLA its sizes, whose lengths are long."""
-    if isinstance(case, DecodeCase):
-        return case.key
-    lens = sample_seq_lens(case)
-    words = f"{case.spec.heads},p{case.spec.page_size},b{case.batch_size},k{case.kv_len}"
-    return f"{words}, {lens.sum():,} tokens"
+    """A batch as a row names it: its text, cut, and its tokens where the text is long."""
+    words = shortened(case.label)
+    if words == case.label:
+        return words
+    return f"{words}, {sample_seq_lens(case).sum():,} tokens"
 
 
 def _most_splits(layer: AttnSpec, lengths: tuple[int, ...], cap: str) -> int:

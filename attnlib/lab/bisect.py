@@ -94,7 +94,7 @@ class Bisection:
             "good": self.good,
             "bad": self.bad,
             "study": self.study,
-            "case": self.case.key,
+            "case": self.case.label,
             "backend": self.backend,
             "rounds": str(self.rounds),
             "releases": ",".join(self.releases),
@@ -123,7 +123,7 @@ class Bisection:
         return rows[rows.case == self.case]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form; the case by its key."""
+        """JSON form; the case as its text."""
         return {
             "package": self.package,
             "study": self.study,
@@ -133,7 +133,7 @@ class Bisection:
             "machine": self.machine,
             "command": self.command,
             "word": self.word,
-            "case": self.case.key,
+            "case": self.case.label,
             "releases": list(self.releases),
             "steps": [step.to_dict() for step in self.steps],
             "changed": self.changed,
@@ -194,7 +194,7 @@ def bisect(
     >>> study = attnlib.STUDIES["fa3_decode_regression"]
     >>> found = attnlib.bisect(
     ...     study,
-    ...     study.case_named("32/8,d128,p16,b16,k8192"),
+    ...     study.case_named("heads=32/8 head_dim=128 page=16 lens=8192x16"),
     ...     package="flashinfer-python",
     ...     good="0.5.3",
     ...     bad="0.6.3",
@@ -204,7 +204,7 @@ def bisect(
     """
     _require_backend(study, backend, package)
     require_int("rounds", rounds)
-    study.case_named(case.key)
+    study.case_named(case.label)
     good_version = parse_release("good", good)
     bad_version = parse_release("bad", bad)
     if good_version == bad_version:

@@ -37,11 +37,11 @@ TIMES = "means over the middle half of a kind's steps by length, without those a
 NO_MARKS = "No marks of steps: decode or verification is unknown, copies of lengths are unseen."
 NO_LENGTHS = (
     "No lengths of the requests in its marks (SGLang: detailed_annotations; vLLM: newer releases): "
-    "--shape kv_len=N."
+    "--shape lens=8192x16."
 )
 SUMS = "Marks have the sum of a step's KV tokens, not the longest request: kv_len is the mean."
 NO_HEADS = "No heads: --shape heads=32/8 tells whether SGLang's cap of splits, since 0.5.16, binds."
-NO_BATCH_SIZE = "No batch size: --shape batch_size=N tells whether fa2 splits requests."
+NO_BATCH_SIZE = "No batch size: --shape lens=8192x16 tells whether fa2 splits requests."
 NO_LAUNCHES = "No calls of the CUDA API: launches, and what was marked, are unseen."
 NO_WAITS = "No waits of the host: copies that it waits for are unseen."
 NO_GRAPHS = "No calls of the CUDA API, or no ids of graphs and launches: graphs are unseen."

@@ -62,7 +62,7 @@ def why_not_run(item: Item, both: Releases) -> str:
     for release in both:
         why = why_not(asks, case.spec, mode=mode, release=release)
         if why:
-            return f"{item.backend} of {release} cannot run {case.key}: {why}"
+            return f"{item.backend} of {release} cannot run {case.label}: {why}"
     return ""
 
 
@@ -124,8 +124,8 @@ def _cases_of_pairs(rows: pd.DataFrame) -> dict[Releases, set[Any]]:
 
 
 def _nearest(case: Any, recorded: set[Any]) -> Any:
-    """The recorded case that is nearest to one."""
-    cases = sorted(recorded, key=lambda case: case.key)
+    """The recorded case that is nearest to one; of several the one with the shortest text."""
+    cases = sorted(recorded, key=lambda case: (len(case.label), case.label))
     rows = pd.DataFrame([sizes_of(each) for each in cases]).assign(case=cases)
     return nearest_calls(case, rows).case.iloc[0]
 

@@ -18,7 +18,8 @@ from typing import Any
 import pandas as pd
 
 from ..core.backends.table import COMPARED
-from ..core.layer import MODELS, lengths_of_case, parse_layer, parse_lengths, sizes_given
+from ..core.call_text import Lens, shortened
+from ..core.layer import MODELS, parse_layer, sizes_given
 from ..core.spec import MLA, AttnSpec
 from ..measure.calls.cases import parse_cases
 from ..measure.calls.decode.case import DecodeCase
@@ -57,10 +58,9 @@ PROVED = (NOT_SLOWER, FASTER, SAME)
 """Verdicts that prove a call not slower by more than the margin."""
 TAKEN = (
     "Pages have 16 tokens (--page-size), and FlashInfer picks the backend unless --backend names "
-    "it. What an engine takes: python -m attnlib explain --mode decode --gpu h100 --heads {} "
+    "it. What an engine takes: python -m attnlib explain heads={} --gpu h100 "
     f"--library sglang=={LIBRARIES['sglang'].releases[-1]} --policy flashinfer"
 )
-LONGEST_KEY = 60
 RATIO = ["ratio", "low", "high"]
 SIDES = ["base", "new"]
 CALL = ["case", "backend"]
@@ -199,7 +199,7 @@ def compare_releases(
         One decode call of each layer instead: tokens per request, `8192x16`; requests where `lens`
         is one length or range.
     cases : str or sequence of str
-        Calls, a line each, in place of layers.
+        Calls, a line each (`heads=32/8 head_dim=128 page=16 lens=8192x16`), in place of layers.
     backend : str
         What an engine pins, such as `fa2`; by default what the library picks.
     not_slower : float
@@ -219,7 +219,8 @@ def compare_releases(
     Examples
     --------
     >>> import attnlib
-    >>> found = attnlib.compare_releases("0.6.3", "0.6.4", cases="32/8,d128,p16,b16,k8192")
+    >>> call = "heads=32/8 head_dim=128 page=16 lens=8192x16"
+    >>> found = attnlib.compare_releases("0.6.3", "0.6.4", cases=call)
     >>> found.outcome
     'not slower'
     """
@@ -293,7 +294,7 @@ def _decode_calls(layers: list[Layer], lens: str, batch: int | None) -> Calls:
     if MLA in layers or not layers:
         words = f"lens must go with heads (--heads) or models (--model) other than {MLA}"
         raise ValueError(f"{words}, got {lens!r}")
-    lengths = lengths_of_case(parse_lengths("lens", lens, batch))
+    lengths = Lens.read(lens, batch=batch).fields
     return [DecodeCase(layer, **lengths) for layer in layers if isinstance(layer, AttnSpec)]
 
 
@@ -351,11 +352,8 @@ def _tally(verdicts: pd.Series) -> str:
 
 
 def _shown(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows in words; of a key with many lengths the first ones."""
-    keys = []
-    for key in rows.case:
-        keys.append(key if len(key) <= LONGEST_KEY else f"{key[:LONGEST_KEY]}...")
-    return in_words(rows.assign(case=keys), FORMATS)
+    """The rows in words; of a call with many lengths the first ones."""
+    return in_words(rows.assign(case=rows.case.map(shortened)), FORMATS)
 
 
 def _is_release(text: str) -> bool:
@@ -395,7 +393,7 @@ def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> Row:
     row: Row = {
         "base": base,
         "new": new,
-        "case": item.case.key,
+        "case": item.case.label,
         "backend": item.backend,
         "timer": item.timer,
         "rounds": len(pairs),
@@ -460,7 +458,7 @@ def _upgrade(comparison: Comparison, builds: Builds, taken: list[str]) -> Upgrad
         notes += [f"{path} {words}" for path in builds.values()]
     for item, record in comparison.failed.items():
         why = f"{record.release} {record.status}: {' '.join(record.reason.split())}"
-        notes.append(f"{item.case.key}, {item.backend}: {why}")
+        notes.append(f"{item.case.label}, {item.backend}: {why}")
     step = next_step(comparison)
     nearest = []
     missing = [item for item in comparison.undecided() if not comparison.pairs[item]]

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..core.layer import lengths_of_case
+from ..core.call_text import Lens
 from ..core.spec import ELEMENT_BYTES, LENGTHS, AttnSpec, MlaSpec
 from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.extend.case import ExtendCase
@@ -106,7 +106,7 @@ def plain(call: Call) -> Call:
     if call.lengths in LENGTHS:
         return replace(call, context=0)
     lengths = explicit_lengths(call.lengths).tolist()
-    return replace(call, context=0, **lengths_of_case(tuple(lengths)))
+    return replace(call, context=0, **Lens.of(lengths).fields)
 
 
 def recorded_as(call: Call, study: str, machine: str) -> list[Any]:

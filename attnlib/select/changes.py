@@ -10,6 +10,7 @@ from packaging.version import Version
 from ..core.backends.limits import LATENT_MODES
 from ..core.layer import MODELS, name_of
 from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec, require_word
+from .asked import LATENT_PAGE
 from .explain import Choice, by_name, explain
 from .facts import DECODE_MODES, GPUS, Call, decided
 from .known import Found, how_much, known_problems
@@ -37,7 +38,6 @@ DECODE_LENS = (8192,) * 16
 PREFILL_LENS = (2048,) * 4
 """Tokens of each request, unless told otherwise."""
 LATENT_HEADS = {"128 heads": 128, "16 heads": 16}
-LATENT_PAGE = 64
 """Tokens of a page of MLA, unless told otherwise."""
 TOPK = 2048
 """The index_topk of DeepSeek V3.2 and GLM-5."""

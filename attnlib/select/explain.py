@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
+from .asked import DECODE, asked
 from .facts import GPUS, Call, Facts, decided, facts_of
 from .libraries import AUTO, FLASHINFER, Called, Library, Names, find, holding
 from .rules import Reason, Reasons, first_match
@@ -78,9 +79,9 @@ class Choice:
 
 
 def explain(
-    spec: AttnSpec,
+    spec: AttnSpec | str | object,
     *,
-    mode: str,
+    mode: str = "",
     gpu: str,
     library: str,
     policy: str = AUTO,
@@ -93,11 +94,13 @@ def explain(
 
     Parameters
     ----------
-    spec : AttnSpec
-        The layer: heads, head_dim, tokens of a page, dtypes.
-    mode : str
-        How it is called, one of `attnlib.select.MODES`: decode, prefill_paged, target_verify,
-        draft_extend, dllm_extend, prefill_ragged, mla, sparse_mla.
+    spec : AttnSpec, DecodeCase or str
+        The layer; or the call, as a case or as its text, `heads=32/8 head_dim=128 lens=8192x16`
+        (`core.call_text`). A page size or a cache dtype that a text says is pinned.
+    mode : str, optional
+        How it is called, by default as the text says, else decode: one of `attnlib.select.MODES`,
+        decode, prefill_paged, target_verify, draft_extend, dllm_extend, prefill_ragged, mla,
+        sparse_mla.
     gpu : str
         Its compute capability, one of `attnlib.select.GPUS`: sm75 to sm121 (sm90: H100, H200).
     library : str
@@ -131,7 +134,13 @@ def explain(
     'fa3'
     >>> choice.decided_by.source
     'FlashInfer #2148'
+    >>> text = "heads=32/8 head_dim=128 page=16 lens=8192x16"
+    >>> attnlib.explain(text, gpu="sm90", library="flashinfer==0.6.3").backend
+    'fa3'
     """
+    if not isinstance(spec, AttnSpec):
+        spec, mode, call = asked(spec, mode, call)
+    mode = mode or DECODE
     rules, release = find(library)
     beside = _installed_beside(rules, library)
     require_word(f"mode of {rules.name}", mode, rules.modes)

@@ -14,8 +14,9 @@ import numpy as np
 from packaging.version import Version
 
 from ..core.backends.limits import LATENT_MODES
+from ..core.call_text import parse_lengths
 from ..core.fa2.choice import PlanShape, choose
-from ..core.layer import parse_layer, parse_lengths
+from ..core.layer import parse_layer
 from ..core.schedule.caps import BOUNDED, DEFAULT, num_splits
 from ..core.schedule.facts import SchedulerFacts, latent_facts, layer_facts
 from ..core.schedule.splits import plan_splits

@@ -6,11 +6,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ..core.backends.limits import LATENT_MODES
-from ..core.layer import MODELS, parse_layer, parse_lengths
+from ..core.call_text import CallText, parse_lengths
+from ..core.layer import MODELS, parse_layer
 from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec
+from .asked import LATENT_PAGE, PINS, facts_said, layer_said
 from .changes import (
     FAILS,
-    LATENT_PAGE,
     TOPK,
     known_changes,
     markdown,
@@ -29,8 +30,6 @@ COLUMNS = ("", "chosen", "why, or why not", "source")
 FIELDS = ("head_dim", "page_size", "dtype", "kv_dtype")
 LAYER = ("heads", "model", "tp", *FIELDS)
 """The arguments of `parse_layer`."""
-PINS = {"page_size": "pinned_page", "kv_dtype": "pinned_kv_dtype"}
-"""Option -> the fact of a call that it states."""
 BESIDE = {"decode": "prefill_paged", "prefill_paged": "decode"}
 _FIELDS = {field.name: field.type for field in fields(Call)}
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
@@ -59,6 +58,7 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     given = dict(options)
     facts = parse_call(given.pop("call", []))
     layer = {name: given.pop(name) for name in LAYER if name in given}
+    _take_text(" ".join(given.pop("words", [])), given, layer, facts)
     stated = list(facts)
     stated += [name for name in FIELDS if name in layer]
     facts = _with_model(facts, layer)
@@ -100,6 +100,31 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     data["layers"] = layers
     data["known"] = to_data(known)
     return json.dumps(data, indent=2)
+
+
+def _take_text(
+    text: str,
+    given: Words,
+    layer: Words,
+    facts: Words,
+) -> None:
+    """Add what a call's text says; ValueError for what options say too."""
+    if not text:
+        return
+    said = CallText.read(text)
+    if said.mode:
+        _add(given, {"mode": said.mode})
+    _add(layer, layer_said(said))
+    _add(facts, facts_said(said, given.get("mode", "")))
+    if "diff" not in given:
+        given.setdefault("mode", "decode")
+
+
+def _add(options: Words, said: Words) -> None:
+    twice = [name for name in said if name in options]
+    if twice:
+        raise ValueError(f"{twice[0]} must be given once, got {options[twice[0]]} as well")
+    options.update(said)
 
 
 def _with_model(facts: Words, layer: Words) -> Words:

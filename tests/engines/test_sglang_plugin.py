@@ -609,7 +609,8 @@ def test_one_step_in_ten_of_each_mode_is_captured_and_read_again(loaded, tmp_pat
     assert (written[0].backend, written[0].batch_size, written[0].kind) == ("fa3", 2, "mha")
     whole = path.read_bytes() + b"\n"
     broken = {b'{"mode": "decode"}': "TypeError", b"7": "TypeError", b"\xff": "UnicodeDecodeError"}
-    broken[whole.splitlines()[0].replace(b'"40+8"', b"48", 1)] = r"ValueError\(.lengths must"
+    broken[whole.splitlines()[0].replace(b"lens=40+8", b"lens=40*8")] = r"ValueError\(.lens must"
+    broken[b'{"call": 7}'] = "AttributeError"
     for wrong, why in broken.items():
         path.write_bytes(whole + wrong)
         with pytest.raises(ValueError, match=f"steps.jsonl:6 must be a captured step, got {why}"):

@@ -11,10 +11,11 @@ import pytest
 
 import attnlib
 from attnlib import AttnSpec, cli
-from attnlib.core.layer import MODELS, WHOLE_MODELS, parse_layer, parse_lengths, words_of_lengths
+from attnlib.core.layer import MODELS, WHOLE_MODELS, parse_layer
 from attnlib.core.spec import ELEMENT_BYTES, MlaSpec
 from attnlib.lab.engine_builds import own_build
 from attnlib.lab.recorded import neighbour_loss, recorded_calls
+from attnlib.measure.calls.cases import read_case
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.run import store
 from attnlib.select.facts import GPUS, Call
@@ -43,9 +44,11 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
 def test_the_line_that_measures_parses_to_the_same_call(monkeypatch, capsys):
     seen = []
     monkeypatch.setattr("attnlib.lab.view.measure_call", lambda *call: seen.append(call))
-    layer, lengths = AttnSpec(24, 8, 64, 1, "bfloat16", "float8_e4m3fn"), (7, 9, 9, 40)
-    line = attnlib.advise(layer, lengths).command
-    assert cli.main(shlex.split(line)[3:]) == 0 and seen == [(layer, lengths)]
+    layer = AttnSpec(24, 8, 64, 1, "bfloat16", "float8_e4m3fn")
+    line = attnlib.advise(layer, (7, 9, 9, 40)).command
+    assert cli.main(shlex.split(line)[3:]) == 0
+    ((text,),) = seen
+    assert read_case(text) == DecodeCase(layer, 4, 40, "7+9+9+40")
     assert not capsys.readouterr().err
     assert cli.main([*shlex.split(line)[3:], "--gpu", "b200"]) == 0
     assert "all backends are measured here; not used: gpu\n" in capsys.readouterr().err
@@ -144,7 +147,7 @@ def test_a_call_is_found_however_its_lengths_are_written_and_wide_its_page_table
     layer = AttnSpec(8, 1, 128, 16)
     advice = attnlib.advise(layer, [1024] * 256, gpu="H100")
     words = dict(advice.facts)["in split_cap"]
-    assert "graph, page table of 131,072 tokens, us: " in words
+    assert "graph, context=131072, us: " in words
     assert "sglang-flash-attn-3@bounded (sglang-kernel 0.4.10) " in words
     wide = DecodeCase(layer, 256, 1024, context=131072)
     assert attnlib.advise(wide, gpu="H100").same.equals(advice.same)
@@ -221,7 +224,7 @@ def test_rules_of_the_model_and_of_what_the_user_fixed_count(capsys):
     call[4:] = ["sglang==0.5.23", "--gpu", "b200"]
     assert cli.main([*call, "--heads", "8/1", "--page-size", "1"]) == 0
     printed = capsys.readouterr().out
-    assert "takes pages of 64, not of 1." in printed and "--page-size 64 " in printed
+    assert "takes pages of 64, not of 1." in printed and " page=64 " in printed
 
 
 @pytest.mark.parametrize(
@@ -259,7 +262,7 @@ def test_the_nearest_batches_choose_well_on_layers_left_out():
             ["--heads", "8/1", "--lens", "9", "--backend", "foo"],
             "backend of flashinfer in mode ",
         ),
-        (["--heads", "8/1", "--lens", "many"], "lens must be such as 8192x16"),
+        (["--heads", "8/1", "--lens", "many"], "lens must be TOKENS or TOKENSxCOUNT"),
         (["--lens", "9"], "pass either heads or model, got neither"),
         (["--heads", "8/1", "--tp", "2", "--lens", "9"], "tp must go with a model"),
         (
@@ -282,25 +285,12 @@ def test_wrong_use_is_one_line_that_names_the_argument(fails, arguments, words):
     assert words in fails("advise", *arguments)
 
 
-@pytest.mark.parametrize(
-    ("words", "lengths"),
-    [
-        ("8192x3", (8192,) * 3),
-        ("100,200x2", (100, 200, 200)),
-        ("1..7x4", (1, 3, 5, 7)),
-        ("5", (5,)),
-    ],
-)
-def test_lengths_are_read_and_written_alike(words, lengths):
-    assert parse_lengths("lens", words) == lengths and words_of_lengths(lengths) == words
-    assert parse_lengths("lens", "1..7", 4) == (1, 3, 5, 7)
-
-
 def test_a_model_is_split_over_gpus_as_engines_do():
     assert parse_layer(model="Llama-3.1-70B", tp=8) == AttnSpec(8, 1, 128, 16)
     assert parse_layer(model="Llama-3.1-70B at TP 8") == AttnSpec(8, 1, 128, 16)
     assert parse_layer(model="Qwen3-30B-A3B", tp=8) == AttnSpec(4, 1, 128, 16)
-    assert parse_layer(model="24/8 heads, head_dim 64") == AttnSpec(24, 8, 64, 16)
+    for name in ("heads=24/8 head_dim=64", "24/8 heads, head_dim 64"):  # the second is of old
+        assert parse_layer(model=name) == AttnSpec(24, 8, 64, 16)
     for name, sizes in MODELS.items():
         assert parse_layer(model=name) == AttnSpec(*sizes, 16)
 

@@ -269,7 +269,10 @@ def test_kernels_of_metadata_are_searched_through_the_releases_of_their_own_libr
         ),
         ({"backend": "sdpa"}, "backend for flashinfer-python must be one of flashinfer-auto, "),
         ({"study": "nope"}, "STUDY must be one of "),
-        ({"case": "nope"}, "case must be one of study 'demo', got 'nope'; near: "),
+        (
+            {"case": "nope"},
+            "case must be one of study 'demo', got 'nope' (a call must be words such as",
+        ),
         ({"good": "0.6.3"}, "good and bad must be two releases, got 0.6.3 and 0.6.3"),
         ({"good": "0.6.3.0"}, "good and bad must be two releases, got 0.6.3.0 and 0.6.3"),
         ({"good": "fast"}, "good must be a version such as 0.6.3, got 'fast'"),

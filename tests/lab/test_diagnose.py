@@ -322,7 +322,7 @@ def test_what_is_said_is_of_the_middle_half_of_the_steps_by_length(path):
 def test_a_batch_size_that_no_mark_tells_is_taken_from_the_shape(path):
     split = (runs(traces.FA2_16, grid=(24, 1, 8)), runs(traces.MERGE, 2.0))
     found = attnlib.diagnose(served(*split).save(path))
-    assert found.patterns.empty and "--shape batch_size=N tells" in repr(found)
+    assert found.patterns.empty and "--shape lens=8192x16 tells" in repr(found)
     full = attnlib.diagnose(path, batch_size=64)
     assert attnlib.diagnose(path, batch_size=1).patterns.empty, "one request delays no other"
     with pytest.raises(ValueError, match="heads must have 8 KV heads, as fa2's grid has, got"):

@@ -193,7 +193,8 @@ def test_a_recorded_profile_says_of_which_call_card_and_releases_it_is(
 ):
     taken = attnlib.profile(FA2, recorded="decode_fa2")
     for shown in (repr(taken), taken._repr_html_()):
-        assert "Recorded: flashinfer-fa2, 32/8 d128 bfloat16 page 16 batch 16 kv_len 8192" in shown
+        call = "flashinfer-fa2, heads=32/8 head_dim=128 page=16 lens=8192x16"
+        assert f"Recorded: {call}" in shown
         assert "on NVIDIA H100 80GB HBM3 (2d7a65a0), torch 2.11.0+cu130" in shown
         assert "the call did not run here" in shown
     assert attnlib.profile(FA2, name="mine", recorded="decode_fa2").name == "mine"
@@ -206,8 +207,8 @@ def fused(lengths):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"fn": attnlib.decode_call("flashinfer-fa3", CASE)}, "not of 'flashinfer-fa3, 32/8"),
-        ({"fn": attnlib.decode_call("flashinfer-fa2", replace(CASE, kv_len=16))}, "kv_len 16'"),
+        ({"fn": attnlib.decode_call("flashinfer-fa3", CASE)}, "not of 'flashinfer-fa3, heads=32/8"),
+        ({"fn": attnlib.decode_call("flashinfer-fa2", replace(CASE, kv_len=16))}, "lens=16x16'"),
         ({"fn": lambda: pytest.fail("ran")}, "not of 'a callable without a name'"),
         ({"device": "cpu"}, "is of device 'cuda', not of 'cpu'"),
         ({"cuda_graph": True}, "taken with cuda_graph=False, not with True"),

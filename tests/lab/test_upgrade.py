@@ -22,7 +22,7 @@ from attnlib.studies import captured
 
 PACKAGE, MODEL = "flashinfer-python", "Llama-3.1-8B"
 BASE, NEW = "0.6.13", "0.7.2.post1"
-KEYS = ["32/8,d128,p16,b16,k8192", "16/2,d128,p16,b1,k4096"]
+KEYS = ["heads=32/8 head_dim=128 page=16 lens=8192x16", "heads=16/2 head_dim=128 page=16 lens=4096"]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def lab(make_record, monkeypatch):
     found = Lab(
         make_record,
         lambda release: (10.0, "fa2" if release == BASE else "fa3"),
-        key=lambda item, release: (item.case.key, release),
+        key=lambda item, release: (item.case.label, release),
     )
     found.stand_in(monkeypatch)
     monkeypatch.setattr(upgrade, "overlay_for", lambda package, release, given: None)
@@ -50,12 +50,14 @@ def test_every_mode_of_a_model_is_measured_in_rounds_that_alternate_and_replays_
     lab, monkeypatch
 ):
     found = compare((), models=[MODEL])
-    assert found.rows.case.tolist() == [case.key for case in calls_of(parse_layer(model=MODEL))]
+    assert found.rows.case.tolist() == [case.label for case in calls_of(parse_layer(model=MODEL))]
     assert {*found.rows.verdict} == {"same"} and not found.slower
     timers = {
-        k.partition(",")[0]: t for k, t in zip(found.rows.case, found.rows.timer, strict=True)
+        text.partition(" ")[0]: timer
+        for text, timer in zip(found.rows.case, found.rows.timer, strict=True)
     }
-    assert timers["prefill_paged"] == "profiler" and timers["target_verify"] == "graph"
+    assert timers["mode=prefill_paged"] == "profiler"
+    assert timers["mode=target_verify"] == "graph"
     both = [(0, BASE), (0, NEW), (1, NEW), (1, BASE), (2, BASE), (2, NEW), (3, NEW), (3, BASE)]
     assert lab.order() == [(*side, len(found.rows)) for side in both]
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
@@ -85,7 +87,7 @@ def test_only_cases_without_a_verdict_take_more_rounds_up_to_the_last_look(lab):
 )
 def test_an_engines_pinned_backend_is_compared_over_a_layer_of_its_own(lab, backend, runs):
     table = compare((), models="Qwen3-32B", tp=8, lens="2048..30720", batch=4, backend=backend).rows
-    assert table.case.tolist() == ["8/1,d128,p16,b4,k30720,2048+11605+21163+30720"]
+    assert table.case.tolist() == ["heads=8/1 head_dim=128 page=16 lens=2048..30720x4"]
     assert table.backend.tolist() == [runs]
     assert compare((), heads="8/1", lens="9", backend=backend.upper()).rows.backend[0] == runs
     usual = compare((), heads="8/1", page_size=64, backend="prefill-fa2").rows
@@ -111,7 +113,7 @@ def test_a_round_of_the_base_belongs_to_one_comparison(lab):
 
 
 def test_a_throttled_round_is_measured_again_and_an_item_without_a_look_is_ambiguous(lab):
-    lab.is_hot = lambda item, number: number > 0 if item.case.key == KEYS[0] else number == 1
+    lab.is_hot = lambda item, number: number > 0 if item.case.label == KEYS[0] else number == 1
     found = compare()
     assert words(found) == {KEYS[0]: "ambiguous", KEYS[1]: "same"}
     assert found.rows.rounds.tolist() == [1, 4] and found.outcome == "not decided"
@@ -166,10 +168,10 @@ def test_a_build_of_ones_own_is_measured_anew_each_time(lab, tmp_path, monkeypat
 
 @pytest.mark.slow
 def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(published_records):
-    cases = [KEYS[0], "32/8,d128,p16,b8,k8192"]
+    cases = [KEYS[0], "heads=32/8 head_dim=128 page=16 lens=8192x8"]
     found = compare_releases("0.6.3", "0.6.4", cases=cases, not_slower=0)
     assert found.outcome == "not decided" and "1 not on record, of 2 calls" in found.conclusion
-    assert words(found) == {KEYS[0]: "faster", "32/8,d128,p16,b8,k8192": "not on record"}
+    assert words(found) == {KEYS[0]: "faster", cases[1]: "not on record"}
     assert "PrefillWithKVCacheKernel 1 to 0" in found.rows.kernels[0]
     assert {*found.rows.study.dropna()} == {"fa3_decode_regression"}
     assert "margin 4% below 30 us, 2% from there on" in found.notes[0]
@@ -180,9 +182,13 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     for both in ("0.6.4", "0.7.2.post1"), ("0.6.13", "0.7.2.post1"), ("0.7.2.post1", "0.6.5"):
         other = compare_releases(*both, **layer)
         (near,) = other.nearest.itertuples()
-        assert (near.case, near.machine) == ("8/1,d128,p16,b64,k8192", "nvidia-h200-30af7b45")
+        assert (near.case, near.machine) == (
+            "heads=8/1 head_dim=128 page=16 lens=8192x64",
+            "nvidia-h200-30af7b45",
+        )
         assert {near.base, near.new} == {"0.6.4", "0.7.2.post1"}
-        assert f"{near.base_plan_us:,.1f}" in repr(other) and "h100 --heads 8/1" in repr(other)
+        assert f"{near.base_plan_us:,.1f}" in repr(other)
+        assert "explain heads=8/1 --gpu" in repr(other)
     searched = compare_releases("0.6.3", "0.6.13", cases=KEYS[:1])
     assert {*searched.rows.study} == {"bisect_fa3_decode_regression"}
     other = compare_releases("0.6.5", "0.6.6", cases=KEYS[:1])
@@ -194,8 +200,11 @@ def test_published_records_of_both_releases_are_replayed_and_the_rest_is_said(pu
     assert early.conclusion.endswith(f"releases of flashinfer-auto on record: {known}")
     assert early.nearest.empty and "(nothing)" not in repr(early)
     wide = compare_releases("0.6.3", "0.6.4", heads="8/1", lens="9", head_dim=576)
-    assert "auto of 0.6.3 cannot run 8/1,d576,p16,b1,k9: head_dim must be 64" in wide.conclusion
-    fp8 = f"{KEYS[0]},bfloat16/float8_e4m3fn"
+    assert (
+        "auto of 0.6.3 cannot run heads=8/1 head_dim=576 page=16 lens=9: head_dim must be 64"
+        in wide.conclusion
+    )
+    fp8 = KEYS[0].replace("lens", "kv_dtype=float8_e4m3fn lens")
     broken = compare_releases("0.5.3", "0.6.3", cases=[KEYS[0], fp8])
     assert broken.conclusion == f"slower: {KEYS[0]}; fails: {fp8}"
     assert any("0.6.3 error: " in note for note in broken.notes)
@@ -255,7 +264,7 @@ def test_every_call_that_is_asked_for_has_a_row_and_nothing_else_decides(publish
         ({**heads, "page_size": 16}, [parse_layer("8/1")]),
     ):
         found = compare_releases(*both, **options)
-        asked = [case.key for layer in layers for case in calls_of(layer)]
+        asked = [case.label for layer in layers for case in calls_of(layer)]
         assert found.rows.case.tolist() == asked and found.outcome == "not decided"
 
 
@@ -263,10 +272,10 @@ def test_captured_steps_are_cases_too(lab, capsys):
     path = Path(__file__).parents[2] / "data/captures/engine.jsonl"
     cases = captured.study_of(path)[0].cases
     assert {type(case) for case in cases} == {DecodeCase, ExtendCase}
-    assert parse_cases([case.key for case in cases]) == cases
+    assert parse_cases([case.label for case in cases]) == cases
     assert cli.main([*COMMAND, "--cases", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["cases"]
-    assert {row["case"] for row in found} == {case.key for case in cases}
+    assert {row["case"] for row in found} == {case.label for case in cases}
 
 
 @pytest.mark.parametrize(
@@ -298,7 +307,7 @@ def test_captured_steps_are_cases_too(lab, capsys):
         (["--new", "flashinfer_python-1.0-cp39-cp39-win32.whl"], f"must be of {PACKAGE}, for"),
         (["--cases", "none.txt"], "No such file"),
         (["--cases", "blank.txt"], "cases must hold one that can be run"),
-        (["--cases", "odd.txt"], "line 2 of the cases: it must be a key such as 32/8,d128"),
+        (["--cases", "odd.txt"], "line 2 of the cases: a call must be words such as heads=32/8"),
         (["--new", "0.9.9"], "pip could not install flashinfer-python==0.9.9"),
     ],
 )

@@ -20,6 +20,12 @@ from attnlib.studies.captured import case_of, cases
 from attnlib.studies.metadata.case import MetadataCase
 
 LINES = """\
+{"call": "mode=extend q_lens=30+8 heads=32/8 head_dim=128 page=16 lens=40+8", \
+"batch_size": 2, "kind": "mha", "backend": "fa3", "release": "0.5.11", "draft": false}
+{"call": "mode=decode heads=32/8 head_dim=128 page=16 lens=41+9+60", \
+"batch_size": 3, "kind": "mha", "backend": "fa3", "release": "0.5.11", "draft": false}
+"""
+LINES_OF_OLD = """\
 {"mode": "extend", "batch_size": 2, "lengths": "40+8", "q_lengths": "30+8", \
 "num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "dtype": "bfloat16", \
 "kv_dtype": "bfloat16", "kind": "mha", "backend": "fa3", "release": "0.5.11", \
@@ -46,6 +52,23 @@ def test_the_lines_are_those_that_a_capture_writes(path, tmp_path):
     for step in capture.read(path):
         again.write(step)
     assert (tmp_path / "again").read_text() == LINES
+
+
+def test_lines_of_older_releases_are_read(path, tmp_path):
+    old = tmp_path / "old.jsonl"
+    old.write_text(LINES_OF_OLD)
+    assert capture.read(old) == capture.read(path)
+
+
+def test_a_step_is_read_back_but_for_lengths_where_a_request_has_no_tokens(path, tmp_path):
+    step, _ = capture.read(path)
+    alike = replace(step, lengths="8+8", q_lengths="", dtype="float16", kv_dtype="fp8_e5m2")
+    unknown = replace(step, lengths="", q_lengths="")
+    empty = replace(step, lengths="8+0")
+    written = capture.Capture(str(tmp_path / "again"))
+    for each in (alike, unknown, empty):
+        written.write(each)
+    assert capture.read(tmp_path / "again") == [alike, unknown, replace(step, lengths="")]
 
 
 def test_a_full_disk_is_told_and_costs_one_line(path, tmp_path):
@@ -95,8 +118,10 @@ def test_lengths_that_are_said_reach_tensors_and_costs_and_names():
     assert lens.dtype == torch.int32 and lens.tolist() == [40, 8]
     pairs = 30 * 40 - 30 * 29 // 2 + 8 * 8 - 8 * 7 // 2
     assert EXTEND.cost.flops == 4 * 128 * 32 * pairs
-    assert DECODE.key == "32/8,d128,p16,b3,k60,41+9+60"
-    assert EXTEND.key == "prefill_paged,q30,30+8,32/8,d128,p16,b2,k40,40+8"
+    assert DECODE.label == "heads=32/8 head_dim=128 page=16 lens=41+9+60"
+    assert EXTEND.label == (
+        "mode=prefill_paged q_lens=30+8 heads=32/8 head_dim=128 page=16 lens=40+8"
+    )
     assert "q_lengths" not in replace(EXTEND, q_lengths="").to_dict(), "older records keep ids"
 
 
@@ -122,12 +147,12 @@ def test_queries_that_do_not_fit_are_named(field, value, words):
 def test_a_capture_is_a_study_that_measure_takes(path, capsys):
     study = cli._study_named(str(path))
     assert (study.name, study.cases) == ("captured_my_steps", (DECODE, EXTEND))
-    assert study.case_named(DECODE.key) == DECODE
+    assert study.case_named(DECODE.label) == DECODE
     assert {job.command for job in study.jobs(headline=True)} == {
         f"python -m attnlib measure '{path}'"
     }
     assert capsys.readouterr().err == ""
-    path.write_text(LINES.replace('"extend"', '"idle"'))
+    path.write_text(LINES.replace("mode=extend", "mode=idle"))
     assert cli._study_named(str(path)).cases == (DECODE,)
     assert capsys.readouterr().err.startswith("left out: 1 steps, idle: mode must be one of")
     path.write_text("")

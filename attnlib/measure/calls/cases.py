@@ -1,7 +1,6 @@
-"""The keys of cases, and what measures a case.
+"""The text of a case, and what measures it.
 
-The keys of decode, extend and MLA cases are read back from lines of text: `32/8,d128,p16,b16,k8192`
-is a decode case, `prefill_paged,q512,` before it makes an extend case. No torch here.
+What a text (`core.call_text`) says is a case of the class that its mode names. No torch here.
 """
 
 from __future__ import annotations
@@ -9,41 +8,25 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ...core.call_text import CallText, nearest
+from ...core.old_names import words_of_name
+from ...core.spec import EXTEND_MODES
 from .decode.case import DecodeCase
-from .extend.case import MODES, ExtendCase
-from .form import NamedCase, flat_fields
-from .mla.case import MlaCase
+from .extend.case import ExtendCase
+from .form import DECODE, NamedCase, class_of, kinds
+from .mla.case import DENSE, SPARSE, MlaCase
 
 if TYPE_CHECKING:
     from .base import Bench, Subject
 
-_LENGTHS = r"\d+(?:\+\d+)*"
-_DECODE = (
-    r"(?P<num_qo_heads>\d+)/(?P<num_kv_heads>\d+),d(?P<head_dim>\d+),p(?P<page_size>\d+)"
-    r",b(?P<batch_size>\d+),k(?P<kv_len>\d+)(?:,w(?P<window>\d+))?"
-    r"(?:,(?P<dtype>(?:bfloat16|float)\w*)(?:/(?P<kv_dtype>\w+))?)?"
-    rf"(?:,(?!seed|context)(?P<lengths>[a-z_]+|{_LENGTHS}))?(?:,seed(?P<seed>\d+))?"
-    r"(?:,context(?P<context>\d+))?"
-)
-_EXTEND = (
-    rf"(?P<mode>{'|'.join(MODES)}),q(?P<q_len>\d+),(?:(?P<mask>tree|chain|causal|full),)?"
-    rf"(?:(?P<q_lengths>{_LENGTHS}),)?{_DECODE}"
-)
-_MLA = (
-    r"mla,(?P<num_qo_heads>\d+),heads,(?:dense|top,(?P<top_k>\d+)),(?P<kv_format>[\w-]+)"
-    r",page,(?P<page_size>\d+),batch,(?P<batch_size>\d+),kv_len,(?P<kv_len>\d+)"
-    rf"(?:,(?!seed|q_len|context)(?P<lengths>[a-z_]+|{_LENGTHS}))?(?:,seed,(?P<seed>\d+))?"
-    r"(?:,q_len,(?P<q_len>\d+))?(?:,context,(?P<context>\d+))?"
-)
-KEYS: dict[str, type[DecodeCase | ExtendCase | MlaCase]] = {
-    _DECODE: DecodeCase,
-    _EXTEND: ExtendCase,
-    _MLA: MlaCase,
+MODES: dict[str, type[NamedCase]] = {
+    DECODE: DecodeCase,
+    **dict.fromkeys(EXTEND_MODES, ExtendCase),
+    **dict.fromkeys((DENSE, SPARSE), MlaCase),
 }
-"""Pattern of a key, its groups named as fields -> class; what a key leaves out is the default."""
+"""Mode of an attention call -> its class; of another case it is the kind."""
 
 
 def subject_class(case: object) -> Callable[[Bench], Subject]:
@@ -64,31 +47,39 @@ def subject_class(case: object) -> Callable[[Bench], Subject]:
 def parse_cases(lines: Iterable[str]) -> tuple[NamedCase, ...]:
     """The cases of `lines`, each once; empty lines and those from `#` on are skipped.
 
-    ValueError names the line that is no key.
+    ValueError names the line that is no call.
     """
     cases: list[NamedCase] = []
     for number, line in enumerate(lines, 1):
         text = line.strip()
         try:
             if text and not text.startswith("#"):
-                cases.append(_case_of_key(text))
+                cases.append(read_case(text))
         except ValueError as error:
             raise ValueError(f"line {number} of the cases: {error}") from error
     return tuple(dict.fromkeys(cases))
 
 
-def _case_of_key(text: str) -> NamedCase:
-    for pattern, cls in KEYS.items():
-        match = re.fullmatch(pattern, text)
-        if not match:
-            continue
-        form: dict[str, Any] = {}
-        for field in flat_fields(cls):
-            word = match.groupdict().get(field.name)
-            if word:
-                read: Any = field.type
-                form[field.name] = read(word)
-            elif field.default is not MISSING:
-                form[field.name] = field.default
-        return cls.from_dict(form)
-    raise ValueError(f"it must be a key such as 32/8,d128,p16,b16,k8192; got {text!r}")
+def read_case(text: str) -> NamedCase:
+    """The case of a text (`core.call_text`), or of a key or a label of old.
+
+    Inverse of a case's `label`. ValueError names the word, what it must be and what it was.
+    """
+    text = words_of_name(text)
+    stated = re.search(r"(?<!\S)mode=(\S+)", text)
+    mode = stated[1] if stated else DECODE
+    cls = _class_of_mode(mode)
+    said = CallText.read(text, own=cls.own_words)
+    said.require_only(f"mode={mode}", (*cls.words, *cls.own_words))
+    return cls.from_said(said)
+
+
+def _class_of_mode(mode: str) -> type[NamedCase]:
+    if mode in MODES:
+        return MODES[mode]
+    calls = {cls.kind for cls in MODES.values()}
+    modes = [*MODES, *sorted({*kinds()} - calls)]
+    if mode not in modes:
+        near = nearest(mode, modes)
+        raise ValueError(f"mode must be one of {', '.join(modes)}, got {mode!r}{near}")
+    return class_of(mode)

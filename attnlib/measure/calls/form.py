@@ -1,4 +1,4 @@
-"""Cases and items: names for people and command lines, and the JSON form that records have.
+"""Cases and items: the text form of a call, and the JSON form that records have.
 
 A kind of case is a folder with `case.py`, here or in a room; the folder's name is the kind. To read
 a record imports the module of its own case and no other.
@@ -12,6 +12,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from ...core.call_text import CallText
 from ...core.spec import LATER, require_types, require_word
 
 HERE = Path(__file__).resolve().parent
@@ -37,17 +38,31 @@ class NamedCase:
     """
 
     kind: ClassVar[str] = ""
+    words: ClassVar[tuple[str, ...]] = ()
+    """Of `core.call_text`: those that its text may have."""
+    own_words: ClassVar[tuple[str, ...]] = ()
+    """Words that no other kind has."""
     keeps_samples: ClassVar[bool] = False
 
     @property
-    def label(self) -> str:
-        """A short name for tables and progress bars."""
+    def said(self) -> CallText:
+        """What its text says."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_said(cls, said: CallText) -> Self:
+        """Inverse of `said`; ValueError for a word that is missing or has no such value."""
         raise NotImplementedError
 
     @property
+    def label(self) -> str:
+        """Its text: `heads=32/8 head_dim=128 page=16 lens=8192x16`."""
+        return str(self.said)
+
+    @property
     def key(self) -> str:
-        """A stable name without spaces, for command lines."""
-        return self.label.replace(" ", ",")
+        """The same, under an older name."""
+        return self.label
 
     def to_dict(self) -> dict[str, Any]:
         """Flat dict of the case: its kind and its fields."""

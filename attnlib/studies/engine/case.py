@@ -15,8 +15,9 @@ A record's backend is an arm: SGLang with one variable of our plugin (`engines.s
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
+from ...core.call_text import CallText, Lens
 from ...measure.calls.form import NamedCase, later
 
 
@@ -31,6 +32,15 @@ class EngineCase(NamedCase):
     """
 
     kind: ClassVar = "engine"
+    words: ClassVar = (
+        "mode",
+        "model",
+        "tp",
+        "lens",
+        "seed",
+        "context",
+    )
+    own_words: ClassVar = ("driver", "output_len", "dp")
     keeps_samples: ClassVar = True
     model: str
     batch_size: int
@@ -44,18 +54,34 @@ class EngineCase(NamedCase):
     context: int = later(0)
 
     @property
-    def label(self) -> str:
-        """A short name for tables."""
-        words = [
-            f"{self.model} {self.batch_size} x {self.kv_len} {self.lengths}",
-            f"+ {self.output_len} seed {self.seed}",
+    def said(self) -> CallText:
+        """What its text says."""
+        own: list[tuple[str, int | str]] = [
+            ("driver", self.driver),
+            ("output_len", self.output_len),
         ]
-        if self.driver != "steps":
-            words.append(self.driver)
-        if self.tp > 1:
-            words.append(f"tp {self.tp}")
-            if self.dp > 1:
-                words.append(f"dp {self.dp}")
-        if self.context:
-            words.append(f"context {self.context}")
-        return " ".join(words)
+        if self.dp > 1:
+            own.append(("dp", self.dp))
+        return CallText(
+            mode=self.kind,
+            own=tuple(own),
+            model=self.model,
+            tp=self.tp if self.tp > 1 else None,
+            lens=Lens(self.batch_size, self.kv_len, self.lengths),
+            seed=self.seed or None,
+            context=self.context or None,
+        )
+
+    @classmethod
+    def from_said(cls, said: CallText) -> Self:
+        """Inverse of `said`."""
+        return cls(
+            model=said.required("model"),
+            **said.required("lens").fields,
+            output_len=said.required("output_len"),
+            driver=said.required("driver"),
+            tp=said.tp or 1,
+            seed=said.seed or 0,
+            dp=said.given.get("dp", 1),
+            context=said.context or 0,
+        )

@@ -1,10 +1,11 @@
 """The metadata of one step, before its first layer, as a case. No torch here."""
 
-from dataclasses import MISSING, dataclass, fields
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import numpy as np
 
+from ...core.call_text import CallText, Lens
 from ...core.gpu import FETCH_BYTES
 from ...core.spec import LENGTHS, require_int, require_lengths, require_page_size, require_word
 from ...measure.calls.cost import INT32_BYTES, INT64_BYTES
@@ -12,6 +13,8 @@ from ...measure.calls.form import NamedCase, later
 from ...measure.calls.lengths import sample_seq_lens
 
 BUILDERS = ("decode", "kv_indices")
+POOL_SIZE = 1024
+YES = "yes"
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,14 @@ class MetadataCase(NamedCase):
     """
 
     kind: ClassVar = "metadata"
+    words: ClassVar = (
+        "mode",
+        "page",
+        "lens",
+        "seed",
+        "context",
+    )
+    own_words: ClassVar = ("builder", "seq_len_delta", "swa", "pool_size")
     builder: str
     batch_size: int
     page_size: int
@@ -32,7 +43,7 @@ class MetadataCase(NamedCase):
     lengths: str = "ragged"
     seq_len_delta: int = 0
     swa: bool = False
-    pool_size: int = 1024
+    pool_size: int = POOL_SIZE
     seed: int = 0
     context: int = later(0)
 
@@ -85,14 +96,40 @@ class MetadataCase(NamedCase):
         return -(-self.width // self.page_size)
 
     @property
-    def label(self) -> str:
-        """A short name for tables and progress bars."""
-        words = [
-            f"{self.builder} batch {self.batch_size}",
-            f"page {self.page_size} ctx {self.max_ctx}",
-        ]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.default not in (MISSING, value):
-                words.append(f"{field.name} {value}")
-        return " ".join(words)
+    def said(self) -> CallText:
+        """What its text says."""
+        own: list[tuple[str, int | str]] = [("builder", self.builder)]
+        if self.seq_len_delta:
+            own.append(("seq_len_delta", self.seq_len_delta))
+        if self.swa:
+            own.append(("swa", YES))
+        if self.pool_size != POOL_SIZE:
+            own.append(("pool_size", self.pool_size))
+        return CallText(
+            mode=self.kind,
+            own=tuple(own),
+            page=self.page_size,
+            lens=Lens(self.batch_size, self.max_ctx, self.lengths),
+            seed=self.seed or None,
+            context=self.context or None,
+        )
+
+    @classmethod
+    def from_said(cls, said: CallText) -> Self:
+        """Inverse of `said`."""
+        lens = said.required("lens")
+        swa = said.given.get("swa")
+        if swa not in (None, YES):
+            raise ValueError(f"swa must be {YES} or left out, got {swa!r}")
+        return cls(
+            builder=said.required("builder"),
+            batch_size=lens.batch_size,
+            page_size=said.required("page"),
+            max_ctx=lens.kv_len,
+            lengths=lens.lengths,
+            seq_len_delta=said.given.get("seq_len_delta", 0),
+            swa=swa == YES,
+            pool_size=said.given.get("pool_size", POOL_SIZE),
+            seed=said.seed or 0,
+            context=said.context or 0,
+        )

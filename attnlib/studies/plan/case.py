@@ -1,8 +1,9 @@
 """A plan for FlashInfer's fa2 as a case. No torch."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
+from ...core.call_text import CallText
 from ...core.spec import AttnSpec, require_int
 from ...measure.calls.decode.case import DecodeCase
 from ...measure.calls.form import NamedCase
@@ -13,6 +14,7 @@ class PlanCase(NamedCase):
     """A plan for `q_len` queries of each request of `decode`, causal; the planner cuts it."""
 
     kind: ClassVar = "plan"
+    words: ClassVar = (*DecodeCase.words, "q_len")
     decode: DecodeCase
     q_len: int = 1
 
@@ -25,6 +27,11 @@ class PlanCase(NamedCase):
         return self.decode.spec
 
     @property
-    def label(self) -> str:
-        """A short name for tables and progress bars."""
-        return f"plan q_len {self.q_len} {self.decode.label}"
+    def said(self) -> CallText:
+        """What its text says."""
+        return replace(self.decode.said, mode=self.kind, q_len=self.q_len)
+
+    @classmethod
+    def from_said(cls, said: CallText) -> Self:
+        """Inverse of `said`."""
+        return cls(DecodeCase.from_said(said), said.required("q_len"))

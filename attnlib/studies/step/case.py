@@ -1,8 +1,9 @@
 """The attention of a whole decode step, layer after layer, as a case. No torch here."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
+from ...core.call_text import CallText
 from ...core.spec import require_int
 from ...measure.calls.decode.case import DecodeCase
 from ...measure.calls.form import NamedCase
@@ -17,6 +18,8 @@ class StepCase(NamedCase):
     """The attention calls of one decode step: `decode` in each of `layers` layers."""
 
     kind: ClassVar = "step"
+    words: ClassVar = DecodeCase.words
+    own_words: ClassVar = ("layers",)
     decode: DecodeCase
     layers: int
 
@@ -24,6 +27,11 @@ class StepCase(NamedCase):
         require_int("layers", self.layers)
 
     @property
-    def label(self) -> str:
-        """A short name for tables and progress bars."""
-        return f"{self.layers} layers of {self.decode.label}"
+    def said(self) -> CallText:
+        """What its text says."""
+        return replace(self.decode.said, mode=self.kind, own=(("layers", self.layers),))
+
+    @classmethod
+    def from_said(cls, said: CallText) -> Self:
+        """Inverse of `said`."""
+        return cls(DecodeCase.from_said(said), said.required("layers"))

@@ -8,10 +8,10 @@ from support.records import measure
 from support.workloads import extend_case
 
 from attnlib.core import backends
-from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.core.spec import EXTEND_MODES, AttnSpec, MlaSpec
 from attnlib.measure.calls import call
 from attnlib.measure.calls.decode.case import DecodeCase
-from attnlib.measure.calls.extend.case import MODES, ExtendCase
+from attnlib.measure.calls.extend.case import ExtendCase
 from attnlib.measure.calls.form import Item
 from attnlib.measure.calls.mla.case import MlaCase
 
@@ -49,7 +49,7 @@ SHAPES = {
     "flashmla-sparse-fp8": SPARSE.spec,
 }
 CACHED = DecodeCase(AttnSpec(8, 2, 128, 16), 4, 600)
-CASES = [extend_case(CACHED, mode, q_len=8) for mode in MODES]
+CASES = [extend_case(CACHED, mode, q_len=8) for mode in EXTEND_MODES]
 ON_A_GPU = [pair for pair in product(backends.EXTEND_BACKENDS, CASES) if takes(*pair)]
 ON_A_GPU += [(name, MlaCase(spec, 8, 4096)) for name, spec in SHAPES.items()]
 

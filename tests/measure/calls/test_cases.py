@@ -7,16 +7,14 @@ import pytest
 from support.workloads import MASKS, extend_case
 
 from attnlib.core.spec import AttnSpec, MlaSpec
-from attnlib.measure.calls.cases import parse_cases
+from attnlib.measure.calls.cases import parse_cases, read_case
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase
 from attnlib.measure.calls.form import (
     Item,
     NamedCase,
     case_from_dict,
-    class_of,
     item_from_dict,
-    kinds,
     later,
 )
 from attnlib.measure.calls.mla.case import MlaCase
@@ -38,7 +36,8 @@ CACHED = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 100, "ragged", seed=4)
 EXTEND = extend_case(CACHED, "dllm_extend")
 PLAN = PlanCase(CACHED, 4)
 ENGINE = EngineCase("qwen3-32b-tp4", 3, 900, 40, "offline", 2, "1+900+7")
-READ_BACK = DecodeCase | ExtendCase | MlaCase
+PAIR = replace(CACHED, batch_size=2, kv_len=40, lengths="40+40", seed=0)
+SAID = ExtendCase(PAIR, "prefill_paged", 30, q_lengths="30+8")
 EVERY = (DECODE, METADATA, STEP, MLA, EXTEND, PLAN, ENGINE)
 """A case of every kind."""
 MORE = [extend_case(CACHED, *pair) for pair in MASKS]
@@ -52,20 +51,13 @@ MORE += [extend_case(replace(CACHED, context=4096), "target_verify", "causal")]
 
 
 @pytest.mark.parametrize("case", [*EVERY, *MORE], ids=lambda case: type(case).__name__)
-def test_a_case_survives_its_json_form_and_has_a_name_for_command_lines(case):
+def test_a_case_survives_its_json_form_and_its_text(case):
     form = case.to_dict()
     assert case_from_dict(form) == case
     assert item_from_dict(Item("a", "graph", case).to_dict()) == Item("a", "graph", case)
     assert all(isinstance(value, int | str) for value in form.values())
-    assert " " not in case.key
-    if isinstance(case, READ_BACK):
-        assert parse_cases([case.key]) == (case,)
-
-
-def test_every_kind_is_found_by_the_folder_of_its_case():
-    assert {case.kind: type(case) for case in EVERY} == {
-        kind: class_of(kind) for kind in ("", *kinds())
-    }
+    assert read_case(case.label) == case
+    assert case.key == case.label
 
 
 def test_an_unknown_kind_lists_the_kinds_there_are():
@@ -152,58 +144,67 @@ MLA_USUAL = MlaCase(MlaSpec(128), 1, 100)
 
 
 @pytest.mark.parametrize(
-    ("case", "label", "key"),
+    ("case", "text"),
     [
-        (USUAL, "32/8 d128 bfloat16 page 16 batch 16 kv_len 8192", "32/8,d128,p16,b16,k8192"),
+        (USUAL, "heads=32/8 head_dim=128 page=16 lens=8192x16"),
         (
             ODD,
-            "32/8 d128 bfloat16/float8_e4m3fn page 16 batch 16 kv_len 8192 ragged",
-            "32/8,d128,p16,b16,k8192,bfloat16/float8_e4m3fn,ragged,seed5",
+            "heads=32/8 head_dim=128 page=16 kv_dtype=float8_e4m3fn lens=ragged:8192x16 seed=5",
         ),
         (
             LISTED,
-            "64/8 d64 float16/float8_e4m3fn page 16 window 9 batch 4 kv_len 9 9+1+2+3",
-            "64/8,d64,p16,b4,k9,w9,float16/float8_e4m3fn,9+1+2+3",
+            "heads=64/8 head_dim=64 page=16 dtype=float16 kv_dtype=float8_e4m3fn window=9 "
+            "lens=9+1+2+3",
         ),
-        (MetadataCase("decode", 1, 1, 128), "decode batch 1 page 1 ctx 128", ""),
-        (METADATA, "decode batch 32 page 16 ctx 8200 seq_len_delta 3 swa True", ""),
-        (WIDE, f"{METADATA.label} context 9000", ""),
-        (MLA, "mla 16 heads top 2048 fp8-656 page 64 batch 8 kv_len 32768 ragged seed 3", ""),
-        (MLA_USUAL, "mla 128 heads dense bfloat16 page 64 batch 1 kv_len 100", ""),
         (
-            extend_case(CACHED, "target_verify"),  # the usual mask, tree
-            f"target_verify q_len 7 {CACHED.label}",
-            f"target_verify,q7,{CACHED.key}",
+            MetadataCase("decode", 1, 1, 128),
+            "mode=metadata builder=decode page=1 lens=ragged:128",
         ),
+        (
+            replace(WIDE, pool_size=64),
+            "mode=metadata builder=decode seq_len_delta=3 swa=yes pool_size=64 page=16 "
+            "lens=ragged:8200x32 context=9000",
+        ),
+        (
+            MLA,
+            "mode=sparse_mla heads=16/1 page=64 top_k=2048 kv_format=fp8-656 lens=ragged:32768x8 "
+            "seed=3",
+        ),
+        (MLA_USUAL, "mode=mla heads=128/1 page=64 lens=100"),
+        (SEVERAL, "mode=mla q_len=4 heads=16/1 page=1 lens=33+4+60 context=4096"),
+        # The usual mask is left out.
+        (extend_case(CACHED, "target_verify"), f"mode=target_verify q_len=7 {CACHED.label}"),
         (
             extend_case(CACHED, "target_verify", "causal"),
-            f"target_verify q_len 7 causal {CACHED.label}",
-            f"target_verify,q7,causal,{CACHED.key}",
+            f"mode=target_verify q_len=7 mask=causal {CACHED.label}",
         ),
-        (PLAN, f"plan q_len 4 {CACHED.label}", ""),
-        (PlanCase(CACHED), f"plan q_len 1 {CACHED.label}", ""),
-        (EngineCase("m", 3, 900), "m 3 x 900 fixed + 64 seed 0", ""),
-        (EngineCase("m", 3, 900, context=4096), "m 3 x 900 fixed + 64 seed 0 context 4096", ""),
-        (ENGINE, "qwen3-32b-tp4 3 x 900 1+900+7 + 40 seed 0 offline tp 2", ""),
-        (replace(ENGINE, dp=2), f"{ENGINE.label} dp 2", ""),
+        (SAID, "mode=prefill_paged q_lens=30+8 heads=8/2 head_dim=64 page=16 lens=40x2"),
+        (PLAN, f"mode=plan q_len=4 {CACHED.label}"),
+        (STEP, f"mode=step layers=64 {STEP.decode.label}"),
+        (EngineCase("m", 3, 900), "mode=engine driver=steps output_len=64 model=m lens=900x3"),
+        (
+            replace(ENGINE, dp=2, context=4096),
+            "mode=engine driver=offline output_len=40 dp=2 model=qwen3-32b-tp4 tp=2 "
+            "lens=1+900+7 context=4096",
+        ),
     ],
 )
-def test_names_say_only_what_is_unusual_after_the_shape(case, label, key):
-    assert (case.label, case.key) == (label, key or re.sub(" ", ",", label))
+def test_the_text_says_only_what_is_unusual_after_the_shape(case, text):
+    assert case.label == text
+    assert read_case(text) == case
 
 
-def test_the_key_of_every_case_of_the_studies_is_read_back():
-    found = (case for study in STUDIES.values() for case in study.cases)
-    cases = dict.fromkeys(case for case in found if isinstance(case, READ_BACK))
-    assert parse_cases([case.key for case in cases]) == tuple(cases)
+def test_the_text_of_every_case_of_the_studies_is_read_back():
+    cases = tuple(dict.fromkeys(case for study in STUDIES.values() for case in study.cases))
+    assert parse_cases([case.label for case in cases]) == cases
 
 
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("8q1s1k", "it must be a key such as"),
+        ("8q1s1k", "a call must be words such as heads=32/8"),
         ("33/8,d128,p16,b1,k8", "num_qo_heads must be a multiple"),
-        ("32/8,d128,p16,b1,k8,sorted", "lengths must be one of"),
+        ("32/8,d128,p16,b1,k8,sorted", "lens must be drawn as one of"),
         ("prefill_paged,q9,32/8,d128,p16,b1,k8", r"q_len must be an integer in 1\.\.8"),
     ],
 )

@@ -7,10 +7,9 @@ import pytest
 import torch
 from support.workloads import MASKS, extend_case, work_of
 
-from attnlib.core.spec import LENGTHS, AttnSpec, MlaSpec
+from attnlib.core.spec import EXTEND_MODES, LENGTHS, AttnSpec, MlaSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import (
-    MODES,
     sample_drafts,
     sample_extend_lens,
 )
@@ -44,7 +43,7 @@ def drawn(case):
     ("case", "other"),
     [
         (RAGGED, replace(RAGGED, seed=8)),
-        *((extended(mode), extended(mode, seed=4)) for mode in MODES),
+        *((extended(mode), extended(mode, seed=4)) for mode in EXTEND_MODES),
         (LATENT, replace(LATENT, seed=5)),
     ],
     ids=lambda case: case.label,
@@ -129,7 +128,7 @@ def test_values_are_standard_normal_in_the_cases_dtypes_and_never_zeros(dtype, k
     assert len({tuple(values.flatten()[:64].tolist()) for values in floats}) == 3  # drawn apart
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EXTEND_MODES)
 def test_a_request_has_its_queries_among_its_tokens_and_accepted_drafts_are_ragged(mode):
     case = extended(mode)
     q_lens, kv_lens = sample_extend_lens(case)

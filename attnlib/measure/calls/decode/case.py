@@ -1,9 +1,11 @@
 """One decode attention call over a paged cache, as a case. No torch here."""
 
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import numpy as np
 
+from ....core.call_text import CallText, Lens, words_of_layer
 from ....core.spec import (
     LENGTHS,
     AttnSpec,
@@ -14,6 +16,18 @@ from ....core.spec import (
 from ..cost import INT32_BYTES, CallCost, attention_cost
 from ..form import NamedCase, later
 from ..lengths import sample_seq_lens
+
+LAYER_WORDS = (
+    "mode",
+    "model",
+    "tp",
+    "heads",
+    "head_dim",
+    "page",
+    "dtype",
+    "kv_dtype",
+    "window",
+)
 
 
 @dataclass(frozen=True)
@@ -46,10 +60,11 @@ class DecodeCase(NamedCase):
     --------
     >>> import attnlib
     >>> case = attnlib.DecodeCase(attnlib.AttnSpec(32, 8, 128, 16), 16, 8192)
-    >>> case.key
-    '32/8,d128,p16,b16,k8192'
+    >>> case.label
+    'heads=32/8 head_dim=128 page=16 lens=8192x16'
     """
 
+    words: ClassVar = (*LAYER_WORDS, "lens", "seed", "context")
     spec: AttnSpec
     batch_size: int
     kv_len: int
@@ -90,38 +105,21 @@ class DecodeCase(NamedCase):
         )
 
     @property
-    def label(self) -> str:
-        """A short name for tables and progress bars."""
-        spec = self.spec
-        words = [f"{spec.heads} d{spec.head_dim} {spec.dtypes} page {spec.page_size}"]
-        if spec.window:
-            words.append(f"window {spec.window}")
-        words.append(f"batch {self.batch_size} kv_len {self.kv_len}")
-        if self.lengths != "fixed":
-            words.append(self.lengths)
-        if self.context:
-            words.append(f"context {self.context}")
-        return " ".join(words)
+    def said(self) -> CallText:
+        """What its text says."""
+        return CallText(
+            **words_of_layer(self.spec),
+            lens=Lens(self.batch_size, self.kv_len, self.lengths),
+            seed=self.seed or None,
+            context=self.context or None,
+        )
 
-    @property
-    def key(self) -> str:
-        """A name without spaces for command lines, `32/8,d128,p16,b16,k8192`; stable.
-
-        Defaults are left out: no window (else `,w4096`), bfloat16, fixed lengths, seed 0.
-        """
-        spec = self.spec
-        words = [
-            f"{spec.heads},d{spec.head_dim},p{spec.page_size}",
-            f"b{self.batch_size},k{self.kv_len}",
-        ]
-        if spec.window:
-            words.append(f"w{spec.window}")
-        if spec.dtypes != "bfloat16":
-            words.append(spec.dtypes)
-        if self.lengths != "fixed":
-            words.append(self.lengths)
-        if self.seed:
-            words.append(f"seed{self.seed}")
-        if self.context:
-            words.append(f"context{self.context}")
-        return ",".join(words)
+    @classmethod
+    def from_said(cls, said: CallText) -> Self:
+        """Inverse of `said`."""
+        return cls(
+            said.layer(),
+            **said.required("lens").fields,
+            seed=said.seed or 0,
+            context=said.context or 0,
+        )

@@ -14,13 +14,15 @@ chain's bits are those of the causal mask. The modes are those of SGLang's Flash
 request 18364), which passes a custom mask wherever it verifies drafts. No torch here.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 
+from ....core.call_text import CallText, Lens
 from ....core.spec import (
     CUSTOM_MASKS,
+    EXTEND_MODES,
     LENGTHS,
     AttnSpec,
     require_int,
@@ -31,15 +33,6 @@ from ..cost import INT32_BYTES, CallCost, attention_cost
 from ..decode.case import DecodeCase
 from ..form import NamedCase, later
 from ..lengths import explicit_lengths, sample_seq_lens
-
-MODES = {
-    "prefill_paged": ("causal",),
-    "target_verify": ("tree", "chain", "causal"),
-    "draft_extend": ("causal",),
-    "dllm_extend": ("full",),
-    "prefill_ragged": ("causal",),
-}
-"""Mode -> its masks, the usual one first."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +46,7 @@ class ExtendCase(NamedCase):
     """
 
     kind: ClassVar = "extend"
+    words: ClassVar = (*DecodeCase.words, "q_len", "q_lens", "mask")
     cached: DecodeCase
     mode: str
     q_len: int
@@ -61,8 +55,8 @@ class ExtendCase(NamedCase):
 
     def __post_init__(self) -> None:
         self.spec.require_no_window("several queries per request")
-        require_word("mode", self.mode, MODES)
-        masks = MODES[self.mode]
+        require_word("mode", self.mode, EXTEND_MODES)
+        masks = EXTEND_MODES[self.mode]
         object.__setattr__(self, "mask", self.mask or masks[0])
         if self.mask not in masks:
             allowed = ", ".join(masks)
@@ -145,25 +139,39 @@ class ExtendCase(NamedCase):
         )
 
     @property
-    def label(self) -> str:
-        """A short name for tables and progress bars."""
-        words = [f"{self.mode} q_len {self.q_len}", *self._unusual(), self.cached.label]
-        return " ".join(words)
+    def said(self) -> CallText:
+        """What its text says: `q_lens` in place of `q_len` where it says all of them."""
+        is_usual = self.mask == EXTEND_MODES[self.mode][0]
+        said = replace(
+            self.cached.said,
+            mode=self.mode,
+            mask=None if is_usual else self.mask,
+        )
+        if not self.q_lengths:
+            return replace(said, q_len=self.q_len)
+        return replace(
+            said,
+            q_lens=_lens_of(self.q_lengths),
+            lens=_lens_of(self.cached.lengths),
+        )
 
-    @property
-    def key(self) -> str:
-        """A name without spaces for command lines."""
-        words = [f"{self.mode},q{self.q_len}", *self._unusual(), self.cached.key]
-        return ",".join(words)
+    @classmethod
+    def from_said(cls, said: CallText) -> Self:
+        """Inverse of `said`; with `q_lens` the record lists the tokens one by one too."""
+        mask = said.mask or ""
+        mode = said.required("mode")
+        if not said.q_lens:
+            return cls(DecodeCase.from_said(said), mode, said.required("q_len"), mask)
+        if said.q_len is not None:
+            raise ValueError(f"q_len must be left out with q_lens, got {said.q_len}")
+        lens = Lens.listed(said.required("lens").tokens)
+        q_lens = Lens.listed(said.q_lens.tokens)
+        cached = DecodeCase.from_said(replace(said, lens=lens))
+        return cls(cached, mode, q_lens.kv_len, mask, q_lens.lengths)
 
-    def _unusual(self) -> list[str]:
-        """A mask that is not the mode's usual one, and the queries where they are said."""
-        words = []
-        if self.mask != MODES[self.mode][0]:
-            words.append(self.mask)
-        if self.q_lengths:
-            words.append(self.q_lengths)
-        return words
+
+def _lens_of(lengths: str) -> Lens:
+    return Lens.of(explicit_lengths(lengths).tolist())
 
 
 def sample_extend_lens(case: ExtendCase) -> tuple[np.ndarray, np.ndarray]:

@@ -1,10 +1,11 @@
 """One call of multi-head latent attention, dense or over chosen tokens, as a case. No torch."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
+from ....core.call_text import CallText, Lens, words_of_layer
 from ....core.spec import (
     ELEMENT_BYTES,
     LATENT_DIM,
@@ -20,6 +21,10 @@ from ..cost import INT32_BYTES, CallCost
 from ..form import NamedCase, later
 from ..lengths import sample_seq_lens
 
+DENSE = "mla"
+SPARSE = "sparse_mla"
+"""Modes: over all tokens, over `top_k` chosen ones."""
+
 
 @dataclass(frozen=True)
 class MlaCase(NamedCase):
@@ -31,6 +36,17 @@ class MlaCase(NamedCase):
     """
 
     kind: ClassVar = "mla"
+    words: ClassVar = (
+        "mode",
+        "q_len",
+        "heads",
+        "page",
+        "top_k",
+        "kv_format",
+        "lens",
+        "seed",
+        "context",
+    )
     spec: MlaSpec
     batch_size: int
     kv_len: int
@@ -82,24 +98,30 @@ class MlaCase(NamedCase):
         )
 
     @property
-    def label(self) -> str:
-        """A short name for tables and progress bars."""
-        spec = self.spec
-        chosen = f"top {spec.top_k}" if spec.top_k else "dense"
-        words = [
-            f"mla {spec.num_qo_heads} heads {chosen} {spec.kv_format}",
-            f"page {spec.page_size}",
-            f"batch {self.batch_size} kv_len {self.kv_len}",
-        ]
-        if self.lengths != "fixed":
-            words.append(self.lengths)
-        if self.seed:
-            words.append(f"seed {self.seed}")
-        if self.q_len > 1:
-            words.append(f"q_len {self.q_len}")
-        if self.context:
-            words.append(f"context {self.context}")
-        return " ".join(words)
+    def said(self) -> CallText:
+        """What its text says."""
+        return CallText(
+            mode=SPARSE if self.spec.top_k else DENSE,
+            q_len=self.q_len if self.q_len > 1 else None,
+            **words_of_layer(self.spec),
+            lens=Lens(self.batch_size, self.kv_len, self.lengths),
+            seed=self.seed or None,
+            context=self.context or None,
+        )
+
+    @classmethod
+    def from_said(cls, said: CallText) -> Self:
+        """Inverse of `said`."""
+        if (said.mode == SPARSE) != bool(said.top_k):
+            words = f"top_k must be given with mode={SPARSE}, and only then"
+            raise ValueError(f"{words}, got {said.top_k} with {said.mode}")
+        return cls(
+            said.latent_layer(),
+            **said.required("lens").fields,
+            seed=said.seed or 0,
+            q_len=1 if said.q_len is None else said.q_len,
+            context=said.context or 0,
+        )
 
 
 def sample_mla_lens(case: MlaCase) -> np.ndarray:
