@@ -13,17 +13,17 @@ __version__ = "0.1.0"
 HOME = {
     "AttnSpec": "core.spec",
     "Call": "select.facts",
-    "DecodeCase": "kinds.decode.case",
+    "DecodeCase": "measure.calls.decode.case",
     "STUDIES": "studies",
     "Study": "run.study",
     "aa_check": "run.frame",
     "advise": "lab.advise",
-    "bisect": "run.bisect",
+    "bisect": "lab.bisect",
     "ceilings": "run.frame",
     "changes": "select.changes",
     "compare": "lab.compare",
-    "compare_releases": "studies.upgrade",
-    "decode_call": "kinds.decode.measure",
+    "compare_releases": "lab.upgrade",
+    "decode_call": "measure.calls.decode.measure",
     "decode_rows": "run.frame",
     "diagnose": "lab.diagnose",
     "explain": "select.explain",
@@ -34,12 +34,12 @@ HOME = {
     "load": "run.store",
     "load_or_measure": "run.study",
     "mode": "run.study",
-    "neighbour_loss": "lab.advise",
+    "neighbour_loss": "lab.recorded",
     "over": "run.frame",
     "profile": "lab.profile",
-    "recorded_batches": "lab.advise",
-    "sample_seq_lens": "kinds.lengths",
-    "save": "draw.style",
+    "recorded_batches": "lab.recorded",
+    "sample_seq_lens": "measure.calls.lengths",
+    "save": "run.figures.style",
     "savings": "run.frame",
     "tally": "run.frame",
     "view": "lab.view",
@@ -56,16 +56,16 @@ LAB = {
     "nbclient",
     "nbconvert",
     "nbformat",
-    "packaging",
     "pandas",
     "pyarrow",
     "pynvml",
     "scipy",
     "seaborn",
     "tqdm",
-    "yaml",
 }
 """Modules of the extra `lab`."""
+CRASHED = 5
+"""Exit status of a command of ours that crashed, which says nothing about any call."""
 Find = Callable[[str], Any]
 Names = Callable[[], list[str]]
 
@@ -97,7 +97,12 @@ def late(
 def install_advice(error: ModuleNotFoundError) -> str:
     """What to install for a module that the workbench needs, `core` not; "" for any other."""
     module = (error.name or "").partition(".")[0]
-    return f'needs {module}: pip install "attnlib[lab]"' if module in LAB else ""
+    return f"needs {module}: {install_with('lab')}" if module in LAB else ""
+
+
+def install_with(extra: str) -> str:
+    """How to install an extra: attnlib is on no index, so a copy of its repository is needed."""
+    return f'pip install -e ".[{extra}]", in a copy of attnlib\'s repository'
 
 
 __getattr__, __dir__ = late(__name__, HOME, "__version__")

@@ -11,30 +11,38 @@ import re
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
-from . import doctor
-from .core.layer import LENGTHS_HELP, parse_layer, parse_lengths, sizes_given
-from .core.spec import LENGTHS, MLA
+from . import CRASHED, doctor, install_advice
+from .core.call_text import DTYPE_WORDS, EXAMPLE, LENS_HELP, CallText, Lens
+from .core.layer import parse_layer, sizes_given
+from .core.spec import MLA, MLA_HEAD_DIM
+from .measure.files import read_limited
+from .measure.printable import printable
 
 if TYPE_CHECKING:
+    from .lab.advise import Advice
     from .run.study import Study, Sweep
+    from .select.facts import Call
 
 FAILED = 1
 USAGE = 2
+KNOWN_PROBLEM = 4
+"""A known problem holds for the call that `advise` was asked about."""
 OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
-"""Outcome of `compare` -> its exit status."""
+"""Outcome of `compare`, and of `diagnose` with two traces -> exit status."""
+MOST_OF_ERROR = 2000
+"""Characters of an error that are printed."""
+STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed;
+{USAGE} for wrong use; {OUTCOMES["not decided"]} if compare or diagnose --fail-on decides nothing;
+{KNOWN_PROBLEM} if advise says a known problem that holds;
+{CRASHED} if attnlib itself crashed, which says nothing about any call;
+{128 + signal.SIGINT} after Ctrl-C."""
 DEFAULT_REPORT = Path("build/report/index.html")
 SIZES = ("tp", "head_dim", "page_size")
-DTYPE_WORDS = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp8": "float8_e4m3fn",
-    "fp8_e4m3": "float8_e4m3fn",
-}
-"""The engines' words for dtypes."""
 Options = dict[str, dict[str, Any]]
 """Argument of a command -> keywords of `add_argument`."""
 
@@ -63,6 +71,7 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m attnlib",
         description="Reproduce, explain and prove fixes of attention-backend regressions.",
+        epilog=STATUSES,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, command in COMMANDS.items():
@@ -81,7 +90,11 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; an expected failure is one line on stderr and a non-zero status."""
+    """Run one command; an expected failure is one line on stderr and a non-zero status.
+
+    Any other exception is printed with its traceback and has status `CRASHED`, so that a crash is
+    never taken for a verdict. Raises ModuleNotFoundError where the workbench is not installed.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     first = words[0] if words else ""
     name = first if first in COMMANDS else ""
@@ -98,10 +111,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
-        program = f"attnlib {name}".rstrip()
-        print(f"{program}:", *str(error).splitlines(), file=sys.stderr)
+        told = " ".join(str(error).splitlines())
+        _say(f"{_program(name)}:", _cut(told), file=sys.stderr)
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and install_advice(error):
+            raise
+        _say(traceback.format_exc(), file=sys.stderr)
+        told = "crashed, which is a fault of attnlib and no result: please report the lines above"
+        _say(_program(name), told, file=sys.stderr)
+        return CRASHED
+
+
+def _program(name: str) -> str:
+    """How a line on stderr begins."""
+    return f"attnlib {name}".rstrip()
+
+
+def _cut(text: str) -> str:
+    """Both ends of an error that quotes a value without end."""
+    if len(text) <= MOST_OF_ERROR:
+        return text
+    half = MOST_OF_ERROR // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
+def _say(*words: object, file: TextIO | None = None) -> None:
+    """Print what a terminal may show: names in files can hold what steers one."""
+    text = " ".join(map(str, words))
+    print(printable(text), file=file)
 
 
 def _check(given: dict[str, Any]) -> None:
@@ -125,25 +164,38 @@ def _in_json(data: Any) -> str:
 def _doctor(as_json: bool = False) -> None:
     """Show the machine, library versions, and which backends can run here, or why not."""
     facts = doctor.examine()
-    print(_in_json(facts) if as_json else doctor.render(facts))
+    _say(_in_json(facts) if as_json else doctor.render(facts))
 
 
 def _diagnose(
     trace: str,
     after: str = "",
     shape: str = "",
+    fail_on: str = "",
     as_json: bool = False,
-) -> None:
-    """Find attention kernels and known problems in a server's trace, or compare two traces."""
-    from .lab.diagnose import diagnose
+) -> int:
+    """Find attention kernels and known problems in a server's trace, or compare two traces.
 
+    With --fail-on slower the exit status is 1 where steps of some kind are slower: over 5 % longer
+    in the mean, and each usual step of AFTER longer than each before. It is 3 where that is not
+    decided: ranges overlap, under three steps count, or layers, GPUs, batches or lengths differ.
+    """
+    from .lab.diagnose import TraceChange, diagnose
+
+    if fail_on and not after:
+        raise ValueError("--fail-on slower must have two traces, TRACE and AFTER, got one")
     answer = diagnose(trace, after, **_facts_of_shape(shape))
-    print(_in_json(answer.to_dict()) if as_json else answer)
+    _say(_in_json(answer.to_dict()) if as_json else answer)
+    if fail_on and isinstance(answer, TraceChange):
+        return OUTCOMES[answer.outcome]
+    return 0
 
 
 def _facts_of_shape(shape: str) -> dict[str, int | str]:
-    """The facts of `heads=32/8,kv_len=8192`, each once."""
+    """The facts of a call's text, or of `heads=32/8,kv_len=8192` as older releases wrote them."""
     facts: dict[str, int | str] = {}
+    if re.search(r"\b(lens|page)=", shape):
+        return _facts_of_text(shape)
     for part in filter(None, shape.split(",")):
         name, given, value = part.partition("=")
         if not given:
@@ -154,13 +206,25 @@ def _facts_of_shape(shape: str) -> dict[str, int | str]:
     return facts
 
 
+def _facts_of_text(text: str) -> dict[str, int | str]:
+    """The facts of `heads=32/8 page=16 lens=8192x16`."""
+    facts = CallText.read(text).given
+    if "page" in facts:
+        facts["page_size"] = facts.pop("page")
+    if "lens" in facts:
+        lens = facts.pop("lens")
+        facts["batch_size"] = lens.batch_size
+        facts["kv_len"] = lens.kv_len
+    return facts
+
+
 def _study_named(name: str) -> "Study":
     from .studies import STUDIES, captured
 
     if name.endswith(".jsonl"):
         chosen, left_out = captured.study_of(Path(name))
         if left_out:
-            print(f"left out: {left_out}", file=sys.stderr)
+            _say(f"left out: {left_out}", file=sys.stderr)
         return chosen
     if name not in STUDIES:
         raise ValueError(f"STUDY must be one of {', '.join(_measurable())}, got {name!r}")
@@ -203,7 +267,7 @@ def _measure(
         count = sweep.measure(chosen)
         machines = [machine_slug(describe(chosen.device))]
     places = [str(store.measured_path(chosen.name, machine)) for machine in machines]
-    print(f"{count} items measured; records in {', '.join(places)}")
+    _say(f"{count} items measured; records in {', '.join(places)}")
 
 
 def _measure_on_gpus(
@@ -231,7 +295,7 @@ def _publish(study: str, machine: str = "") -> None:
 
     path = store.publish(study, machine)
     count = len(store.load(path.stem, path.parent.name))
-    print(f"{count} records published in {path}; their own files are removed")
+    _say(f"{count} records published in {path}; their own files are removed")
 
 
 def _bisect(
@@ -247,7 +311,7 @@ def _bisect(
     That is the first one slower than --good; with --good after --bad, the first one faster than
     --bad. Records go to data/records/; without a GPU they are replayed.
     """
-    from .run.bisect import bisect
+    from .lab.bisect import bisect
     from .studies.fa3_decode_regression import bisection
 
     chosen = _study_named(study)
@@ -260,7 +324,7 @@ def _bisect(
         **how,
     )
     if as_json:
-        print(_in_json(search.to_dict()))
+        _say(_in_json(search.to_dict()))
         return
     given = "".join(f" --overlay {shlex.quote(argument)}" for argument in overlay)
     reference = f"{search.releases[0]} ({search.steps[0].reference_family})"
@@ -271,12 +335,13 @@ searched {", ".join(search.releases)}; ratio: run time over that of {reference}
 {bisection(search).to_string(index=False)}
 
 repeat with: {search.command}{given}"""
-    print(text)
+    _say(text)
 
 
 def _compare(
     base: str,
     new: str,
+    words: Sequence[str] = (),
     cases: Path | None = None,
     as_json: bool = False,
     **how: Any,
@@ -285,19 +350,20 @@ def _compare(
 
     Measures both releases until each case has a verdict; without a GPU it replays records. Exit
     status: 0 if every call is shown to be not slower, 1 if one is slower or fails, 2 for wrong
-    use, 3 if inconclusive.
+    use, 3 if inconclusive, 5 if attnlib itself crashed.
     """
-    from .studies.upgrade import compare_releases
+    from .lab.upgrade import compare_releases
 
-    if cases is None:
-        keys = ""
-    elif cases.suffix == ".jsonl":
-        keys = "\n".join(case.key for case in _study_named(str(cases)).cases)
-    else:  # An empty file must not fall back to the default calls.
-        keys = cases.read_text("utf-8-sig", "replace") or "\n"
-    upgrade = compare_releases(base, new, cases=keys, **how)
-    print(_in_json(upgrade.to_dict()) if as_json else upgrade)
-    print(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
+    if words and cases:
+        raise ValueError(f"a call must be left out with --cases, got {' '.join(words)!r}")
+    lines = " ".join(words)
+    if cases and cases.suffix == ".jsonl":
+        lines = "\n".join(case.label for case in _study_named(str(cases)).cases)
+    elif cases:  # An empty file must not fall back to the default calls.
+        lines = read_limited(cases).decode("utf-8-sig", "replace") or "\n"
+    upgrade = compare_releases(base, new, cases=lines, **how)
+    _say(_in_json(upgrade.to_dict()) if as_json else upgrade)
+    _say(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
     return OUTCOMES[upgrade.outcome]
 
 
@@ -311,72 +377,126 @@ def _percent(text: str) -> float:
 
 def _claims(ids: Sequence[str] = (), as_json: bool = False) -> None:
     """Show published claims, and what the records say about them."""
-    from .studies import claims
+    from .lab import claims
 
     judged = claims.verdicts(ids)
     if as_json:
-        print(_in_json([row.to_dict() for row in judged]))
+        _say(_in_json([row.to_dict() for row in judged]))
     elif ids:
-        print("\n\n".join(map(claims.details, judged)))
+        _say("\n\n".join(map(claims.details, judged)))
     else:
-        print(claims.as_frame(judged).to_string(index=False))
+        _say(claims.as_frame(judged).to_string(index=False))
 
 
 def _report(out: Path = DEFAULT_REPORT) -> None:
     """Execute the notebooks and write them as one self-contained HTML file."""
-    from .report.build import build_report
+    from .lab.report.build import build_report
 
     if out == DEFAULT_REPORT:
         out.parent.mkdir(parents=True, exist_ok=True)
     path = build_report(out, on_notebook=print)
-    print(f"report written to {path}")
+    _say(f"report written to {path}")
 
 
 def _advise(
-    lens: str,
+    words: Sequence[str] = (),
+    lens: str = "",
     batch: int | None = None,
     measure: bool = False,
     heads: str = "",
     model: str = "",
+    server: Sequence[str] = (),
+    as_json: bool = False,
     **options: Any,
-) -> None:
-    """Suggest a decode backend: library default, closest recorded batches, benchmark command.
+) -> int:
+    """Say what runs a decode call, its known problems, and the nearest records.
 
-    Calls of MLA are not covered.
+    Heads such as 128/1 with --head-dim 576 are MLA. Exit status: 4 if a known problem holds, 0 if
+    none does, 2 for wrong use.
     """
     from .lab.advise import advise
     from .lab.view import measure_call
-    from .select.facts import Call, facts_of_model
-    from .select.text import PINS
+    from .measure.calls.cases import case_of
+    from .select.asked import LATENT_PAGE, is_checkpoint
+    from .select.situation import parse_server
 
-    facts = facts_of_model(model)
-    for option, fact in PINS.items():
-        if option in options:
-            facts[fact] = True
+    how: dict[str, Any] = {"server": parse_server(server)}
     named = [name for name in ("library", "backend", "gpu") if name in options]
-    how = {name: options.pop(name) for name in named}
+    for name in named:
+        how[name] = options.pop(name)
+    if measure and named:
+        _say(f"all backends are measured here; not used: {', '.join(named)}", file=sys.stderr)
+    if words:
+        call = " ".join(words)
+        _require_alone(call, lens=lens, batch=batch, heads=heads, model=model, **options)
+        if measure:
+            _say(measure_call(call))
+            return 0
+        return _advised(advise(call, **how), as_json)
+    if not lens:
+        raise ValueError(f"a call must be given, such as {EXAMPLE}, or --heads and --lens")
+    sizes = Lens.read(lens, batch=batch)
+    if is_checkpoint(model):
+        said = _said_by_options(heads, model, sizes, **options)
+        if measure:
+            _say(measure_call(case_of(said)))
+            return 0
+        return _advised(advise(said, **how), as_json)
+    facts = _facts_of_options(options)
+    if options.get("head_dim") == MLA_HEAD_DIM:
+        options.setdefault("page_size", LATENT_PAGE)
     layer = parse_layer(heads, model=model, **options)
-    lengths = parse_lengths("lens", lens, batch)
     if measure:
-        if named:
-            print(f"all backends are measured here; not used: {', '.join(named)}", file=sys.stderr)
-        print(measure_call(layer, lengths))
-    else:
-        print(advise(layer, lengths, facts=Call(**facts), **how))
+        _say(measure_call(layer, sizes.tokens))
+        return 0
+    return _advised(advise(layer, sizes.tokens, facts=facts, **how), as_json)
+
+
+def _advised(advice: "Advice", as_json: bool) -> int:
+    """Print advice; returns the exit status: `KNOWN_PROBLEM` if a known problem holds."""
+    _say(_in_json(advice.to_dict()) if as_json else advice)
+    return KNOWN_PROBLEM if advice.holding else 0
+
+
+def _require_alone(call: str, **options: Any) -> None:
+    """ValueError for options that say a part of a call beside its text."""
+    for name, value in options.items():
+        if value not in ("", None):
+            raise ValueError(f"{name} must be a word of the call {call!r}, got option {value!r}")
+
+
+def _said_by_options(
+    heads: str,
+    model: str,
+    lens: Lens,
+    page_size: int | None = None,
+    **options: Any,
+) -> CallText:
+    """What the options of a model's layer say, as the text of a call would."""
+    return CallText(heads=heads or None, model=model, lens=lens, page=page_size, **options)
+
+
+def _facts_of_options(options: dict[str, Any]) -> "Call":
+    """What the options of a layer pin."""
+    from .select.asked import PINS
+    from .select.facts import Call
+
+    pins: dict[str, Any] = {fact: True for option, fact in PINS.items() if option in options}
+    return Call(**pins)
 
 
 def _refresh() -> None:
     """Execute the notebooks again from the records (replay), and redraw README's figure."""
-    from .report.build import refresh
+    from .lab.report.build import refresh
 
-    print("written", "\nwritten ".join(map(str, refresh())))
+    _say("written", "\nwritten ".join(map(str, refresh())))
 
 
 def _explain(as_json: bool = False, **given: Any) -> None:
     """Show which backend a library picks and why, or what changes between releases (no GPU)."""
     from .select.text import answer
 
-    print(answer(given, as_json))
+    _say(answer(given, as_json))
 
 
 def _known_facts() -> str:
@@ -418,6 +538,13 @@ OVERLAY: Options = {
         metavar="NAME==VERSION=DIR",
         help="folder that holds this release, instead of installing it with pip (whose settings, "
         "such as PIP_FIND_LINKS, apply); repeatable",
+    ),
+}
+WORDS: Options = {
+    "words": dict(
+        nargs="*",
+        metavar="NAME=VALUE",
+        help=f"the call, such as {EXAMPLE}, in place of the options that say it",
     ),
 }
 LAYER: Options = {
@@ -516,7 +643,7 @@ BISECT: Options = {
     "--case": dict(
         required=True,
         metavar="CASE",
-        help="key or label of the case, such as 32/8,d128,p16,b16,k8192",
+        help=f"the case, such as '{EXAMPLE}'",
     ),
     "--backend": dict(
         help="default: flashinfer-auto",
@@ -534,6 +661,7 @@ BISECT: Options = {
     **JSON,
 }
 COMPARE: Options = {
+    **WORDS,
     "--base": dict(
         required=True,
         help="baseline release, or a wheel or folder",
@@ -552,7 +680,7 @@ COMPARE: Options = {
     **BATCH,
     "--lens": dict(
         metavar="N,...",
-        help=f"one decode call of that layer: {LENGTHS_HELP}",
+        help=f"one decode call of that layer: {LENS_HELP}",
     ),
     "--backend": dict(
         help="the backend that an engine pins, such as fa2, xqa, prefill-fa2",
@@ -560,8 +688,7 @@ COMPARE: Options = {
     "--cases": dict(
         type=Path,
         metavar="FILE",
-        help="file of case keys, such as 32/8,d128,p16,b16,k8192,chat (lengths: "
-        f"{', '.join(LENGTHS)}, or 33+1+60), or steps.jsonl",
+        help=f"file of calls, a line each such as {EXAMPLE}, or steps.jsonl",
     ),
     "--not-slower": dict(
         type=_percent,
@@ -595,15 +722,24 @@ CLAIMS: Options = {
     ),
     **JSON,
 }
+SERVER: Options = {
+    "--server": dict(
+        action="append",
+        metavar="FACT[=N]",
+        help="how the server was started, for known problems: dp_attention, context=131072, "
+        "glue_graph; repeatable",
+    ),
+}
 ADVISE: Options = {
+    **SERVER,
+    **WORDS,
     **LAYER,
     **SERVED,
     **BATCH,
     **DTYPES,
     "--lens": dict(
-        required=True,
         metavar="N,...",
-        help=LENGTHS_HELP,
+        help=LENS_HELP,
     ),
     "--engine": dict(
         dest="library",
@@ -619,8 +755,11 @@ ADVISE: Options = {
         action="store_true",
         help="benchmark all backends on this GPU; JIT builds of kernels take minutes",
     ),
+    **JSON,
 }
 EXPLAIN: Options = {
+    **SERVER,
+    **WORDS,
     "--library": dict(
         help="sglang==0.5.23, or sglang==0.5.23,flashinfer==0.7.2.post1 if that is installed",
     ),
@@ -653,7 +792,8 @@ EXPLAIN: Options = {
 DIAGNOSE: Options = {
     "trace": dict(
         metavar="TRACE",
-        help="trace of torch.profiler (json, json.gz) or Nsight Systems (sqlite)",
+        help="trace of torch.profiler (json, json.gz) or Nsight Systems (sqlite); or text, without "
+        "steps: key_averages().table(), CSV of nsys stats --report cuda_gpu_kern_sum",
     ),
     "after": dict(
         nargs="?",
@@ -661,8 +801,12 @@ DIAGNOSE: Options = {
         help="a second trace: report what is slower than in the first",
     ),
     "--shape": dict(
-        metavar="N=V,...",
-        help="facts that the trace does not record: heads=32/8,kv_len=8192",
+        metavar="CALL",
+        help="what the trace does not record, such as 'heads=32/8 page=16 lens=8192x16'",
+    ),
+    "--fail-on": dict(
+        choices=["slower"],
+        help="exit status of two traces: 0 not slower, 1 slower, 3 not decided, 2 wrong use",
     ),
     **JSON,
 }

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 from support.studies import SPEC, grid_of, hand_made, study_of
 
+import attnlib
 from attnlib import cli
-from attnlib.kinds.decode.case import DecodeCase
+from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.run import cluster, store
 from attnlib.studies import STUDIES
 
@@ -138,11 +140,52 @@ def test_the_module_is_the_command_and_ends_in_silence_unread_or_at_ctrl_c(monke
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("error", [KeyError("x"), TypeError("x"), AssertionError(), MemoryError()])
+@pytest.mark.parametrize("name", ["compare", "diagnose", "measure"])
+def test_a_crash_of_ours_has_a_status_of_its_own_and_is_no_verdict(
+    name, error, monkeypatch, capsys
+):
+    def crash(**_):
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, name, cli.COMMANDS[name]._replace(run=crash, arguments={}))
+    assert cli.main([name]) == cli.CRASHED == 5
+    assert cli.CRASHED not in cli.OUTCOMES.values()
+    out, err = capsys.readouterr()
+    *lines, last = err.rstrip().splitlines()
+    assert "Traceback" in lines[0] and type(error).__name__ in err and out == ""
+    assert last.startswith(f"attnlib {name} crashed, which is a fault of attnlib and no result")
+
+
+def test_a_package_that_cannot_be_loaded_is_a_crash_too():
+    code = "import sys; sys.modules['attnlib.cli'] = None; from attnlib.__main__ import main; "
+    code += "sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == cli.CRASHED and "import of attnlib.cli halted" in done.stderr
+
+
+def test_help_lists_every_exit_status(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    listed = told.partition("exit status: ")[2]
+    for status in (
+        0,
+        cli.FAILED,
+        cli.USAGE,
+        *cli.OUTCOMES.values(),
+        cli.KNOWN_PROBLEM,
+        cli.CRASHED,
+        130,
+    ):
+        assert re.search(rf"\b{status} (on|if|for|after) ", listed), status
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_malformed_argument_is_refused_in_one_line_and_nothing_is_written(
     seed, tiny, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("attnlib.report.build.execute", lambda path: int("a notebook's number"))
+    monkeypatch.setattr("attnlib.lab.report.build.execute", lambda path: int("a notebook's number"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path))
     pick = random.Random(seed)
@@ -167,7 +210,7 @@ def test_a_malformed_argument_is_refused_in_one_line_and_nothing_is_written(
         (["tiny", "--gpus", "0"], "--gpus must be all or a number from 1, got '0'"),
         (["tiny", "--gpus", "all"], "with a CUDA GPU; none is here"),
         (["tiny", "--gpus", "1", "--dask", "one:1"], "must not be given together"),
-        (["tiny", "--dask", "tcp://127.0.0.1:1"], 'pip install "attnlib[cluster]"'),
+        (["tiny", "--dask", "tcp://127.0.0.1:1"], attnlib.install_with("cluster")),
     ],
 )
 def test_what_cannot_be_measured_fails_in_one_line(fails, tiny, arguments, words, monkeypatch):
@@ -250,7 +293,9 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
     assert cli.main([*EXPLAIN, "--gpu", "sm90"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == "flashinfer==0.6.3, decode on sm90, policy auto: fa3"
-    assert rest[2].startswith("yes  fa3 ") and rest[2].endswith("FlashInfer #2148")
+    assert any("[flashinfer-fa3-decode-auto]" in line for line in rest)
+    rows = rest[rest.index("") :]
+    assert rows[2].startswith("yes  fa3 ") and rows[2].endswith("FlashInfer #2148")
     options = ["--library", "sglang==0.5.23", "--gpu", "sm80", "--call", "graph", "--json"]
     assert cli.main([*EXPLAIN, *options]) == 0
     answer = json.loads(capsys.readouterr().out)

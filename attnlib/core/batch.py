@@ -154,6 +154,11 @@ class DecodeBatch:
         self.page_table.copy_(given.page_table)
         self.seq_lens.copy_(given.seq_lens)
 
+    def require_query(self, q: object) -> None:
+        """ValueError unless `q` is [bs, num_qo_heads, head_dim] in the layer's dtype."""
+        shape = (self.batch_size, self.spec.num_qo_heads, self.spec.head_dim)
+        require_tensor("q", q, shape, self.spec.dtype)
+
     def require_alike(self, given: "DecodeBatch") -> None:
         """ValueError unless `given` has this batch's layer and its page table's shape."""
         if self.page_table.shape != given.page_table.shape or self.spec != given.spec:

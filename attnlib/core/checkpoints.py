@@ -16,6 +16,23 @@ LATENT = {"latent": "mla"} | dict.fromkeys(
 """Kind of a latent layer -> the mode in which its decode is asked."""
 OWN = ("block-sparse", "linear")
 """Kinds of layers that take their own class."""
+ROW = {
+    "architecture": str,
+    "source": str,
+    "layers": dict,
+}
+FACTS = {
+    "facts": dict,
+}
+"""Keys of a model, those that may be left out, and their types."""
+SIZES = {
+    "count": int,
+    "heads": int | str,
+    "head_dim": int,
+    "window": int,
+    "topk": int,
+}
+"""Keys of a kind of layers, and their types."""
 AT_TP = re.compile(r"(.+?) at TP (\d+)")
 WITH = " with "
 DP = re.compile(r"DP attention(?: of (\d+))?")
@@ -78,22 +95,30 @@ class Served:
     ranks: int = 1
     speculative: bool = False
     branches: int = 0
+    dp_attention: bool = False
 
 
 @cache
 def checkpoints() -> dict[str, Checkpoint]:
-    """Every model by name."""
-    import yaml
+    """Every model by name; ValueError names file, line and field of what is no model."""
+    from .yaml_file import read_yaml, require_fields
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    written = yaml.load(FILE.read_text(), loader)
-    return {name: _checkpoint(name, row) for name, row in written.items()}
+    (written,) = read_yaml(FILE)
+    models = {}
+    for name, row in written.items():
+        where = f"{getattr(row, 'place', FILE.name)}: {name}"
+        require_fields(row, where, ROW, FACTS)
+        for kind, sizes in row["layers"].items():
+            require_word(f"{where}: kind of layers", kind, (*DENSE, *LATENT, *OWN))
+            require_fields(sizes, f"{where}, {kind}", {}, SIZES)
+        models[name] = _checkpoint(name, row)
+    return models
 
 
 def _checkpoint(name: str, row: dict[str, Any]) -> Checkpoint:
     kinds = []
-    for kind, sizes in row["layers"].items():
-        require_word(f"kind of layers of {name}", kind, (*DENSE, *LATENT, *OWN))
+    for kind, written in row["layers"].items():
+        sizes = dict(written)
         heads, _, kv_heads = str(sizes.pop("heads", 0)).partition("/")
         counts = {"heads": int(heads), "kv_heads": int(kv_heads or 1)}
         kinds.append(Kind(kind, model=name, **counts, **sizes))
@@ -120,11 +145,16 @@ def served(text: str, tp: int = 1, dp: int = 1) -> Served:
         name = split[1]
         tp = int(split[2])
     require_int("tp", tp)
+    require_int("dp", dp)
     branches = 0
     speculative = False
+    dp_attention = dp > 1
     for words in filter(None, more.split(" and ")):
         if found := DP.fullmatch(words):
+            if dp != 1:
+                raise ValueError(f"dp must be left out with {text!r}, which contains it, got {dp}")
             dp = int(found[1] or tp)
+            dp_attention = True
         elif found := SPECULATION.fullmatch(words):
             speculative = True
             branches = int(found[1] or 0)
@@ -134,7 +164,13 @@ def served(text: str, tp: int = 1, dp: int = 1) -> Served:
     require_int("dp", dp)
     if tp % dp:
         raise ValueError(f"dp must divide tp ({tp}), got {dp}")
-    return Served(find_checkpoint(name), tp // dp, speculative, branches)
+    return Served(
+        checkpoint=find_checkpoint(name),
+        ranks=tp // dp,
+        speculative=speculative,
+        branches=branches,
+        dp_attention=dp_attention,
+    )
 
 
 def find_checkpoint(name: str) -> Checkpoint:

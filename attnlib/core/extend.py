@@ -11,6 +11,7 @@ before it, under a full one every token; a custom mask has a bit per query and t
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class ExtendBatch:
         """The attention layer."""
         return self.paged.spec
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Queries of all requests."""
         return int(self.q_lens_cpu.sum())
@@ -131,6 +132,11 @@ class ExtendBatch:
         self.paged.kv_indptr.copy_(given.paged.kv_indptr)
         if not self.ragged:
             self.paged.page_table.copy_(given.paged.page_table)
+
+    def require_query(self, q: object) -> None:
+        """ValueError unless `q` is [rows, num_qo_heads, head_dim] in the layer's dtype."""
+        shape = (self.rows, self.spec.num_qo_heads, self.spec.head_dim)
+        require_tensor("q", q, shape, self.spec.dtype)
 
     def require_alike(self, given: "ExtendBatch") -> None:
         """ValueError unless only the lengths of `given` differ from this batch's."""

@@ -108,6 +108,11 @@ class MlaBatch:
                 )
         return cls(spec, paged, int(paged.kv_indices.max()), chosen, q_len)
 
+    def require_query(self, q: object) -> None:
+        """ValueError unless `q` is [bs * q_len, num_qo_heads, 576] bfloat16."""
+        shape = (self.batch_size * self.q_len, self.spec.num_qo_heads, MLA_HEAD_DIM)
+        require_tensor("q", q, shape, "bfloat16")
+
     def require_alike(self, given: "MlaBatch") -> None:
         """ValueError unless `given` has this batch's layer and its page table's shape."""
         self.paged.require_alike(given.paged)

@@ -16,16 +16,24 @@ LATER = {"later": True}
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 FP8_OUT_DTYPE = "bfloat16"
 LENGTHS = ("fixed", "ragged", "skewed", "chat", "retrieval", "agents", "one_long")
-"""Distributions of the lengths in a batch: `kinds.lengths`. Explicit lengths are `33+1+60`."""
+"""Distributions of a batch's lengths (`measure.calls.lengths`). Explicit ones are `33+1+60`."""
 CUSTOM_MASKS = ("tree", "chain")
 """Masks that are passed to a library bit by bit."""
 MASKS = ("causal", "full", *CUSTOM_MASKS)
+EXTEND_MODES = {
+    "prefill_paged": ("causal",),
+    "target_verify": ("tree", "chain", "causal"),
+    "draft_extend": ("causal",),
+    "dllm_extend": ("full",),
+    "prefill_ragged": ("causal",),
+}
+"""Mode of several queries per request -> its masks, the usual one first."""
 
 LATENT_DIM = 512
 ROPE_DIM = 64
 MLA_HEAD_DIM = LATENT_DIM + ROPE_DIM
 MLA_TOKEN_BYTES = {"bfloat16": 2 * MLA_HEAD_DIM, "fp8-656": 656, "fp8-576": MLA_HEAD_DIM}
-"""Format of a cached token -> its bytes; `attnlib.kinds.mla.format` describes those of FP8."""
+"""Format of a cached token -> its bytes; `measure.calls.mla.format` describes those of FP8."""
 MLA_SCALE = 2.0**-6
 """The one scale of an `fp8-576` cache: its values are multiplied by it."""
 

@@ -45,6 +45,15 @@ VLLM_ARMS = {"decode": ("planned",), "guard": ARMS["guard"]}
 VLLM = Engine("vllm", "vLLM", "ATTNLIB_VLLM_", VLLM_ARMS)
 
 
+class Pool(NamedTuple):
+    """KV slots of SGLang's pools, the padding slots too: of all layers with full attention, and of
+    those with a window, which see `window` tokens; 0 where there are none."""
+
+    slots: int
+    window_slots: int
+    window: int
+
+
 @dataclass
 class State:
     """The arms that are set, by name, and how often each one ran in this process."""
@@ -61,18 +70,33 @@ class State:
     """Whether the schedule of that step is already written."""
     worker: Any = None
     """vLLM's worker whose step is not captured yet."""
+    pool: Pool | None = None
+    """SGLang's pools; None before its first step."""
     step: Any = None
     """The builder and the batch that vLLM plans for."""
+    judged: Counter[str] = field(default_factory=Counter)
+    """How often each arm had run when SGLang's last decode step ended."""
+    said: set[str] = field(default_factory=set)
+    """What was said in the log and is said once."""
 
-    def arm(self, name: str) -> str:
-        """The value that runs now, counted, the first time logged; "" where the arm is not set."""
-        value = self.arms.get(name, "")
-        if value:
-            word = f"{name}={value}"
-            if word not in self.calls:
-                logger.warning("%s %s", RUNS, word)
+    def ran(self, name: str) -> None:
+        """Count that an arm, if it is set, has run; log it the first time."""
+        if name in self.arms:
+            word = f"{name}={self.arms[name]}"
+            self.say(f"{RUNS} {word}")
             self.calls[word] += 1
-        return value
+
+    def leave(self, name: str, reason: str) -> None:
+        """Count what an arm, or the capture, leaves as it is; log it the first time."""
+        value = f"={self.arms[name]}" if name in self.arms else ""
+        self.say(f"attnlib: {name}{value} leaves out: {reason}")
+        self.calls[f"{name}: {reason}"] += 1
+
+    def say(self, message: str) -> None:
+        """Log a message once in this process."""
+        if message not in self.said:
+            self.said.add(message)
+            logger.warning("%s", message)
 
 
 STATE = State()
@@ -81,15 +105,16 @@ STATE = State()
 def read_variables(env: Mapping[str, str], engine: Engine) -> tuple[Arms, str]:
     """The arms that the variables of `env` set, and the file to capture to or the empty string.
 
-    An empty variable is not set. ValueError for an unknown variable or value, or for two arms that
-    exclude each other.
+    An empty variable is not set. ValueError for an unknown variable or value, for a variable that
+    is misspelt, in lower case too, or for two arms that exclude each other.
     """
     words = (*engine.arms, "capture")
     names = {engine.prefix + word.upper(): word for word in words}
     values = {}
     for variable, value in env.items():
-        if variable.startswith(engine.prefix) and value:
+        if variable.upper().startswith(engine.prefix.rstrip("_")):
             require_word("a variable", variable, names)
+        if variable in names and value:
             name = names[variable]
             if name in engine.arms:
                 require_value(variable, value, engine.arms[name])
@@ -97,6 +122,18 @@ def read_variables(env: Mapping[str, str], engine: Engine) -> tuple[Arms, str]:
     path = values.pop("capture", "")
     require_together(values)
     return values, path
+
+
+def without_effect(env: Mapping[str, str], engine: Engine) -> list[str]:
+    """What is set in `env` and does nothing in this engine: a sentence for each variable."""
+    said = []
+    for name, value in env.items():
+        if name.startswith(engine.prefix) and not value:
+            said.append(f"{name} is empty, which does nothing")
+        for other in (SGLANG, VLLM):
+            if other is not engine and name.startswith(other.prefix):
+                said.append(f"{name} is for {other.title} and does nothing in {engine.title}")
+    return said
 
 
 def require_value(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from functools import cache, wraps
 from typing import Any, NamedTuple
 
 from ..core.backends.table import installed_version
-from .arms import STATE, Engine, read_variables
+from .arms import STATE, Engine, read_variables, without_effect
 from .capture import Capture
 
 logger = logging.getLogger(__name__)
@@ -46,11 +46,14 @@ def start(
 ) -> None:
     """What an entry point does: read the variables into STATE, `hook` a release for them, guard it.
 
-    Nothing where no variable is set. `oldest` and `newest` are the first and the last release that
-    was read. Raises SystemExit with the reason where it cannot.
+    Where no variable is set it hooks nothing; one that does nothing is named in the log. `oldest`
+    and `newest` are the first and the last release that was read. Raises SystemExit with the reason
+    where it cannot.
     """
     try:
         arms, path = read_variables(os.environ, engine)
+        for words in without_effect(os.environ, engine):
+            STATE.say(f"attnlib: {words}")
         if not arms and not path:
             return
         variables = " and ".join(name for name in os.environ if name.startswith(engine.prefix))
@@ -104,13 +107,13 @@ def ending_capture(engine: Engine, capture: Capture) -> Iterator[None]:
     """An error inside ends the capture with one message in the log, not the engine."""
     try:
         yield
-    except Exception:
+    except Exception as error:
         STATE.capture = None
         logger.exception(
-            "attnlib: %sCAPTURE must be a file to append to, got %s: no further step is captured, "
-            "%s goes on",
+            "attnlib: %sCAPTURE=%s ends, %s: no further step is captured, %s goes on",
             engine.prefix,
             capture.path,
+            error,
             engine.title,
         )
 

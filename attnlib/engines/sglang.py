@@ -5,7 +5,7 @@
 | variable | value | what runs |
 |---|---|---|
 | `ATTNLIB_SGLANG_METADATA` | `eager` | decode metadata op by op, as in SGLang 0.5.9 |
-| | `sglang` | SGLang's own kernel: the start for a process that switches by `use` |
+| | `sglang` | SGLang's own kernel, counted: a control |
 | | `fused` | `core.build_decode_metadata`, one launch; SGLang's schedule after it |
 | | `one-launch` | `core.build_step_metadata`: the schedule in the same launch |
 | `ATTNLIB_SGLANG_SCHEDULE` | `once` | FlashAttention-3's schedule once per step: SGLang's own |
@@ -18,12 +18,14 @@
 | | `fa3` | FlashInfer's fa3 |
 | | `planned` | fa2; plan and page arrays by `core.Fa2Planner`, one launch on the GPU |
 | `ATTNLIB_SGLANG_GUARD` | `raise`, `log` | each schedule is checked against its call |
-| | | (`attnlib.guard`); of FlashInfer one plan and one replay in 100 against the lengths |
+| | | (`attnlib.guard`); of FlashInfer one plan and one replay in 100 against the lengths; |
+| | | of any backend one step in 100: its slots against the pool |
 | `ATTNLIB_SGLANG_CAPTURE` | a file | sampled steps are appended to it, see `capture` |
 
-A variable of another attention backend has no effect: metadata, schedule and splits need
-`--attention-backend fa3` (SGLang's word for the FlashAttention-3 library), decode needs
-`flashinfer`, the guard one of the two; capture works with any. Without one nothing is hooked.
+Metadata, schedule and splits need `--attention-backend fa3` (SGLang's word for the FlashAttention-3
+library), decode needs `flashinfer`, the guard one of the two; capture works with any. The first
+decode step in which a variable does nothing is named in the log, with the reason. Without a
+variable nothing is hooked.
 SGLang logs what a plugin raises and goes on without it, so an unknown word, or a release whose
 functions are not those that `sglang_hooks.POINTS` knows, ends the process. A release after
 `NEWEST` whose functions are known runs, with one warning.
@@ -44,9 +46,8 @@ steps of speculative decoding, and pools with page tables of their own (unified 
 SGLang's own metadata and plan. `arms.STATE.calls` counts what ran.
 """
 
-from ..core.spec import require_word
 from . import points
-from .arms import ARMS, OWN_CAP, PREFIX, SGLANG, STATE, require_together, require_value
+from .arms import OWN_CAP, PREFIX, SGLANG, STATE
 
 OLDEST = "0.5.11"
 """The first release of SGLang whose hook points were read."""
@@ -60,31 +61,6 @@ def register() -> None:
     Raises SystemExit with the reason where it cannot.
     """
     points.start(SGLANG, OLDEST, NEWEST, _hook)
-
-
-def use(**arms: str) -> None:
-    """Run other arms from the next step on, in this process: `use(metadata="fused")`.
-
-    All arms of metadata leave the same words to a graph. Schedule and decode hold for graphs that
-    are captured later. Raises ValueError for an unknown arm, for two that exclude each other and
-    for other splits than those of the start, RuntimeError if its variable was not set when SGLang
-    loaded its plugins.
-    """
-    for name, value in arms.items():
-        require_word("an arm", name, ARMS)
-        require_value(name, value, ARMS[name])
-        if name not in STATE.arms:
-            raise RuntimeError(
-                f"{PREFIX}{name.upper()} must be set when SGLang loads its plugins, got no hook to "
-                "switch; for bench_one_batch call sglang.srt.plugins.load_plugins() first"
-            )
-    require_together(STATE.arms | arms)
-    splits = STATE.arms.get("splits")
-    if arms.get("splits", splits) != splits:
-        raise ValueError(
-            f"splits must stay {splits}, which each graph was captured with, got {arms['splits']!r}"
-        )
-    STATE.arms.update(arms)
 
 
 def _hook(release: str) -> None:

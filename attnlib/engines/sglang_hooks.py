@@ -4,12 +4,12 @@ SGLang calls `around` hooks with the wrapped function first, `before` hooks with
 `after` hooks with its result first. Arguments are read in SGLang's order.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.backends.base import installed_version
 from ..core.metadata.decode import build_decode_metadata
 from ..core.metadata.eager import write_decode_metadata
 from ..core.metadata.require import DecodeTensors
@@ -19,10 +19,10 @@ from ..core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
 from ..core.schedule.library import sglang_build
 from ..core.spec import dtype_name
 from . import sglang_splits as splits
-from .arms import OWN_CAP, PREFIX, SGLANG, STATE
-from .capture import Step, joined
-from .plans import OWN, guard_plan, take_over
-from .points import Function, Point, defaults_of, ending_capture, named, require_met
+from . import sglang_steps as steps
+from .arms import OWN_CAP, PREFIX, STATE
+from .plans import OWN, guard_plan, guarding, take_over
+from .points import Function, Point, defaults_of, named, require_met
 
 PLAIN = (
     "v2p_page_table",
@@ -53,14 +53,24 @@ def set_metadata(original: Function, *args: Any, **kwargs: Any) -> None:
     call = named(original, args, kwargs)
     defaults = defaults_of(original)
     known_pool = all(call[name] is defaults[name] for name in PLAIN if name in call)
-    if not known_pool:
-        STATE.calls["metadata: a pool that only SGLang knows"] += 1
+    if not known_pool and "metadata" in STATE.arms:
+        STATE.leave("metadata", "a pool that only SGLang knows")
     # Without a backend it is a capture, with a delta a step of speculative decoding.
-    is_ours = known_pool and STATE.backend is not None and not call["seq_len_delta"]
-    arm = STATE.arm("metadata") if is_ours else "sglang"
+    is_step = STATE.backend is not None and not call["seq_len_delta"]
+    is_ours = known_pool and is_step and "metadata" in STATE.arms
+    arm = STATE.arms["metadata"] if is_ours else "sglang"
     if arm == "sglang":
         original(*args, **kwargs)
-        return
+    else:
+        _write_metadata(arm, call)
+    if is_ours:
+        STATE.ran("metadata")
+    if "guard" in STATE.arms:
+        steps.guard_tables(call)
+
+
+def _write_metadata(arm: str, call: dict[str, Any]) -> None:
+    """Metadata of a step by one of our arms."""
     tensors = _tensors(call)
     page_size = call["page_size"]
     max_pages = min(call["max_seq_pages"], call["page_table"].shape[1])
@@ -83,17 +93,25 @@ def compute_schedule(original: Function, *args: Any, **kwargs: Any) -> Any:
     """Around FlashAttention-3's schedule of a step; None: each layer prepares its own."""
     written = STATE.scheduled
     STATE.scheduled = False
-    if written or STATE.arm("schedule") == "layer":
+    if written:
         return None
     call = named(original, args, kwargs)
     backend = call["self"]
+    if backend.use_mla and "schedule" in STATE.arms:
+        STATE.leave("schedule", "MLA, for which SGLang writes no schedule")
+    elif STATE.arms.get("schedule") == "layer":
+        STATE.ran("schedule")
+        return None
     if "splits" not in STATE.arms or splits.has_no_words(backend):
-        return original(*args, **kwargs)
-    number = splits.of_words(call)
-    with splits.given(backend, number):
         words = original(*args, **kwargs)
+    else:
+        number = splits.of_words(call)
+        with splits.given(backend, number):
+            words = original(*args, **kwargs)
+        if words is not None:
+            setattr(words, splits.SPLITS, number)  # for the calls of a step without a graph
     if words is not None:
-        setattr(words, splits.SPLITS, number)  # for the calls of a step without a graph
+        STATE.ran("schedule")
     return words
 
 
@@ -171,7 +189,7 @@ def pin_decode(
 ) -> None:
     """After a FlashInfer backend is made: set the kernels of its decode wrappers."""
     arm = STATE.arms["decode"]
-    if arm != "fa2" and not backend.decode_use_tensor_cores:
+    if not backend.decode_use_tensor_cores:
         raise ValueError(
             f"{PREFIX}DECODE={arm} must have tensor cores, which SGLang uses from 4 query heads "
             "per KV head on (SGLANG_FLASHINFER_USE_TENSOR_CORE=true: always), got none"
@@ -188,27 +206,18 @@ def pin_decode(
             for wrapper in backend.decode_wrappers
         ]
     if arm != "planned":
-        STATE.arm("decode")
         return
     server = model_runner.server_args
-    _rank, _number, ranks_of_a_context = _ranks()
+    _rank, _number, ranks_of_a_context = steps.ranks()
     not_met = {
         "full self-attention alone": backend.num_wrappers != 1,
         "splits (no --enable-deterministic-inference)": backend.enable_deterministic,
-        "CUDA graphs": not _decodes_in_graphs(server),
+        "CUDA graphs": not steps.decodes_in_graphs(server),
         "no draft tokens": server.speculative_algorithm,
         "no --enable-unified-memory": getattr(server, "enable_unified_memory", False),
         "no decode context parallelism": ranks_of_a_context > 1,
     }
     require_met(f"{PREFIX}DECODE=planned", not_met)
-
-
-def _decodes_in_graphs(server_args: Any) -> bool:
-    try:
-        from sglang.srt.model_executor import cuda_graph_config as config
-    except ImportError:  # before 0.5.14
-        return not server_args.disable_cuda_graph
-    return not config.check_cuda_graph_backend(config.Phase.DECODE, config.Backend.DISABLED)
 
 
 def begin_forward(original: Function, *args: Any, **kwargs: Any) -> None:
@@ -231,8 +240,9 @@ def begin_forward(original: Function, *args: Any, **kwargs: Any) -> None:
                 max_seq_len=updater.attn_backend.max_context_len,
                 page_size=1,
             )
+        elif "decode" in STATE.arms:
+            _count_plan(wrapper)
     if planner is not None:
-        STATE.arm("decode")
         view = call.get("kv_view")  # 0.5.19 alone
         rows = view.row_ids if view else call["req_pool_indices"]
         has_pool = hasattr(updater, "req_to_token")
@@ -244,62 +254,39 @@ def begin_forward(original: Function, *args: Any, **kwargs: Any) -> None:
             req_to_token=pool.req_to_token,
             fence=False,
         )
-    if "guard" in STATE.arms and wrapper.is_cuda_graph_enabled and call.get("spec_info") is None:
-        guard_plan(wrapper, call["paged_kernel_lens"])
-
-
-def capture_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
-    """Before a step: write it down if it is due. An error ends the capture, not the engine."""
-    capture = STATE.capture
-    if capture is None:
+        STATE.ran("decode")
+    if "guard" not in STATE.arms:
         return
-    with ending_capture(SGLANG, capture):
-        mode = forward_batch.forward_mode.name.lower()
-        if not capture.due(mode):
-            return
-        step = _described(runner, forward_batch, mode)
-        if step is not None:
-            capture.write(step)
+    if wrapper.is_cuda_graph_enabled and call.get("spec_info") is None:
+        has_window = call.get("use_sliding_window_kv_pool", False)
+        with guarding():
+            guard_plan(
+                wrapper,
+                call["paged_kernel_lens"],
+                page_size=1,
+                num_pages=partial(_slots, has_window),
+                layers="the layers with a window" if has_window else "the layers of this wrapper",
+            )
+    else:
+        STATE.leave("guard", "plans of FlashInfer without a CUDA graph, or of drafts")
 
 
-def _described(runner: Any, batch: Any, mode: str) -> Step | None:
-    """The step from what the host knows; None on ranks that share their batch with another."""
-    rank, ranks, ranks_of_a_context = _ranks()
-    if rank:
-        return None
-    if ranks_of_a_context > 1:
-        raise ValueError("a step must have its whole context here, got decode context parallelism")
-    config = runner.model_config
-    backend = runner.server_args.attention_backend
-    return Step(
-        mode=mode,
-        batch_size=batch.batch_size,
-        lengths=joined(batch.seq_lens_cpu),
-        q_lengths=joined(batch.extend_seq_lens_cpu),
-        num_qo_heads=config.num_attention_heads // ranks,
-        num_kv_heads=config.get_num_kv_heads(ranks),
-        head_dim=config.head_dim,
-        page_size=runner.page_size,
-        dtype=dtype_name(runner.dtype),
-        kv_dtype=dtype_name(runner.kv_cache_dtype),
-        kind=config.attention_arch.name.lower(),
-        backend=str(getattr(runner, "decode_attention_backend_str", backend)),
-        release=installed_version("sglang"),
-        draft=bool(runner.is_draft_worker),
-    )
+def _slots(has_window: bool) -> int:
+    """KV slots of the pool that a wrapper reads; 0 before the first step."""
+    if STATE.pool is None:
+        return 0
+    return STATE.pool.window_slots if has_window else STATE.pool.slots
 
 
-def _ranks() -> tuple[int, int, int]:
-    """This rank among those that share an attention layer, and their number; how many hold parts of
-    one request's tokens (decode context parallelism)."""
-    try:
-        from sglang.srt.runtime_context import get_parallel
-    except ImportError:  # before 0.5.14
-        from sglang.srt.layers.dp_attention import get_attention_tp_rank, get_attention_tp_size
-
-        return get_attention_tp_rank(), get_attention_tp_size(), 1
-    parallel = get_parallel()
-    return parallel.attn_tp_rank, parallel.attn_tp_size, getattr(parallel, "attn_dcp_size", 1)
+def _count_plan(wrapper: Any) -> None:
+    """Count a plan of SGLang's own: as the arm wants it, or left as it is."""
+    arm = STATE.arms["decode"]
+    if arm == "planned":
+        STATE.leave("decode", "plans of steps without a CUDA graph")
+    elif wrapper._backend == arm:
+        STATE.ran("decode")
+    else:
+        STATE.leave("decode", f"a wrapper of {wrapper._backend}")
 
 
 _FLASH = "sglang.srt.layers.attention.flashattention_backend"
@@ -347,16 +334,19 @@ _PLANS = (
 _INIT = ("self", "model_runner")
 _BATCH = ("self", "forward_batch")
 _ANY_SCHEDULE = ("metadata", "schedule", "splits")
+_ALL_ARMS = ("metadata", "schedule", "splits", "decode", "guard")
 POINTS = (
     Point(("metadata",), _REPLAY, "before", prepare_step, before="0.5.13"),
     Point(("metadata",), _PREPARE, "before", prepare_step, _STEP, since="0.5.13"),
-    Point(("metadata",), _SET, "around", set_metadata, _TENSORS, _POOLS),
+    Point(("metadata", "guard"), _SET, "around", set_metadata, _TENSORS, _POOLS),
     Point(_ANY_SCHEDULE, _SCHEDULE, "around", compute_schedule, _WORDS),
     Point(("splits",), f"{_BACKEND}.__init__", "after", splits.ready_splits, since=OWN_CAP),
     Point(("splits",), _DECODE, "around", splits.cap_decode, _CALL, since=OWN_CAP),
     Point(("splits",), _EXTEND, "around", splits.cap_verification, _CALL, since=OWN_CAP),
     Point(("decode",), _MAKE, "after", pin_decode, _INIT),
     Point(("decode", "guard"), _BEGIN, "around", begin_forward, _LENGTHS, _PLANS),
-    Point(("capture",), _FORWARD, "before", capture_step, _BATCH),
+    Point(_ALL_ARMS, _FORWARD, "after", steps.judge_step, _BATCH),
+    Point(("guard",), _FORWARD, "before", steps.guard_step, _BATCH),
+    Point(("capture",), _FORWARD, "before", steps.capture_step, _BATCH),
 )
 """Read in all releases from 0.5.11 to 0.5.23; tests hold it to the wheels of both."""

@@ -130,12 +130,12 @@ def _with_cap(
     layer = call["layer"]
     reason = _left_alone(backend, layer, call["forward_batch"])
     if reason:
-        STATE.calls[f"splits: {reason}"] += 1
+        STATE.leave("splits", reason)
         return original(*args, **kwargs)
     number = _splits_of_call(backend, layer, call["q"])
     with given(backend, number):
         output = original(*args, **kwargs)
-    STATE.arm("splits")  # only now has it run
+    STATE.ran("splits")
     layers = "MLA " if backend.use_mla else ""
     _count(f"splits in {layers}{kind}", number, backend.forward_metadata)
     return output

@@ -7,7 +7,7 @@
 | `ATTNLIB_VLLM_CAPTURE` | a file | sampled steps are appended to it, see `capture` |
 | `ATTNLIB_VLLM_GUARD` | `raise`, `log` | FlashAttention-3's schedule against its call |
 | | | (`attnlib.guard`); of FlashInfer's graphs one plan and one replay in 100 against the |
-| | | lengths |
+| | | lengths; of any backend's layers one block table in 100 against lengths and pool |
 | `ATTNLIB_VLLM_DECODE` | `planned` | FlashInfer's fa2 in graphs of decode: plan and page arrays |
 | | | by `core.Fa2Planner`, from lengths and block table on the GPU |
 
@@ -24,7 +24,7 @@ without the rows that pad a graph; warm-up and Ray's steps are not seen. `mode` 
 """
 
 import importlib.util
-import logging
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,6 @@ FULL_ATTENTION = {"FullAttentionSpec": "mha", "MLAAttentionSpec": "mla"}
 """vLLM's specs of layers that see all tokens -> the kind of a captured step."""
 FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """vLLM's words for a cache -> torch's names."""
-logger = logging.getLogger(__name__)
 
 
 def register() -> None:
@@ -77,12 +76,42 @@ def describe_layers(original: Function, group: Any, *args: Any, **kwargs: Any) -
     if STATE.capture and STATE.worker is not None:
         with points.ending_capture(VLLM, STATE.capture):
             if reason := _left_out(group):
-                STATE.calls[f"capture, left out: {reason}"] += 1
+                STATE.leave("capture", reason)
             else:
                 STATE.worker = None
                 call = points.named(original, (group, *args), kwargs)
                 _write_if_due(STATE.capture, group, call["common_attn_metadata"])
+    if "guard" in STATE.arms:
+        from .plans import guarding, sample
+
+        with guarding():
+            call = points.named(original, (group, *args), kwargs)
+            layers = f"{group.layer_names[0]} to {group.layer_names[-1]}"
+            check = partial(_require_blocks, group, call["common_attn_metadata"], layers)
+            sample(f"block tables of {layers}", check)
     return original(group, *args, **kwargs)
+
+
+def _require_blocks(group: Any, batch: Any, layers: str) -> None:
+    """RuntimeError unless the block table of layers alike holds blocks of the pool for every token
+    that they see, whatever their backend."""
+    from ..core.schedule.pages import require_table
+
+    spec = group.kv_cache_spec
+    config = group.metadata_builders[0].vllm_config
+    num_pages = config.cache_config.num_gpu_blocks
+    ranks = config.parallel_config.decode_context_parallel_size
+    if not hasattr(spec, "num_kv_heads") or not num_pages or ranks > 1:
+        STATE.leave("guard", f"block tables of {type(spec).__name__}, or of a part of a context")
+        return
+    require_table(
+        batch.block_table_tensor,
+        batch.seq_lens,
+        page_size=spec.block_size,
+        num_pages=num_pages,
+        window=getattr(spec, "sliding_window", None) or 0,
+        name=f"block_table of layers {layers}",
+    )
 
 
 def _left_out(group: Any) -> str:
@@ -153,7 +182,10 @@ def require_builders(original: Function, group: Any, *args: Any, **kwargs: Any) 
         has_plan = not getattr(builder, "use_trtllm_decode_attention", True)
         has_schedule = getattr(builder, "aot_schedule", getattr(builder, "fa_aot_schedule", False))
         if "guard" in STATE.arms and not has_plan and not has_schedule:
-            logger.warning("attnlib: the guard has no schedule or plan of %s to check", name)
+            STATE.say(
+                f"attnlib: the guard has no schedule or plan of {name} to check, its block tables "
+                "alone"
+            )
         if "decode" not in STATE.arms:
             continue
         if name != "FLASHINFER":
@@ -186,7 +218,7 @@ def build_metadata(original: Function, *args: Any, **kwargs: Any) -> Any:
 
 def plan_decode(original: Function, *args: Any, **kwargs: Any) -> None:
     """Around the plan of one decode wrapper: vLLM's once, then ours if it has a graph."""
-    from .plans import OWN, guard_plan, take_over
+    from .plans import OWN, guard_plan, guarding, take_over
 
     call = points.named(original, args, kwargs)
     wrapper = call["self"]
@@ -194,7 +226,8 @@ def plan_decode(original: Function, *args: Any, **kwargs: Any) -> None:
     if planner is None:
         original(*args, **kwargs)
     if not wrapper.is_cuda_graph_enabled or STATE.step is None:
-        STATE.calls["vLLM's plans without a graph, or of a part of a batch"] += 1
+        for arm in STATE.arms:
+            STATE.leave(arm, "plans without a CUDA graph, or of a part of a batch")
         return
     builder, batch = STATE.step
     rows = len(call["last_page_len_cpu"])
@@ -208,9 +241,23 @@ def plan_decode(original: Function, *args: Any, **kwargs: Any) -> None:
         )
         # Embedding or norm, and projection, run before the first attention call: no fence.
         planner.plan(seq_lens, block_table=batch.block_table_tensor[:rows], fence=False)
-        STATE.arm("decode")
+        STATE.ran("decode")
     if "guard" in STATE.arms:
-        guard_plan(wrapper, seq_lens)
+        with guarding():
+            guard_plan(
+                wrapper,
+                seq_lens,
+                page_size=call["page_size"],
+                num_pages=partial(_pages_of, builder),
+                layers=f"layers {builder.layer_names[0]} to {builder.layer_names[-1]}",
+            )
+
+
+def _pages_of(builder: Any) -> int:
+    """Pages of the pool; 0 where a window leaves some of a request's pages out."""
+    if builder.window_left >= 0:
+        return 0
+    return int(builder.vllm_config.cache_config.num_gpu_blocks or 0)
 
 
 _GROUP = "vllm.v1.worker.utils:AttentionGroup"
@@ -249,10 +296,11 @@ _OF_PLAN = (
     "q_len_per_req",
 )
 _CAPTURE = ("capture",)
+_EACH_STEP = ("capture", "guard")
 _ANY_PLAN = ("decode", "guard")
 POINTS = (
     Point(_CAPTURE, _STEP, "around", run_step, _SELF, _OF_STEP),
-    Point(_CAPTURE, _LAYERS, "around", describe_layers, _BATCH, _OF_LAYERS),
+    Point(_EACH_STEP, _LAYERS, "around", describe_layers, _BATCH, _OF_LAYERS),
     Point(_ANY_PLAN, _BUILDERS, "around", require_builders, _SELF, _OF_BUILDERS),
     Point(_ANY_PLAN, _BUILD, "around", build_metadata, _BATCH, _OF_BUILD),
     Point(_ANY_PLAN, _PLAN, "around", plan_decode, _SIZES, _OF_PLAN),

@@ -1,4 +1,4 @@
-"""By hand, in JupyterLab: profile any callable; choose a case and see what is known of it.
+"""The verbs: a module for each thing that a user asks for, and their cards and report.
 
 Nothing but taking a profile, `sweep` and `widgets` needs more than a laptop: no torch, no GPU.
 """

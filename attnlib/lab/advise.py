@@ -1,4 +1,4 @@
-"""Advice for one decode call: the rule that holds for it, and the nearest recorded batches.
+"""Advice for one decode call: the rule, known problems, and the nearest recorded batches.
 
 Nothing is predicted: `advise` shows times that were measured, how far those batches are from the
 call, on which GPU and release, and the line that measures the call itself. The backend with the
@@ -8,61 +8,66 @@ what it loses on layers left out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..core.backends.table import BACKENDS, compared_package
-from ..core.layer import lengths_of_case, words_of_lengths
-from ..core.schedule.caps import BOUNDED, DEFAULT, UPSTREAM
-from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_int, require_word
-from ..draw.cards import Card, Shown, in_words
-from ..kinds.decode.case import DecodeCase
-from ..kinds.lengths import sample_seq_lens
-from ..run import store
-from ..run.look_up import OTHER_KERNEL, distances, kernel_of, nearest_calls, recorded_as, sizes_of
-from ..run.releases import Version
+from ..core.call_text import CallText, Lens, shortened
+from ..core.checkpoints import served
+from ..core.schedule.caps import BOUNDED, DEFAULT
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec, require_int
+from ..measure.calls.cases import case_of, read_case
+from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.form import NamedCase
+from ..measure.calls.lengths import sample_seq_lens
+from ..measure.calls.mla.case import MlaCase
+from ..run.look_up import OTHER_KERNEL, kernel_of, nearest_calls
 from ..run.study import in_about
 from ..select import Call, Choice, explain
+from ..select.asked import DECODE, asked_kinds, facts_stated, is_checkpoint, layer_said
 from ..select.facts import gpu_named
+from ..select.known import HOLDS, Found, how_much, known_problems, to_data
 from ..select.libraries import AUTO, find
-from ..studies import PACE, STUDIES, plan_rivals, random_batches, split_cap
-from .source import FLASHINFER, ROUNDS, width_of
+from ..select.situation import SERVED_CONTEXT, card_named, situation_of, with_dp_attention
+from ..studies import PACE, plan_rivals, random_batches
+from ..studies.splits import split_cap
+from .cards import Card, Shown, in_words
+from .engine_builds import (
+    ANOTHER_BUILD,
+    RECORDED_GPU,
+    builds,
+    own_build,
+    preferably_of,
+    run_by_engine,
+    slower_nearby,
+    slower_on_record,
+)
+from .recorded import NEAREST, batches_for, recorded_calls
+from .source import FLASHINFER, ROUNDS
 
-NEAREST = 16
 SHOWN_BATCHES = 3
 SHOWN_STUDIES = 2
-RECORDED_GPU = "sm90"
 PRESENT_PLANNER = "2026-11-26"
-DRAWS = {
-    "all layers": (random_batches.STUDY.name, "H200", "0.7.2"),
-    "all rivals": (plan_rivals.STUDY.name, "H200", plan_rivals.FLASHINFER_ON_H200),
-    "h100": (plan_rivals.STUDY.name, "H100", plan_rivals.FLASHINFER_ON_H100),
-}
-"""Random batches -> the study, the GPU and FlashInfer's release. All rivals are on record for
-head_dim 128 and 16 bits."""
 SHOWN = (
     *random_batches.BACKENDS,
     plan_rivals.BATCH_ATTENTION,
     *plan_rivals.PAGES_OF_16,
+    split_cap.MLA.backend,
+    f"{split_cap.MLA.backend}@{BOUNDED}",
+    *split_cap.MLA_RIVALS,
+    split_cap.TRITON,
 )
 NAMES = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
 FEATURES = "tokens x KV heads, requests, longest / mean length, (query heads per KV head) ^ 3"
-SGLANG = "sglang"
-FLASH_ATTN_3 = "flash-attn-3"
-PRECOMPUTED = "flash-attn-3-precomputed"
-SGLANG_FA3 = "sglang-flash-attn-3"
-CAPS_SINCE = Version("0.5.16")
-"""The first SGLang whose FlashAttention-3 caps splits by the rows of all requests
-(`studies.split_cap`), and in which our plugin may choose the cap (`engines.sglang`)."""
-SERVED_CONTEXT = 131_072
-"""Tokens of the page table's width that SGLang's cap is computed for, or the longest request."""
-ANOTHER_BUILD = "of another build"
+MLA_MODE = "mla"
+LATENT_DTYPE = "bfloat16"
+"""Of every record of dense MLA."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,7 +77,9 @@ class Advice(Shown):
     Columns of `nearest`: case, distance, a column of median us per backend, rounds, spread (largest
     relative difference between rounds of one backend), gpu, machine, release. `same` are records of
     this very call (`recorded_calls`). `runs` are the backends that the engine has, and under which
-    name of its own; None where no engine is named.
+    name of its own; None where no engine is named. `known` are the known problems that hold, or may
+    hold, `card_name` the card that the user named. `of_model` says which kind of a model's layers
+    this is, where it has several.
     """
 
     layer: AttnSpec
@@ -82,6 +89,36 @@ class Advice(Shown):
     same: pd.DataFrame
     has_sinks: bool = False
     runs: Mapping[str, str] | None = None
+    known: Sequence[Found] = ()
+    card_name: str = ""
+    of_model: str = ""
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether it is a call of MLA."""
+        return self.choice.mode == MLA_MODE
+
+    @property
+    def holding(self) -> list[Found]:
+        """The known problems that hold."""
+        return [answer for answer in self.known if answer.verdict == HOLDS]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form: the pick, known problems, what is on record, notes."""
+        times = self.times.assign(
+            batch=[_batch_words(case) for case in self.nearest.case],
+            distance=self.nearest.distance,
+        )
+        return {
+            "library": self.choice.library,
+            "mode": self.choice.mode,
+            "gpu": self.card_name or self.choice.gpu,
+            "picked": self.choice.picked,
+            "known": to_data(self.known),
+            "notes": self.notes,
+            "same": json.loads(self.same.to_json(orient="records")),
+            "nearest": json.loads(times.to_json(orient="records")),
+        }
 
     @cached_property
     def times(self) -> pd.DataFrame:
@@ -93,23 +130,18 @@ class Advice(Shown):
     def ours(self) -> str:
         """The column of `times` that is what the rule chose, or the empty string; where vLLM's
         build of a kernel is not on record, another build of it."""
-        recorded = [name for name in _builds(self.choice) if name in self.times]
+        names = [own_build(self.choice), *builds(self.choice)]
+        recorded = [name for name in names if name in self.times]
         return recorded[0] if recorded else ""
 
     @property
     def command(self) -> str:
-        """The line that measures this call on a GPU: all backends, round by round."""
-        layer = self.layer
-        options = {
-            "heads": layer.heads,
-            "head-dim": layer.head_dim,
-            "page-size": layer.page_size,
-            "dtype": layer.dtype,
-            "kv-dtype": layer.kv_dtype,
-            "lens": words_of_lengths(self.lengths),
-        }
-        words = [f"--{name} {value}" for name, value in options.items()]
-        return f"python -m attnlib advise --measure {' '.join(words)}"
+        """The line that measures this call on a GPU: all backends, round by round; none of MLA."""
+        if self.is_latent:
+            return ""
+        # What is measured has no window.
+        case = _case_of(replace(self.layer, window=0), self.lengths)
+        return f"python -m attnlib advise --measure {case.label}"
 
     def table(self) -> pd.DataFrame:
         """A row per backend, best first, over the nearest batches: in how many it is the fastest,
@@ -140,7 +172,7 @@ class Advice(Shown):
         spread = batches.spread.map("{:.1%}".format)
         return pd.DataFrame(
             {
-                "batch": [case.key for case in batches.case],
+                "batch": [_batch_words(case) for case in batches.case],
                 "distance": batches.distance.map("{:.2f}".format),
                 "fastest": times.idxmin(axis=1),
                 "us": times.min(axis=1).map("{:.1f}".format),
@@ -155,8 +187,10 @@ class Advice(Shown):
         layer = self.layer
         choice = self.choice
         nearest = self.nearest
-        notes = ["Recorded times, not predictions."]
-        if nearest.day.min() < PRESENT_PLANNER:
+        notes = [*self._known_notes(), *self._slower_notes(), "Recorded times, not predictions."]
+        if self.of_model:
+            notes.append(self.of_model)
+        if nearest.day.min() < PRESENT_PLANNER and random_batches.PLANNED in self.times:
             notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
         if choice.refused_page:
             words = f"takes pages of {choice.pages}, not of {choice.refused_page}"
@@ -171,7 +205,12 @@ class Advice(Shown):
         if choice.gpu != RECORDED_GPU:
             gpus = _listed(nearest.gpu)
             notes.append(f"No batch is on record of {choice.gpu}: these are of {gpus}.")
-        for name, words in NAMES.items():
+        elif self.card_name and self.card_name not in map(card_named, nearest.gpu):
+            gpus = _listed(nearest.gpu)
+            words = f"No batch is on record of an {self.card_name.upper()}: these are of {gpus}"
+            notes.append(f"{words}, whose SMs, rates and bandwidth are others.")
+        sizes = {} if self.is_latent else NAMES
+        for name, words in sizes.items():
             value = kernel_of(layer)[name]
             recorded = sorted({*nearest[name]})
             if value not in recorded:
@@ -184,26 +223,48 @@ class Advice(Shown):
         if lacked := self._lacked_by_engine():
             where = f"{choice.library} on {choice.gpu}"
             notes.append(f"Not in {where}: {', '.join(lacked)}.")
-        if layer.page_size % 16:
+        if layer.page_size % 16 and not self.is_latent:
             words = f"Left out, as they refuse pages of {layer.page_size}"
             notes.append(f"{words}: {', '.join(plan_rivals.PAGES_OF_16)}.")
         return notes
 
+    def _known_notes(self) -> list[str]:
+        """A note for each known problem that holds, and one for those that may hold."""
+        notes = []
+        open_ids = []
+        for answer in self.known:
+            problem = answer.problem
+            if answer.missing:
+                open_ids.append(f"{problem.id} ({', '.join(answer.missing)})")
+                continue
+            much = "; ".join(how_much(problem))
+            much = much[:1].upper() + much[1:]
+            where = f", {answer.releases}" if answer.releases else ""
+            words = f"Known problem, {problem.what}{where}: {problem.says}"
+            notes.append(f"{words} {much}. Do: {problem.do}. [{problem.id}]")
+        if open_ids:
+            notes.append(f"May hold, by what --server leaves open: {'; '.join(open_ids)}.")
+        return notes
+
+    def _slower_notes(self) -> list[str]:
+        """Where the records show the pick to be slower than another backend of the engine."""
+        own = own_build(self.choice)
+        said = [
+            slower_on_record(own, self.same, self.runs),
+            slower_nearby(own, self.times, self.runs),
+        ]
+        return [words for words in said if words]
+
     def _splits_lost(self) -> str:
-        """What SGLang's cap of splits takes from this call, and what to set; empty if nothing."""
-        choice = self.choice
-        engine, release = find(choice.library)
-        has_cap = engine.name == SGLANG and release is not None and release >= CAPS_SINCE
-        if not has_cap or choice.ours != FLASH_ATTN_3:
+        """The splits of the longest request under SGLang's cap and under the bounded one."""
+        ids = {answer.problem.id for answer in self.holding}
+        if not any(name.startswith("sglang-fa3-split-cap") for name in ids):
             return ""
         by_default = _most_splits(self.layer, self.lengths, DEFAULT)
         bounded = _most_splits(self.layer, self.lengths, BOUNDED)
-        if by_default >= bounded:
-            return ""
         return (
-            f"SGLang since {CAPS_SINCE} caps the splits of a request by the rows of all requests: "
-            f"here at most {by_default}, with ATTNLIB_SGLANG_SPLITS=bounded {bounded} "
-            f"(by the model, in a context of {SERVED_CONTEXT:,}). Notebook 11 has what that costs."
+            f"A request has at most {by_default} splits here, and {bounded} with "
+            f"ATTNLIB_SGLANG_SPLITS=bounded (by the model, in a context of {SERVED_CONTEXT:,})."
         )
 
     def _lacked_by_engine(self) -> list[str]:
@@ -226,12 +287,13 @@ class Advice(Shown):
         near = f"{nearest.distance.iloc[0]:.2f} to {nearest.distance.iloc[-1]:.2f}"
         first, last = nearest.day.min(), nearest.day.max()
         days = first if first == last else f"{first} to {last}"
-        release = f"FlashInfer {nearest.release.iloc[0]}"
+        first_row = nearest.iloc[0]
+        release = f"{first_row.library} {first_row.release}"
         return [
             (f"rule of {choice.library}", picked),
             ("decided by", f"{choice.decided_by.why} ({choice.decided_by.source})"),
             ("nearest batches", f"{len(nearest)}, distance {near}"),
-            ("measured on", f"{_listed(nearest.gpu)}, {release}, L2 cold, {days}"),
+            ("measured on", f"{_listed(nearest.gpu)}, {release}, L2 {first_row.l2}, {days}"),
             *self._facts_of_this_call(),
         ]
 
@@ -249,15 +311,12 @@ class Advice(Shown):
 
     def card(self) -> Card:
         """The rule, what other backends would change, the nearest batches, how to measure."""
-        layer = self.layer
         table = self.table()
         numbers = table.select_dtypes("float").columns
-        count = len(self.lengths)
-        requests = "1 request" if count == 1 else f"{count} requests"
         tokens = f"{sum(self.lengths):,} tokens"
         time = in_about((ROUNDS, ROUNDS * len(BACKENDS)), pace=PACE)
         return Card(
-            title=f"decode, {layer.heads} heads, head_dim {layer.head_dim}, {requests}, {tokens}",
+            title=f"{shortened(_case_of(self.layer, self.lengths).label)}: {tokens}",
             notes=self.notes,
             facts=self.facts,
             table=in_words(table, dict.fromkeys(numbers, ".3f")),
@@ -270,21 +329,24 @@ class Advice(Shown):
 
 
 def advise(
-    call: DecodeCase | AttnSpec,
+    call: DecodeCase | MlaCase | AttnSpec | MlaSpec | CallText | str,
     lengths: Sequence[int] = (),
     *,
     library: str = "flashinfer==0.7.2",
     backend: str = AUTO,
     gpu: str = RECORDED_GPU,
     facts: Call | None = None,
+    server: Mapping[str, Any] | None = None,
 ) -> Advice:
-    """The rule of a library for a decode call, and the nearest recorded batches.
+    """What a library runs for a decode call, known problems of it, and the nearest records.
 
     Parameters
     ----------
-    call : DecodeCase or AttnSpec
-        The call, or its layer. An engine takes its own page size for a layer, unless `facts` have
-        `pinned_page`; the page size of a case is pinned.
+    call : DecodeCase, MlaCase, AttnSpec, MlaSpec, CallText or str
+        The call, its text (`heads=32/8 head_dim=128 page=16 lens=8192x16`), or its layer; one of
+        head_dim 576 is MLA's. An engine takes its own page size for a layer, or a text without
+        `page`, unless `facts` have `pinned_page`; that of a case is pinned. Of a model
+        (`model=DeepSeek-V3 tp=8 dp=8 lens=8192x16`) it is the first kind of layers.
     lengths : sequence of int
         Tokens of each request, with a layer alone.
     library : str
@@ -295,6 +357,9 @@ def advise(
         A name such as `h100`, or a compute capability such as `sm90`.
     facts : Call, optional
         Other facts that rules test.
+    server : mapping, optional
+        How the server was started, for known problems: `dp_attention`, `context` in tokens and
+        others of `attnlib.select.situation`.
 
     Returns
     -------
@@ -304,110 +369,171 @@ def advise(
     Raises
     ------
     TypeError, ValueError
-        For another call, lengths that are missing or below 1, MLA, and as `explain` does.
+        For another call, lengths that are missing or below 1, MLA that is sparse or not of 16 bits,
+        and as `explain` does.
 
     Examples
     --------
     >>> import attnlib
-    >>> advice = attnlib.advise(attnlib.AttnSpec(8, 1, 128, 16), [2048, 30720])
+    >>> advice = attnlib.advise("heads=8/1 head_dim=128 page=16 lens=2048+30720")
     >>> advice.choice.picked, len(advice.nearest)
     ('fa2', 16)
     """
-    kv_lens = _lengths_of(call, lengths)
-    layer = call.spec if isinstance(call, DecodeCase) else call
     stated = facts or Call()
-    is_pinned = stated.pinned_page or isinstance(call, DecodeCase)
-    stated = replace(stated, kv_lens=kv_lens, graph=True, pinned_page=is_pinned)
-    find(library)[0].require_policy(backend, ["decode"], "backend")
+    server = server or {}
+    of_model = ""
+    is_stated = facts is not None or isinstance(call, CallText | str)
+    if isinstance(call, str):
+        _require_decode(read_case(call))
+        call = CallText.read(call)
+    if isinstance(call, CallText):
+        server, of_model = _served(call, server)
+        call, lengths, stated = _said(call, lengths, stated)
+    kv_lens = _lengths_of(call, lengths)
+    is_case = isinstance(call, DecodeCase | MlaCase)
+    layer = _layer_of(call)
+    mode = MLA_MODE if layer.head_dim == MLA_HEAD_DIM else "decode"
+    given = stated
+    stated = replace(
+        given,
+        kv_lens=kv_lens,
+        graph=True,
+        pinned_page=given.pinned_page or is_case,
+    )
+    find(library)[0].require_policy(backend, [mode], "backend")
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
-    choice = explain(layer, mode="decode", call=stated, **how)
+    choice = explain(layer, mode=mode, call=stated, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)
-    case = call if isinstance(call, DecodeCase) else _case_of(layer, kv_lens)
-    nearest = nearest_calls(case, _batches_for(layer, gpu)).head(NEAREST)
-    same = _preferably_of(gpu, recorded_calls(case))
-    runs = _run_by_engine(layer, stated, {*nearest, *same.backend}, **how)
-    nearest = nearest.reset_index(drop=True)
-    return Advice(layer, kv_lens, choice, nearest, same, stated.sinks, runs)
-
-
-def _lengths_of(call: DecodeCase | AttnSpec, lengths: Sequence[int]) -> tuple[int, ...]:
-    """Tokens of each request of a call; TypeError or ValueError for what `advise` cannot take."""
-    is_case = isinstance(call, DecodeCase)
-    if not isinstance(call, DecodeCase | AttnSpec):
-        raise TypeError(f"call must be a DecodeCase or an AttnSpec, got {type(call).__name__}")
-    if is_case == bool(len(lengths)):
-        words = "lengths must be given with an AttnSpec, and not with a case"
-        raise ValueError(f"{words}, got {len(lengths)} with {type(call).__name__}")
-    tokens = np.asarray(sample_seq_lens(call) if is_case else lengths).tolist()
-    for length in tokens:
-        require_int("lengths", length)
-    layer = call.spec if isinstance(call, DecodeCase) else call
-    if layer.head_dim == MLA_HEAD_DIM:
-        raise ValueError(f"head_dim must not be of MLA (explain: mode mla), got {MLA_HEAD_DIM}")
-    return tuple(tokens)
-
-
-def _case_of(layer: AttnSpec, lengths: tuple[int, ...]) -> DecodeCase:
-    return DecodeCase(layer, **lengths_of_case(lengths))
-
-
-def _batches_for(layer: AttnSpec, gpu: str) -> pd.DataFrame:
-    """The random batches with most rivals on record, of the GPU where there are some."""
-    is_usual = layer.head_dim == 128 and "float8" not in layer.dtypes
-    draw = "all rivals" if is_usual else "all layers"
-    if "h100" in gpu.lower():
-        draw = "h100"
-    batches = recorded_batches(draw)
-    if layer.page_size % 16:
-        return batches.drop(columns=[*plan_rivals.PAGES_OF_16], errors="ignore")
-    return batches
-
-
-def _preferably_of(gpu: str, same: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the GPU that was named, or all where it has none."""
-    of_gpu = same[same.gpu.str.contains(gpu.upper(), regex=False)]
-    return of_gpu if len(of_gpu) else same
-
-
-def _builds(choice: Choice) -> tuple[str, str, str]:
-    """What a choice's kernel is called in the records, another build of it last."""
-    name = (choice.inner or choice).ours
-    return (
-        name,
-        f"{name}-precomputed",
-        f"{name.removeprefix('vllm-')}-precomputed",
+    case = call if isinstance(call, DecodeCase | MlaCase) else _case_of(layer, kv_lens)
+    nearest = nearest_calls(case, batches_for(layer, gpu)).head(NEAREST)
+    same = recorded_calls(case)
+    cards = [card_named(name) for name in same.gpu]
+    same = preferably_of(card_named(gpu), same, cards)
+    runs = run_by_engine(layer, stated, {*nearest, *same.backend}, mode=mode, **how)
+    situation = situation_of(
+        choice,
+        layer,
+        stated,
+        stated=_known_facts(given, is_stated),
+        gpu=gpu,
+        server=server,
+    )
+    return Advice(
+        layer=layer,
+        lengths=kv_lens,
+        choice=choice,
+        nearest=nearest.reset_index(drop=True),
+        same=same,
+        has_sinks=stated.sinks,
+        runs=runs,
+        known=known_problems(situation),
+        card_name=card_named(gpu),
+        of_model=of_model,
     )
 
 
-def _run_by_engine(
-    layer: AttnSpec, call: Call, recorded: Collection[str], **how: str
-) -> dict[str, str] | None:
-    """Our names of what an engine has on this GPU, or of another build that is `recorded` in its
-    place -> its names; None for FlashInfer. Without cubins it takes FlashInfer's own decode."""
-    engine, release = find(how["library"])
-    if not engine.calls:
-        return None
-    runs: dict[str, str] = {}
-    policies = [name for name in engine.policies_for("decode") if name != AUTO]
-    for policy in policies:
-        how["policy"] = policy
-        for cubins in (True, False):
-            words = policy if cubins else f"{policy}, cubins=no"
-            with suppress(RuntimeError):
-                facts = replace(call, cubins=cubins)
-                choice = explain(layer, mode="decode", call=facts, **how)
-                _add_builds(runs, choice, words, recorded)
-    if random_batches.FA2 in runs:
-        runs[random_batches.PLANNED] = "our planner"
-    if engine.name == SGLANG and FLASH_ATTN_3 in runs:
-        word = runs[FLASH_ATTN_3]
-        runs[SGLANG_FA3] = word
-        for build in (FLASH_ATTN_3, PRECOMPUTED):
-            runs[build] = f"{word}, {ANOTHER_BUILD}"
-        if release and release >= CAPS_SINCE:
-            for cap in (UPSTREAM, BOUNDED):
-                runs[f"{SGLANG_FA3}@{cap}"] = f"our plugin, SPLITS={cap}"
-    return runs
+def _served(said: CallText, server: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """The facts of the server with what a text's model says, and which kind of its layers it is."""
+    model = said.model or ""
+    if not is_checkpoint(model):
+        return server, ""
+    splits = {"tp": said.tp or 1, "dp": said.dp or 1}
+    server = with_dp_attention(server, model, **splits)
+    checkpoint = served(model, **splits).checkpoint
+    first, *others = checkpoint.kinds
+    if not others:
+        return server, ""
+    names = ", ".join(kind.name for kind in others)
+    words = f"{checkpoint.name} has several kinds of layers: this is of the first, {first.name}"
+    return server, f"{words}, not of {names}."
+
+
+def _require_decode(case: NamedCase) -> DecodeCase | MlaCase:
+    """The case; ValueError for one of another mode."""
+    if not isinstance(case, DecodeCase | MlaCase):
+        raise ValueError(f"call must be of mode decode or mla, got {case.label!r}")
+    return case
+
+
+def _said(
+    said: CallText,
+    lengths: Sequence[int],
+    facts: Call,
+) -> tuple[DecodeCase | MlaCase | AttnSpec | MlaSpec, Sequence[int], Call]:
+    """What the text of a call says: a case, or a layer and lengths where it says no page size."""
+    if len(lengths):
+        raise ValueError(f"lengths must be left out with the text of a call, got {len(lengths)}")
+    case = _require_decode(case_of(said))
+    if said.model and is_checkpoint(said.model):
+        first = asked_kinds(mode=DECODE, facts={}, **layer_said(said))[0]
+        facts = replace(facts, **facts_stated(first.call))
+        if isinstance(case, DecodeCase) and first.spec is not None:
+            case = replace(case, spec=first.spec)  # with its window
+    if said.kv_dtype:
+        facts = replace(facts, pinned_kv_dtype=True)
+    if said.page:
+        return case, (), facts
+    return case.spec, sample_seq_lens(case).tolist(), facts
+
+
+def _known_facts(given: Call, is_stated: bool) -> list[str]:
+    """The fields of a call that are known: a decode step is in a graph and has no drafts, and the
+    others where they are not those of a plain call."""
+    plain = Call()
+    names = ["graph", "speculative", "eagle_topk"]
+    for name, value in vars(given).items():
+        if is_stated and value != getattr(plain, name):
+            names.append(name)
+    return names
+
+
+def _layer_of(call: DecodeCase | MlaCase | AttnSpec | MlaSpec) -> AttnSpec:
+    """The layer of a call; of MLA its query heads over one KV head of 576."""
+    spec = call.spec if isinstance(call, DecodeCase | MlaCase) else call
+    if isinstance(spec, AttnSpec):
+        if spec.head_dim == MLA_HEAD_DIM and spec.dtypes != LATENT_DTYPE:
+            words = f"dtype and kv_dtype of MLA must be {LATENT_DTYPE} (explain takes others)"
+            raise ValueError(f"{words}, got {spec.dtypes}")
+        return spec
+    if spec.top_k or spec.kv_format != "bfloat16":
+        words = "an MlaSpec must attend to all tokens of a bfloat16 cache (explain: sparse_mla)"
+        raise ValueError(f"{words}, got top_k {spec.top_k} and {spec.kv_format}")
+    return AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size)
+
+
+def _lengths_of(
+    call: DecodeCase | MlaCase | AttnSpec | MlaSpec,
+    lengths: Sequence[int],
+) -> tuple[int, ...]:
+    """Tokens of each request of a call; TypeError or ValueError for what `advise` cannot take."""
+    is_case = isinstance(call, DecodeCase | MlaCase)
+    if not is_case and not isinstance(call, AttnSpec | MlaSpec):
+        words = "call must be a DecodeCase, MlaCase, AttnSpec, MlaSpec or text"
+        raise TypeError(f"{words}, got {type(call).__name__}")
+    if is_case == bool(len(lengths)):
+        words = "lengths must be given with a layer, and not with a case"
+        raise ValueError(f"{words}, got {len(lengths)} with {type(call).__name__}")
+    if isinstance(call, MlaCase) and call.q_len > 1:
+        raise ValueError(f"q_len must be 1 in decode, got {call.q_len}")
+    tokens = np.asarray(sample_seq_lens(call) if is_case else lengths).tolist()
+    for length in tokens:
+        require_int("lengths", length)
+    return tuple(tokens)
+
+
+def _case_of(layer: AttnSpec, lengths: tuple[int, ...]) -> DecodeCase | MlaCase:
+    sizes = Lens.of(lengths).fields
+    if layer.head_dim == MLA_HEAD_DIM:
+        return MlaCase(MlaSpec(layer.num_qo_heads, page_size=layer.page_size), **sizes)
+    return DecodeCase(layer, **sizes)
+
+
+def _batch_words(case: DecodeCase | MlaCase) -> str:
+    """A batch as a row names it: its text, cut, and its tokens where the text is long."""
+    words = shortened(case.label)
+    if words == case.label:
+        return words
+    return f"{words}, {sample_seq_lens(case).sum():,} tokens"
 
 
 def _most_splits(layer: AttnSpec, lengths: tuple[int, ...], cap: str) -> int:
@@ -416,19 +542,6 @@ def _most_splits(layer: AttnSpec, lengths: tuple[int, ...], cap: str) -> int:
     layer = replace(layer, dtype=layer.kv_dtype)
     served = replace(_case_of(layer, lengths), context=max(SERVED_CONTEXT, *lengths))
     return int(split_cap.splits_of(served, cap).max())
-
-
-def _add_builds(
-    runs: dict[str, str], choice: Choice, words: str, recorded: Collection[str]
-) -> None:
-    """Add what an engine's backend is called in the records, where an earlier one is not."""
-    name, precomputed, other_build = _builds(choice)
-    if not name or choice.problem:
-        return
-    runs.setdefault(name, words)
-    runs.setdefault(precomputed, words)
-    if name not in recorded and precomputed not in recorded:
-        runs.setdefault(other_build, f"{words}, {ANOTHER_BUILD}")
 
 
 def _geometric_mean(ratios: pd.DataFrame) -> pd.Series:
@@ -446,117 +559,3 @@ def _in_words(row: Any) -> str:
     if row.release and package != FLASHINFER:
         return f"{row.backend} ({package} {row.release})"
     return row.backend
-
-
-def recorded_calls(case: DecodeCase) -> pd.DataFrame:
-    """The records of a call in all studies: a row per study, GPU, timer, width of the page table
-    and backend, fastest first of each; the median time (us) and the rounds of the newest release.
-
-    Records of a library that was installed have no release, and are the oldest.
-    """
-    by = ["study", "gpu", "timer", "page_table", "backend"]
-    tables = [pd.DataFrame(columns=[*by, "release", "run_us", "status", "throttled"])]
-    for study in STUDIES:
-        for machine in store.machines(study):
-            for recorded in recorded_as(case, study, machine):
-                rows = store.load(study, machine, case=recorded)
-                tables.append(rows.assign(page_table=width_of(recorded)))
-    rows = pd.concat(tables, ignore_index=True)
-    rows = rows[(rows.status == "ok") & ~rows.throttled.astype(bool)]
-    ages = rows.release.map(lambda release: Version(release or "0"))
-    rows = rows.assign(age=ages).sort_values("age", kind="stable")
-    newest = rows.groupby(by).release.transform("last")
-    times = rows[rows.release == newest].groupby([*by, "release"]).run_us
-    table = times.agg(us="median", rounds="size").reset_index()
-    return table.sort_values([*by[:-1], "us"], ignore_index=True)
-
-
-@cache
-def recorded_batches(draw: str = "all layers") -> pd.DataFrame:
-    """The recorded random batches: which backend decoded each in what time.
-
-    Parameters
-    ----------
-    draw : {"all layers", "all rivals", "h100"}
-        Which batches: of all layers, of fewer layers with all rivals, or those of an H100.
-
-    Returns
-    -------
-    pandas.DataFrame
-        A row per batch: `case`, sizes as logarithms, a column of median microseconds per backend,
-        `rounds`, `spread` between them (a fraction), and where it was measured.
-
-    Raises
-    ------
-    ValueError
-        For another draw.
-
-    Examples
-    --------
-    >>> import attnlib
-    >>> batches = attnlib.recorded_batches("h100")
-    >>> batches.gpu.unique().tolist()
-    ['NVIDIA H100 80GB HBM3']
-    """
-    require_word("draw", draw, DRAWS)
-    study, gpu, release = DRAWS[draw]
-    rows = random_batches.load_all(study)
-    rows = rows[rows.gpu.str.contains(gpu)]
-    keys = ["machine", "case"]
-    wide = rows.pivot_table("run_us", keys, "backend", "median", sort=False)
-    times = rows.groupby([*keys, "backend"], sort=False).run_us
-    ends = times.agg(["min", "max", "size"])
-    spreads = ends["max"] / ends["min"] - 1
-    rounds = ends["size"].groupby(keys, sort=False).min()
-    spread = spreads.groupby(keys, sort=False).max()
-    table = wide.assign(rounds=rounds, spread=spread).reset_index()
-    sizes = pd.DataFrame([sizes_of(case) for case in table.case])
-    machines = rows.drop_duplicates("machine").set_index("machine")
-    return pd.concat([table, sizes], axis=1).assign(
-        heads=[case.spec.heads for case in table.case],
-        gpu=table.machine.map(machines.gpu),
-        day=table.machine.map(machines.started_at.str[:10]),
-        release=release,
-    )
-
-
-def neighbour_loss(backends: Sequence[str] = random_batches.BACKENDS) -> pd.Series:
-    """How much slower the backend is that the nearest batches of *other layers* choose.
-
-    The choice is the backend with the least mean of log(time / best) over the 16 nearest.
-
-    Parameters
-    ----------
-    backends : sequence of str
-        Names of backends; batches that lack one of them are left out.
-
-    Returns
-    -------
-    pandas.Series
-        Time of the choice over that of the best backend, less 1: a value per recorded batch.
-
-    Raises
-    ------
-    KeyError
-        For a backend that no batch was measured with.
-
-    Examples
-    --------
-    >>> import attnlib
-    >>> bool(attnlib.neighbour_loss().mean() < 0.05)
-    True
-    """
-    names = [*backends]
-    batches = recorded_batches().dropna(subset=names).reset_index(drop=True)
-    times = batches[names].to_numpy()
-    over_best = times / times.min(axis=1, keepdims=True)
-    specs = np.array([case.spec for case in batches.case], dtype=object)
-    layers, _ = pd.factorize(specs)
-    losses = []
-    for place, case in enumerate(batches.case):
-        far = distances(case, batches)
-        far[layers == layers[place]] = np.inf
-        nearest = np.argsort(far)[:NEAREST]
-        chosen = np.log(over_best[nearest]).mean(axis=0).argmin()
-        losses.append(over_best[place, chosen] - 1)
-    return pd.Series(losses, name="loss")

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..draw.cards import Card, Shown, in_words
 from ..measure.spans import per_call
 from ..measure.stats import LONG_MARGIN
+from .cards import Card, Shown, in_words
 from .profile import Profile
 
 NO_VERDICT = "Two profiles show what changed; a verdict on speed takes rounds in fresh processes."

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..core.backends.table import family_of, role_of
-from ..draw import charts, style
-from ..draw.cards import NOTHING, Card, Shown, in_words
 from ..measure.steps import EITHER, Step
-from .diagnosis import DECODES, TIMES, Diagnosis, calls_in, json_rows, read_diagnosis
+from ..run.figures import charts, style
+from .cards import Card, Shown, in_words
+from .diagnosis import DECODES, TIMES, Diagnosis, json_rows, read_diagnosis
+from .pasted import KernelTotals, read_totals
+from .step_rows import ATTENTION, NAN, calls_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 MOST_ROWS = 12
 """Of a kind of step, in the card and in the figure."""
 LONGEST_NAMES = 80
-ATTENTION = "attention"
 WHOLE_STEP = "whole step"
 TIMES_OF_STEP = {
     WHOLE_STEP: "us",
@@ -39,7 +39,16 @@ TIMES_OF_STEP = {
 FORMATS = {"before": ",.1f", "after": ",.1f", "ratio": ".2f", "change": "+,.1f"}
 TracePath = str | os.PathLike[str]
 Row = dict[str, Any]
-PATTERN_COLUMNS = ["trace", "pattern", "us per step", "fix"]
+SLOWER, NOT_SLOWER, NOT_DECIDED = "slower", "not slower", "not decided"
+SAID = {
+    SLOWER: "After is slower",
+    NOT_SLOWER: "After is not slower",
+    NOT_DECIDED: "Whether after is slower is not decided",
+}
+MARGIN = 0.05
+"""How much longer a step may be: below it a profiler's own cost decides."""
+LEAST_STEPS = 3
+PATTERN_COLUMNS = ["pattern", "step", "before", "after", "fix"]
 
 
 @dataclass(frozen=True)
@@ -84,9 +93,34 @@ class TraceChange(Shown):
         return [kind for kind in before.usual if kind in after.usual]
 
     def table(self) -> pd.DataFrame:
-        """A row per kind of step and part: microseconds a step before and after, their ratio, the
-        change, largest first, then how often it was launched, and its kernels."""
+        """A row per part and kind of step, the largest change first: microseconds a step before and
+        after, their ratio, the change, then how often it was launched, and its kernels."""
         return self.rows.round(3)
+
+    @property
+    def outcome(self) -> str:
+        """Whether a step of some kind is `slower`, `not slower`, or `not decided`.
+
+        Slower are steps of one kind that are longer by more than `MARGIN` in the mean, where each
+        usual one after is longer than each one before. Nothing is decided by
+        fewer than `LEAST_STEPS`, by other attention calls or GPUs, and where requests or KV tokens
+        differ by more than `MARGIN` in the mean.
+        """
+        outcomes = {self._outcome_of(kind) for kind in self.kinds}
+        for outcome in (SLOWER, NOT_DECIDED):
+            if outcome in outcomes:
+                return outcome
+        return NOT_SLOWER
+
+    def _outcome_of(self, kind: str) -> str:
+        if self._differ(kind) or self.before.trace.gpu != self.after.trace.gpu:
+            return NOT_DECIDED
+        before, after = ([step.length_us for step in side.usual[kind]] for side in self.sides)
+        if min(len(before), len(after)) < LEAST_STEPS:
+            return NOT_DECIDED
+        if fmean(after) <= (1 + MARGIN) * fmean(before):
+            return NOT_SLOWER
+        return SLOWER if min(after) > max(before) else NOT_DECIDED
 
     @cached_property
     def rows(self) -> pd.DataFrame:
@@ -99,8 +133,8 @@ class TraceChange(Shown):
                 a = before.get(name, NO_PART)
                 b = after.get(name, NO_PART)
                 changes.append({"step": kind, "part": name, **_change(name, a, b)})
-            rows += sorted(changes, key=lambda row: -abs(row["change"]))
-        return pd.DataFrame(rows)
+            rows += changes
+        return pd.DataFrame(sorted(rows, key=lambda row: -abs(row["change"])))
 
     def figure(self) -> "Figure":
         """The change of each part, a bar each, the largest of each kind of step."""
@@ -131,6 +165,8 @@ class TraceChange(Shown):
         """JSON form."""
         return {
             "times": TIMES,
+            "outcome": self.outcome,
+            "new patterns": self.new_patterns,
             "changes": json_rows(self.rows),
             "before": self.before.to_dict(),
             "after": self.after.to_dict(),
@@ -143,23 +179,45 @@ class TraceChange(Shown):
         shown = shown.assign(kernels=names)
         if len(self.kinds) == 1:
             shown = shown.drop(columns="step")
-        patterns = pd.DataFrame(
-            _patterns("before", self.before) + _patterns("after", self.after),
-            columns=PATTERN_COLUMNS,
-        )
+        facts: list[tuple[str, str]] = []
+        for row in self.new_patterns:
+            known = {f"new in {self.after.trace.path}": row["pattern"], **row}
+            del known["pattern"]
+            facts += [(name, str(value)) for name, value in known.items()]
         return Card(
             title=f"{self.before.trace.path} to {self.after.trace.path}: {self._whole_steps()}",
             notes=self._notes(),
-            facts=[],
+            facts=facts,
             table=in_words(shown, FORMATS),
             caption=f"microseconds a step, as traced: {TIMES}",
             footer=self.origin,
-            more=[("known patterns of each trace", patterns)],
+            more=[("known patterns of each trace, us a step", self.patterns())],
         )
 
+    @property
+    def new_patterns(self) -> list[Row]:
+        """The known patterns that the trace after shows, and the one before does not."""
+        before = set()
+        if not self.before.patterns.empty:
+            before = set(self.before.patterns.pattern)
+        rows = self.after.patterns.to_dict("records")
+        return [row for row in rows if row["pattern"] not in before]
+
+    def patterns(self) -> pd.DataFrame:
+        """A row per known pattern and kind of step: its time before and after, and the fix."""
+        rows: dict[tuple[str, str], Row] = {}
+        for when, side in (("before", self.before), ("after", self.after)):
+            for found in side.patterns.to_dict("records"):
+                key = found["pattern"], found["step"]
+                row = rows.setdefault(key, {"before": NAN, "after": NAN})
+                row |= {"pattern": found["pattern"], "step": found["step"], "fix": found["fix"]}
+                row[when] = found["us per step"]
+        table = pd.DataFrame(list(rows.values()), columns=PATTERN_COLUMNS)
+        return in_words(table, FORMATS)
+
     def _largest(self) -> pd.DataFrame:
-        """The rows of the largest changes of each kind of step."""
-        return self.rows.groupby("step", sort=False).head(MOST_ROWS)
+        """The rows of the largest changes."""
+        return self.rows.head(MOST_ROWS)
 
     def _whole_steps(self) -> str:
         """Each kind of step in words, before and after."""
@@ -178,9 +236,9 @@ class TraceChange(Shown):
 
     def _notes(self) -> list[str]:
         notes = [
-            "Two traces show what changed; a profiler slows both, and no verdict is given.",
+            f"{SAID[self.outcome]}; a profiler slows both, and two traces are no measurement.",
             f"Times are {TIMES}.",
-            f"At most {MOST_ROWS} rows of a kind are shown; .table() and --json have all.",
+            f"At most {MOST_ROWS} rows are shown; .table() and --json have all.",
         ]
         before = self.before.blind()
         after = self.after.blind()
@@ -203,20 +261,44 @@ class TraceChange(Shown):
         if calls := self._other_calls(kind):
             words = "other layers, or cut steps: their times do not compare"
             notes.append(f"A {kind} step has {calls} ({words}).")
-        sizes, other_sizes = (_batch_sizes(side, kind) for side in self.sides)
-        if sizes and other_sizes and sizes != other_sizes:
-            notes.append(f"Batch sizes of {kind} differ: {sizes} and {other_sizes}.")
+        if sizes := self._other_sizes(kind):
+            notes.append(f"Batch sizes of {kind} differ: {sizes}.")
+        for when, side in (("before", self.before), ("after", self.after)):
+            if len(side.usual.get(kind, ())) == 1:
+                notes.append(f"Of {kind} only one step counts {when}: trace ten or more.")
         return notes
 
+    def _differ(self, kind: str) -> bool:
+        """Whether times of a kind of step do not compare: other layers, requests or lengths."""
+        if self._other_calls(kind):
+            return True
+        before, after = (_loads(side.usual[kind]) for side in self.sides)
+        for old, new in zip(before, after, strict=True):
+            if old and new and abs(new / old - 1) > MARGIN:
+                return True
+        return False
 
-def diagnose(path: TracePath, after: TracePath = "", **shape: Any) -> Diagnosis | TraceChange:
+    def _other_sizes(self, kind: str) -> str:
+        """The batch sizes of this kind of step in both, where they are known and differ."""
+        sizes, other_sizes = (_batch_sizes(side, kind) for side in self.sides)
+        if sizes and other_sizes and sizes != other_sizes:
+            return f"{sizes} and {other_sizes}"
+        return ""
+
+
+def diagnose(
+    path: TracePath,
+    after: TracePath = "",
+    **shape: Any,
+) -> Diagnosis | TraceChange | KernelTotals:
     """Find what is known to slow attention in a server's trace, or set two traces side by side.
 
     Parameters
     ----------
     path : str or os.PathLike
         A Chrome trace of torch.profiler (`.json`, also `.json.gz`), or an SQLite export of
-        Nsight Systems.
+        Nsight Systems. Also the text of `key_averages().table()`, or CSV of `nsys stats --report
+        cuda_gpu_kern_sum`, which have kernels and no steps.
     after : str or os.PathLike, optional
         A second trace: a table says what changed from the first one to it, in microseconds a step.
     **shape
@@ -226,9 +308,9 @@ def diagnose(path: TracePath, after: TracePath = "", **shape: Any) -> Diagnosis 
 
     Returns
     -------
-    Diagnosis or TraceChange
-        Of two traces a `TraceChange`. Both are shown by a notebook; `.table()` has the kernels of
-        one trace, or the parts of a step before and after.
+    Diagnosis, TraceChange or KernelTotals
+        Of two traces a `TraceChange`, of text `KernelTotals`. All are shown by a notebook;
+        `.table()` has the kernels of one trace, or the parts of a step before and after.
 
     Raises
     ------
@@ -243,6 +325,12 @@ def diagnose(path: TracePath, after: TracePath = "", **shape: Any) -> Diagnosis 
     >>> slow.patterns.pattern.tolist()
     ['fa3 of FlashInfer decodes']
     """
+    totals = read_totals(path)
+    if totals and not after:
+        return totals
+    for given in (path, after):
+        if given and read_totals(given):
+            raise ValueError(f"{given} must be a trace to be compared, it has sums without steps")
     diagnosis = read_diagnosis(path, shape)
     if not after:
         return diagnosis
@@ -274,7 +362,7 @@ def _parts(side: Diagnosis, kind: str) -> dict[str, Part]:
         parts[name] = Part(us=around[column])
     kernels = side.kernels()
     for row in kernels[kernels.step == kind].to_dict("records"):
-        name = _part_of(row["kernel"])
+        name = _part_of(row)
         known = parts.get(name, NO_PART)
         parts[name] = Part(
             us=known.us + row["us a step"],
@@ -284,11 +372,11 @@ def _parts(side: Diagnosis, kind: str) -> dict[str, Part]:
     return parts
 
 
-def _part_of(kernel: str) -> str:
-    """What a kernel does, or its name."""
-    if family_of(kernel):
+def _part_of(row: Row) -> str:
+    """What the kernel of a row of `Diagnosis.kernels` does, or its name."""
+    if row["is"].startswith(ATTENTION):
         return ATTENTION
-    return role_of(kernel) or kernel
+    return row["is"] or row["kernel"]
 
 
 def _change(name: str, before: Part, after: Part) -> Row:
@@ -311,18 +399,15 @@ def _change(name: str, before: Part, after: Part) -> Row:
     }
 
 
-def _patterns(when: str, side: Diagnosis) -> list[tuple[str, ...]]:
-    """The known patterns of one of two traces, each with its fix: rows of `PATTERN_COLUMNS`."""
-    rows: list[tuple[str, ...]] = []
-    for row in side.patterns.to_dict("records"):
-        rows.append((when, row["pattern"], f"{row['us per step']:,.1f}", row["fix"]))
-    return rows or [(when, "none that is known", NOTHING, NOTHING)]
-
-
 def _lengths(side: Diagnosis, kind: str) -> str:
     """How many steps of a kind are compared, and how long they are."""
     lengths_us = [step.length_us for step in side.usual[kind]]
     return f"{len(lengths_us)} of {min(lengths_us):,.0f} to {max(lengths_us):,.0f} us"
+
+
+def _loads(steps: Sequence[Step]) -> tuple[float, float]:
+    """The requests and the KV tokens of steps in the mean, 0 where no mark has them."""
+    return fmean(step.batch_size for step in steps), fmean(step.mark.kv_tokens for step in steps)
 
 
 def _batch_sizes(side: Diagnosis, kind: str) -> list[int]:

@@ -6,24 +6,28 @@ that is said of a kind of step is of the same steps (`Diagnosis.usual`), so that
 
 import json
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from statistics import fmean, median
 from typing import Any
 
 import pandas as pd
 
-from ..core.backends.table import FAMILIES, family_of, role_of
+from ..core.backends.table import family_of, role_of
 from ..core.layer import parse_layer
 from ..core.spec import ELEMENT_BYTES, require_int, require_word
-from ..draw.cards import Card, Shown
-from ..measure.spans import busy_us
-from ..measure.steps import DECODE, EITHER, UNKNOWN, VERIFY, Step, find_steps
+from ..measure.marks import DECODE, SGLANG, VERIFY
+from ..measure.spans import Span
+from ..measure.steps import EITHER, UNKNOWN, Step, find_steps, idle_under
 from ..measure.trace_file import Trace, read_trace
-from .patterns import PATTERNS, SIZES, STATED, WAITING, Pattern, gained, kind_of, ran, tile_rows
+from .cards import Card, Shown
+from .fix_gains import SIZES, STATED, gained
+from .patterns import PATTERNS, WAITING, Pattern, kind_of, ran, tile_rows
+from .step_rows import around, calls_in, host_rows, kernel_rows, lengths_of
 
 Row = dict[str, Any]
 Shape = Mapping[str, Any]
@@ -31,13 +35,26 @@ MOST_KERNELS = 12
 DECODES = (DECODE, VERIFY, EITHER)
 TIMES = "means over the middle half of a kind's steps by length, without those at the trace's ends"
 NO_MARKS = "No marks of steps: decode or verification is unknown, copies of lengths are unseen."
-NO_BATCH_SIZE = "No batch size: --shape batch_size=N tells whether fa2 splits requests."
+NO_LENGTHS = (
+    "No lengths of the requests in its marks (SGLang: detailed_annotations; vLLM: newer releases): "
+    "--shape lens=8192x16."
+)
+SUMS = "Marks have the sum of a step's KV tokens, not the longest request: kv_len is the mean."
+NO_HEADS = "No heads: --shape heads=32/8 tells whether SGLang's cap of splits, since 0.5.16, binds."
+NO_BATCH_SIZE = "No batch size: --shape lens=8192x16 tells whether fa2 splits requests."
 NO_LAUNCHES = "No calls of the CUDA API: launches, and what was marked, are unseen."
 NO_WAITS = "No waits of the host: copies that it waits for are unseen."
 NO_GRAPHS = "No calls of the CUDA API, or no ids of graphs and launches: graphs are unseen."
 NO_COPIES = "No copies by the GPU: plans and lengths that are copied are unseen."
 NO_GRIDS = "Kernels have no grids: whether one has few blocks is unseen."
 NO_SMS = "Its SMs are not counted: whether a kernel has few blocks is unseen."
+LIKE_ATTENTION = re.compile("attn|attention|fmha|mla|sparse", re.IGNORECASE)
+BESIDE = re.compile(
+    "cache|rope|norm|metadata|combine|reduce|merge|concat|index|indices|topk|gemm|scatter|stage2"
+    "|table|score|logits|compress|insert|build",
+    re.IGNORECASE,
+)
+"""What is in the name of a kernel that may be attention, and of one that is beside it."""
 NO_DECODE = "No decode step: the patterns are of decode and verification."
 NO_WHOLE_STEP = "No decode step but at an end of the trace: what runs before it is unseen."
 NO_TILES = "Names are without template arguments: fa2's tiles are unseen."
@@ -88,24 +105,40 @@ class Diagnosis(Shown):
         kinds = self.usual or {"whole trace": [_all_of(self.trace)]}
         rows: list[Row] = []
         for kind, steps in kinds.items():
-            rows += _kernel_rows(kind, steps)
+            rows += kernel_rows(kind, steps)
         return rows
 
     def around(self) -> pd.DataFrame:
         """A row per kind of step: what it has and what is before it (`TIMES`), and their count."""
-        rows = [_around(step) for steps in self.usual.values() for step in steps]
+        rows = [around(step) for steps in self.usual.values() for step in steps]
         if not rows:
             return pd.DataFrame(columns=["step", "steps"])
         means = pd.DataFrame(rows).groupby("step", sort=False).mean()
         count = pd.Series(Counter(step.kind for step in self.steps))
         return means.assign(steps=count).reset_index()
 
+    def lengths(self) -> pd.DataFrame:
+        """A row per step whose mark has tokens: its requests, query tokens and KV tokens."""
+        rows = [lengths_of(step) for step in self.steps if step.mark.query_tokens]
+        return pd.DataFrame(rows).dropna(axis="columns", how="all")
+
+    def host_calls(self) -> pd.DataFrame:
+        """A row per kind of step and call of the CUDA API that the GPU idles under (`TIMES`).
+
+        Time that is in none of them is the host's own, of Python for instance.
+        """
+        rows: list[Row] = []
+        for kind, steps in self.usual.items():
+            rows += host_rows(self.trace, kind, steps)
+        return pd.DataFrame(rows)
+
     @cached_property
     def patterns(self) -> pd.DataFrame:
-        """A row per known pattern and kind of decode step of which most show it."""
+        """A row per known pattern and kind of decode step of which most show it, by its time."""
         kinds = [kind for kind in self.usual if kind in DECODES]
         rows = [self._found(pattern, kind) for pattern, kind in product(PATTERNS, kinds)]
-        return pd.DataFrame([row for row in rows if row])
+        found = [row for row in rows if row]
+        return pd.DataFrame(sorted(found, key=lambda row: -row["us per step"]))
 
     def _found(self, pattern: Pattern, kind: str) -> Row:
         """The row of a pattern that most steps of a kind show, else empty."""
@@ -118,24 +151,42 @@ class Diagnosis(Shown):
         middle = evidence[len(evidence) // 2]
         return {
             "pattern": pattern.name,
-            "fix": pattern.fix,
+            "fix": middle.fix or pattern.fix,
             "step": kind,
             "evidence": f"{middle.text}; in {len(evidence)} of {len(steps)} usual {kind} steps",
             "us per step": round(us, 1),
-            "by the records": gained(pattern, self.shape, us),
+            "by the records": gained(pattern.gain, self.shape, us, self.trace.gpu),
             "since": pattern.since,
             "notebook": pattern.notebook,
         }
 
     def unseen(self) -> list[str]:
         """What the trace could not show."""
-        notes = [f"Times are {TIMES}.", "The lengths of the requests are in no trace."]
+        notes = [f"Times are {TIMES}."]
         notes += self.blind()
         for row in self.around().to_dict("records"):
             if row["step"] in DECODES and row["us idle before"] > WAITING * row["us busy"]:
                 us = f"{row['us idle before']:,.0f} us before the first layer"
                 step = row["step"]
                 notes.append(f"The GPU idles for {us} of a {step} step; a profiler adds to it.")
+        notes += self._longest_waits()
+        return notes
+
+    def _longest_waits(self) -> list[str]:
+        """A sentence for each kind of decode step in which the host stands in one call for long."""
+        notes = []
+        for kind in DECODES:
+            steps = self.usual.get(kind, [])
+            lengths_us: defaultdict[str, float] = defaultdict(float)
+            for wait in chain.from_iterable(step.waits for step in steps):
+                lengths_us[wait.name] += wait.length_us / len(steps)
+            name = max(lengths_us, key=lengths_us.__getitem__, default="")
+            busy = sum(step.busy_us for step in steps) / max(1, len(steps))
+            if name and lengths_us[name] > WAITING * busy:
+                idle_us = [idle_under(self.trace, step).get(name, 0.0) for step in steps]
+                words = f"{lengths_us[name]:,.0f} us of a {kind} step"
+                idle = f"the GPU idles {fmean(idle_us):,.0f} us under it"
+                notes.append(f"The host stands in {name} for {words}; {idle}.")
         return notes
 
     def blind(self) -> list[str]:
@@ -171,6 +222,8 @@ class Diagnosis(Shown):
         has_graphs = any(span.in_graph and span.launch >= 0 for span in work)
         is_there = {
             NO_MARKS: trace.marks and (not kinds or kinds - {UNKNOWN, EITHER}),
+            NO_LENGTHS: "kv_len" in self.shape,
+            NO_HEADS: "heads" in self.shape or not _may_be_capped(usual),
             NO_BATCH_SIZE: not fa2 or any(step.batch_size for step in self.decodes),
             NO_LAUNCHES: trace.has_launches,
             NO_WAITS: trace.waits,
@@ -182,7 +235,9 @@ class Diagnosis(Shown):
             NO_WHOLE_STEP: not self.decodes or any(not step.at_end for step in usual),
             NO_TILES: not fa2 or tile_rows(fa2[0]),
         }
-        return [words for words, there in is_there.items() if not there]
+        lacks = [words for words, there in is_there.items() if not there]
+        has_sums = any(step.mark.kv_tokens for step in self.decodes)
+        return [*lacks, SUMS] if has_sums else lacks
 
     def to_dict(self) -> Row:
         """JSON form."""
@@ -193,6 +248,8 @@ class Diagnosis(Shown):
             "shape": self.shape,
             "patterns": json_rows(self.patterns),
             "steps": json_rows(self.around()),
+            "lengths": json_rows(self.lengths()),
+            "calls of the host": json_rows(self.host_calls()),
             "kernels": json_rows(self.kernels()),
             "unseen": self.unseen(),
         }
@@ -220,6 +277,8 @@ class Diagnosis(Shown):
             more=[
                 ("all kernels by time", self.kernels().head(MOST_KERNELS).round(3)),
                 ("steps, and what runs before the first layer", self.around().round(1)),
+                ("calls of the host that the GPU idles under", self.host_calls().round(1)),
+                ("lengths by the marks, a row a step", self.lengths().round(1)),
             ],
         )
 
@@ -228,16 +287,51 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Shape) -> Diagnosis:
     """The diagnosis of one trace; arguments and errors as of `lab.diagnose.diagnose`."""
     _require_shape(shape)
     trace = read_trace(path)
-    stated = shape.get("batch_size", 0)
-    steps = [_with_batch_size(step, stated) for step in find_steps(trace, kind_of)]
+    steps = [_with_stated(step, shape) for step in _steps_of(trace)]
     decodes = [step for step in steps if step.kind in DECODES]
     _require_kv_heads(decodes, str(shape.get("heads", "")))
     sizes = [step.batch_size for step in decodes if step.batch_size]
     if not sizes:
         return Diagnosis(trace, steps, dict(shape))
-    if stated and stated not in sizes:
+    stated = shape.get("batch_size", sizes[0])
+    if stated not in sizes:
         raise ValueError(f"batch_size must be as marked, {sorted({*sizes})}, got {stated}")
-    return Diagnosis(trace, steps, {"batch_size": round(median(sizes)), **shape})
+    known: Row = {"batch_size": round(median(sizes))}
+    lengths = [step.mean_kv_len for step in decodes if step.mean_kv_len]
+    if lengths:
+        known["kv_len"] = round(median(lengths))
+    return Diagnosis(trace, steps, {**known, **shape})
+
+
+def _steps_of(trace: Trace) -> list[Step]:
+    """The steps of known attention; then also of one kernel that is in none of them and is named
+    like attention."""
+    steps = find_steps(trace, kind_of)
+    seen = {span.name for step in steps for span in step.work}
+    spent_us: defaultdict[str, float] = defaultdict(float)
+    for span in trace.work:
+        if span.name not in seen and _is_like_attention(span):
+            spent_us[span.name] += span.length_us
+    if not spent_us:
+        return steps
+    unknown = max(spent_us, key=spent_us.__getitem__)
+
+    def kind_or_unknown(span: Span) -> str:
+        return UNKNOWN if span.name == unknown else kind_of(span)
+
+    return find_steps(trace, kind_or_unknown)
+
+
+def _is_like_attention(span: Span) -> bool:
+    """Whether a kernel of no known family or role has a name like that of attention."""
+    if span.kind != "kernel" or role_of(span.name):
+        return False
+    return bool(LIKE_ATTENTION.search(span.name)) and not BESIDE.search(span.name)
+
+
+def _may_be_capped(steps: list[Step]) -> bool:
+    """Whether a step is SGLang's, and FlashAttention-3 runs in it."""
+    return any(step.mark.engine == SGLANG and ran(step, "flash-attn-3") for step in steps)
 
 
 def _require_shape(shape: Shape) -> None:
@@ -261,11 +355,12 @@ def _require_kv_heads(decodes: list[Step], heads: str) -> None:
         raise ValueError(f"heads must have {known} KV heads, as fa2's grid has, got {heads!r}")
 
 
-def _with_batch_size(step: Step, stated: int) -> Step:
-    """A decode step whose mark has no batch size takes the one that the caller states."""
-    if step.kind in DECODES and not step.batch_size:
-        return replace(step, batch_size=stated)
-    return step
+def _with_stated(step: Step, shape: Shape) -> Step:
+    """A decode step with what the caller states; a batch size only where its mark has none."""
+    if step.kind not in DECODES:
+        return step
+    batch_size = step.batch_size or shape.get("batch_size", 0)
+    return replace(step, batch_size=batch_size, layer=shape)
 
 
 def _middle_half(kind: str, by_length: list[Step]) -> list[Step]:
@@ -295,56 +390,6 @@ def _all_of(trace: Trace) -> Step:
         waits=(),
         marked=(),
     )
-
-
-def _kernel_rows(kind: str, steps: list[Step]) -> list[Row]:
-    """A row per kernel of steps of a kind, most time first."""
-    busy_us = sum(step.busy_us for step in steps) or 1.0
-    calls = sum(calls_in(step) for step in steps)
-    lengths_us: defaultdict[str, list[float]] = defaultdict(list)
-    for step in steps:
-        for span in step.work:
-            lengths_us[span.name].append(span.length_us)
-    rows = []
-    for name, lengths in lengths_us.items():
-        family = family_of(name)
-        rows.append(
-            {
-                "step": kind,
-                "kernel": name,
-                "is": f"attention ({family})" if family else role_of(name),
-                "of": FAMILIES[family].library if family else "",
-                "a step": len(lengths) / len(steps),
-                "per attention call": len(lengths) / calls,
-                "us a step": sum(lengths) / len(steps),
-                "share": sum(lengths) / busy_us,
-            }
-        )
-    return sorted(rows, key=lambda row: -row["us a step"])
-
-
-def _around(step: Step) -> Row:
-    """What a step has, and what is before its first layer."""
-    idle_later = step.length_us - step.busy_us - step.idle_ahead_us
-    return {
-        "step": step.kind,
-        "attention calls": calls_in(step),
-        "launches": len(step.work),
-        "us": step.length_us,
-        "us busy": step.busy_us,
-        "us idle before": step.idle_ahead_us,
-        "us idle later": max(0.0, idle_later),
-        "in a graph": step.in_graph,
-        "launches before": len(step.ahead),
-        "us the host waits": busy_us(step.waits),
-        "copies to the host": sum(span.name == "Memcpy DtoH" for span in step.ahead),
-    }
-
-
-def calls_in(step: Step) -> int:
-    """Attention calls of a step: launches of its most frequent attention kernel; 1 without any."""
-    counts = Counter(span.name for span in step.attention)
-    return max(counts.values(), default=1)
 
 
 def json_rows(table: pd.DataFrame) -> list[Row]:

@@ -14,12 +14,12 @@ from typing import Any
 import ipywidgets as w
 
 from ..core.spec import require_int
-from ..draw.cards import STYLE, as_html, as_text
-from ..kinds.decode.case import DecodeCase
+from ..measure.calls.decode.case import DecodeCase
 from ..run.jobs import StoppedError
 from ..run.rows import strip_folders
 from ..studies import STUDIES
 from .advise import advise
+from .cards import STYLE, as_html, as_text
 from .source import (
     LIVE,
     NAMES,
@@ -95,8 +95,8 @@ def explore(model: str = "", **wishes: Any) -> "Explorer":
     --------
     >>> import attnlib
     >>> explorer = attnlib.explore("Llama-3.1-8B", release="0.6.3")
-    >>> explorer.view.choice.case.key
-    '32/8,d128,p16,b16,k8192'
+    >>> explorer.view.choice.case.label
+    'heads=32/8 head_dim=128 page=16 lens=8192x16'
     """
     known = [*DESCRIPTIONS, "machine", "rounds", *LAYER]
     unknown = [name for name in wishes if name not in known]

@@ -1,37 +1,39 @@
 """Known patterns of a slow attention step: what shows each one in a trace, its fix, and the gain.
 
 A pattern is a function from a trace and a step to the evidence, or None; what is said of it is in
-data/patterns.yaml, under the name of the function. Gains are ratios of times without and with the
-fix, recorded by the studies and kept in data/gains.json (`studies.gains`).
+data/patterns.yaml, under the name of the function; `fix_gains` has what a fix saves.
 Times are microseconds per step.
 """
 
-import json
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import yaml
 
 from ..core.backends.table import FAMILIES, family_of, role_of
+from ..core.layer import parse_layer
+from ..core.schedule.facts import SchedulerFacts
+from ..core.spec import LATENT_DIM, ROPE_DIM
+from ..measure.marks import SGLANG, VERIFY
 from ..measure.spans import SIZE, Span, busy_us, find_gaps
-from ..measure.steps import EITHER, UNKNOWN, VERIFY, Step
+from ..measure.steps import EITHER, UNKNOWN, Step
 from ..measure.trace_file import Trace
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-GAINS = DATA / "gains.json"
 TILE = re.compile(
     r"KernelTraits(?:<\(flashinfer::MaskMode\)\d, (?:\(unsigned int\))?|.*?ELj)" + SIZE
 )
 OPERATORS = re.compile(r"elementwise|DeviceScan|scan_innermost|^Memcpy DtoD|gather_kernel|^Memset")
 SCAN = re.compile("DeviceScanKernel|scan_innermost")
 INDEX = re.compile("index|gather")
+WRITES = re.compile("index_put|index_copy")
 LARGE_GROUP = 4
 """Query heads per KV head from which the CUDA cores are slower than the tensor cores."""
 WIDE_TILE = 128
@@ -67,19 +69,24 @@ WIDE_TABLE = 32768
 LEAST_COPY_US = 5.0
 TRITON_BLOCKS = 4
 """Blocks of vLLM's Triton kernel that an SM of Hopper runs at once, by their registers."""
-SIZES = ("head_dim", "page_size", "batch_size", "kv_len")
-STATED = ("heads", *SIZES, "dtype", "kv_dtype")
-"""The facts of a layer that a caller can state."""
+FEW_BLOCKS_US = 20.0
+"""A shorter kernel gains nothing by more blocks: their merge takes time too."""
+LEAST_LAYERS = 4
+"""Launches from which work counts as repeated in every layer."""
 
-Row = dict[str, Any]
+LENGTH = attrgetter("length_us")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What shows a pattern in a step, and the microseconds that it takes at most."""
+    """What shows a pattern in a step, and the microseconds that it takes at most.
+
+    `fix` is that of this kernel, empty where that of the pattern holds.
+    """
 
     text: str
     us: float
+    fix: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,13 @@ class Pattern:
 
 def tile_rows(span: Span) -> int:
     """Rows of the tile of FlashInfer's fa2, from the kernel's template; 0 if it is not named."""
-    match = TILE.search(span.symbol)
+    return _tile_rows(span.symbol)
+
+
+@cache
+def _tile_rows(symbol: str) -> int:
+    """As `tile_rows`; to search a long name takes a while, and few names stand in a trace."""
+    match = TILE.search(symbol)
     return int(match[1]) if match else 0
 
 
@@ -122,7 +135,12 @@ def ran(step: Step, what: str) -> list[Span]:
     return found
 
 
-def _kernels(spans: Sequence[Span], more: str = "") -> Evidence | None:
+def _kernels(
+    spans: Sequence[Span],
+    more: str = "",
+    *,
+    fix: str = "",
+) -> Evidence | None:
     """Kernel, count per step and sizes; None without a kernel."""
     if not spans:
         return None
@@ -131,8 +149,11 @@ def _kernels(spans: Sequence[Span], more: str = "") -> Evidence | None:
     for name, size in (("grid", first.grid), ("block", first.block)):
         if size:
             text += f", {name} {'x'.join(map(str, size))}"
-    us = sum(span.length_us for span in spans)
-    return Evidence(text + more, us)
+    return Evidence(text + more, _total_us(spans), fix)
+
+
+def _total_us(spans: Sequence[Span]) -> float:
+    return sum(span.length_us for span in spans)
 
 
 def fa3_decodes(trace: Trace, step: Step) -> Evidence | None:
@@ -237,7 +258,9 @@ def lengths_copied(trace: Trace, step: Step) -> Evidence | None:
     if not waits:
         return None
     sizes = ", ".join(str(span.copied_bytes) for span in copies)
-    return Evidence(f"{sizes} bytes to the host before attention, and a wait", busy_us(waits))
+    longest = max(waits, key=LENGTH)
+    text = f"{sizes} bytes to the host before attention, and a wait in {longest.name}"
+    return Evidence(text, busy_us(waits))
 
 
 def host_plans(trace: Trace, step: Step) -> Evidence | None:
@@ -307,6 +330,105 @@ def outside_graph(trace: Trace, step: Step) -> Evidence | None:
     return Evidence("attention launched one by one; the GPU idles between kernels", idle_us)
 
 
+def few_blocks(trace: Trace, step: Step) -> Evidence | None:
+    """An attention kernel leaves half of the SMs without a block.
+
+    Of fa2 and of vLLM's Triton there are patterns of their own, which say more.
+    """
+    if fa2_unsplit(trace, step) or triton_unsplit(trace, step):
+        return None
+    few: dict[str, list[Span]] = defaultdict(list)
+    for span in step.attention:
+        is_few = 2 * math.prod(span.grid) <= trace.num_sms
+        if span.grid and is_few and span.length_us >= FEW_BLOCKS_US:
+            few[span.name].append(span)
+    if not few:
+        return None
+    calls = max(few.values(), key=_total_us)
+    blocks = math.prod(calls[0].grid)
+    family = FAMILIES.get(family_of(calls[0].name))
+    return _kernels(
+        calls,
+        f": {blocks} blocks, fewer than the {trace.num_sms} SMs",
+        fix=family.splits_by if family else "",
+    )
+
+
+def same_in_every_layer(trace: Trace, step: Step) -> Evidence | None:
+    """Page tables or indices are made again between the layers, by launches that are all alike.
+
+    FlashAttention-3's schedule has a pattern of its own. A kernel that writes by index, such as
+    that of the cache, has other data in each layer.
+    """
+    layers = max(Counter(span.name for span in step.attention).values())
+    launches: dict[tuple[str, tuple[int, ...]], list[Span]] = defaultdict(list)
+    for span in step.body:
+        reads_index = INDEX.search(span.name) and not WRITES.search(span.symbol)
+        is_operator = OPERATORS.search(span.name) and reads_index
+        if is_operator or role_of(span.name) == "metadata":
+            launches[span.name, span.grid].append(span)
+    if not launches:
+        return None
+    most = max(launches.values(), key=_total_us)
+    if len(most) < LEAST_LAYERS - 1 or len(most) < (layers - 1) / 2:
+        return None
+    more = f" between {layers} layers; once is enough for what is of the step, not of a layer"
+    return _kernels(most, more)
+
+
+def split_cap(trace: Trace, step: Step) -> Evidence | None:
+    """SGLang's build of FlashAttention-3 caps the splits of a request by the rows of all.
+
+    By the model of its rule (`core.schedule.facts`), for a width of the mean length: the true width
+    is at least that. A merge runs if and only if the cap is above 1.
+    """
+    calls = ran(step, "flash-attn-3")
+    facts = _facts_of(trace, step)
+    if step.mark.engine != SGLANG or not calls or facts is None:
+        return None
+    earlier = replace(facts, build="sglang-0.4.4").split_cap
+    merges = any(span.name == COMBINE for span in step.work)
+    if facts.split_cap >= earlier or merges == (facts.split_cap == 1):
+        return None
+    more = (
+        f": at most {facts.split_cap} splits of a request, {earlier} by the rule before; "
+        f"{facts.batch_size} requests of {facts.max_seqlen_k:,} tokens in the mean, "
+        "and it costs time if one is far longer"
+    )
+    return _kernels(calls, more)
+
+
+def _facts_of(trace: Trace, step: Step) -> SchedulerFacts | None:
+    """A call of this step as SGLang's FlashAttention-3 sees it.
+
+    None without heads and lengths, and for a call that FlashAttention-3 refuses.
+    """
+    layer = step.layer
+    kv_len = round(step.mean_kv_len or layer.get("kv_len", 0))
+    if "heads" not in layer or not kv_len or not step.batch_size or not trace.num_sms:
+        return None
+    heads = parse_layer(str(layer["heads"]))
+    head_dim = layer.get("head_dim", heads.head_dim)
+    is_mla = head_dim == LATENT_DIM + ROPE_DIM
+    try:
+        return SchedulerFacts(
+            batch_size=step.batch_size,
+            num_qo_heads=heads.num_qo_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=ROPE_DIM if is_mla else head_dim,
+            head_dim_v=LATENT_DIM if is_mla else head_dim,
+            max_seqlen_q=max(1, step.mark.query_tokens // step.batch_size),
+            max_seqlen_k=kv_len,
+            num_sms=trace.num_sms,
+            page_size=layer.get("page_size", 1),
+            causal=True,
+            varlen_q=True,
+            build="sglang",
+        )
+    except ValueError:  # a head_dim or a length that FlashAttention-3 has no kernel for
+        return None
+
+
 SHOWS = (
     fa3_decodes,
     schedule_per_layer,
@@ -321,6 +443,9 @@ SHOWS = (
     old_schedule,
     old_plan,
     outside_graph,
+    few_blocks,
+    same_in_every_layer,
+    split_cap,
 )
 """What shows each pattern; the name of the function is the pattern's key in data/patterns.yaml."""
 
@@ -336,70 +461,3 @@ def _read_patterns() -> tuple[Pattern, ...]:
 
 
 PATTERNS = _read_patterns()
-
-
-@cache
-def gains() -> Row:
-    """data/gains.json: key -> study, gpu, rows (shape and ratio); empty if it is missing."""
-    return json.loads(GAINS.read_text()) if GAINS.exists() else {}
-
-
-def gained(pattern: Pattern, shape: Row, us: float) -> str:
-    """What the records of shapes like `shape` say that the fix saves of `us` per step."""
-    entry = gains().get(pattern.gain)
-    if entry is None:
-        return "no records of the fix"
-    rows: list[Row] = entry["rows"]
-    varying = [name for name in STATED if _varies(name, rows)]
-    known = [name for name in varying if name in shape]
-    unknown = [name for name in varying if name not in shape]
-    alike: list[str] = []
-    for name in known:
-        rows = [row for row in rows if _is_alike(row[name], shape[name])]
-        alike.append(f"{name} {shape[name]}")
-        if not rows:
-            return f"no records like {', '.join(alike)}; {entry['gpu']}"
-    if "kv_len" in shape:  # where the lengths are open, so is the gain
-        rows = _nearest(rows, shape)
-    count = f"{len(rows)} recorded shape"
-    if len(rows) > 1:
-        count += "s"
-    if alike:
-        count += f" like {', '.join(alike)}"
-    if unknown:
-        count += f"; the trace does not give {', '.join(unknown)}"
-    return _saved(us, [row["ratio"] for row in rows], f"{count}; {entry['gpu']}")
-
-
-def _varies(name: str, rows: list[Row]) -> bool:
-    """Whether recorded shapes have a fact, and not all the same one."""
-    return name in rows[0] and len({row[name] for row in rows}) > 1
-
-
-def _is_alike(recorded: Any, given: Any) -> bool:
-    """Whether a fact is the same word, or a number within a factor of two."""
-    if isinstance(given, str):
-        return recorded == given
-    return abs(math.log2(recorded / given)) <= 1
-
-
-def _nearest(rows: list[Row], shape: Row) -> list[Row]:
-    """The recorded shapes whose sizes are nearest to those of `shape`, by factors of two."""
-    sizes = [name for name in SIZES if name in rows[0] and name in shape]
-    apart = []
-    for row in rows:
-        factors = [row[name] / shape[name] for name in sizes]
-        apart.append(sum(abs(math.log2(factor)) for factor in factors))
-    least = min(apart)
-    return [row for row, far in zip(rows, apart, strict=True) if far == least]
-
-
-def _saved(us: float, ratios: Sequence[float], count: str) -> str:
-    """What is saved of `us` by fixes of these ratios of times, without / with the fix."""
-    middle = median(ratios)
-    if middle <= 1:
-        return f"nothing to gain: {middle:.2f} times the time with the fix, {count}"
-    ends = (min(ratios), max(ratios), middle)
-    least, most, usual = (f"{max(0.0, us * (1 - 1 / ratio)):,.1f}" for ratio in ends)
-    saved = f"{least} to {most} us, median {usual}" if len(ratios) > 1 else f"{usual} us"
-    return f"saves {saved} of {us:,.1f} us per step, by {count}"

@@ -19,16 +19,22 @@ from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from ..core.backends.table import RECORDED
+from ..core.old_names import words_of_name
 from ..core.spec import require_int, require_word
-from ..draw.cards import Card, Shown, in_words
+from ..measure.calls.cases import read_case
 from ..measure.files import write_whole
 from ..measure.progress import progress_bar
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
 from ..run.store import data_root
+from .cards import Card, Shown, in_words
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DEVICES = ("auto", "cuda", "cpu")
 CALLS = 10
@@ -50,7 +56,8 @@ class Profile(Shown):
     The rows are kernels, copies and fills if `device` is `cuda`, operators of the host if `cpu`:
     `note` says why. `host_us` are untraced samples of the time until a call returns, `wall_us` is
     the untraced time per call of many. `ran` counts calls of the callable itself. `packed_trace` is
-    the Chrome trace, compressed. To be shown it needs no torch.
+    the Chrome trace, compressed. `call` is the callable and its arguments in words, empty for one
+    without a name; `versions` are the releases of the libraries. To be shown it needs no torch.
     """
 
     name: str
@@ -67,6 +74,8 @@ class Profile(Shown):
     host_us: tuple[float, ...]
     wall_us: float
     packed_trace: bytes
+    call: str = ""
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def work(self) -> tuple[Span, ...]:
@@ -139,8 +148,34 @@ class Profile(Shown):
         table = pd.DataFrame(columns)
         return table.sort_values("us", ascending=False, kind="stable").round(3).reset_index()
 
+    def timeline(self, call: int = 0) -> Figure:
+        """One call as a figure: a row per kernel (or CPU operator), a bar per launch, gaps shaded.
+
+        Parameters
+        ----------
+        call : int, optional
+            Its number, from 0.
+
+        Raises
+        ------
+        ValueError
+            For a number of no profiled call, and for a call that ran nothing.
+        """
+        from .timeline import draw_timeline
+
+        require_int("call", call, least=0, most=self.calls - 1)
+        spans = [span for span in self.work if span.call == call]
+        if not spans:
+            raise ValueError(f"call must be one that ran a {self.row_word}, got {call}")
+        return draw_timeline(spans, f"{self.name}, call {call}", self.origin)
+
     def save(self, path: Path) -> Path:
-        """Write the profile without its trace as JSON, for `profile(..., recorded=...)`."""
+        """Write the profile without its trace as JSON, for `profile(..., recorded=...)`.
+
+        ValueError for one of a callable without a name, which could stand for any other.
+        """
+        if not self.call:
+            raise ValueError("a recorded profile must be of a callable with a name, got a lambda")
         form: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             if field.name not in NOT_RECORDED:
@@ -253,7 +288,8 @@ def profile(
     name : str, optional
         The title; by default the name of `fn`.
     recorded : str, optional
-        A profile in data/profiles that is returned in place of a run where no CUDA GPU is here.
+        A profile in data/profiles that is returned in place of a run where no CUDA GPU is here. It
+        must be of this call, by the names of `fn` and the types and shapes of its arguments.
 
     Returns
     -------
@@ -263,7 +299,8 @@ def profile(
     Raises
     ------
     TypeError, ValueError, RuntimeError
-        For a wrong argument, and for what cannot be had here, such as kernels without a GPU.
+        For a wrong argument, for a recorded profile of another call, and for what cannot be had
+        here, such as kernels without a GPU.
 
     Examples
     --------
@@ -276,9 +313,18 @@ def profile(
 
     _require(fn, calls, warmup, device)
     if recorded and not torch.cuda.is_available():
-        return load_profile(recorded)
+        taken = load_profile(recorded)
+        _require_recorded(
+            taken,
+            recorded,
+            asked=call_words(fn, args),
+            device=device,
+            cuda_graph=cuda_graph,
+        )
+        return dataclasses.replace(taken, name=name or taken.name)
     return _profiled(
         partial(fn, *args),
+        words=call_words(fn, args),
         name=name or getattr(fn, "__name__", type(fn).__name__),
         calls=calls,
         warmup=warmup,
@@ -287,9 +333,52 @@ def profile(
     )
 
 
+def call_words(fn: Callable[..., object], args: tuple[Any, ...]) -> str:
+    """The callable and its arguments in words, such as `fused(int32 [3], int32 [3, 64])`.
+
+    Empty for a callable without a name of its own, as a lambda is.
+    """
+    name = getattr(fn, "__name__", "")
+    if name in ("", "<lambda>"):
+        return ""
+    if not args:
+        return name
+    return f"{name}({', '.join(map(_argument_words, args))})"
+
+
+def _argument_words(value: Any) -> str:
+    """Dtype and shape of a tensor; a number or text as it is; else the type."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{dtype} {list(value.shape)}"
+    if isinstance(value, bool | int | float | str):
+        return repr(value)
+    return type(value).__name__
+
+
+def _require_recorded(
+    taken: Profile,
+    recorded: str,
+    *,
+    asked: str,
+    device: str,
+    cuda_graph: bool,
+) -> None:
+    """ValueError unless a recorded profile is of the call that is asked for."""
+    if asked != taken.call:
+        got = asked or "a callable without a name"
+        raise ValueError(f"recorded={recorded!r} is of the call {taken.call!r}, not of {got!r}")
+    if device not in ("auto", taken.device):
+        raise ValueError(f"recorded={recorded!r} is of device {taken.device!r}, not of {device!r}")
+    if cuda_graph != taken.cuda_graph:
+        how = f"cuda_graph={taken.cuda_graph}"
+        raise ValueError(f"recorded={recorded!r} was taken with {how}, not with {cuda_graph}")
+
+
 def _profiled(
     call: Callable[[], object],
     *,
+    words: str,
     name: str,
     calls: int,
     warmup: int,
@@ -345,6 +434,8 @@ def _profiled(
         host_us=host_us,
         wall_us=wall_us,
         packed_trace=gzip.compress(json.dumps(events).encode(), mtime=0),
+        call=words,
+        versions=machine.describe_versions(RECORDED),
     )
 
 
@@ -366,15 +457,28 @@ def load_profile(name: str) -> Profile:
         raise ValueError(f"recorded must be one of {', '.join(names) or 'none'}, got {name!r}")
     form = json.loads(path.read_text())
     spans = [_span_of(span) for span in form.pop("spans")]
-    gpu = form["machine"]["gpu"]
-    day = form["taken_at"][:10]
     form["host_us"] = tuple(form["host_us"])
+    form["call"] = _call_in_words(form["call"])
     return Profile(
         **form,
         spans=tuple(spans),
-        note=f"Recorded on an {gpu}, {day}; the call did not run here.",
+        note=_recorded_note(form),
         packed_trace=b"",
     )
+
+
+def _recorded_note(form: dict[str, Any]) -> str:
+    """Which call, card and releases a recorded profile is of."""
+    call = form["call"]
+    gpu = f"{form['machine']['gpu']} ({form['machine']['gpu_id']})"
+    day = form["taken_at"][:10]
+    releases = [f"torch {form['torch_version']}"]
+    for name, version in form["versions"].items():
+        if name not in ("python", "torch", "cuda"):
+            releases.append(f"{name} {version}")
+    if not form["versions"]:
+        releases.append("no other release on record")
+    return f"Recorded: {call}, on {gpu}, {', '.join(releases)}, {day}; the call did not run here."
 
 
 def _form_of(span: Span) -> dict[str, Any]:
@@ -384,6 +488,15 @@ def _form_of(span: Span) -> dict[str, Any]:
         if form[field.name] == field.default:
             del form[field.name]
     return form
+
+
+def _call_in_words(call: str) -> str:
+    """What a profile is of, its case by the text that it has now: older releases wrote a label."""
+    backend, comma, name = call.partition(", ")
+    words = words_of_name(name)
+    if words == name:
+        return call
+    return f"{backend}{comma}{read_case(words).label}"
 
 
 def _span_of(form: dict[str, Any]) -> Span:

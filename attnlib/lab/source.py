@@ -1,13 +1,14 @@
 """What a view can show: a study's records, or what this GPU measures; and how a case is chosen.
 
-A model is the attention that one GPU has of it. What its name leaves open, `variant` says: dtypes
-of query and cache, window (`bfloat16/float8_e4m3fn, window 4096`), or for MLA query heads, attended
-tokens and cache format (`128 heads, dense, bfloat16`); then, where a call has them, several query
-tokens a request and a page table that is wider than the longest request.
+A model is the attention that one GPU has of it. What its name leaves open, `variant` says in words
+of `core.call_text`: dtypes of query and cache and a window (`dtype=bfloat16 window=4096`), or for
+MLA query heads, attended tokens and cache format (`heads=128/1 top_k=2048`); then, where a call has
+them, `q_len` and `context`.
 """
 
 import math
 import os
+import re
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,15 @@ import pandas as pd
 from packaging.version import Version
 
 from ..core.backends.table import BACKENDS, COMPARED, compared_package
-from ..core.layer import MODELS, name_of, parse_layer, words_of_lengths
-from ..core.spec import LENGTHS, MLA, AttnSpec, MlaSpec, require_int, require_word
-from ..kinds.decode.case import DecodeCase
-from ..kinds.item import Item
-from ..kinds.lengths import explicit_lengths
-from ..kinds.mla.case import MlaCase
+from ..core.call_text import CallText, Lens, shortened_lens
+from ..core.layer import MODELS, name_of, parse_layer
+from ..core.old_names import words_of_name
+from ..core.spec import LENGTHS, MLA, require_int, require_word
+from ..measure.calls.cases import read_case
+from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.form import Item, NamedCase
+from ..measure.calls.lengths import explicit_lengths
+from ..measure.calls.mla.case import MlaCase
 from ..run import store
 from ..run.frame import item_of
 from ..run.jobs import Job
@@ -54,7 +58,7 @@ WORDS = ("model", "heads", "records", "machine", "release", "timer", "variant", 
 SIZES = ("tp", "page_size", "batch", "kv_len", "rounds")
 USUAL = {
     "timer": "graph",
-    "variant": "bfloat16",
+    "variant": "dtype=bfloat16",
     "page_size": 16,
     "lengths": "fixed",
     "batch": 16,
@@ -73,14 +77,45 @@ LIVE_BACKENDS = ["flashinfer-fa2", "flashinfer-fa3"]
 LIVE_OPTIONS: dict[str, list[Any]] = {
     "release": [""],
     "timer": ["graph", "graph-cold", "eager", "profiler"],
-    "variant": ["bfloat16", "float16", "bfloat16/float8_e4m3fn", "float8_e4m3fn"],
+    "variant": [
+        "dtype=bfloat16",
+        "dtype=float16",
+        "dtype=bfloat16 kv_dtype=float8_e4m3fn",
+        "dtype=float8_e4m3fn",
+    ],
     "page_size": [1, 16, 32, 64, 128],
     "lengths": [*LENGTHS],
     "batch": [2**n for n in range(10)],
     "kv_len": [2**n for n in range(7, 18)],
 }
-LONGEST_LENGTHS = 32
-"""Characters of lengths, one by one, in titles and lists."""
+VARIANT = (
+    "q_len",
+    "kv_dtype",
+    "window",
+    "top_k",
+    "kv_format",
+    "context",
+)
+"""Words of a call that a variant has where they are said, after dtype, or the heads of MLA."""
+SAID_BY_TEXT = (
+    "model",
+    "tp",
+    "heads",
+    "head_dim",
+    "variant",
+    "page_size",
+    "lengths",
+    "batch",
+    "kv_len",
+)
+"""Arguments of a view that the text of a call says."""
+WIDE_OF_OLD = r"(?:, page table of (?P<context>[\d,]+) tokens)?"
+VARIANTS_OF_OLD = (
+    r"(?P<dtype>b?float\w+)(?:/(?P<kv_dtype>\w+))?(?:, window (?P<window>\d+))?" + WIDE_OF_OLD,
+    r"(?P<heads>\d+) heads, (?:dense|top (?P<top_k>\d+)), (?P<kv_format>[\w-]+)"
+    r"(?:, (?P<q_len>\d+) query tokens)?" + WIDE_OF_OLD,
+)
+"""Variants as older releases wrote them; still read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +151,10 @@ class ChosenCase:
     @property
     def call(self) -> str:
         """The Python call that gives the view again."""
-        named = [f"    {name}={value!r},\n" for name, value in self.arguments.items()]
+        named = [f"    {self.case.label!r},\n"]
+        for name, value in self.arguments.items():
+            if name not in SAID_BY_TEXT:
+                named.append(f"    {name}={value!r},\n")
         return f"attnlib.view(\n{''.join(named)})"
 
     @property
@@ -277,6 +315,7 @@ def choose(source: Source, model: str, wishes: Wishes) -> ChosenCase:
     axes before it, the nearest size. An axis offers what is on record for the axes before it; this
     GPU takes any value.
     """
+    wishes = {**wishes, "variant": _variant_in_words(wishes.get("variant"))}
     rows = calls_of(source.frame, model)
     values = _live_values(wishes) if source.is_live else _values_on_record(rows, wishes)
     arguments: dict[str, Any] = {"model": model, "records": source.records}
@@ -371,18 +410,15 @@ def _live_options(axis: str, wish: Any) -> list[Any]:
 
 def _live_case(arguments: Mapping[str, Any]) -> DecodeCase:
     """The call that is measured here."""
-    dtype, _, kv_dtype = arguments["variant"].partition("/")
-    layer = parse_layer(
-        model=arguments["model"],
-        page_size=arguments["page_size"],
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-    )
+    layer = parse_layer(model=arguments["model"])
+    words = f"heads={layer.heads} head_dim={layer.head_dim} {arguments['variant']}"
+    said = CallText.read(words)
     return DecodeCase(
-        layer,
+        said.layer(page_size=arguments["page_size"]),
         batch_size=arguments["batch"],
         kv_len=arguments["kv_len"],
         lengths=arguments["lengths"],
+        context=said.context or 0,
     )
 
 
@@ -402,42 +438,76 @@ def _refusal(name: str, options: Sequence[Any], *wishes: Any) -> str:
 def words_of(value: Any) -> Any:
     """A value of an axis, lengths that are given one by one in few words."""
     is_explicit = isinstance(value, str) and value.replace("+", "").isdecimal()
-    if not is_explicit or len(value) <= LONGEST_LENGTHS:
+    if not is_explicit:
         return value
-    lengths = tuple(explicit_lengths(value).tolist())
-    words = words_of_lengths(lengths)
-    if len(words) <= LONGEST_LENGTHS:
-        return words
-    return f"{words[:LONGEST_LENGTHS]}... ({len(lengths)} requests)"
-
-
-def label_of(case: DecodeCase | MlaCase) -> str:
-    """The label of a case, its lengths in few words."""
-    return case.label.replace(case.lengths, words_of(case.lengths))
+    return shortened_lens(str(Lens.of(explicit_lengths(value).tolist())))
 
 
 def width_of(case: DecodeCase | MlaCase) -> str:
     """The width of a page table that is wider than the longest request, else empty."""
-    return f"page table of {case.context:,} tokens" if case.context else ""
+    return f"context={case.context}" if case.context else ""
 
 
-def variant_of(spec: AttnSpec | MlaSpec) -> str:
-    """What the model's name leaves open of a layer."""
-    if isinstance(spec, MlaSpec):
-        attended = f"top {spec.top_k}" if spec.top_k else "dense"
-        return f"{spec.num_qo_heads} heads, {attended}, {spec.kv_format}"
-    if spec.window:
-        return f"{spec.dtypes}, window {spec.window}"
-    return spec.dtypes
-
-
-def _variant_of_call(case: DecodeCase | MlaCase) -> str:
+def variant_of(case: DecodeCase | MlaCase) -> str:
     """What the model's name leaves open of a call, less its page size and lengths."""
-    queries = ""
-    if isinstance(case, MlaCase) and case.q_len > 1:
-        queries = f"{case.q_len} query tokens"
-    parts = (variant_of(case.spec), queries, width_of(case))
-    return ", ".join(filter(None, parts))
+    said = case.said.given
+    if isinstance(case, MlaCase):
+        words = {"heads": case.spec.heads}
+    else:
+        words = {"dtype": case.spec.dtype}
+    words |= {name: said[name] for name in VARIANT if name in said}
+    return " ".join(f"{name}={value}" for name, value in words.items())
+
+
+def _variant_in_words(wish: Any) -> Any:
+    """A variant as older releases wrote it in words of a call; others as they are."""
+    for pattern in VARIANTS_OF_OLD:
+        found = re.fullmatch(pattern, wish or "", re.ASCII)
+        if found:
+            words = found.groupdict()
+            if "heads" in words:
+                words["heads"] += "/1"
+            if words.get("kv_format") == "bfloat16":
+                del words["kv_format"]
+            if words["context"]:
+                words["context"] = words["context"].replace(",", "")
+            names = ("heads", "dtype", *VARIANT)
+            given = [name for name in names if words.get(name)]
+            return " ".join(f"{name}={words[name]}" for name in given)
+    return wish
+
+
+def wishes_said(call: object) -> dict[str, Any] | None:
+    """The arguments of a view that a case, or a text, says; None for the name of a model."""
+    text = call if isinstance(call, str) else getattr(call, "label", None)
+    if not isinstance(text, str):
+        words = "model must be a model, the text of a call or a case"
+        raise ValueError(f"{words}, got {call!r}")
+    text = words_of_name(text)
+    if "=" not in text:
+        return None
+    said = CallText.read(text)
+    if said.lens:
+        return _wishes_of_case(read_case(text))
+    said.require_only("a view without lens", ("heads", "model", "tp", "head_dim", "page"))
+    wishes: dict[str, Any] = {"model": name_of(said.layer())}
+    if said.page:
+        wishes["page_size"] = said.page
+    return wishes
+
+
+def _wishes_of_case(case: NamedCase) -> dict[str, Any]:
+    """The arguments of a view of a call; ValueError for one that no view shows."""
+    if not isinstance(case, DecodeCase | MlaCase) or case.seed:
+        raise ValueError(f"call must be of decode or MLA, and without seed, got {case.label!r}")
+    return {
+        "model": name_of(case.spec),
+        "variant": variant_of(case),
+        "page_size": case.spec.page_size,
+        "lengths": case.lengths,
+        "batch": case.batch_size,
+        "kv_len": case.kv_len,
+    }
 
 
 def calls_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
@@ -450,7 +520,7 @@ def calls_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     is_wanted = pd.Series(wanted, frame.index, dtype=bool)
     rows = frame[is_wanted & ~frame.repeat.astype(bool)]
     return rows.assign(
-        variant=[_variant_of_call(case) for case in rows.case],
+        variant=[variant_of(case) for case in rows.case],
         page_size=[case.spec.page_size for case in rows.case],
         lengths=[case.lengths for case in rows.case],
         batch=[case.batch_size for case in rows.case],

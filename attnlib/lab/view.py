@@ -20,25 +20,30 @@ import pandas as pd
 
 from ..core.backends import unavailable, unsupported
 from ..core.backends.table import BACKENDS, FAMILIES, installed_version
-from ..core.layer import lengths_of_case, name_of
+from ..core.call_text import Lens, shortened
 from ..core.spec import AttnSpec
-from ..draw.cards import NOTHING, Card, Shown, in_words
-from ..kinds.cost import Ceilings
+from ..measure.calls.cases import read_case
+from ..measure.calls.cost import Ceilings
+from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.form import NamedCase
+from ..measure.calls.mla.case import MlaCase
 from ..run import store
 from ..run.frame import ceilings, intervals, over
+from .cards import NOTHING, Card, Shown, in_words
 from .source import (
+    AXES,
     FLASHINFER,
     LIVE,
+    SAID_BY_TEXT,
     ChosenCase,
     Source,
     choose,
     find_case,
-    label_of,
     layer_named,
     live_source,
     measure_missing,
     require_kinds,
-    variant_of,
+    wishes_said,
 )
 
 if TYPE_CHECKING:
@@ -263,7 +268,7 @@ class View(Shown):
 
     def figure(self) -> Figure:
         """Time of each backend, a dot per round, and the ceiling; ValueError without a time."""
-        from ..draw import charts, style
+        from ..run.figures import charts, style
 
         table = self.times.dropna(subset="us").reset_index(drop=True)
         if table.empty:
@@ -278,7 +283,7 @@ class View(Shown):
             (7.2, charts.FURNITURE_INCHES + ROW_INCHES * len(table)),
             footer,
             (f"time of one call, us ({marks})", ""),
-            title=f"{self.where}\n{label_of(self.choice.case)}",
+            title=f"{self.where}\n{shortened(self.choice.case.label)}",
         )
         place = {name: row for row, name in enumerate(table.backend)}
         placed = self.good.assign(place=self.good.backend.map(place))
@@ -320,7 +325,7 @@ class View(Shown):
         times = self.times.rename(columns={"launches": "kernels a call", "plan_us": "plan, us"})
         kernels = self.kernels.rename(columns={"launches": "launches a call"})
         return Card(
-            title=f"{self.where}: {label_of(self.choice.case)}",
+            title=f"{self.where}: {shortened(self.choice.case.label)}",
             notes=[self.served, *self.notes],
             facts=[*self.facts.items()],
             table=in_words(times, FORMATS),
@@ -337,7 +342,7 @@ class View(Shown):
 
 
 def view(
-    model: str = "",
+    model: str | DecodeCase | MlaCase = "",
     *,
     tp: int = 1,
     heads: str = "",
@@ -359,15 +364,17 @@ def view(
 
     Parameters
     ----------
-    model, tp, heads, head_dim
-        The layer: a model, as one GPU of `tp` has it, or heads such as `8/1`. By default
-        Llama-3.1-8B.
+    model : str, DecodeCase or MlaCase, optional
+        The call, as a case or as its text (`heads=32/8 head_dim=128 page=16 lens=8192x16`); or a
+        model, by default Llama-3.1-8B.
+    tp, heads, head_dim
+        The layer without a text: a model as one GPU of `tp` has it, or heads such as `8/1`.
     records, machine : str, optional
         A study whose records serve it, or `live` to measure on this GPU; a folder of data/records
         or a part of its name (`h100`). By default `live` in live mode, else what holds the case.
     release, timer, variant : str, optional
         Release of the library that the study compares; `graph`, `graph-cold`, `eager` or
-        `profiler`; dtypes and more, such as `bfloat16/float8_e4m3fn`.
+        `profiler`; other words of the text, such as `dtype=bfloat16 kv_dtype=float8_e4m3fn`.
     page_size, lengths, batch, kv_len : int or str, optional
         Tokens of a page, how lengths are drawn or each one (`33+1+60`), requests, most tokens.
     backends, against : sequence of str, str
@@ -388,7 +395,7 @@ def view(
     Examples
     --------
     >>> import attnlib
-    >>> seen = attnlib.view("Llama-3.1-8B", machine="h200", batch=16, kv_len=8192)
+    >>> seen = attnlib.view("heads=32/8 head_dim=128 page=16 lens=8192x16", machine="h200")
     >>> seen.comparison.set_index("backend").verdict["flashinfer-fa3"]
     'slower'
     """
@@ -397,6 +404,7 @@ def view(
 
 def _viewed(wishes: dict[str, Any]) -> View:
     """The view of the arguments of `view`."""
+    wishes = {**wishes, **_said(wishes)}
     require_kinds(wishes)
     layer = {name: wishes[name] for name in ("model", "tp", "heads", "head_dim")}
     model = layer_named(**layer)
@@ -412,17 +420,40 @@ def _viewed(wishes: dict[str, Any]) -> View:
     return View(choice)
 
 
-def measure_call(layer: AttnSpec, lengths: tuple[int, ...]) -> View:
-    """Measure one decode call on this GPU by all backends that can run it."""
-    sizes = lengths_of_case(lengths)
-    can_run = [name for name in BACKENDS if not unavailable(name) and not unsupported(name, layer)]
-    return view(
-        name_of(layer),
-        records=LIVE,
-        variant=variant_of(layer),
-        page_size=layer.page_size,
-        lengths=sizes["lengths"],
-        batch=sizes["batch_size"],
-        kv_len=sizes["kv_len"],
-        backends=can_run,
-    )
+def _said(wishes: dict[str, Any]) -> dict[str, Any]:
+    """What the text of a call, or a case, says in place of a model; ValueError where an argument
+    says it too."""
+    said = wishes_said(wishes["model"])
+    if said is None:
+        return {}
+    usual = {"tp": 1, "heads": "", "head_dim": 0}
+    for name in SAID_BY_TEXT:
+        given = wishes[name]
+        if name != "model" and given != usual.get(name):
+            is_free = name in ("variant", *AXES) and name not in said
+            if not is_free:
+                raise ValueError(f"{name} must be left out with the text of a call, got {given!r}")
+    return said
+
+
+def measure_call(
+    call: AttnSpec | NamedCase | str,
+    lengths: Sequence[int] = (),
+) -> View:
+    """Measure one decode call on this GPU by all backends that can run it.
+
+    `call` is a layer with the `lengths` of its requests, a case or the text of a call. ValueError
+    for a call of MLA, or of another mode.
+    """
+    case: Any = call
+    if isinstance(call, AttnSpec):
+        case = DecodeCase(call, **Lens.of(lengths).fields)
+    elif isinstance(call, str):
+        case = read_case(call)
+    if not isinstance(case, DecodeCase):
+        raise ValueError(f"call must be of mode decode to be measured here, got {case.label!r}")
+    can_run = []
+    for name in BACKENDS:
+        if not unavailable(name) and not unsupported(name, case.spec):
+            can_run.append(name)
+    return view(case, records=LIVE, backends=can_run)

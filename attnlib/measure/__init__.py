@@ -1,1 +1,1 @@
-"""Measurement: timers, kernel traces, statistics, the machine. Knows no backend."""
+"""Measurement: timers, kernel traces, statistics, the machine, and the calls that are timed."""

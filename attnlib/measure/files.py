@@ -1,10 +1,12 @@
-"""Write a file whole or not at all."""
+"""Write a file whole or not at all; read one that may not be larger than it should."""
 
 import os
 from pathlib import Path
 from tempfile import TemporaryFile
 
 UNFINISHED = ".unfinished"
+MOST_BYTES = 1 << 26
+"""Most bytes of a file that is read at once: /dev/zero never ends."""
 
 
 def write_whole(path: Path, data: bytes) -> Path:
@@ -26,6 +28,15 @@ def write_whole(path: Path, data: bytes) -> Path:
     finally:
         unfinished.unlink(missing_ok=True)
     return path
+
+
+def read_limited(path: Path) -> bytes:
+    """The bytes of a file; ValueError if it has more than `MOST_BYTES`."""
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"{path} must have at most {MOST_BYTES >> 20} MiB, it has more")
+    return data
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -33,6 +33,9 @@ TICK_US = 0.0005
 SIZE = r"(\d{1,9})(?!\d)"  # a number of ten digits or more is no size
 WORD = re.compile(rf"[NKL]*(?:S[\dA-Z]*_|St)?{SIZE}")
 """Of a mangled name: how long the next word is, behind marks of nesting and of repetition."""
+MOST_NAME = 4096
+"""Characters of a name that are read: the longest of a real kernel has about 1,400."""
+BRACKET = re.compile(r"[<>]")
 CUTLASS_KERNEL = re.compile(r"\bdevice_kernel<(?:[\w:]*\benable_\w+<)?(?:\w+::)*(\w+)")
 
 Event = Mapping[str, Any]
@@ -121,7 +124,8 @@ def _start(event: Event) -> float:
 
 def work_span(event: Event, start_us: float) -> Span:
     """The span of an event of GPU work, of no call yet."""
-    text = event["name"].encode(errors="replace").decode()
+    cut = event["name"][:MOST_NAME]
+    text = cut.encode(errors="replace").decode()
     name = sys.intern(text)
     category = event["cat"]
     args = event.get("args") or {}
@@ -159,14 +163,32 @@ def short_name(name: str) -> str:
     inner = CUTLASS_KERNEL.search(name)
     if inner:
         return inner[1]
-    bare = name.replace("(anonymous namespace)", "anonymous")
-    nested = 1
-    while nested:  # template arguments, the innermost first
-        bare, nested = re.subn(r"<[^<>]*>", "", bare)
+    bare = _without_templates(name.replace("(anonymous namespace)", "anonymous"))
     words = bare.partition("(")[0].split()
     if not words:
         return name
     return words[-1].split("::")[-1]
+
+
+def _without_templates(name: str) -> str:
+    """A name without template arguments; of one that was cut within them, what precedes them.
+
+    It takes time in proportion to the name's length, however deep the arguments are nested.
+    """
+    kept = []
+    depth = 0
+    end = 0
+    for bracket in BRACKET.finditer(name):
+        if bracket[0] == "<":
+            if depth == 0:
+                kept.append(name[end : bracket.start()])
+            depth += 1
+        elif depth:  # else the `>` of an arrow or of a comparison
+            depth -= 1
+            end = bracket.end()
+    if depth == 0:
+        kept.append(name[end:])
+    return "".join(kept)
 
 
 def _unmangled(name: str) -> str:

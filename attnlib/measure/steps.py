@@ -14,38 +14,21 @@ decides. Where other steps are marked, a step without a mark is unknown.
 """
 
 import math
-import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, groupby, pairwise
+from typing import Any
 
-from .spans import BY_START, SIZE, Span, busy_us, find_gaps
+from .marks import NO_MARK, Mark, read_mark
+from .spans import BY_START, NO_CALL, Gap, Span, busy_us, find_gaps
 from .trace_file import Spans, Trace
 
-DECODE = "decode"
-VERIFY = "verify"
-PREFILL = "prefill"
-MIXED = "mixed"
 UNKNOWN = "unknown"
 EITHER = "decode or verify"
 """Without a mark one query per request and a few cannot be distinguished."""
-SGLANG = re.compile(rf"step\[\s*(\w+)(?:.*?bs={SIZE})?")
-VLLM = re.compile(rf"execute_(?:\d+_)?context_{SIZE}\(.*?\)_generation_{SIZE}(?:\((?:sq)?{SIZE})?")
-SGLANG_KINDS = {
-    "DECODE": DECODE,
-    "DRAFT": DECODE,
-    "DRAFT_LOOP": DECODE,
-    "TARGET_VERIFY": VERIFY,
-    "VERIFY": VERIFY,
-    "EXTEND": PREFILL,
-    "SPLIT_PREFILL": PREFILL,
-    "MIXED": MIXED,
-}
-"""VERIFY and DRAFT are its words from 0.5.20 on, DRAFT of prompts too, whose tokens are then told;
-any other word of a mark is its own kind."""
 HOST_COPIES = ("Memcpy HtoD", "Memcpy DtoH")
 MARK = "mark"
 GRAPH = "graph"
@@ -79,6 +62,10 @@ class Step:
     """Whether the trace begins with it: it may lack a part of `ahead`, and pays one-time costs."""
     at_end: bool = False
     """Whether it is the first or last of the trace, and may be cut."""
+    mark: Mark = NO_MARK
+    """What its mark says."""
+    layer: Mapping[str, Any] = field(default_factory=dict)
+    """What a caller tells of its attention: `heads`, `head_dim`, `kv_len` and others."""
 
     @cached_property
     def work(self) -> list[Span]:
@@ -101,6 +88,24 @@ class Step:
         gaps = find_gaps([*self.ahead, self.body[0]])
         before_us = self.work[0].start_us - self.begin_us
         return before_us + sum(gap.length_us for gap in gaps)
+
+    @cached_property
+    def gaps(self) -> list[Gap]:
+        """The times in which the GPU runs nothing, that before its first work too."""
+        first = self.work[0]
+        before = Gap(
+            start_us=self.begin_us,
+            length_us=first.start_us - self.begin_us,
+            after="",
+            before=first.name,
+            call=NO_CALL,
+        )
+        return [before, *find_gaps(self.work)]
+
+    @property
+    def mean_kv_len(self) -> float:
+        """KV tokens of a request, by its mark: the mean; 0 where that has none."""
+        return self.mark.kv_tokens / max(1, self.mark.requests)
 
     @property
     def in_graph(self) -> bool:
@@ -130,16 +135,16 @@ def find_steps(
         is_last = own[-1] == len(work) - 1
         ahead = [work[at] for at in own if at < first]
         what, number = keys[first]
-        kind = UNKNOWN if has_marks else ""
-        batch_size = 0
+        mark = NO_MARK
         if what == MARK:
-            kind, batch_size = _kind_and_size(trace.marks[number].name)
+            mark = read_mark(trace.marks[number].name)
+        kind = mark.kind or (UNKNOWN if has_marks and what != MARK else "")
         if not kind:
             kind = EITHER if work[first].in_graph else kinds[first]
         before_us = math.inf if is_first else ends[own[0] - 1]
         step = Step(
             kind=kind,
-            batch_size=batch_size,
+            batch_size=mark.requests,
             ahead=ahead,
             body=[work[at] for at in own if at >= first],
             attention=[work[at] for at in run],
@@ -148,6 +153,7 @@ def find_steps(
             begin_us=min(work[own[0]].start_us, before_us),
             begins=is_first,
             at_end=is_first or is_last,
+            mark=mark,
         )
         steps.append(step)
     return steps
@@ -225,34 +231,26 @@ def _key(
     return EAGER, copied
 
 
-def _kind_and_size(mark: str) -> tuple[str, int]:
-    """Kind and batch size in a mark; "" and 0 if it has none."""
-    by_sglang = SGLANG.match(mark)
-    if by_sglang:
-        word, size = by_sglang.groups()
-        if word == "DRAFT" and " toks=" in mark:  # of prompts
-            word = "EXTEND"
-        kind = SGLANG_KINDS.get(word, word.lower())
-        return kind, int(size or 0)
-    by_vllm = VLLM.match(mark)
-    if by_vllm:
-        context = int(by_vllm[1])
-        generation = int(by_vllm[2])
-        has_several_queries = int(by_vllm[3] or 0) > generation
-        if context:
-            kind = MIXED if generation else PREFILL
-        else:
-            kind = VERIFY if has_several_queries else DECODE
-        return kind, context + generation
-    return "", 0
-
-
 def _waits(trace: Trace, work: Spans) -> Spans:
     """What the host waited for between launching the first and the last of these."""
     launched = [trace.launched_us.get(span.launch) for span in work]
     known = [at for at in launched if at is not None]
     if not known:
         return trace.waits[:0]
-    low = bisect_right(trace.waits, min(known), key=BY_START)
+    low = bisect_left(trace.waits, min(known), key=BY_START)
     high = bisect_right(trace.waits, max(known), key=BY_START)
     return trace.waits[low:high]
+
+
+def idle_under(trace: Trace, step: Step) -> dict[str, float]:
+    """Call of the CUDA API -> how long the GPU ran nothing while the host was in it, us."""
+    idle_us: dict[str, float] = defaultdict(float)
+    for gap in step.gaps:
+        end_us = gap.start_us + gap.length_us
+        low = bisect_right(trace.calls_until_us, gap.start_us)
+        high = bisect_right(trace.calls, end_us, key=BY_START)
+        for call in trace.calls[low:high]:
+            shared_us = min(call.end_us, end_us) - max(call.start_us, gap.start_us)
+            if shared_us > 0:
+                idle_us[call.name] += shared_us
+    return idle_us

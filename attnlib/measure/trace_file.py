@@ -16,17 +16,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from .spans import BY_START, GPU_WORK, LAUNCHES, Event, Span, work_span
+from .marks import BEGINS
+from .spans import BY_START, GPU_WORK, LAUNCHES, MOST_NAME, Event, Span, work_span
 
 CHUNK = 1 << 20
 """Characters read at a time."""
 MOST_CHARACTERS = 1 << 24
 """Most characters that a single event, or what precedes them all, may take."""
-MARKS = ("step[", "execute_")
+SYNCHRONIZE = "Synchronize"
+MOST_OF_CALL = 100
+"""Characters of the name of a call of the CUDA API."""
+CALL_US = 5.0
+"""A shorter call of the CUDA API is not looked at, unless it is a synchronization."""
+VERSION = re.compile(r"_(?:ptsz|v\d{1,9})$")
+"""What Nsight Systems writes behind the name of a call."""
 EVENTS = re.compile(r'"traceEvents"\s*:\s*(?=\[)')
 DEVICES = re.compile(r'"deviceProperties"\s*:\s*(?=\[)')
 BETWEEN = re.compile(r"[\s,]*")
@@ -66,14 +73,18 @@ TABLES = {
 """Table of an export -> the category that torch.profiler has for it."""
 CATEGORIES = (*GPU_WORK, *LAUNCHES, "user_annotation")
 """Of the events that are looked at."""
+READ = (*TABLES, f"{CUPTI}GRAPH_TRACE", "StringIds", "TARGET_INFO_GPU")
+"""Tables of an export that are read."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What one GPU of a trace ran, by start, and what the host waited for meanwhile.
+    """What one GPU of a trace ran, by start, and in which calls the host was meanwhile.
 
-    `work` are kernels, copies and fills; `waits` are calls that block the host. `launched_us` maps
-    a launch to the moment the host made it. `gpu` is "" and `num_sms` 0 where the file lacks them.
+    `work` are kernels, copies and fills. `calls` are those of the CUDA API, without the short ones;
+    `waits` those of them that return when the GPU is done: synchronizations, and copies that last
+    until they are done (of pageable memory), which are named with the copy. `launched_us` maps a
+    launch to the moment the host made it. `gpu` is "" and `num_sms` 0 where the file lacks them.
     """
 
     path: str
@@ -82,6 +93,7 @@ class Trace:
     num_sms: int
     gpus: int
     work: Spans
+    calls: Spans
     waits: Spans
     marks: Spans
     launched_us: Mapping[int, float]
@@ -90,6 +102,11 @@ class Trace:
     def names(self) -> frozenset[str]:
         """The names of all work."""
         return frozenset(span.name for span in self.work)
+
+    @cached_property
+    def calls_until_us(self) -> list[float]:
+        """For each call the latest end of it and of those before it."""
+        return list(accumulate([call.end_us for call in self.calls], max))
 
     @cached_property
     def has_launches(self) -> bool:
@@ -193,7 +210,8 @@ def _events(
 
 def _read_nsys(path: Path, base: sqlite3.Connection) -> Trace:
     base.row_factory = sqlite3.Row
-    tables = {row["name"] for row in base.execute("SELECT name FROM sqlite_master")}
+    base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_CHARACTERS)
+    tables = _tables(path, base)
     whole_graphs = f"SELECT * FROM {CUPTI}GRAPH_TRACE LIMIT 1"  # noqa: S608 - our own name
     if f"{CUPTI}GRAPH_TRACE" in tables and base.execute(whole_graphs).fetchone():
         raise ValueError(f"{path} has CUDA graphs as a whole: capture with {CAPTURE}")
@@ -209,6 +227,21 @@ def _read_nsys(path: Path, base: sqlite3.Connection) -> Trace:
         gpus = _gpus(map(dict, rows), "smCount")
     events = _nsys_events(base, tables, names)
     return _kept(path, "Nsight Systems", gpus, events)
+
+
+def _tables(path: Path, base: sqlite3.Connection) -> set[str]:
+    """The names of an export's tables; ValueError for a view in the place of one.
+
+    A view is a query, which may never end.
+    """
+    tables = set()
+    for row in base.execute("SELECT name, sql FROM sqlite_master"):
+        name = row["name"]
+        is_table = str(row["sql"]).upper().startswith("CREATE TABLE")
+        if name in READ and not is_table:
+            raise ValueError(f"{path} must hold {name} as a table, it is a view")
+        tables.add(name)
+    return tables
 
 
 def _nsys_events(
@@ -272,7 +305,7 @@ class _Kept:
     def __init__(self) -> None:
         self.work: dict[tuple[str, Any], list[Span]] = defaultdict(list)
         """By process and GPU."""
-        self.waits: dict[str, list[Span]] = defaultdict(list)
+        self.calls: dict[str, list[Span]] = defaultdict(list)
         self.marks: dict[str, list[Span]] = defaultdict(list)
         self.launched_us: dict[str, dict[int, float]] = defaultdict(dict)
         self.graphs: dict[str, set[int]] = defaultdict(set)
@@ -286,7 +319,7 @@ class _Kept:
     ) -> None:
         """Keep an event of a category that is known; its times are microseconds."""
         category = event["cat"]
-        name = event["name"]
+        name = event["name"][:MOST_NAME]
         args = event.get("args") or {}
         pid = event.get("pid")
         process = ""
@@ -297,16 +330,29 @@ class _Kept:
         if category in GPU_WORK:
             device = args.get("device", pid)
             self.work[process, device].append(work_span(event, start))
-        elif category in LAUNCHES and "Synchronize" in name:
-            wait = Span("wait", name, start, length, self_us=length)
-            self.waits[process].append(wait)
-        elif category in LAUNCHES and launch is not None:
-            self.launched_us[process][launch] = start
-            if "GraphLaunch" in name:
-                self.graphs[process].add(launch)
-        elif category == "user_annotation" and name.startswith(MARKS):
+        elif category in LAUNCHES:
+            call = Span(
+                kind="call",
+                name=VERSION.sub("", name[:MOST_OF_CALL]),
+                start_us=start,
+                length_us=length,
+                self_us=length,
+                launch=-1 if launch is None else launch,
+            )
+            self.take_call(process, call)
+        elif category == "user_annotation" and name.startswith(BEGINS):
             mark = Span("mark", name, start, length, self_us=length)
             self.marks[process].append(mark)
+
+    def take_call(self, process: str, call: Span) -> None:
+        """Keep a call of the CUDA API, and what it launched."""
+        is_wait = SYNCHRONIZE in call.name
+        if is_wait or call.length_us >= CALL_US:
+            self.calls[process].append(call)
+        if call.launch >= 0 and not is_wait:
+            self.launched_us[process][call.launch] = call.start_us
+            if "GraphLaunch" in call.name:
+                self.graphs[process].add(call.launch)
 
 
 def _kept(
@@ -345,6 +391,7 @@ def _kept(
     process, device = max(sizes, key=sizes.__getitem__)
     gpu, num_sms = _name_and_sms(gpus, device)
     work = _in_graphs(kept.work[process, device], kept.graphs[process])
+    calls = _named(kept.calls[process], work)
     return Trace(
         path=path.name,
         source=source,
@@ -352,10 +399,28 @@ def _kept(
         num_sms=num_sms,
         gpus=len(kept.work),
         work=sorted(work, key=BY_START),
-        waits=sorted(kept.waits[process], key=BY_START),
+        calls=sorted(calls, key=BY_START),
+        waits=sorted(filter(_is_wait, calls), key=BY_START),
         marks=sorted(kept.marks[process], key=BY_START),
         launched_us=kept.launched_us[process],
     )
+
+
+def _named(calls: Iterable[Span], work: Iterable[Span]) -> list[Span]:
+    """The calls; one that lasted until its copy was done has the copy's name behind its own."""
+    copies = {span.launch: span for span in work if span.kind == "memcpy" and not span.in_graph}
+    named = []
+    for call in calls:
+        copy = copies.get(call.launch)
+        if copy and call.launch >= 0 and call.end_us >= copy.end_us:
+            call = replace(call, name=f"{call.name}: {copy.symbol[:MOST_OF_CALL]}")
+        named.append(call)
+    return named
+
+
+def _is_wait(call: Span) -> bool:
+    """Whether the host stood in it until the GPU was done: `_named` tells the copies."""
+    return SYNCHRONIZE in call.name or ": " in call.name
 
 
 def _in_graphs(
@@ -373,11 +438,12 @@ def _in_graphs(
 def _name_and_sms(gpus: Gpus, device: Any) -> tuple[str, int]:
     """Name and SMs of a GPU, "" and 0 where the file lacks them; TypeError for other values."""
     gpu, num_sms = gpus.get(device, (None, None))
-    gpu = gpu or ""
-    num_sms = num_sms or 0
+    gpu = "" if gpu is None else gpu
+    num_sms = 0 if num_sms is None else num_sms
     if not isinstance(gpu, str) or type(num_sms) is not int or num_sms < 0:
         raise TypeError(f"a GPU must have a name and a count of SMs, got {gpu!r} and {num_sms!r}")
-    return gpu, num_sms
+    whole = gpu[:MOST_NAME].encode(errors="replace")
+    return whole.decode(), num_sms
 
 
 def _number(owner: Mapping[str, Any], name: str) -> float:

@@ -1,1 +1,1 @@
-"""From a study to its records: fresh processes, the store, rounds, bisection."""
+"""From a study to its records: fresh processes, the store, rounds, frames, figures."""

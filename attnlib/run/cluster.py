@@ -24,7 +24,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..kinds.cases import Case
+from .. import install_with
+from ..measure.calls.form import NamedCase
 from ..measure.machine import has_driver
 from . import store
 from .jobs import Job, StoppedError
@@ -48,7 +49,7 @@ class Share:
     """What a GPU is to measure, and how far it is; its Dask worker is at `address`, if alive."""
 
     machine: dict[str, Any]
-    on_record: Counter[Case]
+    on_record: Counter[NamedCase]
     address: str
     jobs: list[Job] = field(default_factory=list)
     task: Future = None
@@ -89,7 +90,7 @@ def measure_on_gpus(study: Study, sweep: Sweep, client: Client) -> tuple[int, li
     return total, [machine_slug(share.machine) for share in shares.values()]
 
 
-def deal(jobs: list[Job], on_record: dict[str, Counter[Case]]) -> dict[str, list[Job]]:
+def deal(jobs: list[Job], on_record: dict[str, Counter[NamedCase]]) -> dict[str, list[Job]]:
     """Each GPU's part of the jobs, by its id; `on_record` counts each GPU's records of a case.
 
     Case i goes to GPU i % n, in the order of the jobs and of the ids, unless another GPU has more
@@ -98,7 +99,7 @@ def deal(jobs: list[Job], on_record: dict[str, Counter[Case]]) -> dict[str, list
     gpu_ids = sorted(on_record)
     items = [item for job in jobs for item in job.items]
     cases = dict.fromkeys(item.case for item in items if item.case)
-    home: dict[Case | None, str] = {}
+    home: dict[NamedCase | None, str] = {}
     for number, case in enumerate(cases):
         next_in_turn = gpu_ids[number % len(gpu_ids)]
         # Of equals `max` takes the first.
@@ -247,7 +248,7 @@ def _rows(study: str, machine: dict[str, Any]) -> list[Row]:
 # ---- on a worker
 
 
-async def _look_around(study: str, device: str) -> tuple[dict[str, Any], Counter[Case]]:
+async def _look_around(study: str, device: str) -> tuple[dict[str, Any], Counter[NamedCase]]:
     """The worker's GPU, and how many records of each case its data folder has."""
     # In a thread: the description takes seconds, and the worker must go on answering.
     machine = await asyncio.to_thread(describe, device)
@@ -392,5 +393,5 @@ def _import_distributed() -> Any:
     try:
         import distributed
     except ImportError as error:
-        raise RuntimeError('Dask is missing: pip install "attnlib[cluster]"') from error
+        raise RuntimeError(f"Dask is missing: {install_with('cluster')}") from error
     return distributed

@@ -19,11 +19,8 @@ from numpy.typing import NDArray
 from packaging.version import Version
 
 from ..core.backends.table import TABLE
-from ..kinds.cases import KINDS
-from ..kinds.cost import Ceilings
-from ..kinds.engine.case import EngineCase
-from ..kinds.form import flat_fields
-from ..kinds.item import Item
+from ..measure.calls.cost import Ceilings
+from ..measure.calls.form import Item
 from ..measure.spans import Kernel
 from ..measure.stats import (
     FASTER,
@@ -34,6 +31,7 @@ from ..measure.stats import (
     judge_ratios,
     judge_savings,
 )
+from . import schema
 from .rows import CASE_PREFIX, case_names
 
 if TYPE_CHECKING:
@@ -52,16 +50,11 @@ CASE = [
 SHAPE = ["heads", "page_size", "batch_size", "kv_len"]
 
 
-def _counts() -> tuple[str, ...]:
-    names: dict[str, None] = {}
-    for kind in KINDS.values():
-        for field in flat_fields(kind):
-            if field.type is int:
-                names[field.name] = None
-    return tuple(names)
-
-
-COUNTS = _counts()
+COUNTS = tuple(
+    column.name.removeprefix(CASE_PREFIX)
+    for column in schema.COLUMNS
+    if column.name.startswith(CASE_PREFIX) and column.type == schema.COUNT
+)
 """Columns of a case that are integers."""
 _COLUMNS = (
     "model",
@@ -75,8 +68,20 @@ _COLUMNS = (
     "mask",
     "q_lengths",
     "group",
-    *COUNTS,
+    "num_kv_heads",
+    "window",
+    "seed",
+    "context",
+    "max_ctx",
+    "seq_len_delta",
+    "pool_size",
+    "layers",
+    "q_len",
+    "output_len",
+    "tp",
+    "dp",
     "swa",
+    *COUNTS,
 )
 COLUMNS = tuple(dict.fromkeys(_COLUMNS))  # each once, where it is named first
 """Columns that say what a case is, in the order in which tables are sorted by them."""
@@ -118,10 +123,10 @@ LABELS = {entry.name: entry.label for entry in _LABELLED}
 def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     """A row per record, in the table's order; `items` are those of its rows (`rows.validate`).
 
-    `case` holds the `Case` (None of a ceiling) and its fields stand beside it; `repeat` marks A/A
+    `case` holds the case (None of a ceiling) and its fields stand beside it; `repeat` marks A/A
     items, the same item measured again. `kernels` is a tuple of `Kernel`; `steps_us` has the
-    samples of an engine's case. Times are medians in us, `plan_samples` has all of them; `drift`
-    is the last third of the samples over the first, less 1.
+    samples of cases that keep them (`NamedCase.keeps_samples`). Times are medians in us,
+    `plan_samples` has all of them; `drift` is the last third of the samples over the first, less 1.
     """
     run_us = table["run_us"].to_pylist()
     plan_us = table["plan_us"].to_pylist()
@@ -138,13 +143,13 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     frame["peak_bytes"] = _numbers(table, "peak_bytes")
     frame["drift"] = [_drift(samples) for samples in run_us]
     frame["kernels"] = [_kernels(row) for row in table["kernels"].to_pylist()]
-    is_engine = [isinstance(item.case, EngineCase) for item in items]
-    if any(is_engine):
+    keeps_samples = [item.case is not None and item.case.keeps_samples for item in items]
+    if any(keeps_samples):
         steps = pd.Series(
             [tuple(samples) for samples in run_us],
             dtype=object,
         )
-        frame["steps_us"] = steps.where(is_engine, None)
+        frame["steps_us"] = steps.where(keeps_samples, None)
     before = _numbers(table, "state_before.throttle_reasons").astype(int)
     after = _numbers(table, "state_after.throttle_reasons").astype(int)
     frame["throttled"] = ((before | after) & THROTTLED) > 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from ..kinds.item import Item
+from ..measure.calls.form import Item
 from . import store
 from .rows import record_id, row_of, strip_folders
 from .worker import CANNOT_WRITE, now

@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..core.layer import lengths_of_case
+from ..core.call_text import Lens
 from ..core.spec import ELEMENT_BYTES, LENGTHS, AttnSpec, MlaSpec
-from ..kinds.decode.case import DecodeCase
-from ..kinds.extend.case import ExtendCase
-from ..kinds.lengths import explicit_lengths, sample_seq_lens
-from ..kinds.mla.case import MlaCase
+from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.extend.case import ExtendCase
+from ..measure.calls.lengths import explicit_lengths, sample_seq_lens
+from ..measure.calls.mla.case import MlaCase
 from . import store
 
 Call = DecodeCase | MlaCase | ExtendCase
@@ -29,7 +29,7 @@ OTHER_KERNEL = 6.0
 """The distance of another head_dim, element size or mode."""
 GROUP_WEIGHT = 3.0
 """The weight of a factor of two in query heads per KV head. Both were chosen among 24 settings by
-`lab.advise.neighbour_loss`."""
+`lab.recorded.neighbour_loss`."""
 LOGARITHM = "log_"
 """How the names of sizes begin that are logarithms; others are alike or not."""
 
@@ -106,7 +106,7 @@ def plain(call: Call) -> Call:
     if call.lengths in LENGTHS:
         return replace(call, context=0)
     lengths = explicit_lengths(call.lengths).tolist()
-    return replace(call, context=0, **lengths_of_case(tuple(lengths)))
+    return replace(call, context=0, **Lens.of(lengths).fields)
 
 
 def recorded_as(call: Call, study: str, machine: str) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..kinds.item import Item
+from ..measure.calls.form import Item
 from ..measure.stats import AMBIGUOUS, Ratio, judge_ratios
 from . import store
 from .frame import item_of

@@ -15,16 +15,15 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
-from ..kinds.cases import item_from_dict
-from ..kinds.item import Item
+from ..measure.calls.form import Item, item_from_dict
 from . import schema
-from .schema import BY_NAME, COLUMNS, REQUIRED, STATUSES
+from .schema import BY_NAME, REQUIRED, STATUSES
 
 Row = dict[str, Any]
 CASE_PREFIX = "case."
@@ -138,16 +137,16 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
 
     Raises RowError for a column that records do not have and for a value of another type.
     """
-    names = {column.name for column in COLUMNS if not column.is_member}
+    names = {*schema.PLAIN}
     for number, row in enumerate(rows):
         words = wrong_value(row)
         if words:
             raise RowError(number, words)
         names |= row.keys()
     table = {}
-    for name in schema.in_order(names):
+    for name in in_order(names):
         column = BY_NAME[name]
-        values = [row.get(name, column.empty) for row in rows]
+        values = [row.get(name, schema.EMPTY[name]) for row in rows]
         table[name] = pa.array(values, column.type)
     return pa.table(table)
 
@@ -189,7 +188,13 @@ def _holds(kind: pa.DataType, value: Any) -> bool:
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
     """The rows of all tables, each with the columns of any."""
     table = pa.concat_tables(tables, promote_options="default").combine_chunks()
-    return table.select(schema.in_order({*table.column_names}))
+    return table.select(in_order(table.column_names))
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of columns in the order of the schema."""
+    given = {*names}
+    return [name for name in BY_NAME if name in given]
 
 
 def rows_of(table: pa.Table) -> list[Row]:
@@ -238,18 +243,17 @@ def decode(data: bytes) -> pa.Table:
     if wrong:
         raise ValueError(f"must have the columns of data/README.md; differs in {sorted(wrong)}")
     table = {}
-    plain = {column.name for column in COLUMNS if not column.is_member}
-    for name in schema.in_order(plain.union(given)):
+    for name in in_order(schema.PLAIN.union(given)):
         column = BY_NAME[name]
         if name not in given:
-            empty = [column.empty] * found.num_rows
+            empty = [schema.EMPTY[name]] * found.num_rows
             table[name] = pa.array(empty, column.type)
             continue
         kind = found[name].type
         if kind not in (column.type, pa.null(), pa.large_string()):
             raise ValueError(f"must have {name} of type {column.type}, got {kind}")
         table[name] = found[name].combine_chunks().cast(column.type)
-        if column.empty is not None and table[name].null_count:
+        if schema.EMPTY[name] is not None and table[name].null_count:
             raise ValueError(f"must have {name} in every row")
     return pa.table(table)
 

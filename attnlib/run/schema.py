@@ -132,7 +132,7 @@ COLUMNS = (
         TEXT,
         "`graph`, `graph-cold`, `graph-behind`, `eager`, `profiler`, `host` or `ahead`; "
         "`attnlib/measure/timer.py` says what each of them times, "
-        "`attnlib/kinds/engine/case.py` what of an engine",
+        "`attnlib/studies/engine/case.py` what of an engine",
     ),
     Column("release", TEXT, "release of the backend's distribution; empty where none is compared"),
     Column(
@@ -179,7 +179,7 @@ COLUMNS = (
     Column(
         "case.lengths",
         TEXT,
-        "how lengths are drawn (`attnlib/kinds/lengths.py`), or all of them: `33+1+60`",
+        "how lengths are drawn (`attnlib/measure/calls/lengths.py`), or all of them: `33+1+60`",
     ),
     Column("case.mask", TEXT, "`causal`, `full`, or drafts as a custom one, `chain` or `tree`"),
     Column("case.max_ctx", COUNT, "of metadata: tokens of the longest request"),
@@ -292,8 +292,7 @@ REQUIRED = (
 NULLABLE = ("oracle_error", "oracle_budget", "again")
 """Columns that are null where a record says nothing of them; others but members are empty."""
 BY_NAME = {column.name: column for column in COLUMNS}
-
-
-def in_order(names: set[str]) -> list[str]:
-    """Names of columns in the order of the table."""
-    return [name for name in BY_NAME if name in names]
+PLAIN = frozenset(column.name for column in COLUMNS if not column.is_member)
+"""Columns that every table has: they are in no group."""
+EMPTY = {column.name: column.empty for column in COLUMNS}
+"""What stands in a record that says nothing of a column."""

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from ..kinds.cases import Case
-from ..kinds.item import Item
+from ..measure.calls.form import Item, NamedCase
 from ..measure.files import remove_unfinished, write_whole
 from .rows import (
     Row,
@@ -140,7 +139,7 @@ def load(
     study: str,
     machine: str,
     *,
-    case: Case | None = None,
+    case: NamedCase | None = None,
 ) -> pd.DataFrame:
     """The records of a study on a machine, or those of a case: a row each (`frame.frame_of`).
 
@@ -152,7 +151,7 @@ def load(
         Its name in `attnlib.STUDIES`.
     machine : str
         The name of a folder of data/records.
-    case : Case, optional
+    case : NamedCase, optional
         The case whose records are wanted; by default all.
 
     Returns

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.backends.table import COMPARED, compared_package
-from ..kinds.cases import Case
-from ..kinds.item import Item
+from ..core.old_names import words_of_name
+from ..measure.calls.cases import read_case
+from ..measure.calls.form import Item, NamedCase
 from ..measure.machine import has_driver
 from ..measure.progress import progress_bar
 from . import store
@@ -53,7 +54,7 @@ class Grid:
     an `isolated` grid have a process each, so that what one does to memory is not the next one's.
     """
 
-    cases: tuple[Case, ...]
+    cases: tuple[NamedCase, ...]
     backends: tuple[str, ...]
     releases: tuple[str, ...] = ("",)
     timers: tuple[str, ...] = ("graph",)
@@ -69,6 +70,10 @@ class Grid:
                 yield Item(backend, timer, case, release)
             for backend, timer in product(self.again, self.timers):
                 yield Item(backend, timer, case, release, again=1)
+
+
+def _without_seed(case: NamedCase) -> str:
+    return str(replace(case.said, seed=None))
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class Study:
     retired: str = ""
 
     @cached_property
-    def cases(self) -> tuple[Case, ...]:
+    def cases(self) -> tuple[NamedCase, ...]:
         """Every case of the grids, once, in their order."""
         return tuple(dict.fromkeys(case for grid in self.grids for case in grid.cases))
 
@@ -100,14 +105,28 @@ class Study:
         if self.retired:
             raise ValueError(f"study {self.name!r} cannot be measured any more: {self.retired}")
 
-    def case_named(self, name: str) -> Case:
-        """The case with this key or label; ValueError names the keys that are nearest."""
+    def case_named(self, name: str) -> NamedCase:
+        """The case with this text, or key or label of old; ValueError names the nearest ones.
+
+        A label of old has no seed: it names the one case that has its other words.
+        """
         self.require_measurable()
-        matches = [case for case in self.cases if name in (case.key, case.label)]
+        text = words_of_name(name)
+        why = ""
+        try:
+            wanted = read_case(text).label
+        except ValueError as error:
+            wanted = name
+            why = f" ({error})"
+        matches = [case for case in self.cases if case.label == wanted]
+        if text != name and " " in name:
+            matches = [case for case in self.cases if _without_seed(case) == wanted]
         if len(matches) != 1:
-            keys = [case.key for case in self.cases]
-            near = "  ".join(get_close_matches(name, keys, 5, 0) or keys[:5])
-            raise ValueError(f"case must be one of study {self.name!r}, got {name!r}; near: {near}")
+            texts = [case.label for case in self.cases]
+            near = "; ".join(get_close_matches(wanted, texts, 5, 0))
+            raise ValueError(
+                f"case must be one of study {self.name!r}, got {name!r}{why}; near: {near}"
+            )
         return matches[0]
 
     def jobs(self, *, headline: bool, rounds: int | None = None) -> list[Job]:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.backends.table import RECORDED
-from ..kinds.base import Bench, Subject
-from ..kinds.cases import item_from_dict, subject_class
-from ..kinds.item import Item
+from ..measure.calls.base import Bench, Subject
+from ..measure.calls.cases import subject_class
+from ..measure.calls.form import Item, item_from_dict
 from ..measure.machine import describe_machine, describe_state, describe_versions
 from . import store
 from .rows import Row, row_of, strip_folders
@@ -35,7 +35,7 @@ REASON_LENGTH = 300
 
 
 class Worker:
-    """Measures the items of one job, each by its kind's subject (`kinds`)."""
+    """Measures the items of one job, each by its kind's subject (`measure.calls`)."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job

@@ -1,7 +1,7 @@
 """What changes between two releases of a library, for the calls of a model: `explain --diff`."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +10,12 @@ from packaging.version import Version
 from ..core.backends.limits import LATENT_MODES
 from ..core.layer import MODELS, name_of
 from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec, require_word
+from .asked import LATENT_PAGE
 from .explain import Choice, by_name, explain
 from .facts import DECODE_MODES, GPUS, Call, decided
+from .known import Found, how_much, known_problems
 from .libraries import AUTO, Library, Names, find
+from .situation import situation_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +38,6 @@ DECODE_LENS = (8192,) * 16
 PREFILL_LENS = (2048,) * 4
 """Tokens of each request, unless told otherwise."""
 LATENT_HEADS = {"128 heads": 128, "16 heads": 16}
-LATENT_PAGE = 64
 """Tokens of a page of MLA, unless told otherwise."""
 TOPK = 2048
 """The index_topk of DeepSeek V3.2 and GLM-5."""
@@ -102,18 +104,57 @@ def changes(
     >>> first["mode"], first.before, first.after, first.source
     ('decode', 'fa3', 'fa2', 'FlashInfer #2530')
     """
-    import pandas as pd
+    tried = tried_calls(
+        old,
+        new,
+        model=model,
+        layer=layer,
+        fields=fields,
+        modes=modes,
+        policy=policy,
+        facts=facts,
+        stated=stated,
+        gpus=gpus,
+    )
+    return table_of(tried)
 
+
+@dataclass(frozen=True)
+class Tried:
+    """A call that both releases were asked for, and what each picks."""
+
+    model: str
+    dtype: str
+    spec: AttnSpec
+    call: Call
+    before: Choice
+    after: Choice
+
+
+def tried_calls(
+    old: str,
+    new: str,
+    *,
+    model: str = "",
+    layer: AttnSpec | None = None,
+    fields: Mapping[str, Any] = NO_FACTS,
+    modes: Sequence[str] = (),
+    policy: str = AUTO,
+    facts: Mapping[str, Any] = NO_FACTS,
+    stated: Collection[str] | None = None,
+    gpus: Sequence[str] = tuple(GPUS),
+) -> list[Tried]:
+    """Both choices of every call that `changes` tries; its arguments and errors."""
     library = find(old)[0]
     if find(new)[0] is not library:
         raise ValueError(f"new must be a release of {library.name} as old is, got {new!r}")
     require_word("model", model or MLA, (*MODELS, MLA))
-    tried = _modes_tried(library, model, layer, modes, policy)
+    wanted = _modes_tried(library, model, layer, modes, policy)
     dtypes = _dtypes_tried(library, layer, fields)
     sizes = {name: fields[name] for name in ("head_dim", "page_size") if name in fields}
     untested = {*facts, *fields} if stated is None else set(stated)
-    rows = []
-    for mode, dtype, gpu in product(tried, dtypes, gpus):
+    tried = []
+    for mode, dtype, gpu in product(wanted, dtypes, gpus):
         call = _usual_call(mode, facts)
         for name, usual in _layers(mode, model, dtypes[dtype], layer):
             spec = replace(usual, **sizes)
@@ -122,12 +163,23 @@ def changes(
             after = _choice(spec, library=new, **how)
             tested = before.tested | after.tested
             untested = {name for name in untested if not decided(name, call) & tested}
-            change = _change(before, after)
-            if change:
-                rows.append((name, dtype, gpu, mode, *change))
+            tried.append(Tried(name, dtype, spec, call, before, after))
     if untested:
         words = ", ".join(sorted(untested))
         raise ValueError(f"no rule of {library.name} tests {words} in these calls")
+    return tried
+
+
+def table_of(tried: Iterable[Tried]) -> "pd.DataFrame":
+    """The calls whose pick changes; those with the same change share a row."""
+    import pandas as pd
+
+    rows = []
+    for call in tried:
+        change = _change(call.before, call.after)
+        if change:
+            choice = call.after
+            rows.append((call.model, call.dtype, choice.gpu, choice.mode, *change))
     return _merged(pd.DataFrame(rows, columns=COLUMNS))
 
 
@@ -249,15 +301,87 @@ def padded(rows: Sequence[Sequence[str]]) -> list[Names]:
     return list(zip(*columns, strict=True))
 
 
+@dataclass
+class Change:
+    """A known problem that one of two releases has and the other has not, and where."""
+
+    answer: Found
+    comes: bool
+    where: dict[str, None]
+
+
+def known_changes(
+    tried: Iterable[Tried],
+    facts: Mapping[str, Any],
+    cards: Mapping[str, str],
+    server: Mapping[str, Any],
+) -> list[Change]:
+    """The known problems that come or end between the releases, for the calls that were tried.
+
+    The lengths that `changes` takes for granted are not the user's, so a problem of lengths comes
+    with the fact that decides it. `facts` are those that the user gave of a call, `cards` how a GPU
+    was named, `server` the facts of the server.
+    """
+    found: dict[tuple[str, bool], Change] = {}
+    for each in tried:
+        call = each.call if "kv_lens" in facts else replace(each.call, kv_lens=(), q_lens=())
+        sides = []
+        stack: Mapping[str, Version] = {}
+        for choice in (each.before, each.after):
+            situation = situation_of(
+                choice,
+                each.spec,
+                call,
+                stated=facts,
+                gpu=cards.get(choice.gpu, ""),
+                server=server,
+            )
+            stack = situation.stack
+            answers = known_problems(situation)
+            sides.append({answer.problem.id: answer for answer in answers})
+        before, after = sides
+        where = f"{each.after.mode} on {each.after.gpu}"
+        for name in sorted(before.keys() ^ after.keys()):
+            comes = name in after
+            answer = after[name] if comes else before[name]
+            if not comes and answer.is_open_in(stack):
+                continue
+            change = found.setdefault((name, comes), Change(answer, comes, {}))
+            change.where[where] = None
+    return list(found.values())
+
+
+def change_in_words(change: Change) -> list[str]:
+    """A known problem that comes, in a few lines, or one that ends, in one."""
+    problem = change.answer.problem
+    where = ", ".join(change.where)
+    if not change.comes:
+        return [f"- ended, {problem.what} ({where}): {problem.says} [{problem.id}]"]
+    lines = [f"- {problem.what} {_since(change.answer)} ({where}): {problem.says} [{problem.id}]"]
+    if change.answer.missing:
+        lines.append(f"  - depends on {', '.join(change.answer.missing)}")
+    lines += [f"  - {line}" for line in how_much(problem)]
+    lines.append(f"  - do: {problem.do}")
+    return lines
+
+
+def _since(answer: Found) -> str:
+    """`since sglang 0.5.16`, or that the new pick brings it."""
+    span = answer.problem.releases.get(answer.package)
+    if span and span.since:
+        return f"since {answer.package} {span.since}"
+    return "by the new pick"
+
+
 def markdown(
     table: "pd.DataFrame",
     old: str,
     new: str,
-    gpus: Sequence[str],
+    known: Iterable[Change] = (),
 ) -> str:
-    """The changes as Markdown for a pull request, what is slower (known on sm90), what times it."""
-    library, first = find(old)
-    last = find(new)[1]
+    """The changes as Markdown for a pull request, known problems that come or end, and what times
+    them."""
+    library = find(old)[0]
     if len(table):
         lines = [f"### From {old} to {new}", ""]
         rule = ["-"] * len(COLUMNS)
@@ -269,9 +393,8 @@ def markdown(
         words = f"no pick changes: {same}. Reasons and orders are not compared."
         lines = [f"From {old} to {new} {words}"]
     lines.append("")
-    for since, words in library.slower.items():
-        if "sm90" in gpus and first and last and first < Version(since) <= last:
-            lines.append(f"- slower since {since}, without another pick: {words}")
+    for change in known:
+        lines += change_in_words(change)
     timed = "diagnose TRACE AFTER" if library.calls else f"compare --base {old} --new {new}"
     lines.append(f"- the times of both: python -m attnlib {timed}")
     return "\n".join(lines)

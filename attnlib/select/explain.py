@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
+from .asked import DECODE, asked, facts_stated
 from .facts import Call, Facts, decided, facts_of, gpu_named
 from .libraries import AUTO, FLASHINFER, Called, Library, Names, find, holding
 from .rules import Reason, Reasons, Rule, first_match
@@ -89,9 +90,9 @@ class Choice:
 
 
 def explain(
-    spec: AttnSpec,
+    spec: AttnSpec | str | object,
     *,
-    mode: str,
+    mode: str = "",
     gpu: str,
     library: str,
     policy: str = AUTO,
@@ -104,11 +105,13 @@ def explain(
 
     Parameters
     ----------
-    spec : AttnSpec
-        The layer: heads, head_dim, tokens of a page, dtypes.
-    mode : str
-        How it is called, one of `attnlib.select.MODES`: decode, prefill_paged, target_verify,
-        draft_extend, dllm_extend, prefill_ragged, mla, sparse_mla.
+    spec : AttnSpec, DecodeCase or str
+        The layer; or the call, as a case or as its text, `heads=32/8 head_dim=128 lens=8192x16`
+        (`core.call_text`). A page size or a cache dtype that a text says is pinned.
+    mode : str, optional
+        How it is called, by default as the text says, else decode: one of `attnlib.select.MODES`,
+        decode, prefill_paged, target_verify, draft_extend, dllm_extend, prefill_ragged, mla,
+        sparse_mla.
     gpu : str
         A card or its compute capability, of `attnlib.select.GPUS`: `h100`, `RTX 4090`, `sm90`.
     library : str
@@ -142,8 +145,14 @@ def explain(
     'fa3'
     >>> choice.decided_by.source
     'FlashInfer #2148'
+    >>> text = "heads=32/8 head_dim=128 page=16 lens=8192x16"
+    >>> attnlib.explain(text, gpu="sm90", library="flashinfer==0.6.3").backend
+    'fa3'
     """
     gpu = gpu_named(gpu)
+    if not isinstance(spec, AttnSpec):
+        spec, mode, call = asked(spec, mode, call)
+    mode = mode or DECODE
     rules, release = find(library)
     beside = _installed_beside(rules, library)
     require_word(f"mode of {rules.name}", mode, rules.modes)
@@ -154,7 +163,7 @@ def explain(
         facts["flashinfer"] = flashinfer
     facts, settled = _settled(rules, facts)
     tested = rules.tests(mode, policy, release)
-    unused = [name for name in _stated(call) if not decided(name, call) & tested]
+    unused = [name for name in facts_stated(call) if not decided(name, call) & tested]
     choice = Choice(
         library=rules.name if release is None else f"{rules.name}=={release}",
         mode=mode,
@@ -189,12 +198,6 @@ def _installed_beside(rules: Library, library: str) -> str:
         if not is_one or find(beside)[0].name != FLASHINFER:
             raise ValueError(f"library must be ENGINE,{FLASHINFER}==RELEASE, got {library!r}")
     return beside
-
-
-def _stated(call: Call) -> list[str]:
-    """The fields in which a call is not a plain one."""
-    plain = vars(NO_CALL)
-    return [name for name, value in vars(call).items() if value != plain[name]]
 
 
 def _settled(library: Library, facts: Facts) -> tuple[Facts, Reasons]:

@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from ..core.backends.limits import LATENT_MODES, layer_facts
 from ..core.checkpoints import served
-from ..core.layer import NAMED
+from ..core.layer import heads_named
 from ..core.spec import ELEMENT_BYTES, AttnSpec, nearest, require_word
 from .models import ARCHITECTURES, FAMILIES, MODELS, OTHER
 
@@ -78,7 +78,7 @@ class Facts(dict[str, Any]):
 def facts_of_model(name: str) -> dict[str, Any]:
     """The facts of a call that a model of data/checkpoints.yaml states: its architecture, where an
     engine has rules for it, what its layers have, and speculation that its words name."""
-    if not name or NAMED.fullmatch(name):
+    if not name or heads_named(name):
         return {}
     of_model = served(name)
     architecture = of_model.checkpoint.architecture

@@ -3,29 +3,14 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.backends.limits import LATENT_MODES
-from ..core.checkpoints import OWN, Kind, Served, served
-from ..core.layer import NAMED
 from ..core.spec import AttnSpec
+from .asked import asked_kinds
+from .changes import FAILS
 from .explain import Choice, explain
-from .facts import Call, facts_of_model
+from .facts import Call
 from .models import FAMILIES, LAYERS, OTHER
 
 BESIDE = {"decode": "prefill_paged", "prefill_paged": "decode"}
-CANNOT = " (cannot run)"
-LATENT_PAGE = 64
-PAGE = 16
-"""Tokens of a page of MLA, and of other layers, unless told otherwise."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A kind of a model's layers as a selector is asked for it; no `spec` where none is."""
-
-    kind: Kind
-    mode: str
-    call: Call
-    spec: AttnSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +28,7 @@ class LayerChoice:
         """`trtllm_mha, which runs trtllm-gen`, or why there is none."""
         if self.choice is None:
             return self.said
-        return f"{self.choice.picked}{CANNOT if self.choice.problem else ''}"
+        return f"{self.choice.picked}{FAILS if self.choice.problem else ''}"
 
     @property
     def words(self) -> str:
@@ -56,61 +41,6 @@ class LayerChoice:
         if self.count:
             sizes.append(f"{self.count} layers")
         return f"{self.layer} ({', '.join(sizes)})" if sizes else self.layer
-
-
-def is_checkpoint(model: str) -> bool:
-    """Whether a text is to name a model of data/checkpoints.yaml, not a layer by its heads."""
-    return bool(model) and not NAMED.fullmatch(model)
-
-
-def asked_kinds(
-    model: str,
-    mode: str,
-    facts: dict[str, Any],
-    *,
-    tp: int = 1,
-    dp: int = 1,
-    page_size: int = 0,
-    head_dim: int = 0,
-    **dtypes: str,
-) -> list[Asked]:
-    """Each kind of a model's layers as it is asked for in a mode; a latent one's decode is mla.
-
-    `facts` are fields of a call, `page_size` 0 is the usual one, `head_dim` 0 the kind's.
-    ValueError for a model, a mode or a split that is not known of it.
-    """
-    of_model = served(model, tp, dp)
-    facts = facts_of_model(model) | facts
-    asked = []
-    for kind in of_model.checkpoint.kinds:
-        if kind.name in OWN:
-            asked.append(Asked(kind, mode, Call(**facts)))
-            continue
-        spec = kind.spec(
-            of_model.ranks, page_size or (LATENT_PAGE if kind.mode else PAGE), **dtypes
-        )
-        spec = replace(spec, head_dim=head_dim or spec.head_dim)
-        call = Call(**(_facts_of_kind(kind) | facts))
-        asked.append(Asked(kind, _mode_of(of_model, kind, mode), call, spec))
-    return asked
-
-
-def _facts_of_kind(kind: Kind) -> dict[str, Any]:
-    facts: dict[str, Any] = {"window": True} if kind.window and not kind.mode else {}
-    return facts | ({"topk": kind.topk} if kind.topk else {})
-
-
-def _mode_of(of_model: Served, kind: Kind, mode: str) -> str:
-    """The mode in which a kind is asked: decode of a latent one is mla, or sparse_mla."""
-    if kind.mode and mode in ("decode", *LATENT_MODES):
-        return kind.mode
-    if kind.mode or mode in LATENT_MODES:
-        name = of_model.checkpoint.name
-        words = "decode" if kind.mode else f"none of {', '.join(LATENT_MODES)}"
-        raise ValueError(
-            f"mode must be {words} for {name}, whose layers are {kind.name}, got {mode!r}"
-        )
-    return mode
 
 
 def layers_of_model(

@@ -7,12 +7,12 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
 from packaging.version import InvalidVersion, Version
 
 from ..core.backends import limits
+from ..core.yaml_file import Entry, Kind, read_yaml, require_fields, require_kind
 from .facts import FLAGS, MODES, NUMBERS, Facts
-from .models import DATA, yaml_loader
+from .models import DATA
 from .rules import Reason, Reasons, Rule, conditions, facts_tested
 
 FOLDER = DATA / "rules"
@@ -26,21 +26,44 @@ PARTS = (RESOLVES, "limits", "problems", "pages", REPLACES)
 """Keys of a document that hold rows; those of `resolves` alone name no backend."""
 VERBS = {RESOLVES: RESOLVES, REPLACES: "choose"}
 """Key of a document -> the key that names the backends of its rows; of others `cannot`."""
-KEYS = (
-    "library",
-    "aliases",
-    "releases",
-    "calls",
-    "backends",
-    "by_rule_only",
-    "shared",
-    "policies",
-    "slower",
-    *PARTS,
-)
-ROW = ("when", "choose", "cannot", "instead_of", "rest", "sets", "why", "source", "rows")
+KEYS: dict[str, Kind] = {
+    "library": str,
+    "aliases": list,
+    "releases": str,
+    "calls": dict,
+    "backends": dict,
+    "by_rule_only": str,
+    "shared": object,
+    "policies": dict,
+    **dict.fromkeys(PARTS, list),
+}
+"""Keys of a document, and the type of each."""
+CALLS: dict[str, Kind] = {
+    "backend": str,
+    "why": str,
+    "source": str,
+    "releases": dict,
+}
+ALSO_CALLS: dict[str, Kind] = {
+    "also": dict,
+    "older": dict,
+}
+"""Keys of `calls` that may be left out."""
+ROW: dict[str, Kind] = {
+    "when": str | list | dict,
+    "choose": str | list,
+    "cannot": str | list,
+    "instead_of": str,
+    "rest": str | list,
+    "sets": dict,
+    "why": str,
+    "source": str,
+    "rows": list,
+}
+"""Keys of a row, and the types of each."""
 Written = Mapping[str, Any]
 """A document or a row as it is written."""
+NOTHING: Written = {}
 Names = tuple[str, ...]
 Rows = tuple[Rule, ...]
 
@@ -90,7 +113,7 @@ class Library:
     `problems` of what the library takes all the same and cannot run.
     `replaces` are rows of what it takes in place of a choice, whatever led to it.
     `calls` maps a backend and release to what it calls in turn; `pages` are rows of the page sizes
-    that a backend does not keep, and what it takes; `slower` a release to what it made slower.
+    that a backend does not keep, and what it takes.
     """
 
     name: str
@@ -105,7 +128,6 @@ class Library:
     calls: dict[tuple[str, str], Called] = field(default_factory=dict)
     pages: Rows = ()
     replaces: Rows = ()
-    slower: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def versions(self) -> list[Version]:
@@ -231,27 +253,33 @@ def load(folder: Path = FOLDER) -> dict[str, Library]:
     libraries: dict[str, Library] = {}
     documents = []
     for path in sorted(folder.glob("*.yaml")):
-        for document in yaml.load_all(path.read_text(), Loader=yaml_loader()):
-            unknown = ", ".join(set(document) - set(KEYS))
-            if unknown or "library" not in document:
-                got = unknown or "no library"
-                raise ValueError(f"{path.name}: keys must be {', '.join(KEYS)}, got {got}")
+        for document in read_yaml(path):
+            require_fields(document, document.place, {"library": str}, KEYS)
             name = document["library"]
             library = libraries.setdefault(name, Library(name))
             _describe(library, document)
-            documents.append((library, document, path.name))
+            documents.append((library, document))
     # Names of all files are known before a row is read: rows may use them.
-    for library, document, place in documents:
-        _fill(library, document, place)
+    for library, document in documents:
+        _fill(library, document)
+    for library in libraries.values():
+        if AUTO not in library.policies:
+            raise ValueError(f"{library.name} must have a policy {AUTO} in {folder.name}")
     return libraries
 
 
-def _describe(library: Library, document: Written) -> None:
+def _describe(library: Library, document: Entry) -> None:
     """Add the names and releases of a document."""
+    place = document.place
+    for name, text in document.get("backends", {}).items():
+        require_kind(text, f"{place}: backends, {name}", str)
+    for alias in document.get("aliases", ()):
+        require_kind(alias, f"{place}: a name of aliases", str)
+    for release in _names(document, "releases"):
+        _require_release(release, f"{place}: releases")
     library.aliases += tuple(document.get("aliases", ()))
     library.releases += _names(document, "releases")
     library.by_rule_only += _names(document, "by_rule_only")
-    library.slower |= document.get("slower", {})
     backends = document.get("backends", {})
     for modes in backends:
         library.backends |= dict.fromkeys(modes.split(), _names(backends, modes))
@@ -259,16 +287,36 @@ def _describe(library: Library, document: Written) -> None:
         _describe_calls(library, document["calls"])
 
 
+def _require_release(text: str, name: str) -> None:
+    """ValueError, which begins with `name`, unless a text is a release."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        raise ValueError(f"{name} must be a release such as 0.6.3, got {text!r}") from None
+
+
 def _names(document: Written, key: str) -> Names:
     """The names of a text, parted by blanks."""
     return tuple(document.get(key, "").split())
 
 
-def _describe_calls(library: Library, written: Written) -> None:
+def _describe_calls(library: Library, written: Entry) -> None:
     """Add what the backends of a library call, for each of its releases."""
+    place = written.place
+    require_fields(written, place, CALLS, ALSO_CALLS)
     older = written.get("older", {})
-    for release, (target, usual) in written["releases"].items():
+    for part in ALSO_CALLS:
+        for name, text in written.get(part, {}).items():
+            require_kind(text, f"{place}: {part}, {name}", str)
+    for release, called in written["releases"].items():
+        where = f"{place}: releases, {release}"
+        require_kind(called, where, list)
+        if len(called) != 2 or not all(isinstance(each, str) for each in called):
+            raise ValueError(f"{where} must be a library's release and a policy, got {called!r}")
+        target, usual = called
+        _require_release(target.partition("==")[2], where)
         if release != MAIN:
+            _require_release(release, where)
             library.releases += (release,)
         policies = {written["backend"]: usual} | written.get("also", {})
         for backend, policy in policies.items():
@@ -281,24 +329,27 @@ def _describe_calls(library: Library, written: Written) -> None:
             )
 
 
-def _fill(library: Library, document: Written, place: str) -> None:
+def _fill(library: Library, document: Entry) -> None:
     """Add the rows of a document."""
+    place = document.place
     known = {AUTO, *library.by_rule_only}.union(*library.backends.values())
     for policy, tables in document.get("policies", {}).items():
+        require_kind(tables, f"{place}: {policy}", dict)
         for words, rows in tables.items():
-            where = f"{place}, {policy}, {words}"
-            table = tuple(_rows(rows, "choose", known, where))
+            where = f"{policy}, {words}"
+            require_kind(rows, f"{place}: {where}", list)
+            table = tuple(_rows(rows, "choose", known, where, place=place))
             modes = words.split()
             if not set(modes) <= set(MODES):
-                raise ValueError(f"{where}: modes must be of {', '.join(MODES)}")
-            if table[-1].when:
-                raise ValueError(f"{where}: the last row must have no condition")
+                raise ValueError(f"{place}, {where}: modes must be of {', '.join(MODES)}")
+            if not table or table[-1].when:
+                raise ValueError(f"{place}, {where}: the last row must have no condition")
             by_mode = library.policies.setdefault(policy, {})
             by_mode |= dict.fromkeys(modes, table)
     for part in PARTS:
         verb = VERBS.get(part, "cannot")
         rows = document.get(part, [])
-        added = tuple(_rows(rows, verb, known, f"{place}, {part}"))
+        added = tuple(_rows(rows, verb, known, part, place=place))
         setattr(library, part, getattr(library, part) + added)
 
 
@@ -306,15 +357,19 @@ def _rows(
     written: Iterable[Written],
     verb: str,
     known: set[str],
+    table: str,
+    *,
     place: str,
-    given: Written = {},  # noqa: B006 - never changed
+    given: Written = NOTHING,
 ) -> Iterator[Rule]:
-    """The rows of a table. Nested `rows` inherit the keys of the row that holds them."""
+    """The rows of a table, which stands at `place`.
+
+    Nested `rows` inherit the keys of the row that holds them.
+    """
     for number, row in enumerate(written, 1):
-        where = f"{place}, row {number}"
-        unknown = ", ".join(set(row) - set(ROW))
-        if unknown:
-            raise ValueError(f"{where}: keys must be {', '.join(ROW)}, got {unknown}")
+        within = f"{table}, row {number}"
+        where = f"{getattr(row, 'place', place)}, {within}"
+        require_fields(row, where, {}, ROW)
         whole = {**given, **row}
         if "when" in given:  # and the row's own
             whole["when"] = [given["when"], row.get("when", [])]
@@ -322,7 +377,14 @@ def _rows(
         if inner is None:
             yield _rule(whole, verb, known, where)
         else:
-            yield from _rows(inner, verb, known, where, whole)
+            yield from _rows(
+                inner,
+                verb,
+                known,
+                within,
+                place=place,
+                given=whole,
+            )
 
 
 def _rule(
@@ -332,7 +394,11 @@ def _rule(
     where: str,
 ) -> Rule:
     named = [row.get(verb, []), row.get("rest", [])]
-    names = tuple(dict.fromkeys(_flat(named)))  # each once
+    try:
+        names = tuple(dict.fromkeys(_flat(named)))  # each once
+        when = conditions(row.get("when", []))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
     instead_of = row.get("instead_of", "")
     sets = row.get("sets", {})
     if not names and verb != RESOLVES:
@@ -345,10 +411,8 @@ def _rule(
             raise ValueError(f"{where}: {key} must be given")
     if not set(sets) <= {*FLAGS, *NUMBERS}:
         raise ValueError(f"{where}: no such fact: {', '.join(sets)}")
-    try:
-        when = conditions(row.get("when", []))
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+    for fact, value in sets.items():
+        require_kind(value, f"{where}: {fact} of sets", bool if fact in FLAGS else int)
     return Rule(when, names, row["why"], row["source"], sets, instead_of)
 
 
@@ -356,6 +420,8 @@ def _flat(names: Any) -> list[str]:
     """The names of a text, or of lists in lists."""
     if isinstance(names, str):
         return [names]
+    if not isinstance(names, list):
+        raise ValueError(f"names of backends must be text or lists, got {names!r:.60}")
     found = []
     for part in names:
         found += _flat(part)

@@ -3,23 +3,24 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ..core.yaml_file import read_yaml, require_fields
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
 
-def yaml_loader() -> Any:
-    """PyYAML's C safe loader, which is ten times as fast, or the Python one if it is missing."""
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-TABLE = yaml.load((DATA / "models.yaml").read_text(), yaml_loader())
+(TABLE,) = read_yaml(DATA / "models.yaml")
 OTHER = "other"
 MODELS: dict[str, tuple[str, ...]] = {}
 """Model -> its architectures, by their names in config.json."""
 LAYERS: dict[str, dict[str, dict[str, Any]]] = {}
 """Model -> its kinds of layers, and how each differs from the layer that is asked for."""
 for _model, _row in TABLE.items():
+    require_fields(
+        _row,
+        f"{TABLE.place}, {_model}",
+        required={"architectures": str},
+        optional={"whole": str, "layers": dict},
+    )
     MODELS[_model] = tuple(_row["architectures"].split())
     if "layers" in _row:
         LAYERS[_model] = _row["layers"]

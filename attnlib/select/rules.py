@@ -28,19 +28,43 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "does not divide": lambda have, whole: whole % have != 0,
 }
 RELEASES = {"since": ">=", "before": "<"}
-VERSIONS = ("release", "flashinfer")
-"""Facts that are a version: of the library, and of the FlashInfer that an engine finds."""
-COMPARED = (*WORDS, *NUMBERS, "head_dims", "flashinfer")
-"""Facts that are compared with values; those of `FLAGS` stand alone."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The facts that conditions may test, of four kinds.
+
+    `flags` are true or false: name -> how a reason names it. `words` have a fixed set of values:
+    name -> values. `numbers` are integers, `versions` releases of a library.
+    """
+
+    flags: Mapping[str, str]
+    words: Mapping[str, tuple[str, ...]]
+    numbers: tuple[str, ...]
+    versions: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Facts that are compared with values; flags stand alone."""
+        return (*self.words, *self.numbers, "head_dims", *self.versions)
+
+
+OF_CALLS = Vocabulary(FLAGS, WORDS, NUMBERS, versions=("flashinfer",))
+"""The facts of one call, which rules of selection test; `flashinfer` is the release of FlashInfer
+that an engine finds."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """`fact` compared with `value`; `op` is a name of `COMPARISONS`."""
+    """`fact` compared with `value`; `op` is a name of `COMPARISONS`.
+
+    `words` is how a reason names a fact that is true or false; empty for others.
+    """
 
     fact: str
     op: str
     value: Any
+    words: str = field(default="", compare=False)
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -59,18 +83,18 @@ class Condition:
         return COMPARISONS[self.op](facts[self.fact], self.value)
 
     def __str__(self) -> str:
-        if self.fact in FLAGS:
-            return f"{'with' if self.value else 'without'} {FLAGS[self.fact]}"
+        if self.words:
+            return f"{'with' if self.value else 'without'} {self.words}"
         values = ", ".join(map(str, self.values))
         return f"{self.fact.replace('_', ' ')} {self.op} {values}"
 
     def miss(self, facts: Facts) -> str:
         """Why it does not hold, in words."""
-        if self.fact not in FLAGS:
+        if not self.words:
             return f"needs {self}; it is {facts[self.fact]}"
         if self.value:
             return f"only {self}; this call is without"
-        return f"only {self}; this call has {_pronoun(FLAGS[self.fact])}"
+        return f"only {self}; this call has {_pronoun(self.words)}"
 
 
 def _pronoun(thing: str) -> str:
@@ -195,20 +219,23 @@ def _asks_for_model(when: When) -> bool:
     return all(name.startswith(("model ", "architecture ")) for name in when.tests)
 
 
-def conditions(written: Any) -> tuple[When, ...]:
+def conditions(
+    written: Any,
+    vocabulary: Vocabulary = OF_CALLS,
+) -> tuple[When, ...]:
     """The conditions of a row's `when`: all of a list, nested lists included.
 
     Raises ValueError for an unknown fact, comparison or value.
     """
     if isinstance(written, str):
-        return (_condition(written),)
+        return (_condition(written, vocabulary),)
     if isinstance(written, list):
         whole: tuple[When, ...] = ()
         for part in written:
-            whole += conditions(part)
+            whole += conditions(part, vocabulary)
         return whole
     if isinstance(written, dict) and list(written) == ["any"]:
-        parts = [_all_of(conditions(part)) for part in written["any"]]
+        parts = [_all_of(conditions(part, vocabulary)) for part in written["any"]]
         return (Group("or", tuple(parts)),)
     raise ValueError(f"a condition must be text, a list or {{any: [...]}}, got {written!r}")
 
@@ -217,22 +244,22 @@ def _all_of(parts: tuple[When, ...]) -> When:
     return parts[0] if len(parts) == 1 else Group("and", parts)
 
 
-def _condition(text: str) -> Condition:
+def _condition(text: str, vocabulary: Vocabulary) -> Condition:
     flag = text.removeprefix("not ")
-    if flag in FLAGS:
-        return Condition(flag, "is", flag == text)
+    if flag in vocabulary.flags:
+        return Condition(flag, "is", flag == text, words=vocabulary.flags[flag])
     fact, _, rest = text.partition(" ")
     if fact in RELEASES:
-        return Condition("release", RELEASES[fact], _value("release", rest))
-    if fact not in COMPARED:
-        known = ", ".join((*FLAGS, *COMPARED))
+        return Condition("release", RELEASES[fact], Version(rest))
+    if fact not in vocabulary.compared:
+        known = ", ".join((*vocabulary.flags, *vocabulary.compared))
         raise ValueError(f"no such fact in {text!r}; there are {known}")
     named = [op for op in COMPARISONS if rest.startswith(f"{op} ")]
     if not named:
         raise ValueError(f"no such comparison in {text!r}; there are {', '.join(COMPARISONS)}")
     op = max(named, key=len)  # `is not` begins with `is`
     words = rest.removeprefix(op).split()
-    values = tuple(_value(fact, word) for word in words)
+    values = tuple(_value(fact, word, vocabulary) for word in words)
     if op in ("in", "not in"):
         return Condition(fact, op, values)
     if len(values) != 1:
@@ -240,14 +267,15 @@ def _condition(text: str) -> Condition:
     return Condition(fact, op, values[0])
 
 
-def _value(fact: str, word: str) -> Any:
-    if fact in VERSIONS:
+def _value(fact: str, word: str, vocabulary: Vocabulary) -> Any:
+    if fact in vocabulary.versions:
         return Version(word)
     if fact == "head_dims" and word.replace("/", "", 1).isdigit():
         return word
-    if word in WORDS.get(fact, ()):
+    words = vocabulary.words.get(fact, ())
+    if word in words:
         return word
-    if fact in NUMBERS and word.replace("_", "").isdigit():
+    if fact in vocabulary.numbers and word.replace("_", "").isdigit():
         return int(word)
-    known = ", ".join(WORDS.get(fact, ["a number"]))
+    known = ", ".join(words or ["a number"])
     raise ValueError(f"{fact} must be {known}, got {word!r}")

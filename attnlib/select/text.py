@@ -1,31 +1,36 @@
 """A choice as text, and the answer of the command `explain`."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..core.backends.limits import LATENT_MODES
-from ..core.layer import MODELS, parse_layer, parse_lengths
+from ..core.call_text import CallText, parse_lengths
+from ..core.layer import MODELS, parse_layer
 from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec
-from .changes import LATENT_PAGE, TOPK, changes, markdown, padded
-from .explain import Choice, explain, settles
-from .facts import CACHES, GPUS, PLAIN_CACHE, Call, decided, facts_of_model, gpu_named
-from .layers import (
-    LayerChoice,
+from .asked import (
+    DECODE,
+    LATENT_PAGE,
+    PINS,
     asked_kinds,
+    cache_of,
+    facts_said,
     is_checkpoint,
-    layers_of_family,
-    layers_of_model,
+    layer_said,
 )
+from .changes import TOPK, known_changes, markdown, padded, table_of, tried_calls
+from .explain import Choice, explain, settles
+from .facts import GPUS, Call, decided, facts_of_model, gpu_named
+from .known import Found, known_problems, report, to_data
+from .layers import LayerChoice, layers_of_family, layers_of_model
 from .models import FAMILIES, OTHER
+from .situation import parse_server, situation_of, with_dp_attention
 
 COLUMNS = ("", "chosen", "why, or why not", "source")
 FIELDS = ("head_dim", "page_size", "dtype", "kv_dtype")
 LAYER = ("heads", "model", "tp", "dp", *FIELDS)
 """The arguments of `parse_layer`."""
-PINS = {"page_size": "pinned_page", "kv_dtype": "pinned_kv_dtype"}
-"""Option -> the fact of a call that it states."""
 _FIELDS = {field.name: field.type for field in fields(Call)}
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 _JSON = (
@@ -45,6 +50,21 @@ Words = dict[str, Any]
 """Options, facts or sizes by name."""
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What an answer needs beside the call and the library.
+
+    `facts` are those of a call that are known, `stated` the options that a user gave. `cards` says
+    how each GPU was named, `server` how the server was started.
+    """
+
+    facts: Words
+    stated: Sequence[str]
+    cards: Mapping[str, str]
+    server: Words
+    as_json: bool
+
+
 def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     """One choice, or what changes, as text or JSON; raises what `explain` and the parsers raise.
 
@@ -53,43 +73,47 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     given = dict(options)
     facts = parse_call(given.pop("call", []))
     layer = {name: given.pop(name) for name in LAYER if name in given}
-    facts |= _cache_of(layer)
+    _take_text(" ".join(given.pop("words", [])), given, layer, facts)
+    facts |= cache_of(layer)
     stated = list(facts)
     stated += [name for name in FIELDS if name in layer]
     if "heads" in layer and "model" in layer:
         words = f"{layer['heads']} and {layer['model']}"
         raise ValueError(f"pass either heads or model, got {words}")
+    model = layer.get("model", "")
     facts = _with_model(facts, layer)
-    if "gpu" in given:
-        given["gpu"] = [gpu_named(text) for text in given["gpu"].split(",")]
+    server = parse_server(given.pop("server", []))
+    cards = _cards_of(given)
     if "diff" not in given:
         _require_one_call(given, layer)
         given["gpu"] = given["gpu"][0]
-    if is_checkpoint(layer.get("model", "")) and layer["model"] not in _models_of_diff(given):
-        return _answer_model(given, layer, facts, stated, as_json)
-    mode = given.get("mode")
-    if mode in LATENT_MODES:
+    is_one = is_checkpoint(model) and model not in _models_of_diff(given)
+    if is_one:
+        splits = {name: layer[name] for name in ("tp", "dp") if name in layer}
+        server = with_dp_attention(server, model, **splits)
+    if not is_one and given.get("mode") in LATENT_MODES:
         layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
-    if mode == "sparse_mla":
+    if not is_one and given.get("mode") == "sparse_mla":
         facts.setdefault("topk", TOPK)
+    beside = Beside(facts, stated, cards, server, as_json)
+    if is_one:
+        return _answer_model(given, layer, beside)
     if "diff" in given:
-        return _answer_diff(given, layer, facts, stated, as_json)
+        return _answer_diff(given, layer, beside)
     spec = parse_layer(**layer)
     call = Call(**facts)
     choice = explain(spec, call=call, **given)
     layers = layers_of_family(spec, call, **given)
-    return _said(choice, call, facts, stated, layers, as_json)
+    return _said(choice, spec, call, layers, beside)
 
 
-def _cache_of(layer: Words) -> Words:
-    """The fact of a cache in a format that is no dtype of a layer, whose option is taken away."""
-    text = layer.get("kv_dtype", "").lower()
-    format_ = "turboquant" if text.startswith("turboquant") else text
-    format_ = "fp8_e5m2" if text in ("e5m2", "float8_e5m2") else format_
-    if format_ not in CACHES or format_ == PLAIN_CACHE:
+def _cards_of(given: Words) -> dict[str, str]:
+    """GPU -> how it was named; the option has the GPUs from here on."""
+    if "gpu" not in given:
         return {}
-    del layer["kv_dtype"]
-    return {"cache": format_, "pinned_kv_dtype": True}
+    cards = {gpu_named(text): text for text in given["gpu"].split(",")}
+    given["gpu"] = list(cards)
+    return cards
 
 
 def _models_of_diff(given: Words) -> Sequence[str]:
@@ -100,39 +124,46 @@ def _models_of_diff(given: Words) -> Sequence[str]:
 def _answer_model(
     given: Words,
     layer: Words,
-    facts: Words,
-    stated: Sequence[str],
-    as_json: bool,
+    beside: Beside,
 ) -> str:
     """The answer for a model of data/checkpoints.yaml: of its first kind, then a row for each."""
     sizes = dict(layer)
     model = sizes.pop("model")
-    mode = given.pop("mode", "decode")
-    first = asked_kinds(model, mode, facts, **sizes)[0]
+    mode = given.pop("mode", DECODE)
+    first = asked_kinds(model, mode, beside.facts, **sizes)[0]
     if "diff" in given:
         how = {**given, "mode": first.mode}
-        facts = {"topk": first.call.topk} | facts
-        return _answer_diff(how, {"model": model}, facts, stated, as_json, first.spec)
+        beside = replace(beside, facts={"topk": first.call.topk} | beside.facts)
+        return _answer_diff(how, {"model": model}, beside, first.spec)
     assert first.spec is not None
     choice = explain(first.spec, mode=first.mode, call=first.call, **given)
-    layers = layers_of_model(model, mode, facts, sizes, **given)
-    return _said(choice, first.call, facts, stated, layers, as_json)
+    layers = layers_of_model(model, mode, beside.facts, sizes, **given)
+    return _said(choice, first.spec, first.call, layers, beside)
 
 
 def _said(
     choice: Choice,
+    spec: AttnSpec,
     call: Call,
-    facts: Words,
-    stated: Sequence[str],
     layers: Sequence[LayerChoice],
-    as_json: bool,
+    beside: Beside,
 ) -> str:
-    _require_not_settled(choice, facts)
-    choice = _with_unused(choice, call, stated)
-    if not as_json:
-        return render(choice, layers)
+    _require_not_settled(choice, beside.facts)
+    choice = _with_unused(choice, call, beside.stated)
+    situation = situation_of(
+        choice,
+        spec,
+        call,
+        stated=beside.facts,
+        gpu=beside.cards[choice.gpu],
+        server=beside.server,
+    )
+    known = known_problems(situation)
+    if not beside.as_json:
+        return render(choice, layers, known)
     data = to_dict(choice)
     data["layers"] = [to_row(layer) for layer in layers]
+    data["known"] = to_data(known)
     return json.dumps(data, indent=2)
 
 
@@ -145,6 +176,31 @@ def to_row(layer: LayerChoice) -> Words:
         "head_dim": str(layer.spec.head_dim) if layer.spec else "",
         "chosen": layer.chosen,
     }
+
+
+def _take_text(
+    text: str,
+    given: Words,
+    layer: Words,
+    facts: Words,
+) -> None:
+    """Add what a call's text says; ValueError for what options say too."""
+    if not text:
+        return
+    said = CallText.read(text)
+    if said.mode:
+        _add(given, {"mode": said.mode})
+    _add(layer, layer_said(said))
+    _add(facts, facts_said(said, given.get("mode", "")))
+    if "diff" not in given:
+        given.setdefault("mode", DECODE)
+
+
+def _add(options: Words, said: Words) -> None:
+    twice = [name for name in said if name in options]
+    if twice:
+        raise ValueError(f"{twice[0]} must be given once, got {options[twice[0]]} as well")
+    options.update(said)
 
 
 def _with_model(facts: Words, layer: Words) -> Words:
@@ -196,15 +252,18 @@ def _with_unused(choice: Choice, call: Call, stated: Sequence[str]) -> Choice:
 def _answer_diff(
     given: Words,
     layer: Words,
-    facts: Words,
-    stated: Collection[str],
-    as_json: bool,
+    beside: Beside,
     spec: AttnSpec | None = None,
 ) -> str:
     """What changes for a layer (`spec`, or of the options), or for the models of `changes`."""
     old, new = given["diff"]
-    gpus = given.get("gpu", tuple(GPUS))
-    how: Words = {"facts": facts, "stated": stated, "gpus": gpus}
+    # Known problems ask for lengths, if no rule does.
+    by_rules = [name for name in beside.stated if name not in ("kv_lens", "q_lens")]
+    how: Words = {
+        "facts": beside.facts,
+        "stated": by_rules,
+        "gpus": given.get("gpu", tuple(GPUS)),
+    }
     if "mode" in given:
         how["modes"] = given["mode"].split(",")
     if "policy" in given:
@@ -220,20 +279,24 @@ def _answer_diff(
         if "tp" in layer:
             raise ValueError(f"--tp must go with a model that is split, got {layer['tp']}")
         how["fields"] = layer
-    table = changes(old, new, **how)
+    tried = tried_calls(old, new, **how)
     if spec is not None:
-        table["model"] = layer["model"]
-    if as_json:
+        tried = [replace(each, model=layer["model"]) for each in tried]
+    table = table_of(tried)
+    if beside.as_json:
         return str(table.to_json(orient="records", indent=2))
-    return markdown(table, old, new, gpus)
+    known = known_changes(tried, beside.facts, beside.cards, beside.server)
+    return markdown(table, old, new, known)
 
 
 def render(
     choice: Choice,
     layers: Sequence[LayerChoice] = (),
+    known: Sequence[Found] = (),
 ) -> str:
-    """The choice in a few lines, then every row considered, without repeats, matches first."""
-    head = [headline(choice), *_notes(choice)]
+    """The choice and its known problems, then every row considered, without repeats, matches
+    first."""
+    head = [headline(choice), *_notes(choice), *report(known)]
     for layer in layers:
         head.append(f"{layer.words}: {layer.chosen}")
     rows = [COLUMNS]

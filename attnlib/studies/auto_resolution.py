@@ -1,7 +1,7 @@
 """Which kernel each release's `auto` runs for decode, with 16-bit and FP8 tensors."""
 
 from ..core.spec import AttnSpec
-from ..kinds.decode.case import DecodeCase
+from ..measure.calls.decode.case import DecodeCase
 from ..run.frame import AUTO
 from ..run.study import Grid, Study
 from .fa3_decode_regression import AFFECTED, AROUND, BEFORE, FIXED, REGRESSED

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from ..core.spec import require_word
 from ..engines import capture
-from ..kinds.decode.case import DecodeCase
-from ..kinds.extend.case import ExtendCase
+from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.extend.case import ExtendCase
+from ..measure.calls.lengths import explicit_lengths
 from ..run.study import Grid, Study
 
 Case = DecodeCase | ExtendCase
@@ -38,18 +39,17 @@ def case_of(step: capture.Step) -> Case:
     require_word("mode", step.mode, MODES)
     if not step.lengths:
         raise ValueError("lengths must be known to the host, got none")
-    longest = max(map(int, step.lengths.split("+")))
     cached = DecodeCase(
         step.spec,
         step.batch_size,
-        longest,
+        explicit_lengths(step.lengths).max().item(),
         step.lengths,
     )
     if step.mode == "decode":
         return cached
     queries = 1
     if step.q_lengths:
-        queries = max(map(int, step.q_lengths.split("+")))
+        queries = explicit_lengths(step.q_lengths).max().item()
     return ExtendCase(cached, "prefill_paged", queries, q_lengths=step.q_lengths)
 
 

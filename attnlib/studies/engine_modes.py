@@ -21,10 +21,10 @@ import pandas as pd
 
 from ..core.fa2.library import tile_rows
 from ..core.spec import CUSTOM_MASKS, AttnSpec
-from ..draw import charts, style
-from ..kinds.decode.case import DecodeCase
-from ..kinds.extend.case import ExtendCase
+from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.extend.case import ExtendCase
 from ..run import frame as frames
+from ..run.figures import charts, style
 from ..run.frame import decode_rows, tally
 from ..run.study import Grid, Study
 

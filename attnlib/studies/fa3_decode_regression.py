@@ -6,13 +6,13 @@ Times are those of the timer `graph`, in microseconds, unless a table says other
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pandas as pd
 
 from ..core.spec import AttnSpec
-from ..draw import charts
-from ..kinds.decode.case import DecodeCase
-from ..run.bisect import Bisection
+from ..measure.calls.decode.case import DecodeCase
+from ..run.figures import charts
 from ..run.frame import (
     AUTO,
     CUDA_CORES,
@@ -233,8 +233,8 @@ def by_release(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def bisection(result: Bisection) -> pd.DataFrame:
-    """The steps of a bisect in the order taken: release / reference, and what both ran."""
+def bisection(result: Any) -> pd.DataFrame:
+    """The steps that `attnlib.bisect` took, in order: release / reference, and what both ran."""
     steps = pd.DataFrame([step.to_dict() for step in result.steps])
     steps["95 % CI"] = intervals(steps)
     columns = ["release", "ran", "reference_ran", "ratio", "95 % CI", "verdict", "rounds"]

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.spec import AttnSpec
-from ..kinds.decode.case import DecodeCase
+from ..measure.calls.decode.case import DecodeCase
 from ..measure.stats import FASTER, NOT_SLOWER
 from ..run import store
 from ..run.frame import CUDA_CORES, FA2, FA3, good_rows, over

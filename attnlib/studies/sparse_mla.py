@@ -12,7 +12,7 @@ from itertools import product
 import pandas as pd
 
 from ..core.spec import MlaSpec
-from ..kinds.mla.case import MlaCase
+from ..measure.calls.mla.case import MlaCase
 from ..run.frame import good_rows
 from ..run.study import Grid, Study
 

@@ -9,8 +9,8 @@ import nbformat
 import pytest
 from driving import NOTEBOOKS, severe_violations
 
-from attnlib.report import build
-from attnlib.report.page import LEADS
+from attnlib.lab.report import build
+from attnlib.lab.report.page import LEADS
 
 pytestmark = pytest.mark.browser
 STEMS = [path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb"))]

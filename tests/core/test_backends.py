@@ -30,8 +30,8 @@ from attnlib.core.backends.table import FAMILIES, entry_of, family_of
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.schedule import library
 from attnlib.core.spec import CUSTOM_MASKS, AttnSpec, MlaSpec
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.extend.case import ExtendCase
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.extend.case import ExtendCase
 from attnlib.measure.trace import kernel_family, trace_kernels
 
 FLASHINFER = tuple(name for name in backends.BACKENDS if name.startswith("flashinfer"))
@@ -398,3 +398,31 @@ def test_on_a_gpu_every_mode_matches_the_oracle_and_says_its_family(name, case, 
 )
 def test_a_graph_replays_with_a_step_changed_in_place(name, case):
     calls.assert_replays(calls.able(name, case), case)
+
+
+ONE_CALL = {name: (name, case) for name, case in CALLS}
+"""The last call of each backend."""
+
+
+def wrong_queries(q):
+    """Queries of another batch, of other heads or head_dim, and of another dtype."""
+    rows, heads, _ = q.shape
+    yield q[: rows - 1]
+    yield torch.cat([q, q])
+    yield q[:1]
+    yield q[:, : heads // 2]
+    yield torch.cat([q, q], 1)
+    yield q[:, 0]
+    yield q[..., :-8]
+    yield q.double()
+
+
+@each(ONE_CALL.values())
+def test_a_query_of_another_batch_or_of_other_heads_is_refused(name, case, libraries):
+    call = calls.call_of(case, "cpu")
+    backend = calls.backend_for(name, case, "cpu")
+    plan = backend.plan(call.batch)
+    for q in wrong_queries(call.q):
+        with pytest.raises(ValueError, match=r"q must be \[\d+, \d+, \d+\] \w+, got \["):
+            backend.run(q, call.cache, plan)
+    call.assert_right(backend.run(call.q, call.cache, plan))

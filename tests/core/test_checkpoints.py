@@ -65,7 +65,7 @@ def test_a_name_that_is_not_known_names_the_nearest_few():
     with pytest.raises(ValueError, match="DeepSeek-V3.2") as error:
         served("DeepSeek-V32")
     assert len(str(error.value)) < 150
-    with pytest.raises(ValueError, match="latent: explain takes it"):
+    with pytest.raises(ValueError, match="latent: explain and advise take it"):
         parse_layer(model="DeepSeek-V3")
     with pytest.raises(ValueError, match="tp must be left out"):
         served("DeepSeek-V3 at TP 8", tp=4)

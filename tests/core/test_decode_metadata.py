@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.metadata_cases import DECODE, STEP, Shape, arguments
+from support.metadata_cases import DECODE, POISON, STEP, Shape, arguments
 
 from attnlib.core.metadata.decode import build_decode_metadata
 
@@ -33,3 +33,16 @@ def test_lengths_may_be_their_own_output_where_they_stay_as_they_are(builder):
         builder.assert_right(call, tails=False)
         with pytest.raises(ValueError, match="cache_seqlens must not share memory"):
             build(**call | {"seq_len_delta": 1})
+
+
+@pytest.mark.parametrize(
+    ("length", "counted", "live"),
+    [(2**31 - 1, 2**31 - 1, 2), (2**31 + 9, 2**31 - 1, 2), (-(2**32) + 5, -(2**31) + 1, 0)],
+)
+def test_a_length_at_or_beyond_the_edge_of_int32_does_not_wrap(length, counted, live):
+    call = arguments(Shape(1, 32, 16, extra_columns=0), [32])
+    call["seq_lens"] = torch.tensor([length], device=call["page_table"].device)
+    build_decode_metadata(**call)
+    assert call["cache_seqlens"].tolist() == [counted]
+    written = (call["page_table"] != POISON).sum()
+    assert int(written) == live

@@ -8,6 +8,7 @@ import torch
 
 from attnlib.core import PlanLayout, PlanShape, plan_words, require_plan
 from attnlib.core.fa2.coverage import tokens_read
+from attnlib.core.fa2.library import FA2_INFO
 
 HEADS = {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "kv_bytes": 2, "num_sms": 132}
 
@@ -64,6 +65,57 @@ def test_a_plan_of_a_window_covers_what_the_window_sees(window):
     wrapper._int_workspace_buffer = torch.from_numpy(image).view(torch.uint8)
     with pytest.raises(RuntimeError, match="tokens of request 0, it reads"):
         require_plan(wrapper, lens)
+
+
+WORD_OF = {
+    name: FA2_INFO.index(f"{name}_offset") for name in ("request_indices", "kv_tile_indices")
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        (
+            "request_indices",
+            123456789,
+            r"request_indices in 0..7 .* got 123456789 in block [0-9]+ of",
+        ),
+        (
+            "request_indices",
+            -5,
+            r"request_indices in 0..7 in every block .* got -5 in block [0-9]+ of",
+        ),
+        ("request_indices", 8, "request_indices in 0..7"),
+        ("kv_tile_indices", -1, "kv_tile_indices >= 0"),
+    ],
+)
+@pytest.mark.parametrize("split_kv", [True, False])
+def test_blocks_behind_the_plan_are_looked_at_where_they_run(name, value, words, split_kv):
+    """FlashInfer #4002: without split-KV a graph runs 66 blocks of which 8 are written."""
+    lens = torch.tensor([300, 20, 64, 1, 7, 9, 1000, 30])
+    words_of_plan, image = image_of(shape_of(8, 4096), lens.numpy())
+    info = list(words_of_plan.info)
+    info[FA2_INFO.index("split_kv")] = split_kv
+    last = info[0] - 1
+    assert not words_of_plan.block_valid_mask[last], "it is behind the plan"
+    image[info[WORD_OF[name]] // 4 + last] = value
+    wrapper = SimpleNamespace(_plan_info=info, _window_left=-1)
+    wrapper._int_workspace_buffer = torch.from_numpy(image).view(torch.uint8)
+    if split_kv:
+        require_plan(wrapper, lens)  # the mask leaves it out
+        mask = image[info[FA2_INFO.index("block_valid_mask_offset")] // 4 :].view(np.uint8)
+        mask[last] = 1
+    with pytest.raises(RuntimeError, match=words):
+        require_plan(wrapper, lens)
+
+
+def test_a_plan_for_more_requests_than_the_call_has_is_refused():
+    lens = torch.tensor([300, 20, 64, 100])
+    words, image = image_of(shape_of(4, 4096), lens.numpy())
+    wrapper = SimpleNamespace(_plan_info=words.info, _window_left=-1)
+    wrapper._int_workspace_buffer = torch.from_numpy(image).view(torch.uint8)
+    with pytest.raises(RuntimeError, match="request_indices in 0..2 in every block that runs, got"):
+        require_plan(wrapper, lens[:3])
 
 
 def test_a_wrapper_without_such_a_plan_is_refused():

@@ -266,6 +266,8 @@ def test_a_request_without_room_is_empty_and_flagged_and_so_is_a_batch_of_too_ma
         ({"page_size": 12}, "page_size must be a power of two, got 12"),
         ({"overflow": torch.zeros(1).int()}, r"overflow must be \[2\] int32"),
         ({"kv_indptr": torch.zeros(6).int()}, r"kv_indptr must be \[7\] int32"),
+        ({"overflow": None}, "overflow must be given where page arrays are written"),
+        ({"page_size": 0}, "page_size must be given with block_table, got 0"),
     ],
 )
 def test_a_block_table_that_does_not_fit_is_refused_by_name_before_the_launch(change, words):
@@ -274,6 +276,53 @@ def test_a_block_table_that_does_not_fit_is_refused_by_name_before_the_launch(ch
     with pytest.raises((ValueError, TypeError), match=words):
         build_fa2_plan(**call | moved)
     assert (call["words"] == POISON).all()
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_request_without_room_is_refused_where_a_check_is_asked_for(pooled):
+    for lens, capacity, words in (
+        ([40, 257 * 16, 300], 6 * 256, r"seq_lens must lie in 0..4096 .* got 40..4112"),
+        ([160, 160, 1], 20, "kv_indices must have room for 21 pages, got 20"),
+        ([160, 159, 0], 20, ""),
+    ):
+        call = paged_call(np.array(lens), 16, capacity)
+        call = of_pool(call, lens) if pooled else call
+        if words:
+            with pytest.raises(ValueError, match=words):
+                build_fa2_plan(**call, check=True)
+            assert (call["words"] == POISON).all()
+        else:
+            build_fa2_plan(**call, check=True)
+    call = arguments(SHAPE, [MAX_TOKENS + 1])
+    with pytest.raises(ValueError, match=rf"seq_lens must lie in 0..{MAX_TOKENS} with"):
+        build_fa2_plan(**call, check=True)
+
+
+def test_a_length_far_below_zero_is_an_empty_request():
+    call = arguments(replace(SHAPE, max_seq_len=256), [1, 1])
+    call["seq_lens"] = torch.tensor([-(2**32) + 5, -(2**63)], device=HERE)
+    build_fa2_plan(**call)
+    assert_words(call, np.array([0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("kv_indptr", "kv_last_page_len"),
+        ("words", "kv_indices"),
+        ("seq_lens", "overflow"),
+        ("block_table", "kv_indices"),
+    ],
+)
+def test_an_output_across_another_tensor_is_refused(first, second):
+    call = paged_call(np.array([1, 2, 3]), 16, 64)
+    call["seq_lens"] = call["seq_lens"].int()
+    tensors = (call[first], call[second])
+    room = torch.zeros(sum(tensor.numel() for tensor in tensors) + 1, dtype=torch.int32).to(HERE)
+    for start, name in enumerate((first, second)):
+        call[name] = room[start : start + call[name].numel()].view_as(call[name])
+    with pytest.raises(ValueError, match=f"{second} must not share memory with {first}|{first} mu"):
+        build_fa2_plan(**call)
 
 
 @pytest.mark.parametrize("window", [-1, 5000])
@@ -299,7 +348,11 @@ def test_chunks_are_whole_pages_and_the_librarys_is_its_own(page_size, window):
         ({"seq_lens": torch.zeros(4)}, "seq_lens must be"),
         ({"words": torch.zeros(8, dtype=torch.int32)}, "words must be"),
         ({"seq_len_delta": -1}, "seq_len_delta must be"),
-        ({"page_size": 16}, "kv_indptr must be a tensor, got NoneType"),
+        ({"page_size": 16}, "overflow must be given where page arrays are written"),
+        (
+            {"block_table": torch.zeros(40, 8).int()},
+            "page_size must be given with block_table, got",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_before_a_launch(change, words):

@@ -24,8 +24,8 @@ from attnlib.core.fa2.words import (
     plan_words,
 )
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.lengths import shuffled_pages
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.lengths import shuffled_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYER = {"head_dim": 128, "max_seq_len": 4096}
@@ -224,6 +224,17 @@ def test_a_wrapper_that_cannot_be_planned_for_is_refused(wrapper, change, layer,
     vars(wrapper).update(change)
     with pytest.raises(ValueError, match=words):
         Fa2Planner(wrapper, **(LAYER | {"num_sms": 132} | layer))
+
+
+@pytest.mark.parametrize(("buffer", "size"), [("int", "int_bytes"), ("float", "float_bytes")])
+def test_a_workspace_holds_the_whole_plan_and_a_byte_less_is_refused(wrapper, buffer, size):
+    least = getattr(Fa2Planner(wrapper, **LAYER, num_sms=132).layout, size)
+    name = f"_{buffer}_workspace_buffer"
+    setattr(wrapper, name, torch.zeros(least, dtype=torch.uint8))
+    Fa2Planner(wrapper, **LAYER, num_sms=132)
+    setattr(wrapper, name, torch.zeros(least - 1, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=f"{buffer} workspace must .*{least:,} .*{least - 1:,}"):
+        Fa2Planner(wrapper, **LAYER, num_sms=132)
 
 
 @pytest.mark.parametrize("release", ["", "0.9.9"])

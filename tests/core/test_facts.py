@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import drawn_calls
 
+from attnlib.core.schedule import guard
 from attnlib.core.schedule.facts import SchedulerFacts
 
 DECODE = SchedulerFacts(4, 32, 8, 128, 1, 4096, 132, page_size=16, causal=True)
@@ -130,3 +131,10 @@ def test_differences_name_the_fields_and_both_values_but_of_flags_that_the_libra
 def test_a_field_out_of_range_is_named_with_what_it_must_be(changes, words):
     with pytest.raises(ValueError, match=words):
         replace(DECODE, **changes)
+
+
+@pytest.mark.parametrize(("dtype", "fits"), [("bfloat16", True), ("float8_e4m3fn", False)])
+def test_a_softcap_that_the_words_were_not_made_for_counts_for_fp8_alone(dtype, fits):
+    made = replace(DECODE, dtype=dtype)
+    call = replace(made, has_softcap=True)
+    assert (guard._differing(made, call) == "") is fits

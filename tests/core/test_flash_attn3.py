@@ -14,10 +14,10 @@ from attnlib.core.batch import DecodeBatch
 from attnlib.core.schedule.flash_attn3 import precompute
 from attnlib.core.schedule.splits import max_words
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.check import Judge
-from attnlib.kinds.decode import measure as decode
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.measure import build_workload
+from attnlib.measure.calls.check import Judge
+from attnlib.measure.calls.decode import measure as decode
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.decode.measure import build_workload
 from attnlib.measure.trace import kernel_family, trace_kernels
 
 

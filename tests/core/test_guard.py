@@ -1,7 +1,9 @@
 """The guard in stand-ins with the signatures of the engines' modules, called as the engines do."""
 
 import gc
+import inspect
 import logging
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -127,7 +129,10 @@ def test_heads_of_the_wrong_parallel_size_are_caught_and_named(engines):
     attnlib.guard("sglang")
     backend = Backend(engines, tp_size=8)  # with DP attention a GPU has all heads
     words = backend.metadata()
-    told = "num_qo_heads must be 2, got 16; num_kv_heads must be 1, got 8; num_splits must be 55, "
+    told = (
+        "the schedule was made for num_qo_heads 2, num_kv_heads 1, num_splits 55; "
+        "the attention call has num_qo_heads 16, num_kv_heads 8, num_splits 15 .call 1 that reads"
+    )
     for made in (words, backend.renew()):
         with pytest.raises(ValueError, match=told):
             backend.attend(made)
@@ -139,7 +144,9 @@ def test_heads_of_the_wrong_parallel_size_are_caught_and_named(engines):
 def test_a_larger_cap_of_splits_is_refused_and_the_width_of_the_table_alone_is_not(engines):
     attnlib.guard("sglang")
     backend = Backend(engines)
-    with pytest.raises(ValueError, match="call: num_splits must be 64, got 15$"):
+    with pytest.raises(
+        ValueError, match="for num_splits 64; the attention call has num_splits 15 "
+    ):
         backend.attend(backend.metadata(num_splits=64))
 
 
@@ -153,12 +160,16 @@ def test_a_graph_is_judged_before_each_replay_by_what_lies_in_its_buffer(engines
     backend.attend(backend.metadata(2), 2)  # an eager call is no part of the graph
     assert graph.replay() == "replayed"
     backend.renew(batch=2)
-    with pytest.raises(ValueError, match="batch_size must be 2, got 4"):
+    with pytest.raises(
+        ValueError, match="made for batch_size 2; the attention call has batch_size 4 .call 1 that"
+    ):
         graph.replay()
     backend.renew(longest=300)
     assert graph.replay() == "replayed"
     backend.buffer[:17].copy_(backend.metadata(2)[:17])
-    with pytest.raises(ValueError, match="batch_size must be 2, got 4"):
+    with pytest.raises(
+        ValueError, match="made for batch_size 2; the attention call has batch_size 4 .call 1 that"
+    ):
         graph.replay()
 
 
@@ -171,7 +182,7 @@ def test_a_plan_is_held_to_the_lengths_that_a_graph_is_replayed_for(engines, mon
     wrapper._int_workspace_buffer = torch.tensor(words).view(torch.uint8)
     monkeypatch.setattr(plans, "GUARD_EVERY", 1)
     monkeypatch.setattr(plans, "STATE", State({"guard": "raise"}, guard=attnlib.guard("sglang")))
-    plans.guard_plan(wrapper, lens)
+    plans.guard_plan(wrapper, lens, page_size=16, num_pages=lambda: 0, layers="layers 0 to 7")
     graph, later = Graph(), Graph()
     for each in (graph, later):
         each.capture_begin()
@@ -179,7 +190,9 @@ def test_a_plan_is_held_to_the_lengths_that_a_graph_is_replayed_for(engines, mon
     graph.replay()
     lens.fill_(4096)
     assert later.replay() == "replayed", "it was captured for other wrappers"
-    with pytest.raises(RuntimeError, match="all 4096 tokens of request 1, it reads 320 .7 of 8"):
+    with pytest.raises(
+        RuntimeError, match="all 4096 tokens of request 1, it reads 320 .7 of 8.*layers 0 to 7"
+    ):
         graph.replay()
 
 
@@ -198,7 +211,8 @@ def test_a_tensor_in_freed_memory_is_not_taken_for_the_words_that_lay_there(engi
 
 
 def test_two_threads_may_forget_the_same_words():
-    _made[7] = SimpleNamespace(expired=lambda: _made.pop(7, True) is not None), None
+    memory = SimpleNamespace(expired=lambda: _made.pop(7, True) is not None)
+    _made[7] = SimpleNamespace(memory=memory)
     _keep(torch.zeros(1), None)
     assert 7 not in _made
 
@@ -209,7 +223,9 @@ def test_the_cap_of_splits_is_that_of_the_installed_build(engines, monkeypatch, 
     attnlib.guard("sglang")
     backend = Backend(engines)
     words = backend.metadata(128, num_splits=64)
-    with pytest.raises(ValueError, match=f"call: num_splits must be 64, got {cap}$"):
+    with pytest.raises(
+        ValueError, match=f"for num_splits 64; the attention call has num_splits {cap} "
+    ):
         backend.attend(words, 128)
 
 
@@ -231,7 +247,9 @@ def test_vllms_call_is_guarded_by_its_own_arguments(engines):
     words = engines.get_scheduler_metadata(*sizes, lens, page_size=PAGE, **told)
     attend(words, 4096)
     attend(words, 4096, softcap=30.0)  # vLLM does not tell, and tiles of 16 bits do not ask
-    with pytest.raises(ValueError, match="num_splits must be 14, got 1"):
+    with pytest.raises(
+        ValueError, match="made for num_splits 14; the attention call has num_splits 1 "
+    ):
         attend(words, 512)
 
 
@@ -246,9 +264,9 @@ def test_a_second_guard_is_no_second_wrap_and_it_comes_off(engines, caplog):
         for _ in range(3):
             backend.attend(backend.metadata())
     (record,) = caplog.records
-    assert "num_kv_heads must be 1, got 8" in record.message
+    assert "num_kv_heads 1, num_splits 55; the attention call has num_qo" in record.message
     backend.attend(backend.metadata(causal=torch.ones(4, dtype=torch.bool)))
-    assert "is not checked: causal must be a bool" in caplog.records[-1].message
+    assert "is not checked: TypeError('causal must be a bool" in caplog.records[-1].message
     with pytest.raises(ValueError, match="engine must be 'sglang' until its guard is removed"):
         attnlib.guard("vllm")
     first.remove()
@@ -265,3 +283,135 @@ def test_what_is_not_installed_or_unknown_is_named(monkeypatch):
         attnlib.guard("trtllm")
     with pytest.raises(ValueError, match="mode must be one of raise, log"):
         attnlib.guard("vllm", mode="warn")
+
+
+def renamed(function, old, new):
+    """The function in the place of a later release's, whose parameter `old` has another name."""
+
+    def later(*args, **options):
+        if new in options:
+            options[old] = options.pop(new)
+        return function(*args, **options)
+
+    parameters = inspect.signature(function).parameters.values()
+    later.__signature__ = inspect.Signature(
+        [each.replace(name=new) if each.name == old else each for each in parameters]
+    )
+    later.__name__ = function.__name__
+    later.__module__ = "sgl_kernel.flash_attn"
+    return later
+
+
+RENAMED = [
+    (flash_attn_with_kvcache, "softcap"),
+    (flash_attn_with_kvcache, "num_splits"),
+    (flash_attn_with_kvcache, "window_size"),
+    (flash_attn_with_kvcache, "page_table"),
+    (get_scheduler_metadata, "headdim_v"),
+    (get_scheduler_metadata, "qkv_dtype"),
+    (get_scheduler_metadata, "window_size"),
+]
+
+
+@pytest.mark.parametrize(("function", "name"), RENAMED)
+def test_a_renamed_parameter_is_told_when_the_guard_is_made_and_never_by_a_call(
+    engines, caplog, function, name
+):
+    later = renamed(function, name, f"new_{name}")
+    for module in (engines, sys.modules["sgl_kernel.flash_attn"]):
+        setattr(module, function.__name__, later)
+    words = f"flash_attn.{function.__name__} must have the parameters .*{name}"
+    with pytest.raises(RuntimeError, match=words):
+        attnlib.guard("sglang")
+    assert not active and getattr(engines, function.__name__) is later, "nothing is wrapped"
+    attnlib.guard("sglang", mode="log")
+    assert re.search(f"the guard does not check a function: .*{words}", caplog.text)
+    backend = Backend(engines)
+    assert backend.attend(backend.metadata()).shape == (4, 16, 128)
+    assert len(caplog.messages) == 1
+    with pytest.raises(RuntimeError, match=words):
+        attnlib.guard("sglang", mode="raise")
+
+
+def test_a_metadata_call_with_another_parameter_in_front_is_not_read_by_position(engines, caplog):
+    def later(new, *args, **options):
+        return get_scheduler_metadata(*args, **options)
+
+    own = [*inspect.signature(get_scheduler_metadata).parameters.values()]
+    first = inspect.Parameter("new", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    later.__signature__ = inspect.Signature([first, *own[:6], *own[6:]])
+    for module in (engines, sys.modules["sgl_kernel.flash_attn"]):
+        module.get_scheduler_metadata = later
+    with pytest.raises(RuntimeError, match="parameters batch_size, .*, head_dim before cache_seq"):
+        attnlib.guard("sglang")
+
+
+ODD = [
+    {"k_cache": None},
+    {"v_cache": None},
+    {"page_table": torch.zeros(4, dtype=torch.int32)},
+    {"scheduler_metadata": SimpleNamespace()},
+    {"cu_seqlens_q": 7},
+    {"softcap": None},
+    {"q": SimpleNamespace(shape=None)},
+]
+
+
+@pytest.mark.parametrize("argument", ODD, ids=str)
+def test_a_call_that_cannot_be_checked_passes_with_one_message(engines, caplog, argument):
+    attnlib.guard("sglang", mode="log")
+    q = torch.zeros((4, MODEL.heads, MODEL.head_dim), dtype=torch.bfloat16)
+    cache = torch.zeros((2, PAGE, MODEL.kv_heads, MODEL.head_dim), dtype=torch.bfloat16)
+    call = {"q": q, "k_cache": cache, "v_cache": cache, "max_seqlen_q": 1, "causal": True}
+    call["page_table"] = torch.zeros((4, WIDTH), dtype=torch.int32)
+    call["cu_seqlens_q"] = torch.arange(5)
+    call["scheduler_metadata"] = Backend(engines).metadata()
+    call |= argument
+    for _ in range(2):
+        assert engines.flash_attn_with_kvcache(**call) is call["q"]
+    (message,) = caplog.messages
+    assert message.startswith("a call of FlashAttention-3 is not checked: ")
+
+
+def test_metadata_that_cannot_be_read_is_returned_as_it_is(engines, caplog):
+    attnlib.guard("sglang", mode="log")
+    backend = Backend(engines)
+    words = backend.metadata(qkv_dtype=None, headdim_v="wide")
+    assert backend.attend(words).shape == (4, 16, 128)
+    assert "is not checked: " in caplog.text
+
+
+def test_a_failing_check_of_a_graph_is_logged_in_mode_log(engines, caplog):
+    def fails():
+        raise KeyError("a buffer of a later release")
+
+    guarding = attnlib.guard("sglang", mode="log")
+    guarding.next_graph[0] = fails
+    graph = Graph()
+    graph.capture_begin()
+    graph.capture_end()
+    assert graph.replay() == "replayed"
+    assert "is not checked: KeyError('a buffer of a later release')" in caplog.text
+    attnlib.guard("sglang", mode="raise")
+    with pytest.raises(KeyError):
+        graph.replay()
+
+
+def test_the_call_that_does_not_fit_is_numbered(engines, caplog):
+    guarding = attnlib.guard("sglang")
+    backend, other = Backend(engines), Backend(engines)
+    words, graph = backend.renew(), Graph()
+    graph.capture_begin()
+    backend.attend(words)
+    backend.attend(words)
+    other.attend = lambda words: Backend.attend(other, words, batch=2)
+    with pytest.raises(ValueError, match=r"has batch_size 2 \(call 3 that reads the schedule, one"):
+        other.attend(words)
+    graph.capture_end()
+    with pytest.raises(ValueError, match=r"has batch_size 2 \(call 3 that reads the schedule, one"):
+        graph.replay()
+    attnlib.guard("sglang", mode="log")
+    for _ in range(3):
+        other.attend(words)
+    assert len(caplog.messages) == 1, "one message for all layers"
+    assert guarding.checks == 8

@@ -72,3 +72,33 @@ def test_tokens_outside_a_row_are_not_read_and_give_minus_one():
     assert call["kv_indices"][8:20].tolist() == [-1] * 12
     assert call["kv_indices"][40:80].tolist() == [-1] * 40
     assert (call["kv_indices"][:8] >= 0).all() and (call["kv_indices"][20:40] >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("length", "pages", "last"),
+    [
+        (2**31 - 1, 1, 16),
+        (2**31 - 16, 1, 16),
+        (2**40, 1, 16),
+        (-(2**32) + 5, 0, 0),
+        (-(2**31), 0, 0),
+    ],
+)
+@pytest.mark.parametrize("delta", [0, 3])
+def test_a_length_at_or_beyond_the_edge_of_int32_does_not_wrap(length, pages, last, delta):
+    call = kv_arguments(Shape(2, 16, 16), [16, 16])
+    call["seq_lens"] = torch.tensor([length, 7], device=DEVICE)
+    build_kv_indices(**call | {"seq_len_delta": delta, "max_pages": 1})
+    assert call["kv_indptr"].tolist() == [0, pages, pages + 1]
+    assert call["kv_last_page_len"].tolist() == [last, 7 + delta]
+
+
+def test_pages_without_room_are_refused_where_a_check_is_asked_for():
+    call = kv_arguments(Shape(2, 20, 4), [20, 5], capacity=7)
+    build_kv_indices(**call, check=True)
+    call["kv_indices"] = call["kv_indices"][:6]
+    build_kv_indices(**call)
+    with pytest.raises(ValueError, match="kv_indices must have room for 7 pages, got 6"):
+        build_kv_indices(**call, check=True)
+    empty = kv_arguments(Shape(0, 20, 4))
+    build_kv_indices(**empty, check=True)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support.metadata_cases import DECODE, DEVICE, Shape, arguments, poison
@@ -25,6 +26,40 @@ def test_a_successor_may_start_early_only_while_our_whole_grid_is_on_the_gpu(
     programs, slots, overlap
 ):
     assert launch.overlap_of(programs, slots) == overlap
+
+
+def bytes_of(span, start):
+    rows = (
+        range(start + row * span.pitch, start + row * span.pitch + span.width)
+        for row in range(span.rows)
+    )
+    return {byte for row in rows for byte in row}
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_spans_overlap_where_they_have_a_byte_in_common(seed):
+    draw = np.random.default_rng(seed)
+    pitch = int(draw.integers(2, 9))
+    spans = []
+    for rows in draw.integers(1, 4, 2).tolist():
+        width = int(draw.integers(0, pitch + 1))
+        spans.append(launch.Span(rows, width, pitch if rows > 1 else width))
+    first, second = spans
+    for distance in range(-30, 31):
+        common = bytes_of(first, 0) & bytes_of(second, distance)
+        assert first.overlaps(second, distance) == bool(common), (first, second, distance)
+
+
+def test_one_tensor_as_input_and_output_is_judged_anew_with_a_delta():
+    span = launch.Span.of(torch.zeros(4, dtype=torch.int32))
+    rule = launch.Apart(0, 1, ("lens", "out"), (span, span), same_if_zero=True)
+    found = launch.Launch(bounds=(), apart=(rule,), sizes=(), cut=None)
+    for _ in range(2):
+        found.check_apart([64, 64], 0)
+        with pytest.raises(ValueError, match="out must not share memory with lens"):
+            found.check_apart([64, 64], 1)
+        with pytest.raises(ValueError, match="got one that begins 4 bytes after it"):
+            found.check_apart([64, 68], 0)
 
 
 def test_shapes_are_forgotten_before_they_fill_the_memory_of_a_server(monkeypatch):

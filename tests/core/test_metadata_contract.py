@@ -12,7 +12,7 @@ from support.metadata_cases import BUILDERS, DECODE, KV_INDICES, OTHER_NUMBERS, 
 from attnlib.core.metadata import launch
 from attnlib.core.metadata.require import EITHER_WIDTH, IN_ROWS
 from attnlib.core.schedule.flash_attn3 import SchedulerMetadata
-from attnlib.kinds.metadata import eager
+from attnlib.studies.metadata import eager
 
 OURS = [pytest.param(b, b.ours, id=name) for name, b in BUILDERS.items()]
 ALL = OURS + [
@@ -193,6 +193,79 @@ def test_a_wrong_argument_is_named_before_anything_is_written(builder, build):
         for name in builder.outputs:
             output = getattr(call.get(name), "words", call.get(name))
             assert output is None or (output == POISON).all(), message
+
+
+@ours
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("seq_lens", 65, r"seq_lens must lie in 0..64 with seq_len_delta 0, .* got \d+..65"),
+        ("seq_lens", -1, r"seq_lens must lie in 0..64 with seq_len_delta 0, .* got -1"),
+        ("req_pool_indices", 7, r"req_pool_indices must lie in 0..6 .rows of req_to_token.*7"),
+        (
+            "req_pool_indices",
+            -1,
+            "req_pool_indices must lie in 0..6 .* got -1",
+        ),
+    ],
+)
+def test_values_out_of_range_are_refused_where_a_check_is_asked_for(
+    builder, build, name, value, words
+):
+    call = builder.arguments(builder.small)
+    build(**call, check=True)
+    check(builder, build, call)
+    call[name][1] = value
+    poison(call, builder.outputs)
+    with pytest.raises(ValueError, match=words):
+        build(**call, check=True)
+    for output in builder.outputs:
+        written = getattr(call.get(output), "words", call.get(output))
+        assert written is None or (written == POISON).all()
+    build(**call)
+
+
+def one_word_apart(first, second):
+    """Copies of two int32 tensors, contiguous, the second one word after the first."""
+    room = first.new_zeros(first.numel() + second.numel() + 1)
+    parts = (room[: first.numel()], room[1 : 1 + second.numel()])
+    for part, tensor in zip(parts, (first, second), strict=True):
+        part.copy_(tensor.flatten())
+    return [part.view_as(tensor) for part, tensor in zip(parts, (first, second), strict=True)]
+
+
+@ours
+def test_an_output_must_not_lie_across_another_tensor_at_any_address(builder, build):
+    shape = replace(builder.small, lens_dtype=torch.int32, extra_columns=0)
+    call = builder.arguments(shape)
+    build(**call)
+    tensors = {name: tensor for name, tensor in call.items() if torch.is_tensor(tensor)}
+    for output in builder.outputs:
+        if output not in tensors:
+            continue
+        for name, tensor in tensors.items():
+            if name == output or tensor.dtype != torch.int32:
+                continue
+            for pair in ((name, output), (output, name)):
+                shared = one_word_apart(tensors[pair[0]], tensors[pair[1]])
+                changed = dict(zip(pair, shared, strict=True))
+                with pytest.raises(ValueError, match="must not share memory with"):
+                    build(**call | changed)
+
+
+@ours
+def test_columns_of_one_buffer_side_by_side_share_no_memory(builder, build):
+    call = builder.arguments(builder.small)
+    tables = [name for name in ("page_table", "swa_page_table") if name in call]
+    if len(tables) < 2:
+        pytest.skip("it has one table")
+    width = call["page_table"].shape[1]
+    both = call["page_table"].new_full((len(call["page_table"]), 2 * width), POISON)
+    build(**call | {"page_table": both[:, :width], "swa_page_table": both[:, width:]})
+    build(**call)
+    assert torch.equal(both, torch.cat([call["page_table"], call["swa_page_table"]], 1))
+    with pytest.raises(ValueError, match="swa_page_table must not share memory with page_table"):
+        build(**call | {"page_table": both[:, :width], "swa_page_table": both[:, 1 : width + 1]})
 
 
 @ours

@@ -26,10 +26,10 @@ from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.flash_attn3 import SchedulerMetadata, precompute, reserve
 from attnlib.core.schedule.splits import blocks_in_l2, max_words, plan_splits
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.check import Judge
-from attnlib.kinds.decode import measure as decode
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.measure import build_workload
+from attnlib.measure.calls.check import Judge
+from attnlib.measure.calls.decode import measure as decode
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.decode.measure import build_workload
 
 SMALL = Shape(4, 64, 4)
 

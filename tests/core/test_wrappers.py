@@ -12,7 +12,7 @@ from support.backend_calls import MLA, MODES, SPARSE
 
 from attnlib.core.batch import PagedKV
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.decode.measure import attend
+from attnlib.measure.calls.decode.measure import attend
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -17,9 +17,9 @@ from support.records import measure
 
 from attnlib.engines import arms, sglang, sglang_hooks
 from attnlib.engines.points import known_in, unfit
-from attnlib.kinds.item import Item
-from attnlib.kinds.metadata import sglang as rival
-from attnlib.kinds.metadata.case import MetadataCase
+from attnlib.measure.calls.form import Item
+from attnlib.studies.metadata import sglang as rival
+from attnlib.studies.metadata.case import MetadataCase
 
 FLASH = "sglang/srt/layers/attention/flashattention_backend.py"
 INFER = "sglang/srt/layers/attention/flashinfer_backend.py"
@@ -29,7 +29,7 @@ MEMBERS = {
     INFER: "decode_use_tensor_cores decode_backend decode_wrappers workspace_buffer num_wrappers "
     "enable_deterministic max_context_len attn_backend",
     "sglang/srt/model_executor/model_runner.py": "model_config page_size dtype kv_cache_dtype "
-    "server_args is_draft_worker",
+    "server_args is_draft_worker req_to_token_pool max_total_num_tokens",
 }
 """What the hooks read off SGLang's objects, by file."""
 
@@ -97,7 +97,8 @@ def test_every_hook_point_has_the_parameters_that_are_read(wheel):
     release, archive = wheel
     points = known_in(release, sglang_hooks.POINTS)
     with_caps = set() if release == sglang.OLDEST else {"splits"}
-    assert {point.arms[0] for point in points} == {"metadata", "decode", "capture"} | with_caps
+    firsts = {"metadata", "decode", "guard", "capture"}
+    assert {point.arms[0] for point in points} == firsts | with_caps
     assert [words for p in points if (words := unfit(p, {*parameters(archive, p.path)}))] == []
 
 
@@ -113,7 +114,7 @@ def test_sglang_has_what_the_hooks_read_of_its_objects(wheel):
 def test_the_first_release_with_a_cap_of_its_own_has_the_points_of_splits(capping):
     release, archive = capping
     points = [p for p in known_in(release, sglang_hooks.POINTS) if "splits" in p.arms]
-    assert len(points) == 4
+    assert len(points) == 5
     assert [words for p in points if (words := unfit(p, {*parameters(archive, p.path)}))] == []
 
 

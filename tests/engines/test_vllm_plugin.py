@@ -1,6 +1,7 @@
 """The plugin in vLLM's place, over stand-ins of what it hooks, and its table against the wheel."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -57,7 +58,7 @@ def test_one_step_in_ten_of_each_mode_is_captured_without_padding(load, tmp_path
     assert (written[0].backend, written[0].release) == ("FLASH_ATTN", "0.33.0+cu129")
     left_out = {"layers that are not causal over all tokens": 13}
     left_out["speculative decoding, or microbatches"] = 1
-    assert arms.STATE.calls == {f"capture, left out: {why}": n for why, n in left_out.items()}
+    assert arms.STATE.calls == {f"capture: {why}": n for why, n in left_out.items()}
 
 
 def test_an_error_ends_the_capture_with_one_message_and_not_the_engine(load, tmp_path, caplog):
@@ -115,11 +116,68 @@ def test_the_guard_checks_schedules_and_one_plan_of_a_graph_in_a_hundred(load, m
     assert engine.guarded == [("vllm", "log")]
     layers = engine.AttentionGroup()
     for number in range(101):
-        layers.build_metadata(batch(lens=LENS + number))
-    assert checked == [LENS.tolist(), (LENS + 100).tolist()]
-    assert caplog.messages[1:] == ["attnlib: request 1 is cut short"] * 2
+        layers.build_metadata(batch(lens=LENS + number // 100))
+    assert checked == [LENS.tolist(), (LENS + 1).tolist()]
+    short = "attnlib: request 1 is cut short (read by layers layers.0 to layers.1)"
+    without = "attnlib: guard=log leaves out: plans without a CUDA graph, or of a part of a batch"
+    assert caplog.messages[1:] == ["attnlib runs guard=log", short, without, short]
     engine.AttentionGroup("TRITON_ATTN", use_trtllm_decode_attention=True)
-    assert "attnlib: the guard has no schedule or plan of TRITON_ATTN to check" in caplog.messages
+    assert "the guard has no schedule or plan of TRITON_ATTN to check, its block" in caplog.text
+
+
+WRONG_TABLES = [
+    ({}, torch.tensor([33, 1, 60, 0]), ""),
+    ({(2, 3): 24}, LENS, r"pages in 0..23 for request 2 of 60 tokens, got 24 in column 3"),
+    ({(0, 1): -1}, LENS, "pages in 0..23 for request 0 of 33 tokens, got -1 in column 1"),
+    ({(1, 3): 24}, LENS, ""),  # past the request's last page
+    ({}, torch.tensor([33, 1, 65, 0]), "as wide as its lengths, request 2 of 65 tokens, got 4"),
+]
+
+
+@pytest.mark.parametrize("backend", ["TRITON_ATTN", "FLASH_ATTN", "FLASHINFER"])
+@pytest.mark.parametrize(("changes", "lens", "words"), WRONG_TABLES)
+def test_block_tables_of_any_backend_are_held_to_lengths_and_pool_with_their_layers_named(
+    load, caplog, monkeypatch, backend, changes, lens, words
+):
+    monkeypatch.setattr(plans, "require_plan", lambda *_: None)
+    engine = load(GUARD="log")
+    layers = engine.AttentionGroup(backend, use_trtllm_decode_attention=True)
+    layers.layer_names = ("layers.3", "layers.5")
+    step = batch(lens=lens)
+    step.block_table_tensor = step.block_table_tensor.clone()
+    for place, page in changes.items():
+        step.block_table_tensor[place] = page
+    layers.build_metadata(step)
+    found = [m for m in caplog.messages if "block_table of layers layers.3 to layers.5 must" in m]
+    assert len(found) == bool(words) and all(re.search(words, message) for message in found)
+    arms.STATE.arms["guard"] = "raise"
+    arms.STATE.calls.clear()
+    if words:
+        with pytest.raises(RuntimeError, match=words):
+            layers.build_metadata(step)
+
+
+def test_a_window_sees_the_last_blocks_alone(load, caplog):
+    engine = load(GUARD="log")
+    window = fakes.FullAttentionSpec(sliding_window=20)
+    layers = engine.AttentionGroup("FLASH_ATTN", window, use_trtllm_decode_attention=True)
+    step = batch()
+    step.block_table_tensor = step.block_table_tensor.clone()
+    step.block_table_tensor[2, :2] = 999  # vLLM frees what a window has left behind
+    layers.build_metadata(step)
+    assert "must have pages" not in caplog.text
+    step.block_table_tensor[2, 2] = 999
+    arms.STATE.calls.clear()
+    layers.build_metadata(step)
+    assert "must have pages in 0..23 for request 2 of 60 tokens, got 999 in column 2" in caplog.text
+
+
+def test_what_the_guard_cannot_read_of_a_later_release_is_one_message(load, caplog):
+    layers = load(GUARD="log").AttentionGroup("FLASH_ATTN", use_trtllm_decode_attention=True)
+    for _ in range(3):
+        layers.layer_names = None
+        layers.build_metadata(batch())
+    assert len([m for m in caplog.messages if "the guard cannot check this" in m]) == 1
 
 
 def test_without_flashinfer_the_guard_is_of_schedules_alone_and_planned_is_refused(

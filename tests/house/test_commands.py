@@ -92,7 +92,9 @@ def text_of(notebook):
     """What a notebook says: its prose and its outputs as text."""
     cells = nbformat.read(ROOT / notebook, as_version=4).cells
     outputs = [output for cell in cells for output in cell.get("outputs", ())]
-    words = [output.get("data", {}).get("text/plain", "") for output in outputs]
+    words = [
+        output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs
+    ]
     return "\n".join([cell.source for cell in cells if cell.cell_type == "markdown"] + words)
 
 

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
+import attnlib
+from attnlib.run import store
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "attnlib"
 
 # room -> the rooms below it that it may import
 ROOMS = {
     "core": (),
-    "measure": (),
+    "measure": ("core",),
     "select": ("core",),
-    "draw": ("core", "measure"),
     "engines": ("core",),
-    "kinds": ("core", "measure"),
-    "run": ("kinds", "core", "measure"),
-    "studies": ("run", "kinds", "engines", "core", "select", "draw", "measure"),
-    "lab": ("studies", "run", "kinds", "core", "select", "draw", "measure"),
-    "report": ("studies", "run", "kinds", "core", "draw", "measure"),
-    "doctor": ("studies", "run", "kinds", "core", "select", "measure"),
+    "run": ("measure", "core"),
+    "studies": ("run", "measure", "engines", "select", "core"),
+    "lab": ("studies", "run", "measure", "select", "core"),
+    "doctor": ("studies", "run", "measure", "core"),
 }
 FRONT_DOORS = ("", "__main__", "cli")  # may import any room, late
 PATHS = {path: path.relative_to(ROOT / PACKAGE) for path in (ROOT / PACKAGE).rglob("*.py")}
@@ -35,6 +35,7 @@ FILES = {
     for path, at in sorted(PATHS.items())
 }
 """Every module of the package, named relative to it; the package itself is ''."""
+MODULES = {path: module for module, path in FILES.items()}
 trees = cache(lambda: {module: ast.parse(path.read_text()) for module, path in FILES.items()})
 
 
@@ -99,7 +100,7 @@ LIGHT = {
     "import attnlib.core.fa2.choice, attnlib.core.schedule.splits": "torch pandas scipy yaml",
 }
 """What a process imports -> the libraries that it must not load with it."""
-MOST_MODULES_OF_DIAGNOSE = 15
+MOST_MODULES_OF_DIAGNOSE = 21
 
 
 def loaded_by(statement):
@@ -112,6 +113,64 @@ def loaded_by(statement):
 @pytest.mark.parametrize("statement", LIGHT)
 def test_what_needs_no_heavy_library_loads_none(statement):
     assert loaded_by(statement) & set(LIGHT[statement].split()) == set()
+
+
+def test_there_are_seven_rooms_at_most():
+    folders = {path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")}
+    assert folders <= ROOMS.keys()
+    assert len(folders) <= 7
+
+
+QUESTIONS = {
+    "fa3_decode_regression": set(),
+    "page_arrays": {"attnlib.studies", "attnlib.studies.metadata", "attnlib.studies.metadata.case"},
+}
+"""Study -> what of `studies` is imported to read its records: the module of its case alone."""
+
+
+@pytest.mark.parametrize("study", QUESTIONS)
+def test_records_are_read_without_the_questions(study, published_records):
+    code = "from attnlib.run import store; "
+    code += f"store.load({study!r}, store.machines({study!r})[0])"
+    found = {name for name in loaded_by(code) if name.startswith("attnlib.studies")}
+    assert found == QUESTIONS[study]
+
+
+ON_THE_WAY = {
+    "run.study",
+    "run.store",
+    "run.rows",
+    "run.frame",
+    "measure.calls.form",
+    "measure.calls.decode.case",
+    "core.spec",
+}
+"""Modules from `load_or_measure`, in the first, to a table of decode calls."""
+
+
+def test_a_table_is_six_modules_of_three_rooms_away(published_records):
+    study = attnlib.STUDIES["fa3_decode_regression"]
+    attnlib.load_or_measure(study)  # imports are done, and records come from the file once more
+    store._frame_of.cache_clear()
+    entered = set()
+
+    def note(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if path in MODULES:
+            entered.add(MODULES[path])
+
+    sys.setprofile(note)
+    try:
+        attnlib.load_or_measure(study)
+    finally:
+        sys.setprofile(None)
+    assert entered - {""} == ON_THE_WAY
+    assert {room_of(module) for module in ON_THE_WAY} == {"run", "measure", "core"}
+
+
+def test_a_worker_finds_the_case_of_a_question_without_its_study():
+    code = "from attnlib.measure.calls.form import class_of; class_of('step')"
+    assert loaded_by(code) & {"torch", "pandas", "pyarrow", "attnlib.run"} == set()
 
 
 def test_a_diagnosis_needs_few_modules_and_no_study():

@@ -3,6 +3,7 @@
 Dependency markers are read for every supported Python: what only 3.13 needs may not go missing.
 """
 
+import ast
 import pkgutil
 import re
 import subprocess
@@ -19,6 +20,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+import attnlib
+from attnlib.__main__ import main
 from attnlib.engines import sglang, vllm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,6 +126,64 @@ def test_an_engine_finds_its_plugin(group, plugin):
     assert pkgutil.resolve_name(door) is plugin.register
 
 
+INSTALL = re.escape(attnlib.install_with("lab"))
+
+
+def test_errors_advise_a_command_that_readme_has_too():
+    """attnlib is on no index: a name to be looked up there would find nothing, or another's."""
+    for extra in ("lab", "cluster"):
+        assert extra in PROJECT["optional-dependencies"]
+        assert attnlib.install_with(extra).startswith(f'pip install -e ".[{extra}]"')
+    assert 'pip install -e ".[lab]"' in (ROOT / "README.md").read_text()
+    for path in (ROOT / "attnlib").rglob("*.py"):
+        assert "attnlib[" not in path.read_text(), path
+
+
+def test_an_install_keeps_the_torch_and_the_kernels_of_an_engines_environment():
+    """Bounds would change them: `triton<3.8` replaced Triton 3.8 and the torch that pins it."""
+    torch = ("torch==2.14.1", "torch==2.15.0")
+    triton = ("triton==3.8.0", "triton==3.9.0")
+    others = ("numpy==1.26.4", "numpy==2.3.5", "packaging==24.0", "flashinfer-python==0.7.2")
+    for line in (*torch, *triton, *others):
+        name, version = line.split("==")
+        for requirement in DECLARED:
+            if canonicalize_name(requirement.name) == name:
+                assert requirement.specifier.contains(version), f"{requirement} changes {line}"
+
+
+def test_pins_and_upper_bounds_live_in_the_lock_alone():
+    for requirement in DECLARED:
+        operators = {bound.operator for bound in requirement.specifier}
+        assert operators <= {">="}, requirement
+
+
+OF_ENGINES = {"flash_mla", "flashinfer", "sgl_kernel", "sglang", "vllm"}
+"""What `core` and the plugins import where it is installed."""
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+}
+"""Module -> its distribution, where that has another name."""
+
+
+def test_what_core_and_the_plugins_import_is_declared():
+    imported = set()
+    for room in ("core", "engines"):
+        for path in (ROOT / "attnlib" / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    imported |= {alias.name.partition(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    imported.add(node.module.partition(".")[0])
+    needed = imported - sys.stdlib_module_names - OF_ENGINES
+    declared = {Requirement(line).name for line in PROJECT["dependencies"]}
+    assert {DISTRIBUTIONS.get(name, name) for name in needed} == declared
+
+
+def test_attnlib_is_a_command():
+    door = PROJECT["scripts"]["attnlib"]
+    assert pkgutil.resolve_name(door) is main
+
+
 WITHOUT_LAB = """
 import pkgutil, runpy, sys
 
@@ -143,7 +204,7 @@ def run_without_lab(code):
 
 
 @pytest.mark.slow
-def test_what_an_engine_imports_needs_torch_triton_and_numpy_alone():
+def test_what_an_engine_imports_is_there_without_the_workbench():
     code = "from attnlib import core\nimport attnlib.engines.sglang\n"
     code += "for module in pkgutil.walk_packages(core.__path__, 'attnlib.core.'):\n"
     code += "    __import__(module.name)\n"
@@ -154,10 +215,10 @@ def test_what_an_engine_imports_needs_torch_triton_and_numpy_alone():
 
 def test_what_needs_the_workbench_says_what_to_install():
     done = run_without_lab("attnlib.view")
-    assert re.search(r'attnlib.view: needs \w+: pip install "attnlib\[lab\]"', done.stderr)
+    assert re.search(rf"attnlib.view: needs \w+: {INSTALL}", done.stderr)
     code = "sys.argv[1:] = ['doctor']\nrunpy.run_module('attnlib', run_name='__main__')"
     done = run_without_lab(code)
-    wanted = r'python -m attnlib needs (\w+): pip install "attnlib\[lab\]"\n'
+    wanted = rf"python -m attnlib needs (\w+): {INSTALL}\n"
     assert done.returncode == 2 and re.fullmatch(wanted, done.stderr), done.stderr
 
 

@@ -13,12 +13,13 @@ import attnlib
 from attnlib import core, studies
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = {"captured", "claims", "vllm_steps"}
+MODULES = {"captured", "vllm_steps"}
 """Of `attnlib.studies`, beside the studies themselves."""
 PUBLIC = {
     "attnlib": {*attnlib.HOME, "doctor", "__version__"},
     "attnlib.core": set(core.HOME),
     "attnlib.studies": {"STUDIES", *studies.STUDIES, *MODULES},
+    "attnlib.lab": {"claims"},
 }
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 DONE = {

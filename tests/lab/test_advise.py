@@ -1,6 +1,8 @@
 """Advice: the rule with its source, what was measured nearby, and a line that measures the call."""
 
+import json
 import shlex
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -10,10 +12,13 @@ import pytest
 import attnlib
 from attnlib import AttnSpec, cli
 from attnlib.core.checkpoints import checkpoints
-from attnlib.core.layer import MODELS, parse_layer, parse_lengths, words_of_lengths
+from attnlib.core.layer import MODELS, parse_layer
 from attnlib.core.spec import ELEMENT_BYTES, MlaSpec
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.lab.advise import neighbour_loss, recorded_calls
+from attnlib.lab.engine_builds import own_build
+from attnlib.lab.recorded import neighbour_loss, recorded_calls
+from attnlib.measure.calls.cases import read_case
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.run import store
 from attnlib.select.facts import GPUS, Call
 from attnlib.select.libraries import LIBRARIES
 from attnlib.studies.plan_rivals import BACKENDS, FLASH_ATTENTION, PAGES_OF_16
@@ -41,9 +46,11 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
 def test_the_line_that_measures_parses_to_the_same_call(monkeypatch, capsys):
     seen = []
     monkeypatch.setattr("attnlib.lab.view.measure_call", lambda *call: seen.append(call))
-    layer, lengths = AttnSpec(24, 8, 64, 1, "bfloat16", "float8_e4m3fn"), (7, 9, 9, 40)
-    line = attnlib.advise(layer, lengths).command
-    assert cli.main(shlex.split(line)[3:]) == 0 and seen == [(layer, lengths)]
+    layer = AttnSpec(24, 8, 64, 1, "bfloat16", "float8_e4m3fn")
+    line = attnlib.advise(layer, (7, 9, 9, 40)).command
+    assert cli.main(shlex.split(line)[3:]) == 0
+    ((text,),) = seen
+    assert read_case(text) == DecodeCase(layer, 4, 40, "7+9+9+40")
     assert not capsys.readouterr().err
     assert cli.main([*shlex.split(line)[3:], "--gpu", "b200"]) == 0
     assert "all backends are measured here; not used: gpu\n" in capsys.readouterr().err
@@ -66,7 +73,8 @@ def test_every_option_that_is_offered_has_advice_of_one_screen(place, monkeypatc
             assert advice.choice.backend or advice.choice.problem
     for model in DENSE_MODELS[place::3]:  # each model with one of the three
         arguments = ["--model", model, "--tp", "2", "--lens", "1..900", "--batch", "3"]
-        assert cli.main(["advise", *arguments, "--engine", engine, "--gpu", "h200"]) == 0
+        status = cli.main(["advise", *arguments, "--engine", engine, "--gpu", "h200"])
+        assert status in (0, cli.KNOWN_PROBLEM)
     assert len(repr(advice).splitlines()) <= 30
 
 
@@ -102,6 +110,11 @@ def test_records_of_this_very_call_are_shown_of_every_study_and_far_batches_are_
     assert attnlib.advise(call[0], [7, 9]).same.empty
     assert "Nothing near is on record: the nearest" in repr(attnlib.advise(call[0], [1]))
     assert "Nothing near" not in repr(advice)
+    distances = [0.1, *[99.0] * (len(advice.nearest) - 1)]
+    one_is_near = replace(advice, nearest=advice.nearest.assign(distance=distances))
+    assert "Nothing near" not in repr(one_is_near)
+    none_is = replace(advice, nearest=advice.nearest.assign(distance=99.0))
+    assert "Nothing near is on record: the nearest batch is at distance 99.0" in repr(none_is)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +149,7 @@ def test_a_call_is_found_however_its_lengths_are_written_and_wide_its_page_table
     layer = AttnSpec(8, 1, 128, 16)
     advice = attnlib.advise(layer, [1024] * 256, gpu="H100")
     words = dict(advice.facts)["in split_cap"]
-    assert "graph, page table of 131,072 tokens, us: " in words
+    assert "graph, context=131072, us: " in words
     assert "sglang-flash-attn-3@bounded (sglang-kernel 0.4.10) " in words
     wide = DecodeCase(layer, 256, 1024, context=131072)
     assert attnlib.advise(wide, gpu="H100").same.equals(advice.same)
@@ -156,7 +169,7 @@ def test_sglangs_own_attention_is_in_sglang_and_other_caps_with_our_plugin(relea
     assert "sglang-flash-attn-3" in str(attnlib.advise(*call, library="vllm==0.33.0").notes)
 
 
-CAP_NOTE = "SGLang since 0.5.16 caps the splits"
+CAP_NOTE = "[sglang-fa3-split-cap-gqa]"
 
 
 def test_a_call_that_sglangs_cap_of_splits_reaches_is_told_so_with_what_to_set():
@@ -164,9 +177,12 @@ def test_a_call_that_sglangs_cap_of_splits_reaches_is_told_so_with_what_to_set()
     advice = attnlib.advise(*call, library="sglang==0.5.23", gpu="H200")
     with_flashinfer = "sglang==0.5.23,flashinfer==0.7.2.post1"
     assert CAP_NOTE in str(attnlib.advise(*call, library=with_flashinfer).notes)
-    (note,) = [note for note in advice.notes if note.startswith(CAP_NOTE)]
-    assert "at most 8, with ATTNLIB_SGLANG_SPLITS=bounded 61 (by the model" in note
-    assert "Notebook 11" in note
+    (note,) = [note for note in advice.notes if CAP_NOTE in note]
+    assert note.startswith("Known problem, slower, sglang since 0.5.16, known to 0.5.23: ")
+    assert "times as long in the median of" in note
+    assert "Do: ATTNLIB_SGLANG_SPLITS=bounded" in note
+    (splits,) = [note for note in advice.notes if note.startswith("A request has at most 8 splits")]
+    assert "and 61 with ATTNLIB_SGLANG_SPLITS=bounded (by the model" in splits
     picked = dict(advice.facts)["rule of sglang==0.5.23"]
     assert picked == "fa3, here flash-attn-3-precomputed, of another build"
     table = advice.table().set_index("backend")["in the engine"]
@@ -210,22 +226,22 @@ def test_rules_of_the_model_and_of_what_the_user_fixed_count(capsys):
     call[4:] = ["sglang==0.5.23", "--gpu", "b200"]
     assert cli.main([*call, "--heads", "8/1", "--page-size", "1"]) == 0
     printed = capsys.readouterr().out
-    assert "takes pages of 64, not of 1." in printed and "--page-size 64 " in printed
+    assert "takes pages of 64, not of 1." in printed and " page=64 " in printed
 
 
 @pytest.mark.parametrize(
     ("call", "lengths", "words"),
     [
         (AttnSpec(8, 1, 128, 16), [1.5], "lengths must be an integer >= 1, got 1.5"),
-        (AttnSpec(8, 1, 128, 16), [], "lengths must be given with an AttnSpec"),
+        (AttnSpec(8, 1, 128, 16), [], "lengths must be given with a layer"),
         (DecodeCase(AttnSpec(8, 1, 128, 16), 1, 9), [9], "and not with a case, got 1"),
     ],
 )
 def test_lengths_are_those_of_the_call(call, lengths, words):
     with pytest.raises(ValueError, match=words):
         attnlib.advise(call, lengths)
-    with pytest.raises(TypeError, match="call must be a DecodeCase or an AttnSpec, got MlaSpec"):
-        attnlib.advise(MlaSpec(128), lengths)
+    with pytest.raises(TypeError, match="MlaCase, AttnSpec or MlaSpec, got str"):
+        attnlib.advise("32/8", lengths)
     assert attnlib.advise(AttnSpec(8, 1, 128, 16), np.array([7, 9])).lengths == (7, 9)
 
 
@@ -238,12 +254,17 @@ def test_the_nearest_batches_choose_well_on_layers_left_out():
     [
         (["--heads", "8/1", "--lens", "0x3"], "lens must be >= 1, got '0x3'"),
         (["--heads", "8/1", "--lens", ""], "lens must not be empty"),
-        (["--heads", "16/1", "--head-dim", "576", "--lens", "9"], "must not be of MLA"),
+        (["--heads", "16/2", "--head-dim", "576", "--lens", "9"], "num_kv_heads must be 1"),
+        (
+            ["--heads", "16/1", "--head-dim", "576", "--kv-dtype", "fp8", "--lens", "9"],
+            "kv_dtype of MLA must be bfloat16",
+        ),
+        (["--heads", "8/1", "--lens", "9", "--server", "moon"], "a fact of the server must be"),
         (
             ["--heads", "8/1", "--lens", "9", "--backend", "foo"],
             "backend of flashinfer in mode ",
         ),
-        (["--heads", "8/1", "--lens", "many"], "lens must be such as 8192x16"),
+        (["--heads", "8/1", "--lens", "many"], "lens must be TOKENS or TOKENSxCOUNT"),
         (["--lens", "9"], "pass either heads or model, got neither"),
         (["--heads", "8/1", "--tp", "2", "--lens", "9"], "tp must go with a model"),
         (
@@ -266,24 +287,141 @@ def test_wrong_use_is_one_line_that_names_the_argument(fails, arguments, words):
     assert words in fails("advise", *arguments)
 
 
-@pytest.mark.parametrize(
-    ("words", "lengths"),
-    [
-        ("8192x3", (8192,) * 3),
-        ("100,200x2", (100, 200, 200)),
-        ("1..7x4", (1, 3, 5, 7)),
-        ("5", (5,)),
-    ],
-)
-def test_lengths_are_read_and_written_alike(words, lengths):
-    assert parse_lengths("lens", words) == lengths and words_of_lengths(lengths) == words
-    assert parse_lengths("lens", "1..7", 4) == (1, 3, 5, 7)
-
-
 def test_a_model_is_split_over_gpus_as_engines_do():
     assert parse_layer(model="Llama-3.1-70B", tp=8) == AttnSpec(8, 1, 128, 16)
     assert parse_layer(model="Llama-3.1-70B at TP 8") == AttnSpec(8, 1, 128, 16)
     assert parse_layer(model="Qwen3-30B-A3B", tp=8) == AttnSpec(4, 1, 128, 16)
-    assert parse_layer(model="24/8 heads, head_dim 64") == AttnSpec(24, 8, 64, 16)
+    for name in ("heads=24/8 head_dim=64", "24/8 heads, head_dim 64"):  # the second is of old
+        assert parse_layer(model=name) == AttnSpec(24, 8, 64, 16)
     for name, sizes in MODELS.items():
         assert parse_layer(model=name) == AttnSpec(*sizes, 16)
+
+
+LONG_AMONG_SHORT = [65536, *[2048] * 31]
+
+
+def test_mla_is_advised_by_the_records_of_the_engines_own_build():
+    advice = attnlib.advise(MlaSpec(128), LONG_AMONG_SHORT, library="sglang==0.5.23", gpu="h100")
+    assert advice.choice.picked == "fa3"
+    assert advice.ours == "sglang-flash-attn-3-mla"
+    assert "[sglang-fa3-split-cap-mla]" in str(advice.notes)
+    in_engine = advice.table().set_index("backend")["in the engine"]
+    assert in_engine["sglang-flash-attn-3-mla"] == "fa3"
+    assert in_engine["flashmla-dense"] == "flashmla"
+    assert in_engine["sglang-flash-attn-3-mla@bounded"] == "our plugin, SPLITS=bounded"
+    assert advice.command == ""
+    told = repr(advice)
+    assert "MLA decode, 128/1 heads" in told
+    assert "sglang-kernel 0.4.10, L2 warm" in told
+    layer = AttnSpec(128, 1, 576, 64)
+    same = attnlib.advise(layer, LONG_AMONG_SHORT, library="sglang==0.5.23", gpu="h100")
+    assert same.notes == advice.notes
+
+
+def test_mla_of_another_engine_has_no_record_of_another_build_under_its_name():
+    advice = attnlib.advise(MlaSpec(16), [4096] * 32, library="vllm==0.33.0", gpu="h200")
+    assert advice.choice.picked == "FLASH_ATTN_MLA"
+    assert "No batch near it is on record of FLASH_ATTN_MLA." in advice.notes
+    assert {*advice.table()["in the engine"]} == {"no"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (MlaSpec(16, top_k=2048), "got top_k 2048"),
+        (MlaSpec(16, kv_format="fp8-656"), "and fp8-656"),
+    ],
+)
+def test_sparse_or_fp8_mla_is_refused(spec, words):
+    with pytest.raises(ValueError, match=words):
+        attnlib.advise(spec, [4096])
+
+
+ENGINE = ["--engine", "sglang==0.5.23", "--gpu", "h100", "--heads", "8/1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        (["--lens", "131072,1024x127"], cli.KNOWN_PROBLEM),
+        (["--lens", "1024x128"], 0),
+        (["--lens", "1024x128", "--server", "dp_attention"], cli.KNOWN_PROBLEM),
+        (["--lens", "1024x128", "--server", "dp_attention=no"], 0),
+    ],
+)
+def test_a_known_problem_that_holds_is_an_exit_status(options, status, capsys):
+    assert cli.main(["advise", *ENGINE, *options, "--json"]) == status
+    data = json.loads(capsys.readouterr().out)
+    holds = [row["id"] for row in data["known"] if row["verdict"] == "holds"]
+    assert bool(holds) == bool(status)
+    assert data["picked"] == "fa3"
+
+
+def test_a_card_of_which_no_batch_is_on_record_is_told_so():
+    call = AttnSpec(8, 1, 128, 16), [3500] * 32
+    words = "No batch is on record of an H20: these are of NVIDIA H200"
+    assert words in str(attnlib.advise(*call, library="sglang==0.5.23", gpu="h20").notes)
+    assert "No batch is on record" not in str(attnlib.advise(*call, gpu="h200").notes)
+
+
+OWN = {
+    "sglang==0.5.23": {"fa3": "sglang-flash-attn-3", "latent fa3": "sglang-flash-attn-3-mla"},
+    "vllm==0.33.0": {"FLASH_ATTN": "vllm-flash-attn-3"},
+    "flashinfer==0.7.2": {"fa2": "flashinfer-fa2", "latent fa3": "flashinfer-mla-fa3"},
+}
+"""Engine -> its default on Hopper -> the name of its own build in the records."""
+RIVALS = {
+    "sglang==0.5.23": (
+        "flashinfer-fa2",
+        "sglang-flash-attn-3@bounded",
+        "sglang-flash-attn-3-mla@bounded",
+        "flashmla-dense",
+    ),
+    "vllm==0.33.0": ("flashinfer-xqa", "vllm-triton"),
+    "flashinfer==0.7.2": ("flashinfer-xqa", "flashinfer-mla-fa2"),
+}
+"""Engine -> other backends that it has, by the names of records."""
+
+
+@cache
+def slow_calls(engine):
+    """Recorded calls at which the engine's default is over 5 % slower than a rival of its own, over
+    records of one study, GPU, timer and width of the page table."""
+    found = []
+    for study, gpu in product(("plan_rivals", "split_cap"), ("h100", "h200")):
+        for machine in store.machines(study):
+            if gpu not in machine:
+                continue
+            rows = store.load(study, machine)
+            rows = rows[(rows.status == "ok") & ~rows.throttled]
+            rows = rows[rows.release.isin(["", "0.4.10"])]
+            times = rows.groupby(["case", "timer", "backend"], sort=False).run_us.median()
+            wide = times.unstack()
+            rivals = wide.reindex(columns=RIVALS[engine]).min(axis=1)
+            for own in OWN[engine].values():
+                if own in wide:
+                    slow = wide[own] > 1.05 * rivals
+                    found += [(case, gpu, own) for case, _ in wide[slow].index]
+    return [each for each in dict.fromkeys(found) if getattr(each[0], "q_len", 1) == 1]
+
+
+@pytest.mark.parametrize("engine", OWN)
+def test_a_pick_that_the_records_show_slower_is_never_shown_without_saying_so(engine, monkeypatch):
+    monkeypatch.setattr("attnlib.lab.advise.recorded_calls", cache(recorded_calls))
+    calls = slow_calls(engine)
+    assert len(calls) >= 20
+    told = 0
+    for case, gpu, own in calls:
+        advice = attnlib.advise(case, library=engine, gpu=gpu)
+        if own_build(advice.choice) != own:
+            continue
+        told += 1
+        said = [note for note in advice.notes if note.startswith(f"On record of this call {own}")]
+        assert said, f"{case.key} on {gpu}"
+    assert told >= 20
+
+
+def test_a_pick_that_is_the_fastest_on_record_is_told_nothing():
+    advice = attnlib.advise(AttnSpec(8, 1, 128, 1), [1024] * 256, library="sglang==0.5.23")
+    assert len(advice.same)
+    assert not [note for note in advice.notes if note.startswith("On record of this call")]

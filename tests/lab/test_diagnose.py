@@ -16,9 +16,10 @@ import attnlib
 from attnlib import cli
 from attnlib.core.spec import AttnSpec
 from attnlib.lab import diagnosis
-from attnlib.lab.diagnose import TraceChange
+from attnlib.lab.diagnose import SAID, TraceChange
 from attnlib.lab.diagnosis import DECODES
-from attnlib.lab.patterns import PATTERNS, gained
+from attnlib.lab.fix_gains import gained, gains
+from attnlib.lab.patterns import PATTERNS
 from attnlib.measure.spans import short_name
 from attnlib.select.explain import explain
 from attnlib.select.libraries import LIBRARIES
@@ -36,6 +37,8 @@ HOST_PLAN = [lambda writer: writer.copy("HtoD"), lambda writer: writer.idle(90.0
 CUTE_MLA = "flashinfercute_dslattentionmonolithicmla_decode_fp8"
 HPC = "hpc::attention::decode::kernels::smallm_attention_decode_bf16_dynamic_splitk"
 PAGED = "void vllm::paged_attention_v2_kernel<uint16_t, 128>(float*)"
+SPLIT_KV = "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4> >(P)"
+LENGTHS = {"mark": "step[DECODE bs=64 g_sq=64 g_sqsq=64 g_sqsk=640000 g_sk=640000]"}
 WIDE_TABLE = runs(traces.METADATA, 40.0, grid=(16, 512, 1))
 
 
@@ -80,7 +83,12 @@ BAD = (
     served(runs(traces.FLASH_ATTN_3), ahead=[WIDE_TABLE, PREPARE]),
     served(runs(traces.FLASH_ATTN_3), runs(traces.COMBINE, 2.0)),
     half_planned(),
+    served(runs(SPLIT_KV, 300.0, grid=(1, 1, 16)), **DECODE),
+    served(runs(traces.INDEX, 2.0), runs(traces.FLASH_ATTN_3), ahead=[PREPARE], **DECODE),
+    served(runs(traces.FLASH_ATTN_3), ahead=[PREPARE], **LENGTHS),
 )
+SHAPES = {15: {"heads": "128/8"}}
+"""Number of a trace of `BAD` -> what it does not tell of its layer."""
 GOOD = Writer()
 for _ in range(STEPS):
     GOOD.step([runs(traces.FLASH_ATTN_3)], ahead=[PREPARE], **DECODE)
@@ -100,14 +108,15 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("number", range(len(PATTERNS)))
 def test_a_pattern_is_found_where_it_shows_and_nowhere_else(number, path):
-    found = attnlib.diagnose(BAD[number].save(path))
+    shape = SHAPES.get(number, {})
+    found = attnlib.diagnose(BAD[number].save(path), **shape)
     assert len(found.steps) == STEPS and {*found.usual} <= {*DECODES}
     (row,) = found.patterns.to_dict("records")
     assert row["pattern"] == PATTERNS[number].name and row["us per step"] > 0 and row["since"]
     assert number or attnlib.diagnose(GOOD.save(path)).patterns.empty
     assert number != 11 or "in this trace: another may write it" in row["evidence"]
     assert (ROOT / "notebooks" / f"{row['notebook']}.ipynb").exists()
-    exported = attnlib.diagnose(BAD[number].export(path.with_suffix(".sqlite")))
+    exported = attnlib.diagnose(BAD[number].export(path.with_suffix(".sqlite")), **shape)
     assert exported.patterns.equals(found.patterns) and exported.table().equals(found.table())
 
 
@@ -211,7 +220,7 @@ def test_a_pattern_of_verification_counts_however_many_draft_steps_there_are(pat
 def test_a_marked_step_without_known_attention_is_no_part_of_the_next_one(path):
     writer = Writer()
     for _ in range(STEPS):
-        writer.step([runs("unknown_attention", 400.0)], mark="step[EXTEND bs=1]")
+        writer.step([runs("nobody_knows_this", 400.0)], mark="step[EXTEND bs=1]")
         writer.step([runs(traces.FLASH_ATTN_3)], **DECODE)
     diagnosis = attnlib.diagnose(writer.save(path))
     assert {step.kind for step in diagnosis.steps} == {"decode"}
@@ -280,8 +289,12 @@ def test_gains_are_of_shapes_within_a_factor_of_two(published_records, path, cap
     assert cli.main(["diagnose", str(path), "--shape", "heads=32/8,kv_len=9000"]) == 0
     printed = capsys.readouterr().out
     assert "1 known pattern" in printed and "like heads 32/8, batch_size 16, kv_len 9000" in printed
-    for far in ({"heads": "7/7"}, {"heads": "32/8", "kv_len": 9}):
-        assert gained(PATTERNS[0], far, 100.0).startswith("no records like heads ")
+    lengths = {row["kv_len"] for row in gains()["fa3"]["rows"]}
+    longer = 2 * max(lengths)
+    assert "like heads 32/8" in gained("fa3", {"heads": "32/8", "kv_len": longer}, 100.0)
+    too_long = {"heads": "32/8", "kv_len": 3 * max(lengths)}
+    for far in ({"heads": "7/7"}, {"heads": "32/8", "kv_len": 9}, too_long):
+        assert gained("fa3", far, 100.0).startswith("no records like heads ")
     for shape, why in {
         "head=1": "must be one of heads",
         "kv_len=8k": "kv_len must be an",
@@ -294,25 +307,40 @@ def test_gains_are_of_shapes_within_a_factor_of_two(published_records, path, cap
         assert why in fails("diagnose", str(path), "--shape", shape)
 
 
+def test_what_is_said_is_of_the_middle_half_of_the_steps_by_length(path):
+    """Of ten decode steps nine are left without the first, and of these the middle five."""
+    writer = Writer()
+    for us in (500.0, 80.0, 10.0, 60.0, 30.0, 50.0, 20.0, 70.0, 40.0, 1.0):
+        writer.step([runs(traces.FLASH_ATTN_3, us)], layers=1, **DECODE)
+    diagnosis = attnlib.diagnose(writer.save(path))
+    lengths = [step.attention[0].length_us for step in diagnosis.usual["decode"]]
+    assert lengths == [20.0, 30.0, 40.0, 50.0, 60.0]
+    (row,) = diagnosis.table().to_dict("records")
+    assert row["us a step"] == 40.0
+
+
 def test_a_batch_size_that_no_mark_tells_is_taken_from_the_shape(path):
     split = (runs(traces.FA2_16, grid=(24, 1, 8)), runs(traces.MERGE, 2.0))
     found = attnlib.diagnose(served(*split).save(path))
-    assert found.patterns.empty and "--shape batch_size=N tells" in repr(found)
+    assert found.patterns.empty and "--shape lens=8192x16 tells" in repr(found)
     full = attnlib.diagnose(path, batch_size=64)
     assert attnlib.diagnose(path, batch_size=1).patterns.empty, "one request delays no other"
     with pytest.raises(ValueError, match="heads must have 8 KV heads, as fa2's grid has, got"):
         attnlib.diagnose(path, heads="8/1")
     assert full.patterns.pattern.tolist() == [PATTERNS[3].name]
-    assert "--shape" not in repr(full) and attnlib.diagnose(path, batch_size=16).patterns.empty
+    assert (
+        "--shape batch_size" not in repr(full)
+        and attnlib.diagnose(path, batch_size=16).patterns.empty
+    )
 
 
 def test_every_fix_that_was_measured_has_its_gain_on_record():
-    told = {pattern.name: gained(pattern, {"heads": "32/8"}, 100.0) for pattern in PATTERNS}
+    told = {pattern.name: gained(pattern.gain, {"heads": "32/8"}, 100.0) for pattern in PATTERNS}
     unmeasured = [name for name, words in told.items() if words == "no records of the fix"]
     assert unmeasured == [pattern.name for pattern in PATTERNS if not pattern.gain]
     assert not [words for words in told.values() if "nan" in words]
     short = {"heads": "32/32", "page_size": 1, "batch_size": 4, "kv_len": 1024}
-    assert gained(PATTERNS[0], short, 100.0).startswith("nothing to gain: 0.89 times the time")
+    assert gained("fa3", short, 100.0).startswith("nothing to gain: 0.89 times the time")
 
 
 def test_releases_of_the_fa3_pattern_are_those_of_the_rules():
@@ -375,15 +403,100 @@ def test_two_traces_differ_by_role_by_name_and_by_step(tmp_path, capsys):
     assert pattern["pattern"] == PATTERNS[1].name and form["after"]["patterns"] == []
 
 
-@pytest.mark.parametrize(("before", "after"), [("fa2_host", "fa3_decode"), ("xqa", "cuda_cores")])
-def test_the_patterns_of_both_traces_are_listed_with_their_fix(before, after):
-    told = repr(attnlib.diagnose(*(TRACES / f"{name}.json.gz" for name in (before, after))))
-    for when, name in (("before", before), ("after", after)):
-        (line,) = re.findall(rf"^ *{when} .*", told, re.MULTILINE)
-        patterns = [PATTERNS[number] for number in REAL[name]]
-        for pattern in patterns:
-            assert pattern.name in line and pattern.fix in line
-        assert patterns or "none that is known" in line
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("fa2_host", "fa3_decode"), ("xqa", "cuda_cores"), ("cuda_cores", "xqa")],
+)
+def test_what_is_new_in_the_second_trace_has_its_fix_evidence_and_gain(before, after):
+    change = attnlib.diagnose(*(TRACES / f"{name}.json.gz" for name in (before, after)))
+    told = repr(change)
+    new = [PATTERNS[number] for number in REAL[after]]
+    gone = [PATTERNS[number] for number in REAL[before]]
+    assert [row["pattern"] for row in change.new_patterns] == [pattern.name for pattern in new]
+    for pattern in new:
+        assert re.search(rf"^  new in {after}.json.gz +{pattern.name}$", told, re.MULTILINE)
+        assert re.search(rf"^  fix +{re.escape(pattern.fix)}$", told, re.MULTILINE)
+    assert told.count("by the records") == len(new)
+    listed = change.patterns().set_index("pattern")
+    assert set(listed.index) == {pattern.name for pattern in (*new, *gone)}
+    assert (listed.loc[[pattern.name for pattern in gone], "after"] == "-").all()
+    assert listed.fix.to_dict() == {pattern.name: pattern.fix for pattern in (*new, *gone)}
+
+
+def test_a_pattern_of_both_traces_is_not_new(tmp_path):
+    trace = TRACES / "fa3_decode.json.gz"
+    change = attnlib.diagnose(trace, trace)
+    assert change.new_patterns == [] and len(change.patterns()) == 1
+
+
+def longer(path, us, count=STEPS, mark="step[DECODE bs=16]"):
+    """A trace whose steps last longer by `us` in each of four layers."""
+    return served(runs(traces.FLASH_ATTN_3, 10.0 + us), count=count, mark=mark).save(path)
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome", "status"),
+    [
+        ({"us": 0.0}, "not slower", 0),
+        ({"us": 0.5}, "not slower", 0),
+        ({"us": 10.0}, "slower", 1),
+        ({"us": 10.0, "count": 3}, "not decided", 3),
+        ({"us": 10.0, "mark": "step[DECODE bs=32]"}, "not decided", 3),
+        ({"us": 10.0, "mark": "step[DECODE raw_bs=15 bs=16]"}, "not decided", 3),
+        ({"us": -5.0}, "not slower", 0),
+    ],
+)
+def test_two_traces_gate_by_their_exit_status(how, outcome, status, tmp_path, capsys):
+    before = longer(tmp_path / "before.json", 0.0)
+    after = longer(tmp_path / "after.json", **how)
+    traced = ["diagnose", str(before), str(after)]
+    assert cli.main([*traced, "--fail-on", "slower"]) == status
+    assert f"{SAID[outcome]};" in capsys.readouterr().out
+    assert cli.main([*traced, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outcome"] == outcome
+
+
+@pytest.mark.parametrize(("tokens", "outcome"), [(102_000, "slower"), (200_000, "not decided")])
+def test_steps_over_other_lengths_decide_nothing(tokens, outcome, tmp_path):
+    before, after = (
+        longer(
+            tmp_path / f"{kv_tokens}.json",
+            us,
+            mark=f"step[DECODE bs=16 g_sq=16 g_sqsq=16 g_sqsk={kv_tokens} g_sk={kv_tokens}]",
+        )
+        for kv_tokens, us in ((100_000, 0.0), (tokens, 10.0))
+    )
+    assert attnlib.diagnose(before, after).outcome == outcome
+
+
+def test_a_gate_of_servers_whose_batches_vary_is_by_their_mean(tmp_path):
+    paths = []
+    for us in (0.0, 10.0):
+        writer = Writer()
+        for size in (16, 15, 16, 14, 16, 15, 16, 16):
+            size -= us > 0 and size == 14
+            writer.step([runs(traces.FLASH_ATTN_3, 10.0 + us)], mark=f"step[DECODE bs={size}]")
+        paths.append(writer.save(tmp_path / f"{us}.json"))
+    change = attnlib.diagnose(*paths)
+    assert change.outcome == "slower" and "Batch sizes of decode differ" in repr(change)
+
+
+def test_steps_whose_lengths_overlap_decide_nothing_and_one_trace_has_no_gate(tmp_path, fails):
+    slow = Writer()
+    for us in (10.0, 10.0, 10.0, 40.0, 40.0, 40.0, 40.0, 40.0):
+        slow.step([runs(traces.FLASH_ATTN_3, us)], **DECODE)
+    fast = longer(tmp_path / "fast.json", 0.0)
+    change = attnlib.diagnose(fast, slow.save(tmp_path / "slow.json"))
+    whole = change.rows.set_index("part").loc["whole step"]
+    assert whole.ratio > 1.05 and change.outcome == "not decided"
+    assert "must have two traces" in fails("diagnose", str(fast), "--fail-on", "slower")
+
+
+def served_twice(path):
+    """A trace of decode and prefill, both slower, the prefill most."""
+    writer = served(runs(traces.FLASH_ATTN_3, 20.0), **DECODE)
+    writer.step([runs(traces.FLASH_ATTN_3, 90.0)], mark="step[EXTEND bs=4]")
+    return writer.save(path)
 
 
 def test_two_traces_without_a_common_kind_of_step_are_refused(tmp_path, fails):
@@ -395,12 +508,17 @@ def test_two_traces_without_a_common_kind_of_step_are_refused(tmp_path, fails):
     )
     both.step([runs(traces.FLASH_ATTN_3)], mark="step[EXTEND bs=4]")
     change = attnlib.diagnose(both.save(tmp_path / "both.gz"), other)
+    both_kinds = attnlib.diagnose(tmp_path / "both.gz", served_twice(tmp_path / "twice.gz"))
+    assert both_kinds.kinds == ["decode", "prefill"]
+    assert both_kinds.table().change.abs().is_monotonic_decreasing
+    assert both_kinds.rows.step[0] == "prefill" and {*both_kinds.rows.step[:6]} >= {"decode"}
     assert change.kinds == ["prefill"] and "Steps of decode are in one trace alone." in repr(change)
 
 
 def test_the_first_step_and_cut_ones_count_in_no_mean_and_other_layers_do_not_compare(tmp_path):
     whole = served(*FA2_SPLIT, layers=4, **DECODE).save(tmp_path / "whole.json")
     more = attnlib.diagnose(whole, served(*FA2_SPLIT, layers=8, **DECODE).save(tmp_path / "m"))
+    assert more.outcome == "not decided"
     assert "us (4 to 8 attention calls)\n" in repr(more) and "do not compare" in repr(more)
     cut = served(*FA2_SPLIT, count=1, ahead=[lambda writer: writer.idle(900.0)], **DECODE)
     for layers in (4, 2, 4, 3):
@@ -416,14 +534,27 @@ def test_the_first_step_and_cut_ones_count_in_no_mean_and_other_layers_do_not_co
         assert "no known pattern" in told and "only those at the trace's ends are told of" in told
 
 
+THREADS = {
+    "fa3_sm80_one_split": ({"decode or verify"}, [13, 1]),
+    "fa3_sm80_split": ({"decode or verify"}, [1]),
+    "lengths_copied_pageable": ({"decode"}, [6]),
+    "lightllm_two_stages": ({"decode or verify"}, []),
+    "sgl_detailed_decode": ({"decode"}, []),
+    "sgl_detailed_two_queries": ({"verify"}, []),
+    "sparse_mla_one_block": ({"decode"}, [13]),
+    "swa_loc_once": ({"decode"}, []),
+    "swa_loc_per_layer": ({"decode"}, [14]),
+    "vllm_turboquant": ({"decode"}, []),
+}
 FIELD = {
+    **THREADS,
     "sgl_verify_0523": ({"verify", "decode"}, [1]),
     "sgl_verify_old": ({"verify"}, [1]),
     "sgl_triton_both": ({"prefill", "decode"}, []),
     "vllm_fa4": ({"decode"}, []),
     "v_triton2d": ({"decode"}, [8]),
     "v_trtllm103": ({"decode"}, []),
-    "v_fa3_piece": ({"decode"}, [1, 7]),
+    "v_fa3_piece": ({"decode"}, [7, 1]),
     "vllm_verify": ({"verify"}, []),
 }
 """Traces made of kernel names that people posted -> kinds of steps, numbers of patterns."""
@@ -508,7 +639,7 @@ REAL = {
     "vllm_flash_attn": [],
     "vllm_triton_attn": [],
     "vllm_triton_2d": [8],
-    "vllm_flashinfer": [3, 9],
+    "vllm_flashinfer": [9, 3],
     "vllm_flashinfer_planned": [],
 }
 
@@ -565,10 +696,16 @@ def test_a_trace_without_marks_is_compared_with_one_that_has_them(name, tmp_path
         assert not has_no_marks or f"{poor}: No marks of steps: decode or" in repr(change)
 
 
+def is_blocking(event):
+    """Whether an event of the trace is a call in which the host may wait."""
+    is_call = event["cat"].startswith("cuda_")
+    return is_call and ("Synchronize" in event["name"] or "Memcpy" in event["name"])
+
+
 COPIES = {
     diagnosis.NO_MARKS: (lambda event, at: event["cat"] != "user_annotation",),
     diagnosis.NO_LAUNCHES: (lambda event, at: not event["cat"].startswith("cuda_"),),
-    diagnosis.NO_WAITS: (lambda event, at: "Synchronize" not in event["name"],),
+    diagnosis.NO_WAITS: (lambda event, at: not is_blocking(event),),
     diagnosis.NO_COPIES: (lambda event, at: event["cat"] != "gpu_memcpy",),
     diagnosis.NO_GRIDS: (lambda event, at: True, ("grid", "block")),
     diagnosis.NO_SMS: (lambda event, at: True, ("deviceProperties",)),

@@ -84,7 +84,7 @@ def test_a_choice_that_no_longer_holds_is_replaced_and_said_once_above_the_figur
 
 def test_advice_is_of_the_layer_that_is_shown_and_a_problem_is_said(published):
     published.advise.click()
-    assert "decode, 32/8 heads, head_dim 128, 16 requests" in published.advice.value
+    assert "heads=32/8 head_dim=128 page=16 lens=8192x16: 131,072 tokens" in published.advice.value
     published.controls["model"].value = "DeepSeek MLA"
     assert published.advice.value == ""
     published.advise.click()
@@ -201,7 +201,7 @@ def test_without_ipywidgets_the_install_line_is_the_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     monkeypatch.delitem(sys.modules, "attnlib.lab.explore")
     with pytest.raises(
-        ModuleNotFoundError, match='attnlib.explore: needs ipywidgets: pip install "attnlib\\[lab'
+        ModuleNotFoundError, match=r'attnlib.explore: needs ipywidgets: pip install -e "\.\[lab'
     ):
         attnlib.explore  # noqa: B018 - the attribute is asked for
 

@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from attnlib.core.spec import AttnSpec, MlaSpec
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.extend.case import ExtendCase
-from attnlib.kinds.mla.case import MlaCase
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.extend.case import ExtendCase
+from attnlib.measure.calls.mla.case import MlaCase
 from attnlib.run.look_up import GROUP_WEIGHT, OTHER_KERNEL, look_up, nearest_calls, plain, sizes_of
 
 CALL = DecodeCase(AttnSpec(32, 8, 128, 16), 4, 1024)

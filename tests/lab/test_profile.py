@@ -3,11 +3,14 @@
 import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 import attnlib
+from attnlib.lab.profile import call_words
 from attnlib.measure import trace
 from attnlib.measure.timer import WARM_UP_CALLS
 
@@ -179,3 +182,70 @@ class TestOnAGpu:
         found = attnlib.compare(attnlib.profile(step, calls=5), replay)
         assert not {"gone", "new"} & set(found.changes.change)
         assert ("launches by the host", 2, 1) in found.totals()
+
+
+CASE = attnlib.DecodeCase(attnlib.AttnSpec(32, 8, 128, 16), 16, 8192)
+FA2 = attnlib.decode_call("flashinfer-fa2", CASE)
+
+
+def test_a_recorded_profile_says_of_which_call_card_and_releases_it_is(
+    without_gpu, published_records
+):
+    taken = attnlib.profile(FA2, recorded="decode_fa2")
+    for shown in (repr(taken), taken._repr_html_()):
+        call = "flashinfer-fa2, heads=32/8 head_dim=128 page=16 lens=8192x16"
+        assert f"Recorded: {call}" in shown
+        assert "on NVIDIA H100 80GB HBM3 (2d7a65a0), torch 2.11.0+cu130" in shown
+        assert "the call did not run here" in shown
+    assert attnlib.profile(FA2, name="mine", recorded="decode_fa2").name == "mine"
+
+
+def fused(lengths):
+    pytest.fail("ran")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"fn": attnlib.decode_call("flashinfer-fa3", CASE)}, "not of 'flashinfer-fa3, heads=32/8"),
+        ({"fn": attnlib.decode_call("flashinfer-fa2", replace(CASE, kv_len=16))}, "lens=16x16'"),
+        ({"fn": lambda: pytest.fail("ran")}, "not of 'a callable without a name'"),
+        ({"device": "cpu"}, "is of device 'cuda', not of 'cpu'"),
+        ({"cuda_graph": True}, "taken with cuda_graph=False, not with True"),
+        ({"recorded": "none"}, "recorded must be one of decode_fa2, .*, got 'none'"),
+    ],
+)
+def test_a_recorded_profile_stands_for_no_other_call(
+    arguments, words, without_gpu, published_records
+):
+    with pytest.raises(ValueError, match=words):
+        attnlib.profile(**{"fn": FA2, "recorded": "decode_fa2", **arguments})
+
+
+@pytest.mark.parametrize("count", [(3,), (3, 4, (3, 65))])
+def test_a_call_is_its_arguments_types_and_shapes_too(count, without_gpu, published_records):
+    tables = [torch.zeros(size, dtype=torch.int32) for size in count]
+    with pytest.raises(ValueError, match=r"is of the call 'fused\(int32 \[3\], .*not of 'fused"):
+        attnlib.profile(fused, *tables, recorded="metadata_fused")
+
+
+def test_a_call_in_words_has_its_numbers_and_its_tensors():
+    assert call_words(fused, (X, 3, True, "x", [X])) == (
+        "fused(float32 [64, 64], 3, True, 'x', list)"
+    )
+    assert call_words(fused, ()) == "fused"
+    assert call_words(lambda: None, ()) == call_words(partial(fused, 3), ()) == ""
+
+
+def test_a_profile_is_read_back_as_it_was_saved_and_one_of_a_lambda_is_not_saved(
+    taken, without_gpu, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("ATTNLIB_DATA", str(tmp_path))
+    taken.save(tmp_path / "profiles" / "mine.json")
+    seen = attnlib.profile(softmax_of_a_product, X, recorded="mine")
+    assert seen.call == "softmax_of_a_product(float32 [64, 64])"
+    assert (seen.wall_us, seen.versions) == (taken.wall_us, taken.versions)
+    assert f"torch {torch.__version__}" in seen.note
+    unnamed = attnlib.profile(lambda: None, calls=1)
+    with pytest.raises(ValueError, match="of a callable with a name"):
+        unnamed.save(tmp_path / "profiles" / "other.json")

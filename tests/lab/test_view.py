@@ -106,7 +106,7 @@ def test_latent_attention_has_the_ceiling_that_binds_it(make_record, monkeypatch
     flops_us = LATENT.cost.flops / (made.MATMUL_FLOPS / 1000)
     assert seen.floor_us == pytest.approx(flops_us), "128 heads share what they read"
     assert seen.facts["time at the ceiling"].endswith("by FLOPs")
-    assert seen.choice.arguments["variant"] == "128 heads, dense, bfloat16"
+    assert seen.choice.arguments["variant"] == "heads=128/1"
 
 
 def test_libraries_without_releases_belong_to_the_view_of_each_release(published_records):
@@ -169,7 +169,7 @@ def test_every_model_and_source_on_record_and_every_backend_of_it_can_be_shown(
         ({"rounds": 3}, "rounds must be left out: records show all of theirs, got 3"),
         ({"backends": FA2}, "backends must be a list of names, got 'flashinfer-fa2'"),
         ({"heads": 8}, "heads must be text, got 8"),
-        ({"head_dim": 64}, "no records on 8/1 heads, head_dim 64 .*head_dim 128: .*5/1"),
+        ({"head_dim": 64}, "no records on heads=8/1 head_dim=64 .*head_dim 128: .*5/1"),
     ],
 )
 def test_a_wish_that_cannot_be_met_is_one_error_that_says_what_can(published_records, asked, words):
@@ -302,9 +302,9 @@ def test_the_width_of_the_page_table_tells_calls_apart_and_lengths_are_in_few_wo
 ):
     seen = view(heads="8/1", **SPLIT_CAP)
     variant = seen.choice.arguments["variant"]
-    assert variant == f"bfloat16, page table of {seen.choice.case.context:,} tokens"
+    assert variant == f"dtype=bfloat16 context={seen.choice.case.context}"
     title = repr(seen).splitlines()[0]
-    assert title.endswith("context 131072") and len(title) < 200
+    assert title.endswith("context=131072") and len(title) < 200
     assert eval(seen.choice.call, {"attnlib": attnlib}).choice.case == seen.choice.case
     words = r"^lengths must be one of .*requests.*got 'chat'$"
     with pytest.raises(ValueError, match=words) as error:
@@ -317,4 +317,4 @@ def test_the_width_of_the_page_table_tells_calls_apart_and_lengths_are_in_few_wo
 def variant_with_queries():
     """The variant of a call with several query tokens."""
     options = view("DeepSeek MLA", **SPLIT_CAP).choice.options["variant"]
-    return next(option for option in options if "4 query tokens" in option)
+    return next(option for option in options if "q_len=4" in option)

@@ -22,8 +22,8 @@ import psutil
 import pytest
 from support.studies import INSTANT, SPEC, grid_of, study_of
 
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.item import Item
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.form import Item
 from attnlib.run import cluster, rows, store
 from attnlib.run.cluster import asked_gpus, deal, local_cluster, measure_on_gpus, running_cluster
 from attnlib.run.jobs import Job, StoppedError
@@ -116,7 +116,7 @@ def test_more_gpus_than_there_are_and_none_at_all_are_refused(three_gpus, monkey
 def test_without_dask_its_install_line_is_given(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     for start in (running_cluster("tcp://127.0.0.1:1"), local_cluster([])):
-        with pytest.raises(RuntimeError, match=r'pip install "attnlib\[cluster\]"'), start:
+        with pytest.raises(RuntimeError, match=r'pip install -e "\.\[cluster\]"'), start:
             pass
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.decode.case import DecodeCase
+from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.spans import Kernel
 from attnlib.run import frame as rows
 from attnlib.run.frame import heads_of

@@ -18,8 +18,8 @@ from support.records import told
 from support.studies import CPU, INSTANT
 
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.item import Item
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.form import Item
 from attnlib.measure.machine import describe_machine
 from attnlib.run import jobs, rows, store
 from attnlib.run.jobs import Job, StoppedError, Watch, run_job

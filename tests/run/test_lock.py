@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.studies import SPEC, grid_of, study_of
 
-from attnlib.kinds.decode.case import DecodeCase
+from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.run import lock
 from attnlib.run.lock import hold_gpu, lock_path
 from attnlib.run.study import Sweep
@@ -85,3 +85,13 @@ def test_two_sweeps_on_one_machine_exclude_each_other_if_there_is_something_to_m
     assert Sweep().measure(TINY) == 1
     with holder("cpu"):
         assert Sweep().measure(TINY) == 0
+
+
+def test_another_user_may_open_the_lock_whatever_our_umask(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTNLIB_LOCKS", str(tmp_path))
+    before = os.umask(0o077)
+    try:
+        with hold_gpu("demo"):
+            assert lock_path("demo").stat().st_mode & 0o777 == 0o666
+    finally:
+        os.umask(before)

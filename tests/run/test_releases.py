@@ -117,6 +117,7 @@ def test_a_wheel_is_installed_once_with_its_companion_and_without_it_nothing_is_
     assert folder == root / "attnlib-probe-1.0"
     assert (folder / "attnlib_probe.py").read_text() == "VERSION = '1.0'\n"
     assert (folder / "attnlib_mate.py").read_text() == "VERSION = '1.5'\n"
+    assert not (folder / "of an install that was killed").exists()
     assert list(root.iterdir()) == [folder]
     monkeypatch.setattr(releases.subprocess, "run", lambda *a, **k: pytest.fail("installed again"))
     assert overlay_for("attnlib-probe", "1.0") == folder

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.records import CASE, CEILING, GPU, ITEM, MACHINE, right_row, whole
 from support.studies import CPU
 
-from attnlib.kinds.extend.case import ExtendCase
-from attnlib.kinds.item import Item
+from attnlib.measure.calls.extend.case import ExtendCase
+from attnlib.measure.calls.form import Item
 from attnlib.run import rows
 from attnlib.run.frame import frame_of
 from attnlib.run.schema import STATUSES, VERSION

@@ -11,9 +11,7 @@ from support.records import right_row
 from support.schema import README, TABLE_HEAD, readme_table
 
 from attnlib.core.backends.table import RECORDED, TABLE
-from attnlib.kinds.cases import KINDS
-from attnlib.kinds.form import flat_fields
-from attnlib.kinds.item import Item
+from attnlib.measure.calls.form import Item, class_of, flat_fields, kinds
 from attnlib.measure.timer import RUN_TIMERS
 from attnlib.run.schema import BY_NAME, COLUMNS, NULLABLE, REQUIRED, STATUSES
 
@@ -32,8 +30,8 @@ def test_every_column_has_a_meaning_and_a_name_of_its_own():
 
 
 def test_whatever_a_case_an_item_or_a_worker_writes_is_declared():
-    for cls in KINDS.values():
-        for field in flat_fields(cls):
+    for kind in ("", *kinds()):
+        for field in flat_fields(class_of(kind)):
             assert BY_NAME[f"case.{field.name}"].type == ARROW[field.type], field.name
     assert {field.name for field in fields(Item)} - {"case"} <= set(BY_NAME)
     releases = {f"versions.{name}" for name in (*RECORDED, "python", "cuda")}
@@ -44,7 +42,7 @@ def test_whatever_a_case_an_item_or_a_worker_writes_is_declared():
 def test_meanings_name_what_there_is():
     families = {entry.family for entry in TABLE.values()} - {""}
     named = {"timer": RUN_TIMERS, "status": STATUSES, "kernel_family": families}
-    named["case.kind"] = [kind for kind in KINDS if kind]
+    named["case.kind"] = kinds()
     for name, words in named.items():
         unsaid = [word for word in words if f"`{word}`" not in BY_NAME[name].meaning]
         assert unsaid == [], f"name it in the meaning of {name}: attnlib/run/schema.py"

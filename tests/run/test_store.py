@@ -29,9 +29,9 @@ from support.records import (
 from test_rows import INVALID, UNTYPED, some_rows
 
 from attnlib import cli
-from attnlib.kinds.extend.case import ExtendCase
-from attnlib.kinds.item import Item
 from attnlib.measure import files
+from attnlib.measure.calls.extend.case import ExtendCase
+from attnlib.measure.calls.form import Item
 from attnlib.run import rows, store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,12 +168,12 @@ def test_a_file_that_is_not_whole_is_refused():
 
 @pytest.mark.parametrize("written", ["as committed", "now"])
 def test_a_flipped_bit_is_refused_or_changes_nothing(written):
-    """At 200 places of a published file; without checksums of pages 30 % change a value."""
-    path = next(path for path in PUBLISHED if path.stem == "auto_resolution")
+    """At 1,000 places of a published file; without checksums of pages 30 % change a value."""
+    path = min(PUBLISHED, key=lambda path: path.stat().st_size)
     table = rows.decode(path.read_bytes())
     data = path.read_bytes() if written == "as committed" else rows.encode(table)
     chance, refused = random.Random(0), 0
-    for _ in range(200):
+    for _ in range(1000):
         flipped = bytearray(data)
         flipped[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         try:
@@ -183,7 +183,30 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(written):
             refused += 1
         else:
             assert seen.equals(table)
-    assert refused > 100
+    assert refused > 500
+
+
+def test_readers_and_publish_verify_a_file_that_a_flipped_bit_altered():
+    """The same flip of a time's bytes: refused by whoever reads, not by `decode` alone."""
+    path = published(*rounds(3))
+    data = bytearray(path.read_bytes())
+    at = next(at for at in range(4, len(data)) if not decodes_with_a_flip_at(data, at))
+    data[at] ^= 1
+    path.write_bytes(bytes(data))
+    assert_refused(rf"^{re.escape(str(path))} must be a whole Parquet file")
+    keep(*rounds(1, 3))
+    with pytest.raises(ValueError, match="must be a whole Parquet file"):
+        store.publish("demo")
+
+
+def decodes_with_a_flip_at(data, at):
+    flipped = bytearray(data)
+    flipped[at] ^= 1
+    try:
+        rows.decode(bytes(flipped))
+    except ValueError as error:
+        return "whole Parquet file" not in str(error)
+    return True
 
 
 def test_a_file_older_than_a_column_loads_with_it_empty():

@@ -8,11 +8,12 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+from support.old_names import old_key, old_label
 from support.records import MACHINE
 from support.studies import SPEC, grid_of, hand_made, study_of
 
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.item import Item
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.form import Item
 from attnlib.run import store, study
 from attnlib.run.rows import machine_slug
 from attnlib.run.study import Study, Sweep, load_or_measure, mode, record_machine
@@ -210,12 +211,31 @@ def test_live_measures_headline_cases_and_shows_all_that_is_on_record_and_replay
     assert instant_jobs.jobs == []
 
 
-def test_a_case_is_found_by_its_key_or_label_and_an_unknown_one_names_near_ones():
+def test_a_case_is_found_by_its_text_or_a_name_of_old_and_an_unknown_one_names_near_ones():
     assert TINY.cases == study_of(grid_of(SMALL, LARGE), grid_of(LARGE, FP8)).cases
     for case in TINY.cases:
-        assert TINY.case_named(case.key) == TINY.case_named(case.label) == case
-    with pytest.raises(ValueError, match=r"case must be one of study 'demo', got '4/2'; near: 4/2"):
+        for name in (case.label, old_key(case), old_label(case)):
+            assert TINY.case_named(name) == case
+    words = (
+        r"case must be one of study 'demo', got '4/2' \(a call must be words .*\); near: heads=4/2"
+    )
+    with pytest.raises(ValueError, match=words):
         TINY.case_named("4/2")
+    words = "case must be one of study 'demo', got '8/2,d128,p16,b1,k8'; near: heads="
+    with pytest.raises(ValueError, match=words):
+        TINY.case_named("8/2,d128,p16,b1,k8")
+
+
+def test_a_label_of_old_has_no_seed_and_a_text_without_one_has_seed_0():
+    seeded = replace(SMALL, lengths="ragged", seed=3)
+    study = study_of(grid_of(seeded))
+    assert study.case_named(old_label(seeded)) == seeded
+    for name in (replace(seeded, seed=0).label, old_key(replace(seeded, seed=0))):
+        with pytest.raises(ValueError, match="case must be one of study"):
+            study.case_named(name)
+    both = study_of(grid_of(seeded, replace(seeded, seed=4)))
+    with pytest.raises(ValueError, match="case must be one of study"):
+        both.case_named(old_label(seeded))
 
 
 def test_a_retired_study_is_read_and_says_what_to_do_in_place_of_measuring(

@@ -15,10 +15,10 @@ from support.records import found, measure, right_row
 from attnlib.core.backends import TABLE
 from attnlib.core.backends.sdpa import Sdpa
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.decode.measure import DecodeSubject, build_workload
-from attnlib.kinds.item import Item
 from attnlib.measure import timer
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.decode.measure import DecodeSubject, build_workload
+from attnlib.measure.calls.form import Item
 from attnlib.run import worker
 from attnlib.run.worker import Worker
 

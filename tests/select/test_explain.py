@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlib.core.spec import AttnSpec
-from attnlib.kinds.extend import case as extend_case
+from attnlib.core.spec import EXTEND_MODES, AttnSpec
 from attnlib.run import store
 from attnlib.run.rows import items_of, rows_of
 from attnlib.select import Call, explain
@@ -267,7 +266,7 @@ def test_what_auto_ran_in_the_modes_of_an_engine_is_what_the_tables_say():
         for item, row in zip(items_of(table), rows_of(table), strict=True):
             if row["status"] == "ok" and item.backend == "flashinfer-prefill-auto":
                 ran.append((item.case, row))
-    assert {case.mode for case, _ in ran} == set(extend_case.MODES)
+    assert {case.mode for case, _ in ran} == set(EXTEND_MODES)
     for case, row in ran:
         release = row["versions.flashinfer-python"]
         call = Call(custom_mask=case.mask in ("tree", "chain"))

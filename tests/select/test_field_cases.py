@@ -41,7 +41,7 @@ def test_every_option_counts_with_diff(capsys):
     fp8 = explained(capsys, *diff, "--policy", "FLASHINFER", "--kv-dtype", "float8_e4m3fn")
     assert {row["dtype"] for row in fp8} == {"bfloat16/float8_e4m3fn"}
     one = explained(capsys, *diff, "--policy", "FLASHINFER", "--heads", "24/8")
-    assert {row["model"] for row in one} == {"24/8 heads, head_dim 128"}
+    assert {row["model"] for row in one} == {"heads=24/8 head_dim=128"}
 
 
 @pytest.mark.parametrize("line", lines_of("refusals.txt"))

@@ -80,7 +80,7 @@ def test_a_file_becomes_a_library(read):
         ("    decode:\n", "    decoding:\n", "modes must be of decode, prefill_paged"),
         ("head_dim not in 64", "head_dim not of 64", "limits, row 1: no such comparison"),
         ("cannot: quick", "cannot: fast", "limits, row 1: no such backend: fast"),
-        ("library: toy\n", "", "keys must be library, .*, got no library"),
+        ("library: toy\n", "", ":1: library must be given"),
         ("releases:", "versions:", "keys must be library, .*, got versions"),
     ],
 )

@@ -1,5 +1,7 @@
 """The command `explain`: a choice as text and data, a layer and a call from text."""
 
+import json
+
 import pytest
 
 import attnlib
@@ -90,7 +92,11 @@ def said_of_diff(capsys, old, new, gpu):
 
 def test_changes_are_a_table_of_markdown_with_what_times_them(capsys):
     said = said_of_diff(capsys, "flashinfer==0.6.3", "flashinfer==0.6.4", "sm90")
-    title, _, *table, _, timed = said.splitlines()
+    title, _, *lines, timed = said.splitlines()
+    table = lines[: lines.index("")]
+    ended = [line for line in lines if line.startswith("- ended, slower (decode on sm90")]
+    assert len(ended) == 1
+    assert "[flashinfer-fa3-decode-auto]" in ended[0]
     assert title == "### From flashinfer==0.6.3 to flashinfer==0.6.4"
     assert timed.endswith("attnlib compare --base flashinfer==0.6.3 --new flashinfer==0.6.4")
     head, rule, *_ = table
@@ -99,11 +105,72 @@ def test_changes_are_a_table_of_markdown_with_what_times_them(capsys):
     assert len({len(row) for row in table}) == 1
 
 
-def test_what_is_slower_without_another_pick_is_said_of_hopper_alone(capsys):
-    releases = ("sglang==0.5.15", "sglang==0.5.23")
-    assert "slower since" not in said_of_diff(capsys, *releases, "sm80")
-    said = said_of_diff(capsys, *releases, "sm90")
-    assert "no pick changes: each" in said
-    assert "- slower since 0.5.16" in said
-    assert "0.5.15, without" not in said
-    assert "diagnose TRACE AFTER" in said
+def known_in_diff(capsys, *options):
+    """What `explain --diff` says of known problems from SGLang 0.5.15 to 0.5.23."""
+    diff = ("--diff", "sglang==0.5.15", "sglang==0.5.23")
+    assert cli.main(["explain", *diff, *options]) == 0
+    printed = capsys.readouterr().out
+    assert "no pick changes: each" in printed
+    assert "diagnose TRACE AFTER" in printed
+    return printed
+
+
+CAP = "[sglang-fa3-split-cap-gqa]"
+
+
+def test_a_known_problem_that_a_release_brings_is_said_with_its_size(capsys):
+    said = known_in_diff(capsys, "--gpu", "h100", "--mode", "decode")
+    (line,) = [line for line in said.splitlines() if CAP in line]
+    assert line.startswith("- slower since sglang 0.5.16 (decode on sm90): ")
+    assert "  - depends on kv_lens" in said
+    assert "times as long in the median of" in said
+    assert "ATTNLIB_SGLANG_SPLITS=bounded" in said
+    assert "- ended, slower (decode on sm90): Each decode step copies" in said
+    of_newer = "[sglang-page-table-context-wall]"
+    assert of_newer not in said, "it is known to 0.5.18, and not known to have ended"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--gpu", "sm80"),
+        ("--gpu", "b200"),
+        ("--gpu", "h100", "--policy", "triton"),
+        ("--gpu", "h100", "--policy", "flashinfer"),
+        ("--gpu", "h100", "--mode", "prefill_paged"),
+        ("--gpu", "h100", "--mode", "decode", "--call", "kv_lens=8192x16", "--heads", "8/1"),
+    ],
+)
+def test_a_known_problem_of_another_gpu_backend_mode_or_batch_is_not_said(options, capsys):
+    assert CAP not in known_in_diff(capsys, *options)
+
+
+def test_a_page_that_is_given_counts_for_a_known_problem(capsys):
+    of_one_token = "[sglang-page-table-width-page-one]"
+    options = ("--gpu", "h100", "--mode", "decode", "--heads", "8/1")
+    assert of_one_token in known_in_diff(capsys, *options)
+    assert of_one_token not in known_in_diff(capsys, *options, "--page-size", "64")
+
+
+def test_the_lengths_that_are_given_decide_a_known_problem(capsys):
+    options = ["explain", "--library", "sglang==0.5.23", "--gpu", "h100", "--mode", "decode"]
+    options += ["--heads", "8/1", "--server", "context=131072", "--call"]
+    assert cli.main([*options, "kv_lens=131072,1024x127"]) == 0
+    said = capsys.readouterr().out
+    assert "known problem, slower: " in said
+    assert CAP in said
+    assert "sglang since 0.5.16, known to 0.5.23" in said
+    assert cli.main([*options, "kv_lens=1024x128"]) == 0
+    assert CAP not in capsys.readouterr().out
+    assert cli.main([*options, "kv_lens=1024x128", "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)["known"]
+    verdicts = {row["id"]: row["verdict"] for row in known}
+    assert verdicts["sglang-page-table-width-page-one"] == "holds"
+    assert verdicts["sglang-schedule-dp-attention"] == "may hold"
+
+
+def test_a_fact_of_the_server_that_is_not_known_lists_those_there_are(fails):
+    options = ["--library", "sglang==0.5.23", "--gpu", "h100", "--mode", "decode"]
+    said = fails("explain", *options, "--heads", "8/1", "--server", "moon")
+    assert "a fact of the server must be one of dp_attention, " in said
+    assert "got 'moon'" in said

@@ -2,7 +2,7 @@
 
 from attnlib.run import rows
 from attnlib.run.frame import frame_of
-from attnlib.studies import context_width as study
+from attnlib.studies.metadata import context_width as study
 
 WIDE_US = {"0.5.14": 8.0, "0.5.16": 64.0, "0.5.17": 32.0, "0.5.23": 32.0, "": 4.0}
 """By release, of a context of 131,072; of any other every release takes 8 us, and ours 4."""

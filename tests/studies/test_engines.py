@@ -4,12 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnlib.kinds.item import Item
+from attnlib.measure.calls.form import Item
 from attnlib.run import store
 from attnlib.studies import STUDIES
-from attnlib.studies import engine_step as engine
-from attnlib.studies.engine_now import RAGGED
-from attnlib.studies.engine_step import FA2, FA3
+from attnlib.studies.engine import engine_step as engine
+from attnlib.studies.engine.engine_now import RAGGED
+from attnlib.studies.engine.engine_step import FA2, FA3
 
 CASE = engine.SCHEDULE[0]
 RETIRED = [study for study in STUDIES.values() if study.retired]

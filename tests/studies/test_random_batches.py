@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.decode.case import DecodeCase
+from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.run.frame import COLUMNS
-from attnlib.studies import STUDIES, fa2_plan, plan_rivals, random_batches
+from attnlib.studies import STUDIES, plan_rivals, random_batches
+from attnlib.studies.plan import fa2_plan
 
 pytestmark = pytest.mark.usefixtures("published_records")
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
@@ -118,7 +119,7 @@ def test_a_gain_a_tie_and_a_loss_are_counted_and_the_loss_is_named():
     assert everything[["gains > 5 %", "loses > 2 %"]].tolist() == ["33.3%", "33.3%"]
     assert everything[["not slower", "by Holm"]].tolist() == ["66.7%", "66.7%"]
     assert everything["worst"] == 0.8
-    assert "batch 64" in everything["worst batch"]
+    assert "lens=4096x64" in everything["worst batch"]
     assert table.loc["past 264 blocks", "count"] == 1
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from attnlib.lab import repro
-from attnlib.run.bisect import bisect
+from attnlib.lab.bisect import bisect
 from attnlib.run.store import PUBLISHED, load, machines
-from attnlib.studies import split_cap, split_cap_torch
-from attnlib.studies.split_cap import MLA, MLA_VERIFY, STUDY
+from attnlib.studies.splits import split_cap, split_cap_torch
+from attnlib.studies.splits.split_cap import MLA, MLA_VERIFY, STUDY
 
 pytestmark = pytest.mark.usefixtures("published_records")
 MLA_CASE = split_cap.NAMED_CASES[MLA][0]
@@ -81,7 +81,7 @@ def test_the_default_cap_costs_mla_over_traffic_on_both_gpus(h100):
     assert lines["slowdown, median"]["MLA 128 heads"] > 1.9
     assert lines["slowdown, median"]["8/1"] == 1.0
     h200 = split_cap.sides_of(split_cap.load_all("h200"), MLA, "default")
-    assert (h200.trace != "").sum() == 16
+    assert (h200.trace != "").sum() == 48
     assert h200[h200.trace != ""].slowdown.median() > 1.9
 
 

@@ -20,12 +20,11 @@ from attnlib.core.schedule.caps import (
 )
 from attnlib.core.schedule.facts import MAX_SPLITS, SchedulerFacts
 from attnlib.core.spec import LATENT_DIM
-from attnlib.kinds.traffic import IN_FLIGHT, TRACES
 from attnlib.lab import repro
 from attnlib.measure.stats import FASTER, SLOWER
 from attnlib.run.store import PUBLISHED
-from attnlib.studies import split_cap
-from attnlib.studies.split_cap import (
+from attnlib.studies.splits import split_cap
+from attnlib.studies.splits.split_cap import (
     BEFORE,
     CHANGED,
     CONTEXT,
@@ -42,6 +41,7 @@ from attnlib.studies.split_cap import (
     SMS,
     TRAFFIC_STEPS,
 )
+from attnlib.studies.splits.traffic import IN_FLIGHT, TRACES
 
 DOCUMENT = PUBLISHED / "upstream" / "split_cap.md"
 MOST_WORDS = 1_150
@@ -83,9 +83,8 @@ def h200():
 def by_traffic():
     """Calls over traffic: (GPU, layout) -> time by the default over time by `bounded`, judged."""
     found = {}
-    measured = [("H100", h100(), TRAFFIC_STEPS), ("H200", h200(), (MLA, MLA_VERIFY))]
-    for gpu, rows, layouts in measured:
-        for layout in layouts:
+    for gpu, rows in (("H100", h100()), ("H200", h200())):
+        for layout in TRAFFIC_STEPS:
             judged = split_cap.sides_of(rows, layout, "default")
             found[gpu, layout] = judged[judged.trace != ""]
     return found
@@ -103,11 +102,8 @@ def alike():
     for rows in (h100(), h200()):
         tables = []
         for layout in LAYOUTS:
-            try:
-                pages_of_one = rows[rows.page_size == 1]
-                table = split_cap.sides_of(pages_of_one, layout, "bounded", "default")
-            except ValueError:  # a layout that this GPU was not measured with
-                continue
+            pages_of_one = rows[rows.page_size == 1]
+            table = split_cap.sides_of(pages_of_one, layout, "bounded", "default")
             tables.append(table[table.rows == layout.group])
         sides.append(pd.concat(tables).set_index(["layout", "batch"]))
     return sides[0].add_suffix("_100").join(sides[1].add_suffix("_200"))
@@ -176,7 +172,7 @@ def alike_lines():
 
 def ratio_of(row, gpu):
     ratio, low, high = (row[f"{name}_{gpu}"] for name in ("ratio", "low", "high"))
-    return "not measured" if pd.isna(ratio) else f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+    return f"{ratio:.3f} ({low:.3f} to {high:.3f})"
 
 
 def environment_phrases():
@@ -191,7 +187,6 @@ def environment_phrases():
             torch = table["versions.torch"].str.partition("+")[0]
             pairs |= set(zip(table.release, torch, strict=True))
     torch = dict(sorted(pair for pair in pairs if pair[0]))
-    words = {2: "two", 4: "four"}
     assert torch[BEFORE] == torch[CHANGED] == "2.11.0" and len(torch) == 3
     yield f"sglang-kernel {NOW} with torch {torch[NOW]}"
     yield f"sglang-kernel {CHANGED}, SGLang 0.5.16"
@@ -200,7 +195,8 @@ def environment_phrases():
     yield f"{BEFORE} and {CHANGED} with torch {torch[CHANGED]}"
     yield f"a context of {CONTEXT:,} tokens ({LONG_CONTEXT:,} where a request is longer)"
     for gpu, machines in gpus.items():
-        yield f"{words[len(machines)]} {gpu.removeprefix('NVIDIA ')}"
+        assert len(machines) == 4
+        yield f"four {gpu.removeprefix('NVIDIA ')}"
     assert h100()["round"].nunique() == h200()["round"].nunique() == 3
 
 

@@ -1,14 +1,18 @@
 """The studies: what they promise to cover, and that what is published is there and whole."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from attnlib import studies
 from attnlib.run import store
 from attnlib.run.frame import item_of
 from attnlib.run.rows import rows_of
-from attnlib.studies import STUDIES, decode_metadata, fa2_plan
+from attnlib.studies import STUDIES
 from attnlib.studies.fa3_decode_regression import STUDY as REGRESSION
+from attnlib.studies.metadata import decode_metadata
+from attnlib.studies.plan import fa2_plan
 
 LAST_ROUND = 3
 """Of `fa2_plan`, whose ceilings come last in it: they are lost."""
@@ -26,6 +30,20 @@ def test_plans_of_fa2_are_measured_for_every_layout_and_every_kind_of_batch_and_
     decodes = [*fa2_plan.REALISTIC, *fa2_plan.OTHERS]
     decodes += [case.cached for case in verifies]
     assert max(case.cost.kv_bytes for case in decodes) <= fa2_plan.MOST_KV_BYTES
+
+
+def test_a_file_with_a_study_is_listed_wherever_it_stands():
+    (folder,) = studies.__path__
+    files = Path(folder).rglob("*.py")
+    with_a_study = [path.stem for path in files if "\nSTUDY = " in path.read_text()]
+    assert sorted(with_a_study) == sorted(STUDIES)
+    assert all(study.name == name for name, study in STUDIES.items())
+    assert sorted(dir(studies)) == sorted(["STUDIES", *STUDIES, "captured", "vllm_steps"])
+
+
+def test_a_name_that_no_study_has_lists_those_there_are():
+    with pytest.raises(AttributeError, match=r"attnlib\.studies has no 'case'; it has auto_res"):
+        studies.case  # noqa: B018 - the attribute is asked for
 
 
 MEASURABLE = [study for study in STUDIES.values() if not study.retired]

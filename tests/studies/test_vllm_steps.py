@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attnlib.studies import vllm_steps
+from attnlib.studies.engine import vllm_steps
 
 
 def test_a_ratio_is_the_geometric_mean_over_rounds_that_have_both_backends():

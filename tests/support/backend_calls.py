@@ -11,10 +11,10 @@ from attnlib.core import backends
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.mla import MlaBatch
 from attnlib.core.spec import CUSTOM_MASKS, AttnSpec, MlaSpec
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.extend.case import ExtendCase
-from attnlib.kinds.inputs import Workload
-from attnlib.kinds.mla.case import MlaCase
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.extend.case import ExtendCase
+from attnlib.measure.calls.inputs import Workload
+from attnlib.measure.calls.mla.case import MlaCase
 
 SPEC = AttnSpec(8, 2, 128, 16)
 DECODE = DecodeCase(AttnSpec(8, 2, 64, 16), 3, 90, "ragged")

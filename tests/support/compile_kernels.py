@@ -46,6 +46,8 @@ def plan_call(page_size, by_table=False):
     words = torch.zeros(PlanLayout.of(shape).int_bytes // WORD, dtype=torch.int32)
     paged = kv_arguments(Shape(12, 4096, page_size or 1))
     del paged["max_pages"]
+    if not page_size:
+        paged = {"seq_lens": paged["seq_lens"]}
     if by_table:
         del paged["req_pool_indices"]
         paged["block_table"] = paged.pop("req_to_token")

@@ -1,10 +1,10 @@
 """Made-up records for the explorer's tests: a study of a model, on a GPU that does not exist."""
 
 from attnlib.core.spec import AttnSpec, MlaSpec
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.item import Item
-from attnlib.kinds.mla.case import MlaCase
 from attnlib.lab import source
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.form import Item
+from attnlib.measure.calls.mla.case import MlaCase
 from attnlib.run import store, study
 from attnlib.run.study import Grid, Study
 

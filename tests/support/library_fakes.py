@@ -11,8 +11,8 @@ import torch
 
 from attnlib.core.fa2.coverage import tokens_read
 from attnlib.core.schedule import splits
-from attnlib.kinds.decode.measure import attend_rows
-from attnlib.kinds.mla.format import dequantize
+from attnlib.measure.calls.decode.measure import attend_rows
+from attnlib.measure.calls.mla.format import dequantize
 
 from .schedule_words import words_of
 

@@ -27,7 +27,9 @@ RECORDS, SUMMARY = Path("data/records"), Path("data/live_run.json")
 LIVE = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
 REPLAY = {**os.environ, "ATTNLIB_MODE": "replay"}
 PYTEST = ["-m", "pytest", "-q", "-rs", "-m", "gpu", "-p", "no:cacheprovider"]
-EXECUTE = "import sys; from attnlib.report.build import Path, execute; execute(Path(sys.argv[1]))"
+EXECUTE = (
+    "import sys; from attnlib.lab.report.build import Path, execute; execute(Path(sys.argv[1]))"
+)
 
 
 def find_commit() -> str:

@@ -18,7 +18,7 @@ from attnlib.core.metadata.launch import Launcher
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
 from attnlib.core.schedule.splits import plan_splits
-from attnlib.kinds.metadata import eager, oracle
+from attnlib.studies.metadata import eager, oracle
 
 POISON = -77
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -28,11 +28,11 @@ from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.flash_attn3 import ask_library, precompute
 from attnlib.core.schedule.splits import max_words, num_words, plan_splits
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.check import Judge
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.extend.measure import attend_extend
-from attnlib.kinds.inputs import draw_inputs, paged_batch
-from attnlib.kinds.lengths import sample_seq_lens
+from attnlib.measure.calls.check import Judge
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.extend.measure import attend_extend
+from attnlib.measure.calls.inputs import draw_inputs, paged_batch
+from attnlib.measure.calls.lengths import sample_seq_lens
 
 
 @dataclass(frozen=True)

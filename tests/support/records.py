@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 from attnlib.core.spec import AttnSpec
-from attnlib.kinds.decode.case import DecodeCase
-from attnlib.kinds.item import Item
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.measure.calls.form import Item
 from attnlib.run import rows, store
 from attnlib.run.worker import Worker
 

@@ -235,7 +235,8 @@ class _Indices:
 class ModelRunner:
     """A rank of Llama-3.1-8B."""
 
-    page_size, is_draft_worker = 16, False
+    page_size, is_draft_worker, max_total_num_tokens = 16, False, 400
+    req_to_token_pool = SimpleNamespace(req_to_token=torch.arange(5 * 64).view(5, 64))
     dtype, kv_cache_dtype = torch.bfloat16, torch.float8_e4m3fn
     model_config = SimpleNamespace(
         num_attention_heads=32,
@@ -250,7 +251,11 @@ class ModelRunner:
         self.server_args = SimpleNamespace(**given | {"speculative_algorithm": None} | server_args)
 
     def forward(self, forward_batch, skip_attn_backend_init=False):
+        self.attend()
         return "logits"
+
+    def attend(self):
+        """What a test lets the layers do."""
 
 
 def copies(*classes):
@@ -262,7 +267,7 @@ def stand_in_guard(monkeypatch):
 
     def guard(engine, mode):
         asked.append((engine, mode))
-        return SimpleNamespace(next_graph={})
+        return SimpleNamespace(next_graph={}, checks=0)
 
     asked = []
     monkeypatch.setattr(guards, "guard", guard)

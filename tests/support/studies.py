@@ -7,7 +7,7 @@ SPEC = AttnSpec(4, 2, 16, 4)
 QUICK_START = "import atexit, gc; gc.set_threshold(100_000); atexit.register(gc.freeze)\n"
 """First in `sitecustomize` of a child: no third of torch's import goes to seeking garbage."""
 INSTANT = f"""{QUICK_START}
-from attnlib.kinds import cases
+from attnlib.measure.calls import cases
 from attnlib.measure import machine
 
 class Instant:

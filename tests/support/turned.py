@@ -45,7 +45,12 @@ class Mutant:
 
     @property
     def mutated(self) -> Rule:
-        fixed = Always(self.condition.fact, self.condition.op, self.condition.value, self.held)
+        fixed = Always(
+            fact=self.condition.fact,
+            op=self.condition.op,
+            value=self.condition.value,
+            held=self.held,
+        )
         return replace(self.row, when=put(self.row.when, self.leaf, fixed))
 
     @property

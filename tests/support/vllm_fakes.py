@@ -11,13 +11,13 @@ from .sglang_code import copies
 FLASHINFER = "vllm.v1.attention.backends.flashinfer"
 LENS, PAGE, ROWS = torch.tensor([33, 1, 60, 0], dtype=torch.int32), 16, 4
 READ = """
-config.cache:CacheConfig cache_dtype
+config.cache:CacheConfig cache_dtype num_gpu_blocks
 config.model:ModelConfig dtype max_model_len
 config.parallel:ParallelConfig decode_context_parallel_size prefill_context_parallel_size
 config.parallel:ParallelConfig use_ubatching
 config.vllm:VllmConfig parallel_config model_config cache_config speculative_config
 v1.attention.backend:AttentionBackend get_name is_mla
-v1.attention.backend:AttentionMetadataBuilder vllm_config kv_cache_spec
+v1.attention.backend:AttentionMetadataBuilder vllm_config kv_cache_spec layer_names
 v1.attention.backend:CommonAttentionMetadata query_start_loc_cpu seq_lens seq_lens_cpu_upper_bound
 v1.attention.backend:CommonAttentionMetadata block_table_tensor
 v1.attention.backends.flash_attn:FlashAttentionMetadataBuilder aot_schedule
@@ -60,7 +60,7 @@ class FlashInferMetadataBuilder:
 
     def __init__(self, kv_cache_spec, vllm_config):
         self.kv_cache_spec, self.vllm_config = kv_cache_spec, vllm_config
-        self.model_config = vllm_config.model_config
+        self.model_config, self.layer_names = vllm_config.model_config, ["layers.0", "layers.1"]
         self.graph = PlannedWrapper.of_graph(ROWS, 64)
         self.plain = PlannedWrapper(self.graph._float_workspace_buffer, "HND", "fa2", True)
 
@@ -85,7 +85,7 @@ class AttentionGroup:
         config = SimpleNamespace(
             parallel_config=SimpleNamespace(use_ubatching=False, **ranks),
             model_config=SimpleNamespace(dtype=torch.bfloat16, max_model_len=64),
-            cache_config=SimpleNamespace(cache_dtype="fp8"),
+            cache_config=SimpleNamespace(cache_dtype="fp8", num_gpu_blocks=24),
             speculative_config=speculative_config,
         )
         self.create_metadata_builders(config)

@@ -5,11 +5,12 @@ from dataclasses import replace
 import torch
 
 from attnlib.core.batch import DecodeBatch
-from attnlib.kinds.cases import subject_class
-from attnlib.kinds.check import Judge
-from attnlib.kinds.extend.case import MODES, ExtendCase
+from attnlib.core.spec import EXTEND_MODES
+from attnlib.measure.calls.cases import subject_class
+from attnlib.measure.calls.check import Judge
+from attnlib.measure.calls.extend.case import ExtendCase
 
-MASKS = [(mode, mask) for mode in MODES for mask in MODES[mode]]
+MASKS = [(mode, mask) for mode in EXTEND_MODES for mask in EXTEND_MODES[mode]]
 """Every mode of several queries per request, with each of its masks."""
 
 

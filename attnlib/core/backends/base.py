@@ -3,7 +3,7 @@
 `plan(batch, out=None)` does on the host what depends on lengths only. With `out` it writes into
 that plan's buffers: a CUDA graph captured over `run(q, cache, out)` sees the new lengths at the
 next replay. `run(q, cache, plan)` is one attention call; its output has the query's shape. A
-backend writes `prepare`, which makes or overwrites the state of a plan.
+backend writes `prepare`, which makes or overwrites the state of a plan, and `attend`, the call.
 
 | plans | batch | query | cache |
 |---|---|---|---|
@@ -28,11 +28,12 @@ Batch = TypeVar("Batch", bound=Any)
 Cache = TypeVar("Cache")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Plan(Generic[Batch]):
     """The result of `plan`."""
 
     batch: Batch
+    """What it was made for, or was last overwritten for."""
     reported_backend: str
     """The backend that the library reports; only a trace proves it."""
     state: Any
@@ -67,6 +68,8 @@ class Backend(ABC, Generic[Batch, Cache]):
             out.batch.require_alike(batch)
             held = out.state
         state = self.prepare(batch, held)
+        if out is not None:
+            out.batch = batch
         return Plan(batch, self.reported(state), state)
 
     @abstractmethod
@@ -81,9 +84,18 @@ class Backend(ABC, Generic[Batch, Cache]):
             return f"{family} ({library.supplier()})"
         return family
 
-    @abstractmethod
     def run(self, q: Tensor, cache: Cache, plan: Plan[Batch]) -> Tensor:
-        """Attention of `q` over `cache`, in the spec's output dtype. ValueError for other pages."""
+        """Attention of `q` over `cache`, in the spec's output dtype.
+
+        ValueError for a query of other rows, heads or dtype than the plan's batch, and for other
+        pages.
+        """
+        plan.batch.require_query(q)
+        return self.attend(q, cache, plan)
+
+    @abstractmethod
+    def attend(self, q: Tensor, cache: Cache, plan: Plan[Batch]) -> Tensor:
+        """The library's call for a query that fits the plan. ValueError for other pages."""
 
     @classmethod
     def unavailable(cls, entry: Entry) -> str:

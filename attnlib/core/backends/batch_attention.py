@@ -67,7 +67,7 @@ class BatchAttention(Backend[Batches, PagedKV]):
         )
         return wrapper, kv_indices
 
-    def run(self, q: Tensor, cache: PagedKV, plan: Plan[Any]) -> Tensor:
+    def attend(self, q: Tensor, cache: PagedKV, plan: Plan[Any]) -> Tensor:
         """The library's run, without its log-sum-exp."""
         cache.require_pages_of(plan.batch.spec)
         wrapper = plan.state[0]

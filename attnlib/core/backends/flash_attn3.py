@@ -56,7 +56,7 @@ class FlashAttn3(_FlashAttention[DecodeBatch]):
             metadata.renew(copy.seq_lens)
         return held
 
-    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
+    def attend(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """`attend` with the plan's buffers."""
         held, metadata = plan.state
         return attend(q, cache, held, metadata=metadata)
@@ -78,7 +78,7 @@ class FlashAttn3Extend(_FlashAttention[ExtendBatch]):
         held.overwrite(batch)
         return held
 
-    def run(self, q: Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> Tensor:
+    def attend(self, q: Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> Tensor:
         """The library's call: over pages, or over contiguous K and V."""
         cache.require_pages_of(plan.batch.spec)
         held = plan.state

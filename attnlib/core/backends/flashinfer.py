@@ -58,7 +58,7 @@ class Decode(Backend[DecodeBatch, PagedKV]):
         """The wrapper's own report, which it has for tensor cores alone."""
         return reported_backend(state[0]) if self._tensor_cores else self.entry.asks
 
-    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
+    def attend(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """FlashInfer's own run."""
         cache.require_pages_of(plan.batch.spec)
         wrapper, scales, *_ = plan.state
@@ -147,7 +147,7 @@ class Prefill(Backend[ExtendBatch, PagedKV]):
         """The wrapper's own report."""
         return reported_backend(state[0])
 
-    def run(self, q: Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> Tensor:
+    def attend(self, q: Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> Tensor:
         """FlashInfer's own run: [rows, num_qo_heads, head_dim]."""
         cache.require_pages_of(plan.batch.spec)
         wrapper = plan.state[0]
@@ -248,7 +248,7 @@ class BatchPod(Prefill):
 
     reported = Backend.reported  # the wrapper has one kernel and names none
 
-    def run(self, q: Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> Tensor:
+    def attend(self, q: Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> Tensor:
         """FlashInfer's own run, and the copy."""
         cache.require_pages_of(plan.batch.spec)
         kv = (cache.k_cache, cache.v_cache)

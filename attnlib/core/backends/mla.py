@@ -74,7 +74,7 @@ class FlashInferMla(Backend[MlaBatch, Tensor]):
         """The wrapper's own report."""
         return reported_backend(state[0])
 
-    def run(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
+    def attend(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         """FlashInfer's own run over views of `q` and `cache`: [bs * q_len, num_qo_heads, 512]."""
         wrapper, structured = plan.state
         require_pages(cache, plan.batch.highest_page)
@@ -155,7 +155,7 @@ class FlashMlaDense(Backend[MlaBatch, Tensor]):
             meta.num_splits.copy_(splits)
         return seq_lens, page_table, meta
 
-    def run(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
+    def attend(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         """One dense call: [bs * q_len, num_qo_heads, 512]."""
         seq_lens, page_table, meta = plan.state
         require_pages(cache, plan.batch.highest_page)
@@ -209,7 +209,7 @@ class FlashMlaSparse(Backend[MlaBatch, Tensor]):
             q = torch.zeros(shape, dtype=torch.bfloat16, device=indices.device)
         return indices, q, library.load(library.FLASHMLA).get_mla_metadata()[0]
 
-    def run(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
+    def attend(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         """Copy the query where heads are padded, then one sparse call: [bs, num_qo_heads, 512]."""
         _, padded, _ = plan.state
         heads = plan.batch.spec.num_qo_heads
@@ -302,7 +302,7 @@ class FlashAttn3Mla(Backend[MlaBatch, Tensor]):
             tensor.copy_(new)
         return held
 
-    def run(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
+    def attend(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         """One call: [bs * q_len, num_qo_heads, 512]."""
         lens, table, words = plan.state
         require_pages(cache, plan.batch.highest_page)

@@ -41,7 +41,7 @@ class Sdpa(Backend[DecodeBatch, PagedKV]):
         held[1].copy_(mask)
         return held
 
-    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
+    def attend(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """Gather, attend, and return [bs, num_qo_heads, head_dim]."""
         cache.require_pages_of(plan.batch.spec)
         tokens, mask = plan.state

@@ -88,7 +88,7 @@ class _SglangFlashAttn3(Backend[Batch, Cache]):
 class _OfLayers(_SglangFlashAttn3[Batch, PagedKV]):
     """The modes over a paged cache of keys and values."""
 
-    def run(
+    def attend(
         self,
         q: torch.Tensor,
         cache: PagedKV,
@@ -224,7 +224,7 @@ class SglangMla(_SglangFlashAttn3[MlaBatch, torch.Tensor]):
             "cu_seqlens_q": rows * batch.q_len,
         }
 
-    def run(
+    def attend(
         self,
         q: torch.Tensor,
         cache: torch.Tensor,
@@ -269,7 +269,7 @@ class SglangTritonMla(Backend[MlaBatch, torch.Tensor]):
         self._choose_splits(batch, arrays)
         return call
 
-    def run(
+    def attend(
         self,
         q: torch.Tensor,
         cache: torch.Tensor,

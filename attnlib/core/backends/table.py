@@ -65,6 +65,7 @@ class Family:
     look in figures.
 
     `decodes`: it takes one query per request, or a few. `hopper`: it needs Hopper.
+    `splits_by`: what a caller sets so that more blocks share the KV of a request, where known.
     """
 
     kernels: tuple[str, ...]
@@ -73,6 +74,7 @@ class Family:
     marker: str = ""
     library: str = "FlashInfer"
     decodes: bool = False
+    splits_by: str = ""
 
 
 FAMILIES = {
@@ -80,32 +82,67 @@ FAMILIES = {
         ("BatchPrefillWithPagedKVCacheKernel", "BatchPrefillWithRaggedKVCacheKernel"),
         color="#0072B2",
         marker="o",
+        splits_by="plan() with the step's lengths, no disable_split_kv, no wide fixed_split_size",
     ),
     "fa3": Family(
         ("PrefillWithKVCacheKernel", "FP8PrefillWithKVCacheKernel"),
         hopper=True,
         color="#D55E00",
         marker="^",
+        splits_by="backend fa2: FlashInfer's fa3 splits no request",
     ),
     "cuda-cores": Family(
-        ("BatchDecodeWithPagedKVCacheKernel",), color="#009E73", marker="s", decodes=True
+        ("BatchDecodeWithPagedKVCacheKernel",),
+        color="#009E73",
+        marker="s",
+        decodes=True,
+        splits_by="plan() with the lengths of the step, without disable_split_kv",
     ),
-    "flash-attn-3": Family(("FlashAttnFwdSm?0",), hopper=True, library="FlashAttention-3"),
-    "batch-attention": Family(("PersistentKernelTemplate",)),
+    "flash-attn-3": Family(
+        ("FlashAttnFwdSm?0",),
+        hopper=True,
+        library="FlashAttention-3",
+        splits_by="num_splits=0; in vLLM's graphs flash_attn_max_num_splits_for_cuda_graph",
+    ),
+    "batch-attention": Family(
+        ("PersistentKernelTemplate",),
+        splits_by="plan() with the lengths of the step",
+    ),
     "batch-pod": Family(("BatchPODWithKVCacheTensorKernel",)),
-    "mla-fa2": Family(("BatchMLAPagedAttentionKernel",)),
-    "mla-fa3": Family(("BatchMLAPageAttentionHopperKernel",), hopper=True),
+    "mla-fa2": Family(
+        ("BatchMLAPagedAttentionKernel",),
+        splits_by="plan() with the lengths of the step",
+    ),
+    "mla-fa3": Family(
+        ("BatchMLAPageAttentionHopperKernel",),
+        hopper=True,
+        splits_by="plan() with the lengths of the step",
+    ),
     "flashmla-dense": Family(
-        ("flash_fwd_splitkv_mla_kernel",), hopper=True, library="FlashMLA", decodes=True
+        ("flash_fwd_splitkv_mla_kernel",),
+        hopper=True,
+        library="FlashMLA",
+        decodes=True,
+        splits_by="tile_scheduler_metadata and num_splits of get_mla_metadata",
     ),
     "flashmla-sparse": Family(
-        ("flash_fwd_splitkv_mla_fp8_sparse_kernel",), hopper=True, library="FlashMLA", decodes=True
+        ("flash_fwd_splitkv_mla_fp8_sparse_kernel",),
+        hopper=True,
+        library="FlashMLA",
+        decodes=True,
+        splits_by="tile_scheduler_metadata and num_splits of get_mla_metadata",
     ),
     "flashmla-sparse-prefill": Family(("sparse_attn_fwd_",), hopper=True, library="FlashMLA"),
     "flash-attn-2": Family(
-        ("flash_fwd_kernel", "flash_fwd_splitkv_kernel"), library="FlashAttention-2"
+        ("flash_fwd_kernel", "flash_fwd_splitkv_kernel"),
+        library="FlashAttention-2",
+        splits_by="num_splits=0",
     ),
-    "flash-attn-4": Family(("kernel_cutlass_kernel_*flash_attncute",), library="FlashAttention-4"),
+    "flash-attn-4": Family(
+        ("kernel_cutlass_kernel_*flash_attncute",),
+        library="FlashAttention-4",
+        splits_by="num_splits",
+    ),
     "xqa": Family(("kernel_mha",), library="TensorRT-LLM", decodes=True),
     "trtllm-gen": Family(("fmhaSm1*Kernel",), library="TensorRT-LLM"),
     "cute-dsl": Family(
@@ -124,22 +161,74 @@ FAMILIES = {
         ),
         library="HPC-Ops",
     ),
-    "paged-attention": Family(("paged_attention_v?_kernel",), library="vLLM", decodes=True),
+    "paged-attention": Family(
+        ("paged_attention_v?_kernel",),
+        library="vLLM",
+        decodes=True,
+        splits_by="paged_attention_v2, which has partitions",
+    ),
     "fmha-v2": Family(("fmha_v2_flash_attention_",), library="TensorRT-LLM"),
     "mmha": Family(("masked_multihead_attention_kernel",), library="TensorRT-LLM", decodes=True),
     "cudnn": Family(("cudnn_generated_fort_native_sdpa_",), library="cuDNN"),
-    "cutlass": Family(("Sm100FmhaFwdKernelTma", "Sm100FmhaMlaKernelTma"), library="CUTLASS"),
+    "cutlass": Family(
+        ("Sm100FmhaFwdKernelTma", "Sm100FmhaMlaKernelTma"),
+        library="CUTLASS",
+        splits_by="num_kv_splits (vLLM: the variable FORCE_NUM_KV_SPLITS)",
+    ),
     "triton-decode": Family(
-        ("_fwd_kernel_stage1", "_fwd_grouped_kernel_stage1", "_lean_attention_decode_kernel"),
+        (
+            "_fwd_kernel_stage1",
+            "_fwd_grouped_kernel_stage1",
+            "_fwd_kernel_flash_decode_stage1",
+            "_lean_attention_decode_kernel",
+        ),
         library="Triton",
         decodes=True,
+        splits_by="num_kv_splits (SGLang: --triton-attention-num-kv-splits)",
+    ),
+    "turboquant": Family(
+        ("_tq_decode_stage1",),
+        library="vLLM's Triton",
+        decodes=True,
+        splits_by="tq_max_kv_splits_for_cuda_graph of vLLM's attention config",
+    ),
+    "tokenspeed-mla": Family(("kernel_cutlass_*tokenspeed_mla",), library="TokenSpeed"),
+    "cutile": Family(
+        (
+            "_decode_attention_kv_paged_kernel",
+            "_decode_mla_kv_paged_kernel",
+            "_prefill_attention_paged_",
+            "_prefill_attention_ragged_",
+        ),
+    ),
+    "block-sparse": Family(
+        (
+            "_gqa_share_sparse_decode_kernel",
+            "_gqa_share_sparse_fwd_kernel",
+            "_gqa_sparse_decode_kernel",
+            "_gqa_sparse_fwd_kernel",
+        ),
+        library="Triton",
     ),
     "sparse-mla": Family(("sparse_mla_decode_", "sparse_mla_prefill_")),
     "triton-sparse-mla": Family(("_sparse_mla_",), library="SGLang's Triton"),
     "triton-extend": Family(("_fwd_kernel",), library="Triton"),
-    "triton-unified": Family(("kernel_unified_attention",), library="vLLM's Triton"),
-    "flex-attention": Family(("triton_tem_fused_*flex_attention",), library="PyTorch"),
-    "triton-paged": Family(("kernel_paged_attention_2d",), library="vLLM's Triton", decodes=True),
+    "triton-unified": Family(
+        ("kernel_unified_attention",),
+        library="vLLM's Triton",
+        splits_by="the 3D kernel, whose segments share a request",
+    ),
+    "flex-attention": Family(
+        ("triton_tem_fused_*flex_attention",),
+        library="PyTorch",
+        splits_by="kernel_options SPLIT_KV",
+    ),
+    "triton-paged": Family(
+        ("kernel_paged_attention_2d",),
+        library="vLLM's Triton",
+        decodes=True,
+        splits_by="the unified kernel, whose segments share a request",
+    ),
 }
 """Function names are those of the libraries' sources or of published traces."""
 
@@ -153,10 +242,14 @@ ROLE_OF = {
     "flash_fwd_mla_combine_kernel": "merge",
     "flash_fwd_splitkv_combine_kernel": "merge",
     "_fwd_kernel_stage2": "merge",
+    "_fwd_kernel_flash_decode_stage2": "merge",
+    "_splitk_reduce_kernel": "merge",
+    "_merge_topk_attn_out_kernel": "merge",
     "fmhaReductionKernel": "merge",
     "Sm100FmhaMlaReductionKernel": "merge",
     "lean_reduction_kernel": "merge",
     "reduce_segments": "merge",
+    "kernel_reduce_segments": "merge",
     "_sparse_mla_reduce_kernel": "merge",
     "sparse_mla_decode_*merge_kernel": "merge",
     "merge_*state*_kernel": "cascade",
@@ -174,7 +267,7 @@ ROLE_OF = {
     "*metadata_kernel": "metadata",
     "kv_indices_kernel": "metadata",
     "plan_kernel": "metadata",
-    "kernel_cutlass_reduction_kernel_flashinfer": "merge",
+    "kernel_cutlass_reduction_kernel_": "merge",
     "kernel_cutlass_kernel_*flash_attncuteflash_fwd_combine": "merge",
     "attention_decode_*combine_kernel": "merge",
     "topk_transform_": "indexer",

@@ -55,7 +55,7 @@ class _Vllm(Backend[DecodeBatch, PagedKV]):
         held.keywords["seqused_k"].copy_(batch.seq_lens)
         held.keywords["block_table"].copy_(batch.page_table)
 
-    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
+    def attend(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """The library's call."""
         cache.require_pages_of(plan.batch.spec)
         out = torch.empty_like(q)

@@ -51,7 +51,7 @@ class Xqa(Backend[DecodeBatch, PagedKV]):
             backend=self.entry.asks,  # "xqa"; by default the library picks by GPU
         )
 
-    def run(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
+    def attend(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """The library's call, which takes any query for contiguous."""
         cache.require_pages_of(plan.batch.spec)
         kv_cache = (cache.k_cache, cache.v_cache)

@@ -1,8 +1,11 @@
-"""Does the plan in a wrapper of FlashInfer's fa2 cover the lengths of a call?
+"""Does the plan in a wrapper of FlashInfer's fa2 cover the lengths of a call, and no more?
 
 A captured graph replays the plan that lies in its workspace. Where a request is longer than it was
 planned, its blocks read a part of it, without an error: TensorRT-LLM #18769 captured 8,192 tokens
 beside seven requests of one, replayed 8 x 4,096, and read 320 tokens of seven requests.
+
+A graph launches as many blocks as were captured. A plan without split-KV has no mask of those in
+use, so each reads its words: FlashInfer #4002 wrote 8 of 66, and the rest was what lay there.
 """
 
 from collections.abc import Sequence
@@ -16,7 +19,13 @@ from ..spec import ceil_div, require_all_read
 from .library import FA2_INFO, by_name
 from .words import WORD
 
-READ = ("request_indices", "kv_tile_indices", "kv_chunk_size_ptr", "block_valid_mask")
+READ = (
+    "request_indices",
+    "qo_tile_indices",
+    "kv_tile_indices",
+    "kv_chunk_size_ptr",
+    "block_valid_mask",
+)
 """The arrays that decide what is read; the workspace of 8 MiB is not copied whole."""
 
 
@@ -56,8 +65,36 @@ def tokens_read(
     return np.bincount(requests, tokens, len(lens)).astype(np.int64)
 
 
+def require_entries(image: np.ndarray, info: Sequence[int], batch_size: int) -> None:
+    """RuntimeError where a block that runs is for a request that the call does not have, or for a
+    tile below 0; arguments as of `tokens_read`."""
+    facts = by_name(info)
+    blocks = facts["padded_batch_size"]
+    runs = np.ones(blocks, bool)
+    if facts["split_kv"] and facts["enable_cuda_graph"]:
+        at = facts["block_valid_mask_offset"] // WORD
+        mask = image[at : at + ceil_div(blocks, WORD)].view(np.uint8)
+        runs = mask[:blocks].astype(bool)
+    most = {"request_indices": batch_size - 1, "qo_tile_indices": None, "kv_tile_indices": None}
+    for name, largest in most.items():
+        at = facts[f"{name}_offset"] // WORD
+        words = image[at : at + blocks]
+        wrong = runs & (words < 0)
+        if largest is not None:
+            wrong |= runs & (words > largest)
+        if wrong.any():
+            block = int(wrong.argmax())
+            limits = ">= 0" if largest is None else f"in 0..{largest}"
+            raise RuntimeError(
+                f"the plan of the wrapper must have {name} {limits} in every block that runs, got "
+                f"{words[block]} in block {block} of {blocks}: clear the words behind the plan, or "
+                "plan inside the graph (Fa2Planner)"
+            )
+
+
 def require_plan(wrapper: Any, seq_lens: Tensor) -> None:
-    """RuntimeError unless the plan in a wrapper of FlashInfer's fa2 reads every token of a call.
+    """RuntimeError unless the plan in a wrapper of FlashInfer's fa2 reads every token of a call,
+    by blocks that are all of its requests.
 
     With a window it must read window + tile tokens, as FlashInfer plans. Copies the words and the
     lengths to the host, so it synchronises.
@@ -72,7 +109,7 @@ def require_plan(wrapper: Any, seq_lens: Tensor) -> None:
     Raises
     ------
     RuntimeError
-        If a request is cut short; names the first one.
+        If a request is cut short, or a block that runs is for none; names the first one.
     ValueError
         For a wrapper that has no such plan.
 
@@ -105,6 +142,7 @@ def require_plan(wrapper: Any, seq_lens: Tensor) -> None:
     end = last_array + facts["padded_batch_size"]
     image = wrapper._int_workspace_buffer.view(torch.int32)[:end].cpu().numpy()
     lens = seq_lens.cpu().numpy().astype(np.int64)
+    require_entries(image, info, len(lens))
     if wrapper._window_left >= 0:
         lens = np.minimum(lens, wrapper._window_left + facts["cta_tile_q"])
     require_all_read(

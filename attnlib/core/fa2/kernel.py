@@ -10,6 +10,7 @@ its share of the requests and clears its share of the rest. All words are writte
 Further programs write the page arrays, where those are asked for.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import triton
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ..batch import require_tensor
 from ..metadata import kv_indices as pages
+from ..metadata.device import as_int32
 from ..metadata.kv_indices import write_pages
 from ..metadata.launch import Bound, Cut, Grid, Launch, Launcher
 from ..metadata.require import (
@@ -26,6 +28,7 @@ from ..metadata.require import (
     kept_apart,
     require_kv_indices,
     require_one_device,
+    require_values,
 )
 from ..spec import INT32_MAX, ceil_div, require_page_size
 from . import choice
@@ -43,6 +46,7 @@ BETWEEN = tl.constexpr(choice.BETWEEN)
 LEAST = tl.constexpr(MIN_CHUNK)
 FAR_AWAY = tl.constexpr(INT32_MAX)
 
+OUTPUTS = ("words", "overflow", *pages.OUTPUTS)
 SCORED = 16
 """Requests that a program cuts at once by all candidates."""
 WIDE = 256
@@ -80,8 +84,7 @@ class PlanTensors(NamedTuple):
 def given_lengths(seq_lens_ptr, rows, batch, delta):
     """Tokens of requests `rows`, int32; 0 past the batch."""
     lens = tl.load(seq_lens_ptr + rows, mask=rows < batch, other=-delta)
-    lens = tl.minimum(lens, -delta + FAR_AWAY).to(tl.int32)
-    return tl.maximum(lens + delta, 0)
+    return tl.maximum(as_int32(lens, delta), 0)
 
 
 @triton.jit
@@ -448,6 +451,11 @@ def require_plan(t: PlanTensors, shape: PlanShape, page_size: int) -> None:
     if t.overflow is not None:
         require_tensor("overflow", t.overflow, (2,), "int32", contiguous=True)
     if page_size:
+        if t.overflow is None:
+            raise ValueError(
+                "overflow must be given where page arrays are written: it tells of the requests "
+                "that have no room in them, got none"
+            )
         require_tensor("kv_indptr", t.kv_indptr, (room + 1,), "int32", contiguous=True)
         require_tensor("kv_last_page_len", t.kv_last_page_len, (room,), "int32", contiguous=True)
 
@@ -547,10 +555,9 @@ def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launc
         warps = FEW_WARPS if room <= FEW else WARPS
         return grid, (*constants, *tiles), warps
 
-    outputs = ("kv_indptr", "kv_last_page_len") if page_size and batch else ()
     return Launch(
         bounds=(Bound("seq_len_delta", INT32_MAX),),
-        apart=tuple(kept_apart(t, "seq_lens", output) for output in outputs),
+        apart=kept_apart(t._asdict(), OUTPUTS),
         sizes=(
             batch,
             lead,
@@ -577,6 +584,7 @@ def build_fa2_plan(
     shape: PlanShape,
     seq_len_delta: int = 0,
     page_size: int = 0,
+    check: bool = False,
     **tensors: Tensor | None,
 ) -> None:
     """Write a plan of fa2 in one launch, and with a `page_size` FlashInfer's page arrays too.
@@ -595,9 +603,13 @@ def build_fa2_plan(
     seq_len_delta : int
         Added to every length.
     page_size : int
-        Tokens of a page; 0 writes no page arrays, and the tensors below are not used.
+        Tokens of a page; 0 writes no page arrays, and of the tensors below takes `overflow` alone.
+    check : bool
+        Whether values are looked at too: a request that has no room, or is not in the pool, raises
+        ValueError. It waits for the GPU, and no graph can capture it.
     overflow : Tensor, optional
-        [2] int32, out: tokens of a request, and pages of a batch, that could not be planned.
+        [2] int32, out: tokens of a request, and pages of a batch, that could not be planned;
+        required with a `page_size`.
     kv_indptr, kv_indices, kv_last_page_len : Tensor, optional
         [max_batch_size + 1], [capacity], [max_batch_size] int32, out, as `build_kv_indices` writes.
     req_pool_indices, req_to_token : Tensor, optional
@@ -625,6 +637,24 @@ def build_fa2_plan(
     True
     """
     used = PlanTensors(seq_lens, words, **tensors)
-    if not page_size:
-        used = PlanTensors(seq_lens, words, used.overflow)
-    LAUNCHER.launch(used, (shape, page_size), (seq_len_delta,))
+    for name in PlanTensors._fields[3:]:
+        if getattr(used, name) is not None and not page_size:
+            raise ValueError(f"page_size must be given with {name}, got 0")
+    values = None
+    if check:
+        values = partial(_require_values, used, page_size, seq_len_delta)
+    LAUNCHER.launch(used, (shape, page_size), (seq_len_delta,), values)
+
+
+def _require_values(t: PlanTensors, page_size: int, seq_len_delta: int) -> None:
+    most = choice.MAX_TOKENS
+    if page_size:
+        rows = t.req_to_token if t.block_table is None else t.block_table
+        tokens = 1 if t.block_table is None else page_size
+        most = min(most, rows.shape[1] * tokens)
+    require_values(
+        t._asdict(),
+        page_size=page_size or 1,
+        most_tokens=most,
+        seq_len_delta=seq_len_delta,
+    )

@@ -10,9 +10,10 @@ for `p < min(max_pages, ceil(cache_seqlens[i] / page_size))`. Semantics: SGLang'
 
 Columns past a row's live pages, and from `max_pages` on, stay as they are. Slots are translated,
 then divided; slot -1 stays -1. Out of range: a pool row outside `req_to_token` gives pages of -1,
-and so does a slot outside the map; neither is read. Lengths and their sum must be below 2^31, which
-is not checked. `cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0,
-as in SGLang under CUDA graphs.
+and so does a slot outside the map; neither is read. A length beyond int32 counts as the longest or
+the shortest that int32 has. The sum of the lengths must be below 2^31, which is not checked.
+`cache_seqlens` may be `seq_lens` itself where those are int32 and the delta is 0, as in SGLang
+under CUDA graphs.
 
 Program 0 writes the lengths and scans them, block by block; no program waits for it. The others
 copy pages: a row's programs take its blocks of columns in turn and stop at the last live page, so
@@ -29,11 +30,21 @@ import triton.language as tl
 from torch import Tensor
 
 from ..spec import ceil_div
-from .device import scan_width, store_live, wait_for_predecessor, write_lengths, write_schedule
+from .device import (
+    as_int32,
+    pages_of,
+    scan_width,
+    store_live,
+    wait_for_predecessor,
+    write_lengths,
+    write_schedule,
+)
 from .launch import Cut, Launch, Launcher
-from .require import DecodeTensors, kept_apart, page_bounds, require_decode, row_stride
+from .require import DecodeTensors, kept_apart, page_bounds, require_decode, row_stride, values_of
 
 MANY_ROWS = 1024
+WORDS = "scheduler.words"
+OUTPUTS = ("cache_seqlens", "cu_seqlens_k", "page_table", "swa_page_table", WORDS)
 
 
 class Tiling(NamedTuple):
@@ -137,13 +148,13 @@ def decode_metadata_kernel(
     part = tl.program_id(0)
     if part >= first_row:
         row = part - first_row
-        length = tl.load(seq_lens_ptr + row).to(tl.int32) + delta
+        length = as_int32(tl.load(seq_lens_ptr + row), delta)
         pool_row = tl.load(req_pool_indices_ptr + row).to(tl.int64)
         in_pool = (pool_row >= 0) & (pool_row < pool_rows)
         # VECTOR divides both strides: rows of any such width are read and written in vectors.
         tokens = req_to_token_ptr + tl.multiple_of(pool_row * token_stride, VECTOR)
         target = tl.multiple_of(row.to(tl.int64) * table_stride, VECTOR)
-        live = tl.minimum((length + (1 << SHIFT) - 1) >> SHIFT, max_pages)
+        live = tl.minimum(pages_of(length, SHIFT), max_pages)
         readable = tl.multiple_of((live + VECTOR - 1) // VECTOR * VECTOR, VECTOR)
         step = tl.num_programs(1) * COLS
         for start in range(tl.program_id(1) * COLS, live, step):
@@ -192,8 +203,13 @@ class Schedule(NamedTuple):
 NO_SCHEDULE = Schedule()
 
 
-def launch_of(t: DecodeTensors, page_size: int, schedule: Schedule = NO_SCHEDULE) -> Launch:
-    """The launch for checked tensors, with a schedule or without."""
+def launch_of(
+    t: DecodeTensors,
+    page_size: int,
+    schedule: Schedule = NO_SCHEDULE,
+    words: Tensor | None = None,
+) -> Launch:
+    """The launch for checked tensors, with a schedule and its words, or without."""
     batch, columns = t.page_table.shape
     pool_rows, max_ctx = t.req_to_token.shape
     strides = (row_stride(t.req_to_token), row_stride(t.page_table))
@@ -215,11 +231,15 @@ def launch_of(t: DecodeTensors, page_size: int, schedule: Schedule = NO_SCHEDULE
         return (first_row + batch, programs), (*constants, cols), warps
 
     # Without a delta int32 lengths are rewritten with the same values, whoever reads them.
-    same_if_zero = t.seq_lens.dtype == torch.int32
-    apart = kept_apart(t, "seq_lens", "cache_seqlens", same_if_zero=same_if_zero)
+    is_int32 = t.seq_lens.dtype == torch.int32
+    apart = kept_apart(
+        {**t._asdict(), WORDS: words},
+        OUTPUTS,
+        same_if_zero=("seq_lens", "cache_seqlens") if is_int32 else None,
+    )
     return Launch(
         bounds=page_bounds(t, page_size, columns, f"page_table has {columns} columns"),
-        apart=(apart,) if batch else (),
+        apart=apart,
         sizes=(first_row, batch, pool_rows, num_slots, *strides, *schedule.facts),
         cut=cut,
     )
@@ -240,6 +260,7 @@ def build_decode_metadata(
     page_size: int,
     max_pages: int,
     seq_len_delta: int = 0,
+    check: bool = False,
     **tensors: Tensor | None,
 ) -> None:
     """Lengths, their prefix sum and page tables of a decode step, in place, in one launch.
@@ -252,6 +273,9 @@ def build_decode_metadata(
         A power of two; columns of the page tables that may be written.
     seq_len_delta : int
         At least 0; added to every length.
+    check : bool
+        Whether values are looked at too: a request that has no room, or is not in the pool, raises
+        ValueError. It waits for the GPU, and no graph can capture it.
     seq_lens : Tensor
         [bs] int32 or int64, tokens in the cache before `seq_len_delta`.
     req_pool_indices : Tensor
@@ -293,5 +317,13 @@ def build_decode_metadata(
     >>> page_table.tolist()
     [[2, 3]]
     """
-    all_tensors = (*DecodeTensors(**tensors), None)  # no words of a schedule
-    LAUNCHER.launch(all_tensors, (page_size,), (seq_len_delta, max_pages))
+    t = DecodeTensors(**tensors)
+    values = None
+    if check:
+        values = values_of(t, page_size, max_pages, seq_len_delta)
+    LAUNCHER.launch(
+        (*t, None),  # no words of a schedule
+        (page_size,),
+        (seq_len_delta, max_pages),
+        values,
+    )

@@ -10,10 +10,13 @@ import triton
 import triton.language as tl
 
 from ..schedule.splits import BATCHES_PER_CTA
+from ..spec import INT32_MAX
 
 MAX_SCAN = 4096
 """Lengths scanned at once; a larger batch takes several turns."""
 CTA = tl.constexpr(BATCHES_PER_CTA)
+LONGEST = tl.constexpr(INT32_MAX)
+"""A length beyond it counts as it."""
 ROWS = tl.constexpr(8)
 """Requests that one program schedules: it compares each with all others at once, and the programs
 that copy must not pay for the registers. A block lies in one CTA's share of the library's order."""
@@ -34,10 +37,25 @@ def wait_for_predecessor(OVERLAP: tl.constexpr):
 
 
 @triton.jit
+def as_int32(lens, delta):
+    """Lengths + delta, int32, held within its range: an int64 length must not wrap."""
+    lens = tl.maximum(lens, -LONGEST)
+    lens = tl.minimum(lens, -delta + LONGEST)
+    return lens.to(tl.int32) + delta
+
+
+@triton.jit
+def pages_of(lens, SHIFT: tl.constexpr):
+    """Pages of 2^SHIFT tokens that hold `lens`; none below one token. A sum with the page size
+    would leave int32."""
+    return ((tl.maximum(lens, 0) - 1) >> SHIFT) + 1
+
+
+@triton.jit
 def load_lengths(seq_lens_ptr, rows, end, delta):
     """Lengths + delta of `rows`, int32; 0 from row `end` on, where nothing is read."""
     lens = tl.load(seq_lens_ptr + rows, mask=rows < end, other=-delta)
-    return lens.to(tl.int32) + delta
+    return as_int32(lens, delta)
 
 
 @triton.jit
@@ -137,6 +155,5 @@ def write_schedule(
 @triton.jit
 def kv_blocks(seq_lens_ptr, rows, inside, delta, block_n):
     """Blocks of `block_n` tokens that each of `rows` has; 0 outside."""
-    lens = tl.load(seq_lens_ptr + rows, mask=inside, other=-delta)
-    lens = lens.to(tl.int32) + delta
+    lens = as_int32(tl.load(seq_lens_ptr + rows, mask=inside, other=-delta), delta)
     return (lens + block_n - 1) // block_n

@@ -28,17 +28,16 @@ A program loads its first pages while it sums, and takes several rows of a large
 at any word of `kv_indices`, so lanes take neighbouring words, one each.
 """
 
-from itertools import product
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..spec import INT32_MAX, ceil_div
-from .device import load_lengths, scan_width, wait_for_predecessor
+from .device import load_lengths, pages_of, scan_width, wait_for_predecessor
 from .launch import Cut, Launch, Launcher
-from .require import PageArrays, kept_apart, page_bounds, require_kv_indices, row_stride
+from .require import PageArrays, kept_apart, page_bounds, require_kv_indices, row_stride, values_of
 
+OUTPUTS = ("kv_indptr", "kv_indices", "kv_last_page_len")
 SMALL_GRID = 1024
 """Tiles up to which each has a program of its own. Chosen by hand on an H200, as the sizes below;
 study `page_arrays` shows where one is wrong."""
@@ -58,7 +57,7 @@ LENGTHS_PER_WARP = 512
 def live_pages(lens, max_pages, SHIFT: tl.constexpr, WHOLE: tl.constexpr):
     """Pages of requests of these lengths, in 0..max_pages; WHOLE: none of a request that has more,
     instead of its first."""
-    pages = tl.maximum((lens + ((1 << SHIFT) - 1)) >> SHIFT, 0)
+    pages = pages_of(lens, SHIFT)
     return tl.where(pages > max_pages, 0 if WHOLE else max_pages, pages)
 
 
@@ -261,19 +260,12 @@ def launch_of(t: PageArrays, page_size: int) -> Launch:
         constants = (page_size.bit_length() - 1, scan, rows, cols)
         return (1 + groups, max(1, blocks)), constants, WARPS
 
-    inputs = ["seq_lens", "kv_start"]
-    outputs = ["kv_indptr", "kv_last_page_len"]
-    if t.kv_start is None:
-        inputs.remove("kv_start")
-    if t.kv_last_page_len is None:
-        outputs.remove("kv_last_page_len")
-    pairs = product(inputs, outputs) if batch else ()
     room = INT32_MAX // max(1, batch)
     reason = f"int32 counts the pages of {batch} requests"
     capacity = min(len(t.kv_indices), INT32_MAX)
     return Launch(
         bounds=page_bounds(t, page_size, room, reason),
-        apart=tuple(kept_apart(t, *pair) for pair in pairs),
+        apart=kept_apart(t._asdict(), OUTPUTS),
         sizes=(batch, pool_rows, row_stride(t.req_to_token), capacity, max_ctx),
         cut=cut,
     )
@@ -293,6 +285,7 @@ def build_kv_indices(
     page_size: int,
     max_pages: int,
     seq_len_delta: int = 0,
+    check: bool = False,
     **tensors: Tensor | None,
 ) -> None:
     """FlashInfer's description of a paged KV cache, in place, in one launch.
@@ -307,6 +300,9 @@ def build_kv_indices(
         Pages of a request from here on are cut off.
     seq_len_delta : int
         At least 0; added to every length.
+    check : bool
+        Whether values are looked at too: a request that has no room, or is not in the pool, raises
+        ValueError. It waits for the GPU, and no graph can capture it.
     seq_lens : Tensor
         [bs] int32 or int64, tokens in the cache before `seq_len_delta`.
     req_pool_indices : Tensor
@@ -347,4 +343,8 @@ def build_kv_indices(
     >>> kv_indptr.tolist(), kv_indices.tolist()
     ([0, 2, 3], [2, 3, 0, -1])
     """
-    LAUNCHER.launch(PageArrays(**tensors), (page_size,), (seq_len_delta, max_pages))
+    t = PageArrays(**tensors)
+    values = None
+    if check:
+        values = values_of(t, page_size, max_pages, seq_len_delta)
+    LAUNCHER.launch(t, (page_size,), (seq_len_delta, max_pages), values)

@@ -69,16 +69,57 @@ class Bound(NamedTuple):
     reason: str = ""
 
 
-class Apart(NamedTuple):
-    """Positions of an input and an output that must not start at one address.
+class Span(NamedTuple):
+    """Where a tensor's words lie: `rows` of `width` bytes, `pitch` bytes apart."""
 
-    Other programs still read the input while the output is written. With `same_if_zero` they may
-    be one tensor where the call's first number, a length delta, is 0.
+    rows: int
+    width: int
+    pitch: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Span":
+        """Of a tensor that is contiguous, or whose rows are."""
+        size = tensor.element_size()
+        if tensor.is_contiguous():
+            width = tensor.numel() * size
+            return cls(1, width, width)
+        rows, columns = tensor.shape
+        return cls(rows, columns * size, tensor.stride(0) * size)
+
+    @property
+    def end(self) -> int:
+        """Bytes from the first word to the end of the last one."""
+        return (self.rows - 1) * self.pitch + self.width
+
+    def overlaps(self, other: "Span", distance: int) -> bool:
+        """Whether a word of `other`, which begins `distance` bytes after this one, is one of ours.
+
+        Rows of one pitch may lie between each other, as columns of one buffer do, and a single row
+        between the rows of the other. Else whatever lies in the range of the other overlaps.
+        """
+        if not (self.width and other.width):
+            return False
+        if distance < 0:
+            return other.overlaps(self, -distance)
+        if distance >= self.end:
+            return False
+        if self.rows == 1 or (other.rows > 1 and other.pitch != self.pitch):
+            return True
+        beside = distance % self.pitch
+        return beside < self.width or beside + other.width > self.pitch
+
+
+class Apart(NamedTuple):
+    """Positions of an output and of a tensor that must not share memory with it.
+
+    Other programs still read an input while the output is written. With `same_if_zero` both may be
+    one tensor where the call's first number, a length delta, is 0.
     """
 
-    source: int
+    other: int
     output: int
     names: tuple[str, str]
+    spans: tuple[Span, Span]
     same_if_zero: bool = False
 
 
@@ -95,6 +136,8 @@ class Launch:
     sizes: tuple[int, ...]
     cut: Callable[..., Cut]
     compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    found_apart: set[tuple[Any, ...]] = field(default_factory=set)
+    """Addresses that passed: engines pass the same buffers in every step."""
 
     def check_numbers(self, numbers: Numbers) -> None:
         """Raise for a number out of range."""
@@ -108,12 +151,22 @@ class Launch:
                 )
 
     def check_apart(self, pointers: Pointers, delta: int) -> None:
-        """Raise where an output is an input."""
-        for source, output, names, same_if_zero in self.apart:
-            if pointers[source] == pointers[output] and (delta or not same_if_zero):
+        """Raise where an output shares memory with another tensor."""
+        key = (*pointers, bool(delta))
+        if key in self.found_apart:
+            return
+        for other, output, names, (others, outputs), same_if_zero in self.apart:
+            distance = (pointers[output] or 0) - (pointers[other] or 0)
+            if distance == 0 and same_if_zero and not delta:
+                continue
+            if others.overlaps(outputs, distance):
                 raise ValueError(
-                    f"{names[1]} must not share memory with {names[0]}, both start at one address"
+                    f"{names[1]} must not share memory with {names[0]}, got one that begins "
+                    f"{distance} bytes after it"
                 )
+        if len(self.found_apart) >= MAX_REMEMBERED:
+            self.found_apart.clear()
+        self.found_apart.add(key)
 
 
 class Launcher:
@@ -155,9 +208,13 @@ class Launcher:
         tensors: Arguments,
         structure: Arguments,
         numbers: Numbers,
+        require_values: Callable[[], None] | None = None,
     ) -> None:
-        """Launch on the current stream, or raise with nothing launched."""
+        """Launch on the current stream, or raise with nothing launched; `require_values` may raise
+        for what lies in checked tensors."""
         launch, pointers = self.check(tensors, structure, numbers)
+        if require_values is not None:
+            require_values()
         grid, constants, warps = launch.cut(*numbers)
         at_once = programs_at_once(tensors[0].get_device())
         overlap = overlap_of(grid[0] * grid[1], at_once)

@@ -5,13 +5,15 @@ would synchronise. See each builder's docstring for out-of-range values; no kern
 outside a tensor because of one.
 """
 
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ..batch import require_tensor
-from ..spec import INT32_MAX, ceil_div, require_page_size
-from .launch import Apart, Bound
+from ..spec import INT32_MAX, ceil_div, require_between, require_page_size
+from .launch import Apart, Bound, Span
 
 EITHER_WIDTH = {"seq_lens", "req_pool_indices", "kv_start", "swa_slot_map"}
 """Tensors that may be int32 or int64; all others are int32."""
@@ -87,6 +89,48 @@ def require_one_device(tensors: dict[str, Tensor | None]) -> None:
             raise ValueError(f"{name} must be on {first}'s device {device}, got {tensor.device}")
 
 
+def require_values(
+    tensors: Mapping[str, Tensor | None],
+    *,
+    page_size: int,
+    most_tokens: int,
+    seq_len_delta: int,
+) -> None:
+    """ValueError for values that a builder takes as its module says, and that are mostly mistakes:
+    a request below 0 or above `most_tokens`, one that is not in the pool, and pages that
+    `kv_indices` has no room for. It reads the tensors, which synchronises."""
+    lens = tensors["seq_lens"]
+    if lens is None or not len(lens):
+        return
+    lens = lens.long() + seq_len_delta
+    why = f" with seq_len_delta {seq_len_delta}, for the pages that are written"
+    require_between("seq_lens", lens, 0, most_tokens, why)
+    rows = tensors["req_pool_indices"]
+    pool = tensors["req_to_token"]
+    if rows is not None and pool is not None:
+        require_between("req_pool_indices", rows, 0, len(pool) - 1, " (rows of req_to_token)")
+    room = tensors.get("kv_indices")
+    pages = int(ceil_div(lens, page_size).sum())
+    if room is not None and pages > len(room):
+        raise ValueError(f"kv_indices must have room for {pages} pages, got {len(room)}")
+
+
+def values_of(
+    t: DecodeTensors | PageArrays,
+    page_size: int,
+    max_pages: int,
+    seq_len_delta: int,
+) -> Callable[[], None]:
+    """`require_values` for these tensors of a builder."""
+    return partial(
+        require_values,
+        t._asdict(),
+        page_size=page_size,
+        most_tokens=max_pages * page_size,
+        seq_len_delta=seq_len_delta,
+    )
+
+
 def page_bounds(
     t: DecodeTensors | PageArrays, page_size: int, room: int, reason: str
 ) -> tuple[Bound, Bound]:
@@ -99,19 +143,30 @@ def page_bounds(
 
 
 def kept_apart(
-    t: Any,
-    source: str,
-    output: str,
+    tensors: Mapping[str, Tensor | None],
+    outputs: Collection[str],
     *,
-    same_if_zero: bool = False,
-) -> Apart:
-    """The rule that `output` must not start where `source` does."""
-    return Apart(
-        source=t._fields.index(source),
-        output=t._fields.index(output),
-        names=(source, output),
-        same_if_zero=same_if_zero,
-    )
+    same_if_zero: tuple[str, str] | None = None,
+) -> tuple[Apart, ...]:
+    """The rules that none of `outputs` shares memory with another of a kernel's `tensors`, which
+    are in its order. `same_if_zero` are an input and the output that it may be."""
+    places = {name: place for place, name in enumerate(tensors)}
+    rules = []
+    for name, tensor in tensors.items():
+        for output in outputs:
+            written = tensors[output]
+            is_pair_again = name in outputs and places[name] >= places[output]
+            if tensor is None or written is None or is_pair_again:
+                continue
+            rule = Apart(
+                other=places[name],
+                output=places[output],
+                names=(name, output),
+                spans=(Span.of(tensor), Span.of(written)),
+                same_if_zero=(name, output) == same_if_zero,
+            )
+            rules.append(rule)
+    return tuple(rules)
 
 
 def row_stride(tensor: Tensor) -> int:

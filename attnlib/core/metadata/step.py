@@ -22,7 +22,7 @@ from ..spec import ceil_div
 from . import decode
 from .device import ROWS
 from .launch import Launch, Launcher
-from .require import DecodeTensors, require_decode, require_one_device
+from .require import DecodeTensors, require_decode, require_one_device, values_of
 
 
 def prepare(tensors: tuple[Any, ...], page_size: int, facts: SchedulerFacts) -> Launch:
@@ -64,7 +64,7 @@ def prepare(tensors: tuple[Any, ...], page_size: int, facts: SchedulerFacts) -> 
             max(32, triton.next_power_of_2(min(batch, BATCHES_PER_CTA))),
         ),
     )
-    return decode.launch_of(t, page_size, schedule)
+    return decode.launch_of(t, page_size, schedule, words)
 
 
 LAUNCHER = Launcher(decode.decode_metadata_kernel, prepare)
@@ -76,6 +76,7 @@ def build_step_metadata(
     max_pages: int,
     scheduler: SchedulerMetadata,
     seq_len_delta: int = 0,
+    check: bool = False,
     **tensors: Tensor | None,
 ) -> None:
     """`build_decode_metadata`, and the schedule of `cache_seqlens`, in place, in one launch.
@@ -86,7 +87,7 @@ def build_step_metadata(
 
     Parameters
     ----------
-    page_size, max_pages, seq_len_delta : int
+    page_size, max_pages, seq_len_delta, check : int, bool
         As for `build_decode_metadata`.
     scheduler : SchedulerMetadata
         From `reserve` (or `precompute`) for the facts of the step's attention calls: one query
@@ -125,6 +126,14 @@ def build_step_metadata(
     """
     if not isinstance(scheduler, SchedulerMetadata):
         raise TypeError(f"scheduler must be SchedulerMetadata, got {type(scheduler).__name__}")
-    all_tensors = (*DecodeTensors(**tensors), scheduler.words)
-    LAUNCHER.launch(all_tensors, (page_size, scheduler.facts), (seq_len_delta, max_pages))
+    t = DecodeTensors(**tensors)
+    values = None
+    if check:
+        values = values_of(t, page_size, max_pages, seq_len_delta)
+    LAUNCHER.launch(
+        (*t, scheduler.words),
+        (page_size, scheduler.facts),
+        (seq_len_delta, max_pages),
+        values,
+    )
     scheduler.mark_written()

@@ -12,15 +12,19 @@ recorded at capture and checked against the words at their addresses before each
 
 The width of the page table may differ, as long as the split cap of the metadata is not above that
 of the call: engines schedule for the longest request and attend over the whole table. Words of
-unknown origin pass. Calls that `SchedulerFacts` cannot describe pass too, with a log message.
+unknown origin pass.
+
+The guard does not end serving for a reason of its own. Functions whose parameters it does not know
+are refused, or in mode "log" left alone, when it is made. A call that it fails to check passes,
+with one log message.
 """
 
 import importlib
-import inspect
 import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -29,9 +33,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..spec import dtype_name, require_word
-from .facts import FULL, SchedulerFacts
-from .flash_attn3 import misfit, sm_count
+from ..spec import require_word
+from .calls import ATTENDS, MAKES, Function, defaults, facts_of, named, unfit
+from .facts import SchedulerFacts
 from .library import sglang_build
 
 ENGINES = {
@@ -44,27 +48,27 @@ ENGINES = {
     "flash-attn-3": ("flash_attn_interface",),
 }
 """Who calls FlashAttention-3 -> modules that have it; a release of SGLang has two of the three."""
-MAKES = "get_scheduler_metadata"
-ATTENDS = ("flash_attn_with_kvcache", "flash_attn_varlen_func")
 OFF = "off"
-MODES = ("raise", "log")
-CPU_SMS = 132
-SIZES = (
-    "batch_size",
-    "max_seqlen_q",
-    "max_seqlen_k",
-    "num_qo_heads",
-    "num_kv_heads",
-    "head_dim",
-)
-Function = Callable[..., Any]
-Calls = set[tuple[int, SchedulerFacts]]
+RAISE = "raise"
+MODES = (RAISE, "log")
+MOST_SAID = 1000
+"""Different messages that are remembered, so that each is logged once."""
+Calls = dict[tuple[int, SchedulerFacts], int]
+"""Address of words and facts of an attention call in a graph -> the number of the first such."""
 
-_made: dict[int, tuple[StorageWeakRef, SchedulerFacts | None]] = {}
-"""Address of words -> a reference to their memory, and the facts they were made for."""
+
+@dataclass
+class _Made:
+    """Words that lie in `memory`: the facts they were made for, and attention calls since."""
+
+    memory: StorageWeakRef
+    facts: SchedulerFacts | None
+    calls: int = 0
+
+
+_made: dict[int, _Made] = {}
+"""By address."""
 _active: list["Guard"] = []
-# Cached, because every layer asks: equal calls are one object, which is settled once.
-_known = lru_cache(maxsize=256)(SchedulerFacts)
 
 
 class _Words(Tensor):
@@ -85,45 +89,58 @@ class _Words(Tensor):
             out = func(*args, **(kwargs or {}))
             if func is Tensor.__getitem__ and type(out) is Tensor:
                 return out.as_subclass(cls)
-            if func is Tensor.__setitem__:
-                # SGLang's graphs: `self._sched_meta_buf[:n] = words`
-                buffer, index, words = args
-                if isinstance(words, cls):
-                    _keep_copy(words, buffer[index])
-            if func is Tensor.copy_:
-                buffer, words = args[:2]
-                if isinstance(words, cls):
-                    _keep_copy(words, buffer)
+            try:
+                cls._follow(func, args)
+            except Exception as error:
+                for guarding in _active:
+                    guarding.say(f"a copy of a schedule is not followed: {error!r}")
         return out
+
+    @classmethod
+    def _follow(cls, func: Function, args: Any) -> None:
+        """Remember the facts of words that an engine copies."""
+        if func is Tensor.__setitem__:
+            # SGLang's graphs: `self._sched_meta_buf[:n] = words`
+            buffer, index, words = args
+            if isinstance(words, cls):
+                _keep_copy(words, buffer[index])
+        if func is Tensor.copy_:
+            buffer, words = args[:2]
+            if isinstance(words, cls):
+                _keep_copy(words, buffer)
 
 
 class Guard:
     """The wrappers that `guard` installed; `remove` takes them out.
 
-    `next_graph` are checks of what is in the graph that is captured next, by any key: they are run
-    before each replay of it. A capture or a replay empties it.
+    `unfit` says which functions it cannot check. `checks` counts schedules that were compared with
+    a call. `next_graph` are checks of what is in the graph that is captured next, by any key: they
+    are run before each replay of it. A capture or a replay empties it.
     """
 
     def __init__(self, engine: str) -> None:
         self.engine = engine
         self.mode = OFF
         self.build = {"sglang": sglang_build(), "vllm": "vllm"}.get(engine, "upstream")
-        self._log = lru_cache(logging.getLogger("attnlib").error)  # each message once
+        self.checks = 0
+        self._said: set[str] = set()
         self._swapped: list[tuple[Function, Function]] = []
         self._captured: Calls | None = None
         self._graphs: WeakKeyDictionary[Any, Calls] = WeakKeyDictionary()
         self.next_graph: dict[int, Callable[[], None]] = {}
         self._checks: WeakKeyDictionary[Any, list[Callable[[], None]]] = WeakKeyDictionary()
-        modules = []
-        for name in ENGINES[engine]:
-            with suppress(ImportError, OSError):
-                modules.append(vars(importlib.import_module(name)))
-        if not any(MAKES in module for module in modules):
-            raise RuntimeError(f"{ENGINES[engine][0]} must have {MAKES} to guard {engine!r}")
-        for name in (MAKES, *ATTENDS):
-            for function in {module[name] for module in modules if name in module}:
-                if name == MAKES or "scheduler_metadata" in inspect.signature(function).parameters:
-                    self._swap(function, self._checked)
+        self.unfit: list[str] = []
+        self._functions: list[tuple[str, Function]] = []
+        for name, function in _functions(engine):
+            if reason := unfit(name, function):
+                self.unfit.append(reason)
+            else:
+                self._functions.append((name, function))
+
+    def install(self) -> None:
+        """Put the wrappers in."""
+        for name, function in self._functions:
+            self._swap(function, self._making if name == MAKES else self._attending)
         graph = torch.cuda.CUDAGraph
         for function in (graph.capture_begin, graph.capture_end, graph.replay):
             self._swap(function, self._graphs_call)
@@ -135,69 +152,133 @@ class Guard:
         self.mode = OFF
         _active.clear()
 
+    def say(self, message: str, key: str = "") -> None:
+        """Log a message, once for each `key`, which is the message unless given."""
+        key = key or message
+        if key in self._said:
+            return
+        if len(self._said) >= MOST_SAID:
+            self._said.clear()
+        self._said.add(key)
+        logging.getLogger("attnlib").error(message)
+
     def _swap(self, old: Function, around: Callable[[Function], Function]) -> None:
         new = wraps(old)(around(old))
         self._swapped.append((old, new))
         _replace(old, new)
 
-    def _checked(self, call: Function) -> Function:
-        """Wrap a function that makes words, or an attention call that takes them."""
-        parameters = inspect.signature(call).parameters
-        defaults = {name: parameter.default for name, parameter in parameters.items()}
+    def _making(self, call: Function) -> Function:
+        """Wrap a function that makes words."""
+        parameters = defaults(call)
 
-        def checked(*args: Any, **options: Any) -> Any:
-            if self.mode == OFF:
-                return call(*args, **options)
-            by_position = dict(zip(defaults, args, strict=False))
-            arguments = defaults | by_position | options
-            if "scheduler_metadata" not in arguments:
-                words = call(*args, **options)
-                if isinstance(words, Tensor):
-                    _keep(words, self._facts(arguments))
-                    words = words.as_subclass(_Words)
+        def making(*args: Any, **options: Any) -> Any:
+            words = call(*args, **options)
+            if self.mode == OFF or not isinstance(words, Tensor):
                 return words
-            words = arguments["scheduler_metadata"]
-            facts = None if words is None else self._facts(arguments)
-            if facts is not None:
-                self._check(words.data_ptr(), facts)
-                if self._captured is not None:
-                    self._captured.add((words.data_ptr(), facts))
+            try:
+                _keep(words, self._facts(named(parameters, args, options)))
+                return words.as_subclass(_Words)
+            except Exception as error:
+                self._fail(error)
+                return words
+
+        return making
+
+    def _attending(self, call: Function) -> Function:
+        """Wrap an attention call, which may take words."""
+        parameters = defaults(call)
+
+        def attending(*args: Any, **options: Any) -> Any:
+            if self.mode != OFF:
+                try:
+                    misfit = self._judged(named(parameters, args, options))
+                except Exception as error:
+                    misfit = None
+                    self._fail(error)
+                self._tell(misfit)
             return call(*args, **options)
 
-        return checked
+        return attending
+
+    def _judged(self, arguments: dict[str, Any]) -> tuple[str, int] | None:
+        """What does not fit in an attention call, and its number; it is noted for its graph."""
+        words = arguments["scheduler_metadata"]
+        facts = None if words is None else self._facts(arguments)
+        if facts is None:
+            return None
+        address = words.data_ptr()
+        number = 1
+        if address in _made:
+            _made[address].calls += 1
+            number = _made[address].calls
+        if self._captured is not None:
+            self._captured.setdefault((address, facts), number)
+        return self._misfit(address, facts, number)
 
     def _graphs_call(self, call: Function) -> Function:
         def around(graph: Any, *args: Any, **options: Any) -> Any:
-            if call.__name__ == "capture_end":
-                self._captured = None
-                return call(graph, *args, **options)
-            if call.__name__ == "capture_begin":
-                self._captured = self._graphs[graph] = set()
-                self._checks[graph] = [*self.next_graph.values()]
-            else:
-                for words, facts in self._graphs.get(graph, ()):
-                    self._check(words, facts)
+            try:
+                misfits = self._note(call.__name__, graph)
+            except Exception as error:
+                misfits = []
+                self._fail(error)
+            for misfit in misfits:
+                self._tell(misfit)
+            if call.__name__ == "replay" and self.mode != OFF:
                 for check in self._checks.get(graph, ()):
-                    check()
-            self.next_graph.clear()
+                    self._run(check)
             return call(graph, *args, **options)
 
         return around
 
-    def _check(self, words: int, call: SchedulerFacts) -> None:
-        memory, made = _made.get(words, (None, None))
-        if self.mode == OFF or memory is None or made is None or memory.expired():
+    def _note(self, event: str, graph: Any) -> list[tuple[str, int] | None]:
+        """Note what a graph holds; of a replay what does not fit."""
+        if event == "capture_end":
+            self._captured = None
+            return []
+        checks = [*self.next_graph.values()]
+        self.next_graph.clear()
+        if event == "capture_begin":
+            self._captured = self._graphs[graph] = {}
+            self._checks[graph] = checks
+            return []
+        calls = self._graphs.get(graph, {})
+        return [self._misfit(*call, number) for call, number in calls.items()]
+
+    def _run(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except Exception as error:
+            if self.mode == RAISE:
+                raise
+            self._fail(error)
+
+    def _misfit(self, address: int, call: SchedulerFacts, number: int) -> tuple[str, int] | None:
+        made = _made.get(address)
+        if self.mode == OFF or made is None or made.facts is None or made.memory.expired():
+            return None
+        self.checks += 1
+        words = _differing(made.facts, call)
+        return (words, number) if words else None
+
+    def _tell(self, misfit: tuple[str, int] | None) -> None:
+        """Raise for a call that does not fit, or log it once, whatever its number."""
+        if misfit is None:
             return
-        if message := _differing(made, call):
-            if self.mode == "raise":
-                raise ValueError(message)
-            self._log(message)
+        words, number = misfit
+        message = f"{words} (call {number} that reads the schedule, one a layer)"
+        if self.mode == RAISE:
+            raise ValueError(message)
+        self.say(message, key=words)
+
+    def _fail(self, error: Exception) -> None:
+        self.say(f"a call of FlashAttention-3 is not checked: {error!r}")
 
     def _facts(self, arguments: dict[str, Any]) -> SchedulerFacts | None:
         try:
-            return _facts(arguments, self.build)
-        except (TypeError, ValueError) as error:
-            self._log(f"a call of FlashAttention-3 is not checked: {error}")
+            return facts_of(arguments, self.build)
+        except Exception as error:
+            self._fail(error)
             return None
 
 
@@ -205,9 +286,11 @@ def guard(engine: str, *, mode: str = "raise") -> Guard:
     """Guard `engine` (one of `ENGINES`) from now on; a second call only sets the mode.
 
     An attention call whose metadata was made for another call raises ValueError, which names the
-    fields and both values. With `mode="log"` the message goes to the logger `attnlib` instead, each
-    message once. Raises ValueError for an unknown engine or mode, or while another engine is
-    guarded; RuntimeError if the engine's FlashAttention-3 is not installed.
+    fields, both values and which of the calls it is. With `mode="log"` the message goes to the
+    logger `attnlib` instead, each message once, and no call raises. Raises ValueError for an
+    unknown engine or mode, or while another engine is guarded; RuntimeError if the engine's
+    FlashAttention-3 is not installed, or has a function whose parameters are not known: with
+    `mode="log"` that is logged, and the function is not checked.
     """
     require_word("engine", engine, ENGINES)
     require_word("mode", mode, MODES)
@@ -216,9 +299,32 @@ def guard(engine: str, *, mode: str = "raise") -> Guard:
         raise ValueError(
             f"engine must be {active.engine!r} until its guard is removed, got {engine!r}"
         )
+    if mode == RAISE and active.unfit:
+        raise RuntimeError("; ".join(active.unfit))
+    for words in active.unfit:
+        active.say(f"the guard does not check a function: {words}")
+    if not _active:
+        active.install()
     _active[:] = [active]
     active.mode = mode
     return active
+
+
+def _functions(engine: str) -> list[tuple[str, Function]]:
+    """The functions of an engine that make words or take them, each with its name."""
+    modules = []
+    for name in ENGINES[engine]:
+        with suppress(ImportError, OSError):
+            modules.append(vars(importlib.import_module(name)))
+    if not any(MAKES in module for module in modules):
+        raise RuntimeError(f"{ENGINES[engine][0]} must have {MAKES} to guard {engine!r}")
+    found: dict[Function, str] = {}
+    for name in (MAKES, *ATTENDS):
+        for module in modules:
+            function = module.get(name)
+            if function and (name == MAKES or "scheduler_metadata" in defaults(function)):
+                found[function] = name
+    return [(name, function) for function, name in found.items()]
 
 
 def _replace(old: Function, new: Function) -> None:
@@ -230,16 +336,15 @@ def _replace(old: Function, new: Function) -> None:
 
 
 def _keep(words: Tensor, facts: SchedulerFacts | None) -> None:
-    for address, (memory, _) in list(_made.items()):
-        if memory.expired():
+    for address, made in list(_made.items()):
+        if made.memory.expired():
             _made.pop(address, None)  # another thread may have
-    _made[words.data_ptr()] = StorageWeakRef(words.untyped_storage()), facts
+    _made[words.data_ptr()] = _Made(StorageWeakRef(words.untyped_storage()), facts)
 
 
 def _keep_copy(words: Tensor, into: Tensor) -> None:
     if words.data_ptr() in _made:
-        _, facts = _made[words.data_ptr()]
-        _keep(into, facts)
+        _keep(into, _made[words.data_ptr()].facts)
 
 
 @lru_cache(maxsize=256)
@@ -251,67 +356,8 @@ def _differing(made: SchedulerFacts, call: SchedulerFacts) -> str:
         differing.pop("has_softcap", None)
     if made.split_cap <= call.split_cap:
         differing.pop("num_splits", None)
-    return misfit(differing) if differing else ""
-
-
-def _facts(arguments: dict[str, Any], build: str) -> SchedulerFacts:
-    """The facts of a call that makes words or takes them, of this build."""
-    if isinstance(arguments["causal"], Tensor):
-        raise TypeError("causal must be a bool, got a tensor")
-    sizes = _attention_facts(arguments) if "q" in arguments else _metadata_facts(arguments)
-    device = sizes.pop("device")
-    return _known(
-        **sizes,
-        num_sms=sm_count(device) if device.type == "cuda" else CPU_SMS,
-        causal=arguments["causal"],
-        window=tuple(arguments["window_size"] or FULL),
-        varlen_q=arguments["cu_seqlens_q"] is not None,
-        pack_gqa=arguments.get("pack_gqa"),
-        num_splits=arguments["num_splits"],
-        sm_margin=arguments.get("sm_margin", 0),
-        build=build,
-    )
-
-
-def _attention_facts(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Sizes of an attention call, from its tensors: SGLang's names, or vLLM's."""
-    q = arguments["q"]
-    k = arguments["k_cache"] if "k_cache" in arguments else arguments["k"]
-    v = arguments["v_cache"] if "v_cache" in arguments else arguments["v"]
-    table = arguments.get("page_table", arguments.get("block_table"))
-    sums = arguments["cu_seqlens_q"]
-    if sums is None:
-        batch_size, max_seqlen_q = q.shape[:2]
-    else:
-        batch_size = len(sums) - 1
-        max_seqlen_q = arguments["max_seqlen_q"]
-    width = k.shape[1]
-    page_size = None
-    if table is not None:
-        width *= table.shape[1]
-        page_size = k.shape[1]
-    return {
-        "batch_size": batch_size,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": arguments.get("max_seqlen_k") or width,
-        "num_qo_heads": q.shape[-2],
-        "num_kv_heads": k.shape[-2],
-        "head_dim": k.shape[-1],
-        "head_dim_v": v.shape[-1],
-        "page_size": page_size,
-        "dtype": dtype_name(q.dtype),
-        "has_softcap": arguments["softcap"] > 0,
-        "device": q.device,
-    }
-
-
-def _metadata_facts(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Sizes of a metadata call. Builds differ in the names of the first six, not in the order."""
-    return {
-        **dict(zip(SIZES, arguments.values(), strict=False)),
-        "head_dim_v": arguments["headdim_v"] or 0,
-        "page_size": arguments["page_size"],
-        "dtype": dtype_name(arguments["qkv_dtype"]),
-        "has_softcap": arguments["has_softcap"],
-        "device": arguments["cache_seqlens"].device,
-    }
+    if not differing:
+        return ""
+    made_for = ", ".join(f"{name} {mine!r}" for name, (mine, _) in differing.items())
+    called = ", ".join(f"{name} {theirs!r}" for name, (_, theirs) in differing.items())
+    return f"the schedule was made for {made_for}; the attention call has {called}"

@@ -1,1 +1,0 @@
-"""How tables and records become figures: style, chart shapes, cards."""

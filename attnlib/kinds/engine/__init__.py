@@ -1,1 +1,0 @@
-"""Decode steps of a model inside an engine, as published records have them."""

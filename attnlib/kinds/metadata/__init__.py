@@ -1,1 +1,0 @@
-"""The metadata of a step: our kernels, their rivals, and the oracle."""

@@ -1,1 +1,0 @@
-"""A plan of FlashInfer's fa2."""

@@ -1,1 +1,0 @@
-"""A whole decode step."""

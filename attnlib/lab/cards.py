@@ -1,0 +1,157 @@
+"""A card: title, notes, facts and tables, as HTML for JupyterLab and as text for a terminal.
+
+The template escapes every string, and its colours are those of JupyterLab's theme.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..measure.printable import printable
+
+MAX_ROWS = 20
+NO_BAR = -1.0
+NOTHING = "-"
+TEMPLATES = Path(__file__).with_name("templates")
+STYLE = (TEMPLATES / "card.css").read_text(encoding="utf-8")
+
+Captioned = tuple[str, pd.DataFrame, Sequence[float]]
+"""Caption, table and bars."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is shown: `table` holds ready words, its first column names the row.
+
+    `bars` are fractions 0..1, one per row of the table, or none at all. `more` are further tables,
+    each after its caption; empty ones are left out. `code` is what to run, after its caption.
+    """
+
+    title: str
+    notes: Sequence[str]
+    facts: Sequence[tuple[str, str]]
+    table: pd.DataFrame
+    caption: str
+    footer: str
+    bars: Sequence[float] = ()
+    more: Sequence[tuple[str, pd.DataFrame]] = ()
+    code: str = ""
+    code_caption: str = "This view again:"
+
+    @property
+    def tables(self) -> list[Captioned]:
+        """Caption, table and bars of the tables that have rows."""
+        found: list[Captioned] = [(self.caption, self.table, self.bars)]
+        for caption, table in self.more:
+            found.append((caption, table, ()))
+        return [each for each in found if not each[1].empty]
+
+
+class Shown:
+    """Something with a card: shown as HTML in JupyterLab, as text elsewhere."""
+
+    def card(self) -> Card:
+        """What is shown."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return as_html(self.card())
+
+    def __repr__(self) -> str:
+        return as_text(self.card())
+
+
+def as_html(card: Card) -> str:
+    """The card as an HTML fragment that carries its own style and loads nothing."""
+    from markupsafe import Markup
+
+    page = render(
+        TEMPLATES / "card.html",
+        card=card,
+        tables=[_shown(*table) for table in card.tables],
+        style=Markup(STYLE),
+    )
+    return page.removesuffix("\n")
+
+
+def render(template: Path, **values: Any) -> str:
+    """A template, filled in: escaped in `.html`; a value that is missing raises."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(template.parent),
+        autoescape=template.suffix == ".html",
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template.name).render(values)
+
+
+def as_text(card: Card) -> str:
+    """The card as aligned lines."""
+    lines = [card.title, *card.notes]
+    width = max((len(label) for label, _ in card.facts), default=0)
+    for label, value in card.facts:
+        lines.append(f"  {label:<{width}}  {value}")
+    for caption, table, _ in card.tables:
+        lines.append("")
+        if caption != card.caption:
+            lines.append(f"{caption}:")
+        lines.append(table.head(MAX_ROWS).to_string(index=False))
+        lines += _left_out(table)
+    lines.append("")
+    if card.code:
+        lines += [card.code_caption, card.code, ""]
+    lines.append(card.footer)
+    text = printable("\n".join(lines))
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def in_words(table: pd.DataFrame, forms: Mapping[str, str]) -> pd.DataFrame:
+    """The table with each column in its form (`,.1f`), else as it is; `NOTHING` for NaN."""
+    words = {}
+    for name, form in forms.items():
+        if name in table:
+            words[name] = [_formatted(value, form) for value in table[name]]
+    return table.assign(**words).where(table.notna(), NOTHING)
+
+
+def _formatted(value: Any, form: str) -> str:
+    return NOTHING if pd.isna(value) else format(value, form)
+
+
+def _shown(
+    caption: str,
+    table: pd.DataFrame,
+    bars: Sequence[float],
+) -> tuple[object, ...]:
+    """Caption, names and kinds of columns, rows each with its bar, and what is left out."""
+    head = table.head(MAX_ROWS)
+    names = list(table)
+    kinds = [_kind(head[name].astype(str)) for name in table]
+    widths = [NO_BAR] * len(head)
+    if len(bars):
+        names.append("")
+        widths = np.clip(bars[: len(head)], 0.0, 1.0).tolist()
+    rows = list(zip(head.to_numpy().tolist(), widths, strict=True))
+    return caption, names, [*kinds, ""], rows, _left_out(table)
+
+
+def _kind(column: Iterable[str]) -> str:
+    """`words`, which stand left, or nothing: numbers stand right, under each other."""
+    words = [word for word in column if word != NOTHING]
+    has_number = any(word.lstrip("+-")[:1].isdigit() for word in words)
+    return "words" if words and not has_number else ""
+
+
+def _left_out(table: pd.DataFrame) -> list[str]:
+    more = len(table) - MAX_ROWS
+    if more <= 0:
+        return []
+    return [f"and {more} more rows: .table() or --json has them all"]

@@ -1,0 +1,1 @@
+"""How tables and records become figures: style, chart shapes."""

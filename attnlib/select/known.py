@@ -1,0 +1,334 @@
+"""Known problems as data: data/known/*.yaml, and which of them hold for a stack and a call.
+
+data/known/README.md has the fields. A problem holds, may hold (then the facts that would decide it
+are named), or is silent. Sizes are computed from the records (`lab.known_sizes`) or quoted from
+a thread; none is typed.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from ..core.yaml_file import Kind, read_yaml, require_fields
+from .models import DATA
+from .rules import Condition, Group, When, conditions
+from .situation import LENGTHS, OF_LENGTHS, OF_SITUATIONS, Situation
+
+FOLDER = DATA / "known"
+SIZES = FOLDER / "sizes.json"
+WHAT = ("slower", "wrong output", "crash", "out of memory", "blocked host")
+EVIDENCE = ("record", "reported", "read")
+NEEDED: dict[str, Kind] = {
+    "what": str,
+    "says": str,
+    "do": str,
+    "example": dict,
+    "silent": dict,
+}
+KEYS: dict[str, Kind] = {
+    "releases": dict,
+    "when": list,
+    "record": dict,
+    "reported": list,
+    "read": str,
+    "links": list,
+    "also": dict,
+}
+"""Keys of an entry that it must have, and that it may have; the type of each."""
+SPAN: dict[str, Kind] = dict.fromkeys(("since", "until", "ends_in"), str | float)
+RECORD: dict[str, Kind] = {"study": str, "gpu": str, "pair": list}
+WHERE: dict[str, Kind] = {"where": dict}
+REPORT: dict[str, Kind] = {"url": str, "says": str}
+AGAINST: dict[str, Kind] = {"against": bool}
+HOLDS, MAY_HOLD = "holds", "may hold"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Releases of a package that have a problem: from `since` to before `ends_in`.
+
+    `until` is the last one of which it is known, where no end is.
+    """
+
+    since: Version | None = None
+    until: Version | None = None
+    ends_in: Version | None = None
+
+    def has(self, release: Version) -> bool | None:
+        """Whether a release has it; None for one that is newer than what is known."""
+        if self.since and release < self.since:
+            return False
+        if self.ends_in:
+            return release < self.ends_in
+        if self.until and release > self.until:
+            return None
+        return True
+
+    def __str__(self) -> str:
+        words = []
+        if self.since:
+            words.append(f"since {self.since}")
+        if self.ends_in:
+            words.append(f"ended in {self.ends_in}")
+        elif self.until:
+            words.append(f"known to {self.until}")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One entry. Exactly one of `record`, `reported` and `read` says by how much, or how it is
+    known."""
+
+    id: str
+    what: str
+    says: str
+    do: str
+    component: str
+    releases: Mapping[str, Span] = field(default_factory=dict)
+    when: tuple[When, ...] = ()
+    record: Mapping[str, Any] = field(default_factory=dict)
+    reported: tuple[Mapping[str, Any], ...] = ()
+    read: str = ""
+    links: tuple[str, ...] = ()
+    example: Mapping[str, Any] = field(default_factory=dict)
+    also: Mapping[str, Any] = field(default_factory=dict)
+    silent: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A problem that holds, or, with `missing` facts or releases, one that may hold.
+
+    `package` is the one of the stack whose release has it; empty for a setting.
+    """
+
+    problem: Problem
+    missing: tuple[str, ...] = ()
+    package: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """`holds` or `may hold`."""
+        return MAY_HOLD if self.missing else HOLDS
+
+    def is_open_in(self, stack: Mapping[str, Version]) -> bool:
+        """Whether a stack has a release that is newer than what is known of the problem."""
+        span = self.problem.releases.get(self.package, Span())
+        return self.package in stack and span.has(stack[self.package]) is None
+
+    @property
+    def releases(self) -> str:
+        """`sglang since 0.5.16, known to 0.5.23`, of the stack's package."""
+        if not self.package:
+            return ""
+        return f"{self.package} {self.problem.releases[self.package]}"
+
+
+def truth(part: When, facts: Mapping[str, Any]) -> bool | None:
+    """Whether a condition holds, or None where a fact that decides it is unknown."""
+    if isinstance(part, Condition):
+        return part.holds(facts) if part.fact in facts else None  # type: ignore[arg-type]
+    parts = [truth(inner, facts) for inner in part.of]
+    decides = part.joint == "or"
+    if decides in parts:
+        return decides
+    return None if None in parts else not decides
+
+
+def unknown(part: When, facts: Mapping[str, Any]) -> set[str]:
+    """What a user has to give, so that a condition is decided; the lengths under one name."""
+    if truth(part, facts) is not None:
+        return set()
+    if isinstance(part, Group):
+        names: set[str] = set()
+        for inner in part.of:
+            names |= unknown(inner, facts)
+        return names
+    if part.fact in OF_LENGTHS:
+        return {LENGTHS}
+    return {"context" if part.fact == "near_context" else part.fact}
+
+
+def found(problem: Problem, situation: Situation) -> Found | None:
+    """Whether a problem holds in a situation, or may hold; None if it does not.
+
+    In a release that is newer than what is known it may hold only where every fact holds.
+    """
+    name = next((name for name in problem.releases if name in situation.stack), "")
+    has: bool | None = not problem.releases
+    if name:
+        has = problem.releases[name].has(situation.stack[name])
+    if has is False:
+        return None
+    missing: set[str] = set()
+    for part in problem.when:
+        if truth(part, situation.facts) is False:
+            return None
+        missing |= unknown(part, situation.facts)
+    if has is None:
+        if missing:
+            return None
+        missing = {f"{name} after {problem.releases[name].until}"}
+    return Found(problem, tuple(sorted(missing)), name)
+
+
+def known_problems(
+    situation: Situation,
+    problems: Iterable[Problem] | None = None,
+) -> list[Found]:
+    """The problems that hold in a situation, then those that may hold, each in the files' order."""
+    tried = PROBLEMS.values() if problems is None else problems
+    answers = [found(problem, situation) for problem in tried]
+    some = [answer for answer in answers if answer is not None]
+    return sorted(some, key=lambda answer: bool(answer.missing))
+
+
+def load(folder: Path = FOLDER) -> dict[str, Problem]:
+    """Every problem by id; ValueError names file, line, entry and field of what is not valid."""
+    problems: dict[str, Problem] = {}
+    for path in sorted(folder.glob("*.yaml")):
+        for document in read_yaml(path):
+            for name, entry in document.items():
+                where = f"{getattr(entry, 'place', path.name)}, {name}"
+                if name in problems:
+                    raise ValueError(f"{where}: an id must be unique, another file has it")
+                problems[name] = _problem(name, entry, path.stem, where)
+    return problems
+
+
+def _problem(
+    name: str,
+    entry: Mapping[str, Any],
+    component: str,
+    where: str,
+) -> Problem:
+    require_fields(entry, where, NEEDED, KEYS)
+    for key in NEEDED:
+        if not entry[key]:
+            raise ValueError(f"{where}: {key} must be given")
+    if entry["what"] not in WHAT:
+        raise ValueError(f"{where}: what must be one of {', '.join(WHAT)}, got {entry['what']!r}")
+    evidence = [key for key in EVIDENCE if key in entry]
+    if len(evidence) != 1:
+        raise ValueError(f"{where}: one of {', '.join(EVIDENCE)} must be given, got {evidence}")
+    if "record" in entry:
+        require_fields(entry["record"], f"{where}, record", RECORD, WHERE)
+    for report in entry.get("reported", ()):
+        require_fields(report, f"{where}, reported", REPORT, AGAINST)
+        if not report["url"].startswith("https://"):
+            raise ValueError(f"{where}, reported: url must be https, got {report['url']!r}")
+    spans = {}
+    for package, span in entry.get("releases", {}).items():
+        spans[package] = _span(span, f"{where}, releases, {package}")
+    try:
+        when = conditions(entry.get("when", []), OF_SITUATIONS)
+    except ValueError as error:
+        raise ValueError(f"{where}, when: {error}") from error
+    return Problem(
+        id=name,
+        what=entry["what"],
+        says=entry["says"],
+        do=entry["do"],
+        component=component,
+        releases=spans,
+        when=when,
+        record=entry.get("record", {}),
+        reported=tuple(entry.get("reported", ())),
+        read=entry.get("read", ""),
+        links=tuple(entry.get("links", ())),
+        example=entry["example"],
+        also=entry.get("also", {}),
+        silent=entry["silent"],
+    )
+
+
+def _span(written: Mapping[str, Any], where: str) -> Span:
+    require_fields(written, where, {}, SPAN)
+    if not ("until" in written or "ends_in" in written):
+        raise ValueError(f"{where}: until or ends_in must be given")
+    try:
+        bounds = {name: Version(str(release)) for name, release in written.items()}
+        return Span(**bounds)
+    except InvalidVersion as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+PROBLEMS = load()
+
+
+@cache
+def sizes() -> dict[str, dict[str, Any]]:
+    """Id -> what the records say of its size (`lab.known_sizes` writes them)."""
+    return dict(json.loads(SIZES.read_text()))
+
+
+def how_much(problem: Problem) -> list[str]:
+    """By how much, by records or as threads report it, a line each."""
+    if problem.read:
+        return [f"size not measured; read in {problem.read}"]
+    if problem.reported:
+        lines = []
+        for report in problem.reported:
+            word = "reported against it" if report.get("against") else "reported"
+            lines.append(f"{word}: {report['says']} ({report['url']})")
+        return lines
+    lines = []
+    for size in sizes().get(problem.id, {}).get("sizes", ()):
+        ratio = f"{size['median']:.2f} times as long in the median"
+        spread = f"{size['least']:.2f} to {size['most']:.2f}"
+        words = f"{ratio} of {size['cases']} {size['unit']}, {spread}"
+        lines.append(f"on record: {words} ({problem.record['study']}, {size['gpu']})")
+    return lines
+
+
+def in_words(answer: Found) -> list[str]:
+    """A problem that holds: what it is, how much, what to do, where to read; a line each."""
+    problem = answer.problem
+    lines = [f"known problem, {problem.what}: {problem.says} [{problem.id}]"]
+    if answer.releases:
+        lines.append(f"  releases: {answer.releases}")
+    lines += [f"  {line}" for line in how_much(problem)]
+    lines.append(f"  do: {problem.do}")
+    if problem.links:
+        lines.append(f"  see: {', '.join(problem.links)}")
+    return lines
+
+
+def report(answers: Iterable[Found]) -> list[str]:
+    """The problems that hold, each in a few lines, and in one line those that may hold."""
+    lines: list[str] = []
+    open_words = []
+    for answer in answers:
+        if answer.missing:
+            open_words.append(f"{answer.problem.id} ({', '.join(answer.missing)})")
+        else:
+            lines += in_words(answer)
+    if open_words:
+        lines.append(f"may hold, by what --call and --server leave open: {'; '.join(open_words)}")
+    return lines
+
+
+def to_data(answers: Iterable[Found]) -> list[dict[str, Any]]:
+    """The same as JSON data."""
+    data = []
+    for answer in answers:
+        problem = answer.problem
+        row = {
+            "id": problem.id,
+            "what": problem.what,
+            "verdict": answer.verdict,
+            "missing": list(answer.missing),
+            "says": problem.says,
+            "releases": answer.releases,
+            "how_much": how_much(problem),
+            "do": problem.do,
+            "links": list(problem.links),
+        }
+        data.append(row)
+    return data

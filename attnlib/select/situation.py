@@ -1,0 +1,368 @@
+"""What a known problem may ask: the releases that run together, and the facts of server and call.
+
+Beside the facts of a call (`facts`) these are the library's pick, the card, how the server was
+started, and what the models of `core` say of the lengths. A fact that nobody stated is left out:
+it is unknown, not false.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from packaging.version import Version
+
+from ..core.backends.limits import LATENT_MODES
+from ..core.call_text import parse_lengths
+from ..core.checkpoints import served
+from ..core.fa2.choice import PlanShape, choose
+from ..core.layer import parse_layer
+from ..core.schedule.caps import BOUNDED, DEFAULT, num_splits
+from ..core.schedule.facts import SchedulerFacts, latent_facts, layer_facts
+from ..core.schedule.splits import plan_splits
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
+from .explain import Choice
+from .facts import DRAFT_MODES, FLAGS, GPUS, NUMBERS, WORDS, Call, Facts, facts_of, gpu_named
+from .libraries import AUTO, LIBRARIES
+from .rules import Vocabulary
+
+SMS = 132
+"""Multiprocessors of an H100 or H200, whose splits and plans the models give."""
+SERVED_CONTEXT = 131_072
+"""Tokens of the page table's width where no context is stated, or the longest request."""
+VLLM_CAP = "32"
+"""vLLM's cap of splits in a CUDA graph (flash_attn_max_num_splits_for_cuda_graph)."""
+CARDS = tuple(
+    name.lower().replace(" ", "") for names in GPUS.values() for name in names.split(", ")
+)
+"""Cards by name, as a fact has them: h100, rtx4090."""
+USUALLY_OFF = {
+    "glue_graph": "SGLANG_ENABLE_METADATA_GLUE_GRAPH",
+    "context_parallel": "context parallelism",
+    "prefill_context_parallel": "prefill context parallelism",
+    "num_splits_pinned": "num_splits set for every call",
+    "schedule_kept": "a schedule of FlashAttention-3 that is kept over steps",
+    "plan_kept": "a plan of FlashInfer that is replayed over steps",
+    "gpu_lengths": "lengths that the GPU alone has",
+    "pageable_copies": "lengths copied to pageable memory",
+}
+"""Flags that tell how a server was started or is written, off unless they are stated."""
+SERVER = {"dp_attention": "DP attention", **USUALLY_OFF}
+"""All such flags, and how a reason names them."""
+MODELLED = {
+    "splits_lost": "splits lost to SGLang's cap",
+    "vllm_splits_lost": "splits lost to vLLM's cap of 32",
+    "fa2_plan_loses": "a plan of fa2 that the model of core.fa2 would leave",
+    "near_context": "a request that the draft tokens take past the context",
+    "by_name": "a backend asked for by name",
+}
+"""Flags that follow from the lengths by a model of `core`, or from the policy."""
+SERVER_NUMBERS = ("context", "draft_tokens")
+LENGTHS = "kv_lens"
+
+
+def _backends() -> tuple[str, ...]:
+    """Every name that a library has for a backend, each once."""
+    names: dict[str, None] = {}
+    for library in LIBRARIES.values():
+        names |= dict.fromkeys(library.by_rule_only)
+        for of_mode in library.backends.values():
+            names |= dict.fromkeys(of_mode)
+        for policies in library.policies.values():
+            for rows in policies.values():
+                for row in rows:
+                    names |= dict.fromkeys(row.then)
+    return tuple(name for name in names if name != AUTO)
+
+
+BACKENDS = _backends()
+OF_SITUATIONS = Vocabulary(
+    flags={**FLAGS, **SERVER, **MODELLED},
+    words={
+        **WORDS,
+        "engine": tuple(LIBRARIES),
+        "backend": BACKENDS,
+        "kernel": BACKENDS,
+        "card": CARDS,
+    },
+    numbers=(*NUMBERS, *SERVER_NUMBERS, "longest_over_mean"),
+)
+"""What the conditions of a known problem may test."""
+OF_LENGTHS = (
+    "batch_size",
+    "total_q",
+    "total_kv",
+    "min_kv",
+    "max_kv",
+    "kv_units",
+    "longest_over_mean",
+    "splits_lost",
+    "vllm_splits_lost",
+    "fa2_plan_loses",
+)
+"""Facts that the lengths of the requests decide: `kv_lens` is what a user has to give."""
+UNSTATED = ("graph", "speculative", "eagle_topk", "model")
+"""Facts of a call that are unknown unless they are stated; others have a plain call's value."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Releases that run together (package -> release), and the facts that are known."""
+
+    stack: Mapping[str, Version]
+    facts: Mapping[str, Any]
+
+
+def parse_stack(text: str) -> dict[str, Version]:
+    """Package -> release of `sglang==0.5.23,flashinfer==0.7.2`; ValueError for another text."""
+    stack = {}
+    for part in text.split(","):
+        name, given, release = part.partition("==")
+        if not given:
+            raise ValueError(f"a stack must be such as sglang==0.5.23, got {text!r}")
+        stack[name] = Version(release)
+    return stack
+
+
+def card_named(text: str) -> str:
+    """The card that a text such as `h20` or `NVIDIA H200` names, or the empty string."""
+    words = re.sub(r"[\s-]+", " ", text.lower())
+    squeezed = words.replace(" ", "")
+    named = [card for card in CARDS if card in words.split() or card == squeezed]
+    named += [card for card in CARDS if card in squeezed and len(card) > 4]
+    return named[0] if named else ""
+
+
+def parse_server(settings: Collection[str]) -> dict[str, Any]:
+    """Facts of a server: `dp_attention`, `context=131072`; ValueError lists those there are."""
+    given: dict[str, Any] = {}
+    for text in settings:
+        name, _, value = text.partition("=")
+        if name in SERVER and value in ("", "yes", "no"):
+            given[name] = value != "no"
+        elif name in SERVER_NUMBERS and value.isdecimal():
+            given[name] = int(value)
+        else:
+            numbers = [f"{number}=N" for number in SERVER_NUMBERS]
+            known = ", ".join((*SERVER, *numbers))
+            raise ValueError(f"a fact of the server must be one of {known}, got {text!r}")
+    return given
+
+
+def with_dp_attention(
+    server: Mapping[str, Any],
+    model: str,
+    tp: int = 1,
+    dp: int = 1,
+) -> dict[str, Any]:
+    """The facts of a server, with DP attention where the words of a model or `dp` say it.
+
+    ValueError where the server is said to be without.
+    """
+    if not served(model, tp, dp).dp_attention:
+        return dict(server)
+    if not server.get("dp_attention", True):
+        raise ValueError(f"dp_attention must be left out, {model} is served with it, got no")
+    return {**server, "dp_attention": True}
+
+
+def situation_of(
+    choice: Choice,
+    spec: AttnSpec,
+    call: Call,
+    *,
+    stated: Collection[str] = (),
+    gpu: str = "",
+    server: Mapping[str, Any] | None = None,
+) -> Situation:
+    """The situation of a choice of `explain`.
+
+    Parameters
+    ----------
+    choice : Choice
+        What the library picks.
+    spec : AttnSpec
+        The layer; its page is the library's where that is another.
+    call : Call
+        The call.
+    stated : collection of str
+        Fields of `call` that the user gave: of `UNSTATED` others are unknown.
+    gpu : str
+        How the user named the GPU: it may be a card.
+    server : mapping, optional
+        Facts of `SERVER` and `SERVER_NUMBERS`.
+    """
+    stack = _stack_of(choice)
+    spec = replace(spec, page_size=choice.pages or spec.page_size)
+    engine = choice.library.partition("==")[0]
+    picked = {
+        "engine": engine,
+        "backend": choice.backend,
+        "kernel": choice.kernel,
+        "by_name": choice.policy in LIBRARIES[engine].backends.get(choice.mode, ()),
+    }
+    if card := card_named(gpu):
+        picked["card"] = card
+    facts = _facts(
+        spec,
+        call,
+        mode=choice.mode,
+        gpu=choice.gpu,
+        stated=stated,
+        server=server or {},
+    )
+    return Situation(stack, {**facts, **picked})
+
+
+def _stack_of(choice: Choice) -> dict[str, Version]:
+    """The releases of a choice and of what it calls."""
+    stack = {}
+    inner: Choice | None = choice
+    while inner is not None:
+        name, _, release = inner.library.partition("==")
+        if release:
+            stack[name] = Version(release)
+        inner = inner.inner
+    return stack
+
+
+LAYER_WORDS = ("heads", "head_dim", "page_size", "dtype", "kv_dtype")
+PICKED_WORDS = ("engine", "backend", "kernel")
+
+
+def situation_from(written: Mapping[str, Any]) -> Situation:
+    """The situation that an entry's `example` writes down.
+
+    `stack`, `mode` and `gpu` must be given. `lens` are tokens per request as of `parse_lengths`,
+    `q_tokens` the query tokens of each. What else there is are facts by name.
+    """
+    given = dict(written)
+    stack = parse_stack(given.pop("stack"))
+    mode = given.pop("mode")
+    named = given.pop("gpu")
+    latent = mode in LATENT_MODES
+    layer: dict[str, Any] = {"heads": "16/1" if latent else "32/8"}
+    if latent:
+        layer["head_dim"] = MLA_HEAD_DIM
+    layer |= {name: given.pop(name) for name in LAYER_WORDS if name in given}
+    lens = parse_lengths("lens", str(given.pop("lens"))) if "lens" in given else ()
+    q_tokens = given.pop("q_tokens", 0)
+    q_lens = (q_tokens,) * len(lens) if q_tokens else ()
+    of_call = {field.name for field in fields(Call)} & {*given}
+    stated = {name: given.pop(name) for name in of_call}
+    if mode == "sparse_mla":
+        stated.setdefault("topk", 2048)
+    call = Call(kv_lens=lens, q_lens=q_lens, **stated)
+    server = {name: given.pop(name) for name in (*SERVER, *SERVER_NUMBERS) if name in given}
+    picked = {name: given.pop(name) for name in (*PICKED_WORDS, "by_name") if name in given}
+    if card := card_named(named):
+        picked["card"] = card
+    if given:
+        raise ValueError(f"no such fact: {', '.join(given)}")
+    spec = parse_layer(**layer)
+    facts = _facts(
+        spec,
+        call,
+        mode=mode,
+        gpu=gpu_named(named),
+        stated=stated,
+        server=server,
+    )
+    return Situation(stack, {**facts, **picked})
+
+
+def _facts(
+    spec: AttnSpec,
+    call: Call,
+    *,
+    mode: str,
+    gpu: str,
+    stated: Collection[str],
+    server: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The facts of a call that are known, those of the server, and what models say of the rest."""
+    facts: dict[str, Any] = dict(facts_of(spec, call, mode=mode, gpu=gpu, release=None))
+    for name in UNSTATED:
+        if name not in stated:
+            del facts[name]
+    if "model" not in stated:
+        del facts["architecture"]
+    if mode in DRAFT_MODES or call.eagle_topk or call.speculative:
+        facts["speculative"] = True
+    if call.kv_lens:
+        mean = sum(call.kv_lens) / len(call.kv_lens)
+        facts["longest_over_mean"] = max(call.kv_lens) / mean
+        facts |= _by_models(spec, call, Facts(facts), server)
+    return {**facts, **dict.fromkeys(USUALLY_OFF, False), **server}
+
+
+def _by_models(
+    spec: AttnSpec,
+    call: Call,
+    facts: Facts,
+    server: Mapping[str, Any],
+) -> dict[str, bool]:
+    """What the models of `core` say of the lengths, where they know such a call."""
+    said = {}
+    lens = np.asarray(call.kv_lens)
+    if "context" in server:
+        ahead = max(facts["max_q"], server.get("draft_tokens", 0))
+        said["near_context"] = bool(lens.max() + ahead > server["context"])
+    context = max(server.get("context", SERVED_CONTEXT), int(lens.max()))
+    with_model: dict[str, Any] = {"lens": lens, "facts": facts, "context": context}
+    sglang = _schedule(replace(spec, dtype=spec.kv_dtype), "sglang", **with_model)
+    if sglang is not None:
+        default = _splits(sglang, lens, DEFAULT)
+        bounded = _splits(sglang, lens, BOUNDED)
+        said["splits_lost"] = bool((default < bounded).any())
+    vllm = _schedule(spec, "vllm", **with_model)
+    if vllm is not None:
+        free = _splits(vllm, lens, DEFAULT)
+        capped = _splits(vllm, lens, VLLM_CAP)
+        said["vllm_splits_lost"] = bool((capped < free).any())
+    if spec.head_dim in (64, 128, 256):
+        shape = PlanShape.of(spec, lens, SMS, facts["max_q"])
+        choice = choose(shape, lens)
+        said["fa2_plan_loses"] = choice.chunk != int(choice.chunks[-1])
+    return said
+
+
+def _schedule(
+    spec: AttnSpec,
+    build: str,
+    *,
+    lens: np.ndarray,
+    facts: Facts,
+    context: int,
+) -> SchedulerFacts | None:
+    """The call as a build of FlashAttention-3 sees it; None where it has no such kernel."""
+    latent = facts["mode"] in LATENT_MODES
+    call: dict[str, Any] = {
+        "columns": -(-context // spec.page_size),
+        "batch_size": len(lens),
+        "max_seqlen_q": facts["max_q"],
+        "num_sms": SMS,
+        "causal": True,
+        "varlen_q": True,
+        "build": build,
+    }
+    try:
+        if latent:
+            mla = MlaSpec(spec.num_qo_heads, page_size=spec.page_size)
+            return latent_facts(mla, **call)
+        return layer_facts(spec, **call)
+    except ValueError:
+        return None
+
+
+def _splits(
+    facts: SchedulerFacts,
+    lens: np.ndarray,
+    cap: str,
+) -> np.ndarray:
+    """Splits of each request [bs] under a cap."""
+    chosen = num_splits(facts, cap) or facts.split_cap
+    facts = replace(facts, num_splits=chosen)
+    q_lens = np.full(len(lens), facts.max_seqlen_q)
+    return plan_splits(facts, lens, q_lens).num_splits

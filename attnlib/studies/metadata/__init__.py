@@ -1,0 +1,7 @@
+"""The metadata of a step: our kernels, their rivals, and the oracle."""
+
+__all__ = [
+    "context_width",
+    "decode_metadata",
+    "page_arrays",
+]

@@ -1,0 +1,176 @@
+"""The metadata of a decode step: op by op, SGLang's fused kernels, and ours.
+
+The main records repeat one call in a graph. Records of other GPUs of the same study time a call
+behind another kernel (`IN_STEP_MACHINE`), and eager calls (`EAGER_MACHINE`). Times are us.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pandas as pd
+
+from ...run.figures import charts
+from ...run.frame import good_rows, intervals, over, times
+from ...run.study import Grid, Study
+from .case import MetadataCase
+
+IN_STEP_MACHINE = "nvidia-h200-54fb76dd"
+EAGER_MACHINE = "nvidia-h100-80gb-hbm3-da6a6c3c"
+METADATA = (
+    MetadataCase("decode", 1, 1, 8192),
+    MetadataCase("decode", 32, 1, 8192),
+    MetadataCase("decode", 128, 1, 8192),
+    MetadataCase("decode", 512, 1, 8192),
+    MetadataCase("decode", 1024, 1, 8192),
+    MetadataCase("decode", 2048, 16, 32768),
+    MetadataCase("decode", 4096, 16, 32768),
+    MetadataCase("decode", 32, 1, 131072),
+)
+"""(batch, page_size, max_ctx); the second is the case of SGLang's pull request."""
+LIVE = (
+    MetadataCase("decode", 1, 1, 8192),
+    MetadataCase("decode", 32, 1, 8192),
+    MetadataCase("decode", 128, 1, 8192),
+    MetadataCase("decode", 512, 1, 8192),
+    MetadataCase("decode", 1024, 1, 8192),
+    MetadataCase("decode", 2048, 16, 32768),
+)
+SOURCE_CASE = (MetadataCase("decode", 32, 1, 8192),)
+
+SWEEP_BATCHES = (1, 8, 64, 512, 4096)
+SWEEP_PAGES = (1, 16, 256)
+SWEEP_CONTEXTS = (128, 2048, 16384, 131072)
+METADATA_SWEEP = tuple(
+    MetadataCase("decode", batch, page, context)
+    for batch, page, context in product(SWEEP_BATCHES, SWEEP_PAGES, SWEEP_CONTEXTS)
+)
+SHORTEST = tuple(case for case in METADATA_SWEEP if case.max_ctx == 128)
+WINDOWED = tuple(
+    MetadataCase("decode", batch_size=32, page_size=page, max_ctx=8192, swa=True)
+    for page in (1, 2, 4, 8, 16, 32, 64, 128)
+)
+"""The page sizes of SGLang's tests, with the table of a sliding window."""
+EAGER_OURS, FUSED_OURS = "metadata-eager", "metadata-fused"
+OURS = (EAGER_OURS, FUSED_OURS)
+SGLANG = ("sglang-metadata",)
+RELEASES = ("0.5.14", "0.5.23")
+BEHIND = ("graph-behind", "graph")
+
+STUDY = Study(
+    name="decode_metadata",
+    question="What does the metadata of a decode step cost?",
+    grids=(
+        Grid((*METADATA, *METADATA_SWEEP), OURS, rounds=4),
+        Grid(
+            cases=(*METADATA, *METADATA_SWEEP, *WINDOWED),
+            backends=SGLANG,
+            releases=RELEASES,
+            rounds=4,
+        ),
+        Grid(WINDOWED, (FUSED_OURS,), rounds=4),
+        Grid(
+            cases=SHORTEST,
+            backends=(),
+            rounds=4,
+            again=(FUSED_OURS,),
+        ),
+        Grid(
+            cases=METADATA,
+            backends=OURS,
+            timers=BEHIND,
+            rounds=4,
+            again=OURS,
+        ),
+        Grid(
+            cases=METADATA,
+            backends=SGLANG,
+            releases=RELEASES,
+            timers=BEHIND,
+            rounds=4,
+        ),
+        Grid(METADATA, ("metadata-fused-alone",), rounds=4),
+        Grid(
+            cases=SOURCE_CASE,
+            backends=OURS,
+            timers=("eager",),
+            rounds=4,
+            isolated=True,
+        ),
+        Grid(
+            cases=SOURCE_CASE,
+            backends=SGLANG,
+            releases=RELEASES,
+            timers=("eager",),
+            rounds=4,
+            isolated=True,
+        ),
+        Grid(
+            cases=LIVE,
+            backends=OURS,
+            timers=BEHIND,
+            rounds=3,
+            headline=True,
+        ),
+    ),
+    reference_machine="nvidia-h200-a9a9b6cc",
+    ceilings=("copy",),
+)
+
+SIZES = ["batch_size", "page_size", "max_ctx"]
+OP_BY_OP, FUSED, ALONE = "op by op", "fused", "fused, no overlap"
+MERGED, TODAY = "SGLang 0.5.14", "SGLang 0.5.23"
+"""The fused kernels as SGLang merged them, and its newest."""
+DESIGNS = {
+    "metadata-eager": OP_BY_OP,
+    "metadata-fused": FUSED,
+    "metadata-fused-alone": ALONE,
+    "sglang-metadata": "SGLang",
+}
+DESIGNS_SHOWN = (OP_BY_OP, MERGED, TODAY, ALONE, FUSED)
+"""Columns of `design_times`; the release follows the name SGLang."""
+
+
+def metadata_rows(
+    frame: pd.DataFrame,
+    *,
+    timer: str = "graph",
+    windowed: bool = False,
+    builder: str = "decode",
+) -> pd.DataFrame:
+    """Good rows of a builder and a timer, with a window's page table or without.
+
+    `backend` is the design, so two releases of SGLang are two designs. Records of a design that is
+    measured no more are left out.
+    """
+    rows = frame[(frame.builder == builder) & (frame.swa == windowed)]
+    rows = good_rows(rows[rows.backend.isin(DESIGNS)], timer)
+    releases = rows.release.map(lambda release: f" {release}" if release else "")
+    return rows.assign(backend=rows.backend.map(DESIGNS) + releases)
+
+
+def design_times(rows: pd.DataFrame) -> pd.DataFrame:
+    """Median time of each design per size; fused, without overlap if measured, / SGLang 0.5.23."""
+    measured = set(rows.backend)
+    ours = ALONE if ALONE in measured else FUSED
+    ratio = over(rows, ours, TODAY)
+    judged = pd.DataFrame(
+        {
+            "case": ratio.case,
+            f"{ours} / 0.5.23": ratio.ratio.round(2),
+            "95 % CI": intervals(ratio),
+            "verdict": ratio.verdict,
+        }
+    )
+    designs = [name for name in DESIGNS_SHOWN if name in measured]
+    shown = times(rows)[["case", *SIZES, *designs]].round(2)
+    table = shown.merge(judged, on="case", how="left").drop(columns="case")
+    return table.sort_values(SIZES, ignore_index=True)
+
+
+def designs_chart(frame: pd.DataFrame) -> charts.Figure:
+    """Time over batch size at page size 1, a panel per context length."""
+    rows = metadata_rows(frame)
+    rows = rows[(rows.page_size == 1) & rows.case.isin(METADATA_SWEEP)]
+    names = (OP_BY_OP, MERGED, TODAY, FUSED)
+    return charts.medians(rows, "batch_size", panel="max_ctx", names=names)

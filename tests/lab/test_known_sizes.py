@@ -1,0 +1,29 @@
+"""Sizes of known problems are those of the records, at the calls at which the problem holds."""
+
+import json
+
+import pytest
+
+from attnlib.lab import known_sizes
+from attnlib.select.known import PROBLEMS, SIZES
+
+pytestmark = [pytest.mark.usefixtures("published_records"), pytest.mark.slow]
+
+
+def test_the_file_of_sizes_is_what_the_records_say():
+    assert json.loads(SIZES.read_text()) == known_sizes.tables()
+
+
+def test_a_problem_that_is_slower_is_slower_in_most_of_its_recorded_calls():
+    for name, entry in known_sizes.tables().items():
+        for size in entry["sizes"]:
+            assert size["median"] > 1.03, name
+            assert 2 * size["slower"] > size["cases"], name
+
+
+def test_calls_at_which_the_cap_takes_nothing_are_left_out():
+    problem = PROBLEMS["sglang-fa3-split-cap-gqa"]
+    ratios = known_sizes.ratios_of(problem, "h100")
+    longest = ratios.case.map(lambda case: case.kv_len)
+    assert len(ratios)
+    assert 1024 not in {*longest}, "256 requests of 1,024 tokens are all alike"

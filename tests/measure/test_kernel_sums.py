@@ -1,0 +1,90 @@
+"""Sums of kernels as people paste them, in the real forms; the times are made up."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from attnlib.measure.kernel_sums import NSYS, TORCH, read_sums
+
+FOLDER = Path(__file__).parent / "pasted"
+TABLE = FOLDER / "key_averages.txt"
+SUMMARY = FOLDER / "cuda_gpu_kern_sum.csv"
+
+
+def test_rows_of_the_gpu_are_taken_from_a_table_of_torch_and_no_operator_or_range():
+    sums = read_sums(TABLE)
+    assert sums.source == TORCH
+    found = {kernel.name: (kernel.us, kernel.launches) for kernel in sums.kernels}
+    assert found == {
+        "FlashAttnFwdSm90": (4800.0, 64),
+        "nvjet_tst_128x8_64x12_1x2_h_bz_coopB_TNT": (1200.0, 128),
+        "BatchPrefillWithPagedKVCacheKernel": (900.0, 32),
+        "Memcpy HtoD": (12.5, 4),
+    }
+    cut = [kernel.name for kernel in sums.kernels if kernel.is_cut]
+    assert cut == ["BatchPrefillWithPagedKVCacheKernel"]
+
+
+def test_a_summary_of_nsight_systems_is_read_below_what_the_tool_prints_before_it():
+    sums = read_sums(SUMMARY)
+    assert sums.source == NSYS
+    found = [(kernel.name, kernel.us, kernel.launches) for kernel in sums.kernels]
+    assert found == [
+        ("flash_fwd_splitkv_kernel", 2_110_000.0, 16384),
+        ("GemmUniversal", 1_490_000.0, 65536),
+        ("flash_fwd_splitkv_combine_kernel", 51_000.5, 16384),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "nothing of the kind", "----  ----\nNom  Zeit\n", '{"a": 1}'])
+def test_another_text_is_none(text, tmp_path):
+    (tmp_path / "other").write_text(text)
+    assert read_sums(tmp_path / "other") is None
+
+
+@pytest.mark.parametrize(
+    ("source", "old", "new", "words"),
+    [
+        (TABLE, "900.000us", "nan", "must have times in Self CUDA"),
+        (TABLE, "        64  ", "  sixtyfour  ", "must have numbers in # of Calls"),
+        (TABLE, "   Self CUDA  ", "   Self TPU   ", "must have columns Name, Self CPU"),
+        (SUMMARY, "2110000000", "2110000000e9", "must have numbers in Total Time"),
+        (SUMMARY, ",65536,", ",,", "must have numbers in Instances"),
+    ],
+)
+def test_a_wrong_field_is_one_line_that_names_it(source, old, new, words, tmp_path):
+    text = source.read_text()
+    assert old in text
+    path = tmp_path / "spoiled.txt"
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ValueError, match=words) as error:
+        read_sums(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_table_without_the_gpu_and_one_without_end_are_refused(tmp_path):
+    lines = TABLE.read_text().splitlines(keepends=True)
+    of_cpu = [line for line in lines if "aten::" in line or "--" in line or "Name" in line]
+    path = tmp_path / "text"
+    path.write_text("".join(of_cpu))
+    with pytest.raises(ValueError, match="no kernel of a GPU"):
+        read_sums(path)
+    path.write_text("".join(lines) + "x" * (1 << 24))
+    with pytest.raises(ValueError, match="at most 16 MiB"):
+        read_sums(path)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("source", [TABLE, SUMMARY])
+def test_a_spoiled_text_is_read_or_refused_in_one_line(source, seed, tmp_path):
+    pick = random.Random(seed)
+    data = bytearray(source.read_bytes())
+    for _ in range(20):
+        data[pick.randrange(len(data))] = pick.randrange(256)
+    path = tmp_path / "text"
+    path.write_bytes(bytes(data[: pick.randrange(len(data))]))
+    try:
+        read_sums(path)
+    except ValueError as error:
+        assert str(path) in str(error) and len(str(error).splitlines()) == 1

@@ -1,0 +1,223 @@
+"""Known problems: each holds at its example, and is silent once one fact of it is another."""
+
+import re
+
+import pytest
+import yaml
+from packaging.version import Version
+
+from attnlib.select.known import (
+    PROBLEMS,
+    WHAT,
+    found,
+    how_much,
+    in_words,
+    known_problems,
+    load,
+    sizes,
+    truth,
+)
+from attnlib.select.rules import Group
+from attnlib.select.situation import card_named, situation_from
+
+ALL = [*PROBLEMS.values()]
+NAMES = [problem.id for problem in ALL]
+
+
+def neighbours(problem):
+    """Situations in which one fact of an entry's example is another: the fact, and the situation.
+
+    A fact may have several values in a list."""
+    for fact, values in problem.silent.items():
+        for value in values if isinstance(values, list) else [values]:
+            yield fact, situation_from({**problem.example, fact: value})
+
+
+SILENT = [(problem, *pair) for problem in ALL for pair in neighbours(problem)]
+
+
+def leaves(parts):
+    """The single conditions of conditions and groups."""
+    for part in parts:
+        if isinstance(part, Group):
+            yield from leaves(part.of)
+        else:
+            yield part
+
+
+def holding_situations(problem):
+    """The situations that an entry says it holds at."""
+    yield situation_from(problem.example)
+    if problem.also:
+        yield situation_from({**problem.example, **problem.also})
+
+
+def test_there_are_forty_causes_of_five_kinds():
+    assert len(ALL) >= 40
+    assert {problem.what for problem in ALL} == set(WHAT)
+
+
+@pytest.mark.parametrize("problem", ALL, ids=NAMES)
+def test_a_problem_holds_at_its_example(problem):
+    for situation in holding_situations(problem):
+        answer = found(problem, situation)
+        assert answer is not None
+        assert answer.missing == ()
+
+
+@pytest.mark.parametrize(
+    ("problem", "situation"),
+    [(problem, situation) for problem, _, situation in SILENT],
+    ids=[f"{problem.id}-{fact}" for problem, fact, _ in SILENT],
+)
+def test_a_problem_is_silent_once_one_fact_is_another(problem, situation):
+    assert found(problem, situation) is None
+
+
+@pytest.mark.parametrize("problem", ALL, ids=NAMES)
+def test_every_condition_of_a_problem_is_turned(problem):
+    tried = [*holding_situations(problem)]
+    tried += [situation for _, situation in neighbours(problem)]
+    for leaf in leaves(problem.when):
+        answers = {truth(leaf, situation.facts) for situation in tried}
+        assert answers >= {True, False}, str(leaf)
+
+
+@pytest.mark.parametrize("problem", ALL, ids=NAMES)
+def test_the_releases_of_a_problem_are_its_bounds(problem):
+    for name, span in problem.releases.items():
+        if span.since:
+            assert span.has(span.since)
+        if span.ends_in:
+            assert span.has(span.ends_in) is False
+            assert "until" not in str(span)
+        else:
+            assert span.has(span.until) is True
+            assert span.has(Version("999")) is None, name
+
+
+def test_a_newer_release_than_is_known_may_have_a_problem():
+    problem = PROBLEMS["vllm-cap-of-32-splits"]
+    newer = situation_from({**problem.example, "stack": "vllm==0.99.0"})
+    answer = found(problem, newer)
+    assert answer.verdict == "may hold"
+    assert answer.missing == ("vllm after 0.33.0",)
+    lens_are_missing = {name: fact for name, fact in problem.example.items() if name != "lens"}
+    assert found(problem, situation_from({**lens_are_missing, "stack": "vllm==0.99.0"})) is None
+
+
+def test_an_unknown_fact_is_named_by_what_a_user_gives():
+    problem = PROBLEMS["sglang-fa3-split-cap-mla"]
+    written = dict(problem.example)
+    del written["lens"]
+    assert found(problem, situation_from(written)).missing == ("kv_lens",)
+    wall = PROBLEMS["sglang-page-table-context-wall"]
+    without = {name: fact for name, fact in wall.example.items() if name != "context"}
+    assert found(wall, situation_from(without)).missing == ("context",)
+
+
+def test_a_fact_of_a_call_that_is_not_stated_is_unknown_and_a_switch_of_a_server_is_off():
+    capture = PROBLEMS["sglang-fa3-capture-sm8x"]
+    without = {name: fact for name, fact in capture.example.items() if name != "graph"}
+    assert found(capture, situation_from(without)).missing == ("graph",)
+    kept = PROBLEMS["flash-attn-3-schedule-kept"]
+    without = {name: fact for name, fact in kept.example.items() if name != "schedule_kept"}
+    assert found(kept, situation_from(without)) is None
+    dp = PROBLEMS["sglang-schedule-dp-attention"]
+    without = {name: fact for name, fact in dp.example.items() if name != "dp_attention"}
+    assert found(dp, situation_from(without)).missing == ("dp_attention",)
+
+
+def test_problems_that_hold_come_first():
+    situation = situation_from(PROBLEMS["sglang-fa3-split-cap-gqa"].example)
+    answers = known_problems(situation)
+    verdicts = [answer.verdict for answer in answers]
+    assert verdicts == sorted(verdicts)
+    assert "sglang-fa3-split-cap-gqa" in {answer.problem.id for answer in answers}
+
+
+def test_a_card_is_not_its_compute_capability():
+    assert card_named("h20") == "h20"
+    assert card_named("NVIDIA H200") == "h200"
+    assert card_named("NVIDIA GeForce RTX 4090") == "rtx4090"
+    assert card_named("sm90") == ""
+    assert card_named("L40S") == "l40s"
+    assert card_named("NVIDIA A10G") == "a10g"
+
+
+def test_sizes_are_the_records_and_no_text_has_a_number_of_times():
+    for problem in ALL:
+        if problem.record:
+            lines = how_much(problem)
+            assert lines and all(line.startswith("on record: ") for line in lines), problem.id
+        else:
+            assert how_much(problem)
+            assert problem.id not in sizes()
+        assert not re.search(r"\d times as|\d %", problem.says), problem.id
+    assert set(sizes()) == {problem.id for problem in ALL if problem.record}
+
+
+def test_every_thread_is_an_address_and_every_notebook_is_there(request):
+    root = request.config.rootpath
+    for problem in ALL:
+        for link in problem.links:
+            assert link.startswith("https://github.com/") or (root / link).exists(), link
+
+
+def test_a_problem_is_a_few_lines():
+    problem = PROBLEMS["vllm-sparse-mla-sm90"]
+    answer = found(problem, situation_from(problem.example))
+    text = "\n".join(in_words(answer))
+    assert text.startswith("known problem, slower: ")
+    assert "reported against it: " in text
+    assert "vllm since 0.30.0, known to 0.33.0" in text
+
+
+GOOD = {
+    "what": "slower",
+    "says": "It is slower.",
+    "releases": {"sglang": {"until": "0.5.23"}},
+    "when": ["mode is decode"],
+    "read": "a file",
+    "do": "nothing",
+    "example": {"stack": "sglang==0.5.23", "mode": "decode", "gpu": "sm90"},
+    "silent": {"mode": "mla"},
+}
+SLOW = {"url": "ftp://x", "says": "slow"}
+BAD = {
+    "says must be given": {"says": ""},
+    "what must be one of slower, ": {"what": "strange"},
+    "keys must be what, ": {"size": "2x"},
+    "do must be text, got 2": {"do": 2},
+    "no such fact in 'moon is full'": {"when": ["moon is full"]},
+    "backend must be ": {"when": ["backend is fa9"]},
+    "until or ends_in must be given": {"releases": {"sglang": {"since": "0.5.1"}}},
+    "keys must be since, until, ends_in": {"releases": {"sglang": {"to": "0.5.1"}}},
+    "Invalid version: 'new'": {"releases": {"sglang": {"until": "new"}}},
+    "one of record, reported, read must be given": {"reported": [SLOW]},
+    "url must be https": {"read": None, "reported": [SLOW]},
+    "reported: says must be given": {"read": None, "reported": [{"url": "https://x"}]},
+    "record: gpu must be given": {"read": None, "record": {"study": "x"}},
+}
+
+
+def written(folder, name, entries):
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(entries))
+
+
+@pytest.mark.parametrize(("words", "change"), BAD.items(), ids=BAD)
+def test_an_entry_that_is_not_valid_is_named_with_its_file(words, change, tmp_path):
+    entry = {key: value for key, value in {**GOOD, **change}.items() if value is not None}
+    written(tmp_path, "parts", {"one": entry})
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        load(tmp_path)
+    assert str(caught.value).startswith("parts.yaml:2, one")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_id_stands_in_one_file(tmp_path):
+    written(tmp_path, "parts", {"one": GOOD})
+    assert load(tmp_path)["one"].component == "parts"
+    written(tmp_path, "spares", {"one": GOOD})
+    with pytest.raises(ValueError, match="spares.yaml:2, one: an id must be unique"):
+        load(tmp_path)
