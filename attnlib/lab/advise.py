@@ -32,7 +32,7 @@ from ..run.study import in_about
 from ..select import Call, Choice, explain
 from ..select.asked import DECODE, asked_kinds, facts_stated, is_checkpoint, layer_said
 from ..select.facts import gpu_named
-from ..select.known import HOLDS, Found, how_much, known_problems, to_data
+from ..select.known import HOLDS, Found, known_problems, report, to_data
 from ..select.libraries import AUTO, find
 from ..select.situation import SERVED_CONTEXT, card_named, situation_of, with_dp_attention
 from ..studies import PACE, plan_rivals, random_batches
@@ -187,7 +187,7 @@ class Advice(Shown):
         layer = self.layer
         choice = self.choice
         nearest = self.nearest
-        notes = [*self._known_notes(), *self._slower_notes(), "Recorded times, not predictions."]
+        notes = [*report(self.known), *self._slower_notes(), "Recorded times, not predictions."]
         if self.of_model:
             notes.append(self.of_model)
         if nearest.day.min() < PRESENT_PLANNER and random_batches.PLANNED in self.times:
@@ -228,24 +228,6 @@ class Advice(Shown):
             notes.append(f"{words}: {', '.join(plan_rivals.PAGES_OF_16)}.")
         return notes
 
-    def _known_notes(self) -> list[str]:
-        """A note for each known problem that holds, and one for those that may hold."""
-        notes = []
-        open_ids = []
-        for answer in self.known:
-            problem = answer.problem
-            if answer.missing:
-                open_ids.append(f"{problem.id} ({', '.join(answer.missing)})")
-                continue
-            much = "; ".join(how_much(problem))
-            much = much[:1].upper() + much[1:]
-            where = f", {answer.releases}" if answer.releases else ""
-            words = f"Known problem, {problem.what}{where}: {problem.says}"
-            notes.append(f"{words} {much}. Do: {problem.do}. [{problem.id}]")
-        if open_ids:
-            notes.append(f"May hold, by what --server leaves open: {'; '.join(open_ids)}.")
-        return notes
-
     def _slower_notes(self) -> list[str]:
         """Where the records show the pick to be slower than another backend of the engine."""
         own = own_build(self.choice)
@@ -263,7 +245,7 @@ class Advice(Shown):
         by_default = _most_splits(self.layer, self.lengths, DEFAULT)
         bounded = _most_splits(self.layer, self.lengths, BOUNDED)
         return (
-            f"A request has at most {by_default} splits here, and {bounded} with "
+            f"Most splits of a request: {by_default} here, {bounded} with "
             f"ATTNLIB_SGLANG_SPLITS=bounded (by the model, in a context of {SERVED_CONTEXT:,})."
         )
 

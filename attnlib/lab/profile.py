@@ -477,7 +477,7 @@ def _recorded_note(form: dict[str, Any]) -> str:
         if name not in ("python", "torch", "cuda"):
             releases.append(f"{name} {version}")
     if not form["versions"]:
-        releases.append("no other release on record")
+        releases.append("releases of other libraries not recorded")
     return f"Recorded: {call}, on {gpu}, {', '.join(releases)}, {day}; the call did not run here."
 
 

@@ -282,8 +282,8 @@ def how_much(problem: Problem) -> list[str]:
     for size in sizes().get(problem.id, {}).get("sizes", ()):
         ratio = f"{size['median']:.2f} times as long in the median"
         spread = f"{size['least']:.2f} to {size['most']:.2f}"
-        words = f"{ratio} of {size['cases']} {size['unit']}, {spread}"
-        lines.append(f"on record: {words} ({problem.record['study']}, {size['gpu']})")
+        words = f"{ratio} of {size['cases']} {size['unit']} ({spread})"
+        lines.append(f"on record: {words}; {problem.record['study']}, {size['gpu']}")
     return lines
 
 

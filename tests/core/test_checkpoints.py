@@ -78,3 +78,31 @@ def test_python_takes_a_card_as_the_shell_does():
         assert (choice.gpu, choice.backend) == ("sm90", "fa3")
     with pytest.raises(ValueError, match="gpu must be one of sm75, .*card such as"):
         explain(layer, mode="decode", gpu="h1000", library="flashinfer==0.6.3")
+
+
+def test_dp_attention_is_known_where_words_or_dp_say_it():
+    assert not served("DeepSeek-V3 at TP 8").dp_attention
+    assert served("DeepSeek-V3 with DP attention").dp_attention
+    assert served("DeepSeek-V3", tp=8, dp=8).dp_attention
+    with pytest.raises(ValueError, match="dp must be left out"):
+        served("DeepSeek-V3 at TP 8 with DP attention", dp=4)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("architecture: A", "models.yaml:2: M: source must be given"),
+        ("{architecture: A, source: s, layers: {ful: {}}}", "kind of layers must be one of"),
+        (
+            "{architecture: A, source: s, layers: {full: {count: x}}}",
+            "M, full: count must be a whole number, got 'x'",
+        ),
+        ("{architecture: A, source: s, layers: {}, width: 2}", "keys must be .*, got width"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named_with_its_line_and_field(row, words, tmp_path, monkeypatch):
+    file = tmp_path / "models.yaml"
+    file.write_text(f"M:\n  {row}\n")
+    monkeypatch.setattr("attnlib.core.checkpoints.FILE", file)
+    with pytest.raises(ValueError, match=words):
+        checkpoints.__wrapped__()

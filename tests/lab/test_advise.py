@@ -39,7 +39,7 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
     assert table["fastest in"].sum() == len(advice.nearest) == 16
     assert advice.nearest.distance.is_monotonic_increasing
     words = repr(advice)
-    assert "SGLang #18364" in words and advice.command in words and len(words.splitlines()) < 30
+    assert "SGLang #18364" in words and advice.command in words and len(words.splitlines()) < 40
     assert "GPU, in about 1 minute:" in words and "refuse pages of 1: flashinfer-xqa, " in words
 
 
@@ -75,7 +75,7 @@ def test_every_option_that_is_offered_has_advice_of_one_screen(place, monkeypatc
         arguments = ["--model", model, "--tp", "2", "--lens", "1..900", "--batch", "3"]
         status = cli.main(["advise", *arguments, "--engine", engine, "--gpu", "h200"])
         assert status in (0, cli.KNOWN_PROBLEM)
-    assert len(repr(advice).splitlines()) <= 30
+    assert len(repr(advice).splitlines()) <= 40
 
 
 def test_what_the_records_do_not_have_is_said():
@@ -177,12 +177,14 @@ def test_a_call_that_sglangs_cap_of_splits_reaches_is_told_so_with_what_to_set()
     advice = attnlib.advise(*call, library="sglang==0.5.23", gpu="H200")
     with_flashinfer = "sglang==0.5.23,flashinfer==0.7.2.post1"
     assert CAP_NOTE in str(attnlib.advise(*call, library=with_flashinfer).notes)
-    (note,) = [note for note in advice.notes if CAP_NOTE in note]
-    assert note.startswith("Known problem, slower, sglang since 0.5.16, known to 0.5.23: ")
-    assert "times as long in the median of" in note
-    assert "Do: ATTNLIB_SGLANG_SPLITS=bounded" in note
-    (splits,) = [note for note in advice.notes if note.startswith("A request has at most 8 splits")]
-    assert "and 61 with ATTNLIB_SGLANG_SPLITS=bounded (by the model" in splits
+    (first,) = [place for place, note in enumerate(advice.notes) if CAP_NOTE in note]
+    problem, releases, size = advice.notes[first : first + 3]
+    assert problem.startswith("known problem, slower: ")
+    assert releases == "  releases: sglang since 0.5.16, known to 0.5.23"
+    assert "times as long in the median of" in size
+    assert any(note.startswith("  do: ATTNLIB_SGLANG_SPLITS=bounded") for note in advice.notes)
+    (splits,) = [note for note in advice.notes if note.startswith("Most splits of a request: 8")]
+    assert "61 with ATTNLIB_SGLANG_SPLITS=bounded (by the model" in splits
     picked = dict(advice.facts)["rule of sglang==0.5.23"]
     assert picked == "fa3, here flash-attn-3-precomputed, of another build"
     table = advice.table().set_index("backend")["in the engine"]
@@ -240,8 +242,10 @@ def test_rules_of_the_model_and_of_what_the_user_fixed_count(capsys):
 def test_lengths_are_those_of_the_call(call, lengths, words):
     with pytest.raises(ValueError, match=words):
         attnlib.advise(call, lengths)
-    with pytest.raises(TypeError, match="MlaCase, AttnSpec or MlaSpec, got str"):
-        attnlib.advise("32/8", lengths)
+    with pytest.raises(TypeError, match="AttnSpec, MlaSpec or text, got tuple"):
+        attnlib.advise((32, 8), lengths)
+    with pytest.raises(ValueError, match="a call must be words such as heads=32/8"):
+        attnlib.advise("32/8")
     assert attnlib.advise(AttnSpec(8, 1, 128, 16), np.array([7, 9])).lengths == (7, 9)
 
 
@@ -311,7 +315,7 @@ def test_mla_is_advised_by_the_records_of_the_engines_own_build():
     assert in_engine["sglang-flash-attn-3-mla@bounded"] == "our plugin, SPLITS=bounded"
     assert advice.command == ""
     told = repr(advice)
-    assert "MLA decode, 128/1 heads" in told
+    assert told.startswith("mode=mla heads=128/1 page=1 lens=65536+2048x31: 129,024 tokens")
     assert "sglang-kernel 0.4.10, L2 warm" in told
     layer = AttnSpec(128, 1, 576, 64)
     same = attnlib.advise(layer, LONG_AMONG_SHORT, library="sglang==0.5.23", gpu="h100")
@@ -425,3 +429,91 @@ def test_a_pick_that_is_the_fastest_on_record_is_told_nothing():
     advice = attnlib.advise(AttnSpec(8, 1, 128, 1), [1024] * 256, library="sglang==0.5.23")
     assert len(advice.same)
     assert not [note for note in advice.notes if note.startswith("On record of this call")]
+
+
+UNLIKE = "32768x8+2048x56"
+ALIKE = "8192x64"
+SERVED = ["--engine", "sglang==0.5.23", "--gpu", "h100"]
+CAP = "sglang-fa3-split-cap-mla"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ["model=DeepSeek-V3", "tp=8", "dp=8"],
+        ["--model", "DeepSeek-V3 at TP 8 with DP attention"],
+        ["--model", "deepseek v3", "--tp", "8", "--dp", "8"],
+    ],
+)
+def test_a_latent_model_by_name_loses_splits_with_unlike_lengths(model, capsys):
+    lens = [f"lens={UNLIKE}"] if "tp=8" in model else ["--lens", UNLIKE]
+    assert cli.main(["advise", *model, *lens, *SERVED]) == cli.KNOWN_PROBLEM
+    told = capsys.readouterr().out
+    assert "mode=mla heads=128/1 page=1 lens=32768x8+2048x56" in told
+    assert f"[{CAP}]" in told
+    alike = [f"lens={ALIKE}"] if "tp=8" in model else ["--lens", ALIKE]
+    cli.main(["advise", *model, *alike, *SERVED])
+    assert CAP not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lens", [UNLIKE, ALIKE])
+def test_explain_says_the_cap_of_a_latent_model_where_advise_does(lens, capsys):
+    options = ["--library", "sglang==0.5.23", "--gpu", "h100"]
+    assert cli.main(["explain", "model=DeepSeek-V3", "tp=8", "dp=8", f"lens={lens}", *options]) == 0
+    told = capsys.readouterr().out
+    assert (CAP in told) == (lens == UNLIKE)
+
+
+def test_python_advises_on_a_latent_model_as_the_shell_does():
+    text = f"model=DeepSeek-V3 tp=8 lens={UNLIKE}"
+    advice = attnlib.advise(text, library="sglang==0.5.23", gpu="h100")
+    assert advice.layer.heads == "16/1" and advice.is_latent
+    with pytest.raises(ValueError, match="explain: sparse_mla"):
+        attnlib.advise("model=DeepSeek-V3.2 tp=8 lens=4096x8")
+    with pytest.raises(ValueError, match="pass either heads or model, got 16/1 and DeepSeek-V3"):
+        attnlib.advise("model=DeepSeek-V3 heads=16/1 lens=4096x8")
+
+
+DENSE_WITH_DP = "Qwen3-235B-A22B at TP 4 with DP attention"
+
+
+def held(capsys, *arguments):
+    """The known problems that a command says to hold."""
+    cli.main([*arguments, "--json"])
+    data = json.loads(capsys.readouterr().out)
+    return [row["id"] for row in data["known"] if row["verdict"] == "holds"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["advise", "--engine", "sglang==0.5.23", "--gpu", "h100", "--lens", "1024x128"],
+        ["explain", "--library", "sglang==0.5.23", "--gpu", "h100", "--call", "kv_lens=1024x128"],
+    ],
+)
+def test_dp_attention_in_the_words_of_a_model_is_a_fact_of_the_server(command, capsys):
+    with_dp = held(capsys, *command, "--model", DENSE_WITH_DP)
+    by_server = ["--model", "Qwen3-235B-A22B", "--server", "dp_attention"]
+    assert with_dp == held(capsys, *command, *by_server) != []
+    assert held(capsys, *command, "--model", "Qwen3-235B-A22B", "--tp", "4", "--dp", "4") == with_dp
+    without = held(capsys, *command, "--model", "Qwen3-235B-A22B")
+    assert {*without} < {*with_dp}
+
+
+def test_a_server_that_the_model_contradicts_is_refused(fails):
+    options = ["--lens", "9", "--server", "dp_attention=no"]
+    words = "dp_attention must be left out"
+    assert words in fails("advise", "--model", DENSE_WITH_DP, *options)
+
+
+def test_of_several_kinds_of_layers_the_first_is_advised_on_and_said():
+    advice = attnlib.advise("model=gpt-oss-20b tp=2 lens=4096x8")
+    words = "gpt-oss-20b has several kinds of layers: this is of the first, full, not of window."
+    assert words in advice.notes
+    assert advice.has_sinks and advice.layer.heads == "32/4"
+    assert "kinds of layers" not in str(attnlib.advise("model=Qwen3-8B lens=4096x8").notes)
+
+
+def test_mla_is_not_measured_by_advise(fails):
+    words = "call must be of mode decode to be measured here, got 'mode=mla heads=128/1"
+    assert words in fails("advise", "--measure", "--model", "DeepSeek-V3", "--lens", "9x4")
