@@ -411,8 +411,8 @@ def _advise(
 ) -> int:
     """Say what runs a decode call, its known problems, and the nearest records.
 
-    Heads such as 128/1 with --head-dim 576 are MLA. Exit status: 4 if a known problem holds, 0 if
-    none does, 2 for wrong use.
+    DeepSeek-V3, or heads such as 128/1 with --head-dim 576, are MLA. Exit status: 4 if a known
+    problem holds, 0 if none does, 2 for wrong use.
     """
     from .lab.advise import advise
     from .lab.view import measure_call

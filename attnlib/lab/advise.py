@@ -449,8 +449,6 @@ def _said(
     if said.model and is_checkpoint(said.model):
         first = asked_kinds(mode=DECODE, facts={}, **layer_said(said))[0]
         facts = replace(facts, **facts_stated(first.call))
-        if isinstance(case, DecodeCase) and first.spec is not None:
-            case = replace(case, spec=first.spec)  # with its window
     if said.kv_dtype:
         facts = replace(facts, pinned_kv_dtype=True)
     if said.page:

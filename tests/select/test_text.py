@@ -180,10 +180,10 @@ def test_the_text_of_a_call_takes_a_model_by_name():
     how = {"gpu": "h100", "library": "sglang==0.5.23"}
     choice = explain("model=DeepSeek-V3 tp=8 dp=8 lens=8192x16", **how)
     assert (choice.mode, choice.picked) == ("mla", "fa3")
-    sinks = explain("model=gpt-oss-20b tp=2 lens=8192x16", **how)
-    assert any(row.matched and "GptOss" in row.why + row.source for row in sinks.reasons) or (
-        "model gpt-oss" in sinks.tested
-    )
+    with_sinks = explain("model=gpt-oss-20b tp=2 lens=8192x16", **how)
+    call = Call(model="GptOssForCausalLM", sinks=True, kv_lens=(8192,) * 16)
+    layer = AttnSpec(32, 4, 64, 16)
+    assert with_sinks.reasons == explain(layer, mode="decode", call=call, **how).reasons
     with pytest.raises(ValueError, match="pass either heads or model, got 8/1 and DeepSeek-V3"):
         explain("model=DeepSeek-V3 heads=8/1 lens=9", **how)
     with pytest.raises(ValueError, match="mode must be none of mla"):
