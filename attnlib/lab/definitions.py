@@ -8,10 +8,10 @@ import ast
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
-from zipfile import ZipExtFile
+from typing import IO, NamedTuple
 
 CPP = (".h", ".cuh", ".cu", ".cpp")
+CHUNK = 2**20
 WHOLE = "the file"
 """The name of what has no parts, a binary."""
 STATEMENTS = "other statements"
@@ -53,15 +53,20 @@ class Definition(NamedTuple):
     last: int = 0
     is_import: bool = False
 
-    def overlaps(self, first: str, last: str = "") -> bool:
-        """Whether it has one of these lines."""
-        return int(first) <= self.last and self.first <= int(last or first)
+    def has_one_of(self, lines: str) -> bool:
+        """Whether one of lines such as `7, 12-20` is its own."""
+        for span in lines.split(", "):
+            first, _, last = span.partition("-")
+            if int(first) <= self.last and self.first <= int(last or first):
+                return True
+        return False
 
 
+NOTHING = Definition("")
 Definitions = dict[str, Definition]
 
 
-def definitions_of(path: str, file: ZipExtFile) -> Definitions:
+def definitions_of(path: str, file: IO[bytes]) -> Definitions:
     """Name -> definition of everything in a file; a method's name is `Class.method`.
 
     Raises SyntaxError for Python that this Python cannot read.
@@ -73,7 +78,10 @@ def definitions_of(path: str, file: ZipExtFile) -> Definitions:
         return found
     if path.endswith(CPP):
         return of_cpp(file.read().decode("utf-8", "replace"))
-    return {WHOLE: Definition(hashlib.file_digest(file, "sha256").hexdigest())}
+    digest = hashlib.sha256()
+    while chunk := file.read(CHUNK):
+        digest.update(chunk)
+    return {WHOLE: Definition(digest.hexdigest())}
 
 
 class _WithoutTexts(ast.NodeTransformer):

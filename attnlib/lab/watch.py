@@ -13,6 +13,7 @@ from fnmatch import filter as matching
 from fnmatch import fnmatchcase as fits
 from functools import cache
 from importlib.util import resolve_name
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,20 +21,16 @@ from ..core import releases as coverage
 from ..core.releases import FLASHINFER
 from ..core.spec import require_word
 from ..run.releases import Version, index_releases
-from ..select.libraries import FOLDER
 from ..select.models import DATA
 from ..select.yaml_file import Entry, read_yaml, require_fields
-from .definitions import Definition, Definitions
+from .citing import Row, rows_of
+from .definitions import NOTHING, Definition
 from .wheels import Wheel, fetched
 
 CITED = DATA / "watch.yaml"
-CITATION = re.compile(r"([\w/.]+\.\w+)(?::(\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*)(?![\d.]))?([^;]*)")
-"""In the `source` of a rule: a file, its lines, and what follows, the release."""
 IMPORT = re.compile(r"^from ([\w.]+) import (\w+)", re.MULTILINE)
-WORD = re.compile(r"\b[A-Za-z_]\w+\b(?!\.\w)")
 MOST_LINES = 60
 """Lines of one difference that the page shows."""
-NOTHING = Definition("")
 HookPoints = Mapping[str, Iterable[Any]]
 """A package -> the `engines.points.Point`s of its plugin."""
 NO_POINTS: HookPoints = {}
@@ -48,14 +45,6 @@ class Cited(NamedTuple):
     path: str
     names: tuple[str, ...]
     by: str
-
-
-class Row(NamedTuple):
-    """A row of a file of rules: where it stands, and its source."""
-
-    file: str
-    place: str
-    source: str
 
 
 @dataclass(frozen=True)
@@ -182,7 +171,8 @@ def _watch_package(
         verdict = compare(package, base, release, points, read_flashinfer=read[FLASHINFER])
         found.verdicts.append(verdict)
         if verdict.changes:
-            found.later |= {package: newer[number:]} if newer[number:] else {}
+            if newer[number:]:
+                found.later[package] = newer[number:]
             return
         read[package][release] = verdict.flashinfer
         base = release
@@ -201,12 +191,12 @@ def compare(
     """
     known = _packages()
     require_word("package", package, tuple(known))
-    rows = _rows(known[package]["title"], package, base)
+    rows = rows_of(known[package]["title"], package, base)
     wanted: dict[tuple[str, str], list[str]] = {}
     changes = []
     with fetched(package, base) as old, fetched(package, release) as new:
         hooked = _hooked(points.get(package, ()), base, old)
-        for each in [*_cited(known[package]), *hooked]:
+        for each in chain(_cited(known[package]), hooked):
             for path, name in _definitions(each, old, new):
                 wanted.setdefault((path, name), []).append(each.by)
         for (path, name), cited_by in wanted.items():
@@ -217,7 +207,7 @@ def compare(
                     path=path,
                     name=name,
                     how=_how(path, name, before, after, new),
-                    again=_again(path, name, old, base, rows, cited_by),
+                    again=_again(rows, path, name, old, cited_by),
                     difference=_difference(before, after),
                 )
                 changes.append(change)
@@ -322,69 +312,15 @@ def _difference(before: Definition, after: Definition) -> tuple[str, ...]:
     return tuple(lines)[2:]
 
 
-def _rows(title: str, package: str, base: str) -> list[Row]:
-    """The rows of all rules whose source is in the package and that may match a later release."""
-    found: dict[str, Row] = {}
-    for path in sorted(FOLDER.glob("*.yaml")):
-        for document in read_yaml(path):
-            closed_by = base if document.get("package") == package else "0"
-            for entry in _with_source(document):
-                ended = any(Version(end) <= Version(closed_by) for end in _ends(entry.get("when")))
-                if title in entry["source"] and not ended:
-                    file = f"data/rules/{path.name}"
-                    place = f"data/rules/{entry.place} ({entry['source']})"
-                    found[place] = Row(file, place, entry["source"])
-    return list(found.values())
-
-
-def _with_source(part: Any) -> Iterator[Entry]:
-    """The mappings, at any depth, that have a source."""
-    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-    if isinstance(part, Entry) and isinstance(part.get("source"), str):
-        yield part
-    for each in inner:
-        yield from _with_source(each)
-
-
-def _ends(when: Any) -> Iterator[str]:
-    """The releases before which a row holds."""
-    if isinstance(when, list):
-        for part in when:
-            yield from _ends(part)
-    elif isinstance(when, str) and when.startswith("before "):
-        yield when.removeprefix("before ")
-
-
 def _again(
+    rows: Iterable[Row],
     path: str,
     name: str,
     old: Wheel,
-    base: str,
-    rows: Iterable[Row],
     cited_by: Iterable[str],
 ) -> tuple[str, ...]:
     """The rows that cite a definition, and who else does."""
-    citing = [row for row in rows if _cites(row.source, path, name, old.definitions(path), base)]
+    citing = [row for row in rows if row.cites(path, name, old.definitions(path), old.release)]
     files = {row.file for row in citing}
     others = [by for by in cited_by if by not in files]
-    return tuple(dict.fromkeys([*(row.place for row in citing), *others]))
-
-
-def _cites(source: str, path: str, name: str, known: Definitions, base: str) -> bool:
-    """Whether a source names the definition or, if it names none of the file, the file.
-
-    `known` are the file's definitions in `base`; lines that are cited of `base` must be in it.
-    """
-    parts = set(name.split("."))
-    words = set(WORD.findall(source))
-    if words & parts:
-        return True
-    names_another = any(words.intersection(other.split(".")) for other in known)
-    before = known.get(name, NOTHING)
-    for file, lines, rest in CITATION.findall(source):
-        if f"/{path}".endswith(f"/{file}") and not names_another:
-            spans = [span.split("-") for span in lines.split(", ") if lines]
-            is_of_base = base in rest.split(", ") and before.last
-            if not spans or not is_of_base or any(before.overlaps(*span) for span in spans):
-                return True
-    return False
+    return tuple(dict.fromkeys([*map(str, citing), *others]))

@@ -17,13 +17,11 @@ REQUIRES = re.compile(r"^Requires-Dist: flashinfer[-_]python\b[^=;\n]*==\s*([\w.
 
 
 class Wheel:
-    """A wheel of a release; `label` names both in errors.
+    """A wheel of a release of a package. Each method raises RuntimeError where it is broken."""
 
-    Each method raises RuntimeError where the wheel is broken.
-    """
-
-    def __init__(self, path: Path, label: str) -> None:
-        self.label = label
+    def __init__(self, path: Path, package: str, release: str) -> None:
+        self.release = release
+        self.label = f"{package} {release}"
         try:
             self.archive = ZipFile(path)
         except (BadZipFile, OSError) as error:
@@ -71,7 +69,6 @@ class Wheel:
 @contextmanager
 def fetched(package: str, release: str) -> Iterator[Wheel]:
     """The wheel of a release, removed afterwards; RuntimeError with pip's words without one."""
-    label = f"{package} {release}"
     with TemporaryDirectory(prefix="attnlib-wheel-") as folder:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
         command += ["--only-binary=:all:", "--dest", folder, f"{package}=={release}"]
@@ -79,7 +76,7 @@ def fetched(package: str, release: str) -> Iterator[Wheel]:
         paths = list(Path(folder).glob("*.whl"))
         if done.returncode or len(paths) != 1:
             words = " ".join(done.stderr.split())[-300:]
-            raise RuntimeError(f"pip could not fetch the wheel of {label}: {words}")
-        wheel = Wheel(paths[0], label)
+            raise RuntimeError(f"pip could not fetch the wheel of {package} {release}: {words}")
+        wheel = Wheel(paths[0], package, release)
         with wheel.archive:
             yield wheel
