@@ -265,7 +265,8 @@ def _definitions(each: Cited, old: Wheel, new: Wheel) -> list[tuple[str, str]]:
     """
     found = []
     missing = set(each.names)
-    for path in dict.fromkeys(matching([*old.paths, *new.paths], each.path)):
+    paths = dict.fromkeys(matching([*old.paths, *new.paths], each.path))
+    for path in paths:
         either = new.definitions(path) | old.definitions(path)
         for name, definition in either.items():
             citing = {cited for cited in each.names if _picks(cited, name, definition)}
@@ -273,7 +274,7 @@ def _definitions(each: Cited, old: Wheel, new: Wheel) -> list[tuple[str, str]]:
             is_whole = not each.names and not definition.is_import
             if citing or is_whole:
                 found.append((path, name))
-    if missing or not found:
+    if missing or not paths:
         words = ", ".join(sorted(missing)) or "the file"
         raise ValueError(
             f"{each.path}, cited by {each.by}, must have {words} in {old.label} or {new.label}, "
