@@ -21,7 +21,8 @@ TOKEN = re.compile(
     (?P<comment> //[^\n]* | /\*.*?\*/ | \\\n )
     | R"(?P<mark>\w*)\( .*? \)(?P=mark)"
     | "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])+'
-    | [A-Za-z_]\w* | \d[\w.']* | \S
+    | [A-Za-z_]\w* | \d[\w.']*
+    | :: | && | \|\| | -> | \+\+ | -- | [=!<>+*/-]= | \S
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -220,10 +221,10 @@ def _closed(tokens: list[str], at: int) -> int:
 
 
 def _lines(tokens: list[str]) -> str:
-    """Tokens as a text, a line for each statement."""
+    """Tokens as a text, a line for each statement and each argument."""
     text = ""
     for token in tokens:
         text += f"\n{token}" if token == "#" else f" {token}"
-        if token in (";", "{", "}"):
+        if token in (";", "{", "}", ","):
             text += "\n"
     return text.strip()

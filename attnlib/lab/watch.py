@@ -29,7 +29,7 @@ from .wheels import Wheel, fetched
 
 CITED = DATA / "watch.yaml"
 IMPORT = re.compile(r"^from ([\w.]+) import (\w+)", re.MULTILINE)
-MOST_LINES = 60
+MOST_LINES = 24
 """Lines of one difference that the page shows."""
 HookPoints = Mapping[str, Iterable[Any]]
 """A package -> the `engines.points.Point`s of its plugin."""
@@ -58,8 +58,7 @@ class Change:
     difference: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"### `{self.path}`: {self.name} {self.how}", ""]
-        lines += [f"- read again: {place}" for place in self.again]
+        lines = [f"### `{self.path}`: {self.name} {self.how}"]
         left_out = len(self.difference) - MOST_LINES
         if self.difference:
             lines += ["", "````diff", *self.difference[:MOST_LINES], "````"]
@@ -86,11 +85,19 @@ class Verdict:
             return f"{title}\n\n{words}"
         entry = f'"{self.release}": {json.dumps(self.flashinfer)}'
         words = (
-            f"{len(self.changes)} of {self.compared} cited definitions changed. When what is named "
-            f"below has been read and is right, add `{entry}` to {self.package} of "
-            "data/releases.json."
+            f"{len(self.changes)} of {self.compared} cited definitions changed. Read again what "
+            f"cites them; when it is right, add `{entry}` to {self.package} of data/releases.json."
         )
-        return "\n\n".join([title, words, *map(str, self.changes)])
+        again = "\n".join(self._again())
+        return "\n\n".join([title, words, again, *map(str, self.changes)])
+
+    def _again(self) -> list[str]:
+        """A line for each place to read again, with the definitions that changed."""
+        names: dict[str, list[str]] = {}
+        for change in self.changes:
+            for place in change.again:
+                names.setdefault(place, []).append(f"`{change.name}`")
+        return [f"- {place}: {', '.join(changed)}" for place, changed in names.items()]
 
 
 @dataclass

@@ -134,6 +134,7 @@ def test_a_change_is_named_with_the_rows_to_read_again_and_ends_what_is_covered(
     assert status == cli.CHANGED == 4
     assert read()[ENGINE] == {"1.0": "0.7.2", "1.1": "0.7.2"}
     assert "## attnlib-engine 1.1 to 1.2\n\n1 of 3 cited" in out and '`"1.2": "0.7.2"`' in out
+    assert "\n- data/rules/engine.yaml:4: Engine pick.py:3-4, 1.0: `pick`\n" in out
     assert "### `engine/pick.py`: pick changed" in out
     assert "-    return 'fa3' if heads > LIMIT else 'fa2'" in out
     assert "Not compared yet: attnlib-engine 1.3." in out
