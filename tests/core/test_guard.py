@@ -14,7 +14,7 @@ import attnlib
 from attnlib.core import PlanLayout, PlanShape, plan_words
 from attnlib.core.schedule import library
 from attnlib.core.schedule.guard import _active as active
-from attnlib.core.schedule.guard import _keep, _made
+from attnlib.core.schedule.guard import _made, remember
 from attnlib.engines import plans
 from attnlib.engines.arms import State
 
@@ -213,7 +213,7 @@ def test_a_tensor_in_freed_memory_is_not_taken_for_the_words_that_lay_there(engi
 def test_two_threads_may_forget_the_same_words():
     memory = SimpleNamespace(expired=lambda: _made.pop(7, True) is not None)
     _made[7] = SimpleNamespace(memory=memory)
-    _keep(torch.zeros(1), None)
+    remember(torch.zeros(1), None)
     assert 7 not in _made
 
 

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import drawn_calls
 from support import schedule_vectors as vectors
-from support.schedule_words import candidates, parts_of, words_of, wrong_parts
+from support.schedule_words import candidates, wrong_parts
 
 from attnlib.core.schedule.splits import SchedulerFacts, max_words, num_words, plan_splits
+from attnlib.core.schedule.words import parts_of, words_of
 
 SMS = 132
 FACTS = SchedulerFacts(3, 32, 8, 128, 1, 4096, SMS, page_size=1, causal=True)
