@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton.language as tl
 from hypothesis import strategies as st
 
-from attnlib.core.metadata import decode, kv_indices, schedules, step
+from attnlib.core.metadata import decode, device, kv_indices, schedules, step
 from attnlib.core.metadata.launch import Launcher
+from attnlib.core.schedule import kinds, splits, words
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
 from attnlib.core.schedule.kinds import StepSchedules
@@ -189,12 +191,12 @@ def expected_schedules(have: Call) -> Rows:
 
 def step_words(made: StepSchedules, lens: Any, cu_seqlens_q: Any = None) -> np.ndarray:
     """The model's words of all kinds, each where it lies; poison between them."""
-    words = np.full(len(made.words), POISON)
+    row = np.full(len(made.words), POISON)
     for kind in made.kinds.values():
         first = kind.words.storage_offset()
         model = kind_words(kind.facts, lens, cu_seqlens_q)
-        words[first : first + len(model)] = model
-    return words
+        row[first : first + len(model)] = model
+    return row
 
 
 def kind_words(facts: SchedulerFacts, lens: Any, cu_seqlens_q: Any = None) -> np.ndarray:
@@ -219,8 +221,8 @@ def expected_kv(have: Call) -> Rows:
 
 def assert_schedule(scheduler: SchedulerMetadata, lens: torch.Tensor) -> None:
     """Every word the model's, which is the library's where the library writes one."""
-    words = words_of(plan_splits(scheduler.facts, lens.cpu().numpy()))
-    np.testing.assert_array_equal(scheduler.words.cpu().numpy(), words)
+    model = words_of(plan_splits(scheduler.facts, lens.cpu().numpy()))
+    np.testing.assert_array_equal(scheduler.words.cpu().numpy(), model)
 
 
 FEWER = 1 if torch.cuda.is_available() else 32
@@ -283,6 +285,20 @@ class Builder:
     def compiled(self) -> int:
         """Kernels that Triton has compiled for it in this process."""
         return sum(len(cache[0]) for cache in self.launcher.kernel.device_caches.values())
+
+
+def requests_of_a_cta(monkeypatch: Any, builder: Builder) -> int:
+    """Requests that the library sorts among themselves, 992; fewer without a GPU, where 992
+    programs take a second."""
+    assert device.CTA.value == splits.BATCHES_PER_CTA == 992
+    if ON_GPU:
+        return 992
+    most = 56  # in a span of 64, as 992 in one of 1024
+    monkeypatch.setattr(device, "CTA", tl.constexpr(most))
+    monkeypatch.setattr(builder.launcher, "remembered", {})
+    for module in (device, kinds, splits, words):
+        monkeypatch.setattr(module, "BATCHES_PER_CTA", most)
+    return most
 
 
 SMALL, LARGE = Shape(4, 64, 4, swa=True), Shape(50, 4000, 2, swa=True)

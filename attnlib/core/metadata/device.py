@@ -222,8 +222,7 @@ def kv_blocks(seq_lens_ptr, rows, inside, delta, block_n):
 
 @triton.jit
 def query_blocks(cu_seqlens_q_ptr, rows, inside, tokens, token_rows, block_m):
-    """Tiles of `block_m` query rows that each of `rows` has: of `tokens`, or of its own, 0 outside.
-    """
+    """Tiles of `block_m` query rows: of `tokens` for all requests, or of each one's own."""
     if cu_seqlens_q_ptr is not None:
         end = tl.load(cu_seqlens_q_ptr + rows + 1, mask=inside, other=0)
         tokens = end - tl.load(cu_seqlens_q_ptr + rows, mask=inside, other=0)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..batch import require_tensor
 from ..schedule.facts import SchedulerFacts
-from ..schedule.kinds import COLUMNS, StepSchedules
+from ..schedule.kinds import COLUMNS, StepSchedules, layout
 from ..spec import ceil_div, require_between
 from . import decode
 from .device import (
@@ -158,7 +158,7 @@ def prepare(
         for each in facts:
             each.require_q(QUERIES, queries)
     require_tensor(TABLE, table, (len(facts), COLUMNS), "int32", contiguous=True)
-    require_tensor(WORDS, words, (None,), "int32", contiguous=True)
+    require_tensor(WORDS, words, (layout(facts)[-1],), "int32", contiguous=True)
     others = {QUERIES: queries, TABLE: table, WORDS: words}
     require_one_device({"seq_lens": t.seq_lens, **others})
     programs = ceil_div(batch, ROWS.value)

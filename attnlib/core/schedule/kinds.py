@@ -5,7 +5,7 @@ facts of their own, so each has its own words. One launch writes them all:
 `metadata.schedules.build_step_schedules`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -138,11 +138,7 @@ class StepSchedules:
             Naming the kind: as `flash_attn3.reserve`, or for kinds of different steps.
         """
         _require_one_step(facts)
-        first_words = []
-        size = 0
-        for each in facts.values():
-            first_words.append(size)
-            size += ceil_div(num_words(each), ALIGNED_WORDS) * ALIGNED_WORDS
+        *first_words, size = layout(facts.values())
         words = torch.zeros(size, dtype=torch.int32, device=device)
         kinds = {}
         rows = []
@@ -157,6 +153,15 @@ class StepSchedules:
         for kind in kinds.values():
             remember(kind.words, kind.facts)
         return cls(kinds, words, table)
+
+
+def layout(facts: Iterable[SchedulerFacts]) -> list[int]:
+    """Where the words of each kind begin in the buffer of all, and last the words of all."""
+    begins = [0]
+    for each in facts:
+        room = ceil_div(num_words(each), ALIGNED_WORDS) * ALIGNED_WORDS
+        begins.append(begins[-1] + room)
+    return begins
 
 
 def _reserve_kind(name: str, facts: SchedulerFacts, words: Tensor) -> SchedulerMetadata:
