@@ -1,5 +1,6 @@
 """The schedules of all kinds of layers of a step: words, refusals, and whose they are."""
 
+import itertools
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,13 +13,17 @@ from hypothesis import strategies as st
 from support import drawn_calls
 from support import metadata_cases as cases
 from support.metadata_cases import DEVICE, POISON, SCHEDULES, SMS, Shape
+from support.schedule_words import candidates, wrong_parts
 
 from attnlib.core import schedule_words
 from attnlib.core.metadata.schedules import build_step_schedules
+from attnlib.core.schedule import library
 from attnlib.core.schedule.caps import CAPS, num_splits
 from attnlib.core.schedule.facts import SchedulerFacts, latent_facts, layer_facts
+from attnlib.core.schedule.flash_attn3 import precompute
 from attnlib.core.schedule.guard import _differing, _made
 from attnlib.core.schedule.kinds import StepSchedules
+from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.spec import AttnSpec, MlaSpec
 
 BUILDS = ("sglang-0.4.4", "sglang", "upstream")
@@ -146,6 +151,30 @@ def test_query_tokens_decide_tiles_and_order_under_a_causal_mask():
     tiles, order = kind.words[4:6].tolist(), kind.words[8:10].tolist()
     assert tiles[0] < tiles[1] and order == [1, 0]
     assert assert_twins(facts, alike, np.array([1, 8]))["full"].words[8:10].tolist() == [0, 1]
+
+
+def test_heads_that_are_not_packed_and_multiprocessors_that_are_left_out_count_as_in_the_model():
+    packed = SchedulerFacts(
+        batch_size=4,
+        num_qo_heads=256,
+        num_kv_heads=1,
+        head_dim=128,
+        max_seqlen_q=1,
+        max_seqlen_k=2**17,
+        num_sms=SMS,
+        page_size=256,
+        causal=True,
+        num_splits=1,
+        pack_gqa=True,
+    )
+    facts = {
+        "packed": packed,
+        "unpacked": replace(packed, pack_gqa=False),
+        "margin": replace(packed, num_splits=100, sm_margin=40),
+    }
+    schedules = assert_twins(facts, np.array([2**17, 9000, 130, 2**14]))
+    tiles = {name: int(kind.words[4]) for name, kind in schedules.kinds.items()}
+    assert tiles == {"packed": 2, "unpacked": 1, "margin": 2}
 
 
 def test_a_step_without_kv_or_without_queries_has_one_split_each():
@@ -297,6 +326,29 @@ def test_the_guard_knows_the_facts_of_each_kind(step):
     assert not _differing(_made[step.made["window"].words.data_ptr()].facts, window)
     told = _differing(_made[step.made["full"].words.data_ptr()].facts, window)
     assert "made for causal True, window (-1, -1); the attention call has causal False" in told
+
+
+@pytest.mark.gpu
+def test_the_words_of_each_kind_are_those_that_the_library_writes_now(on_hopper):
+    steps = drawn_calls.draw_steps(12, num_sms=SMS, build=library.build())
+    for step in itertools.islice(steps, 100):
+        facts = {name: call.facts for name, call in step.items()}
+        lens, q_lens = step["full"].lengths()
+        lens = np.maximum(lens, 1)
+        schedules = written(facts, lens, q_lens)
+        queries = None
+        if q_lens is not None:
+            sums = np.append(0, np.cumsum(q_lens))
+            queries = torch.tensor(sums, dtype=torch.int32, device=DEVICE)
+        on_gpu = torch.tensor(lens, dtype=torch.int32, device=DEVICE)
+        for kind in schedules.kinds.values():
+            theirs = precompute(kind.facts, on_gpu, cu_seqlens_q=queries).words.cpu().numpy()
+            plan = plan_splits(kind.facts, lens, q_lens)
+            ours = kind.words.cpu().numpy()
+            plans = candidates(plan)
+            # The order of requests with equal keys is open, and so is the rounding of a share.
+            assert any(not wrong_parts(each, theirs) for each in plans)
+            assert any(not wrong_parts(each, ours) for each in plans)
 
 
 @pytest.mark.gpu
