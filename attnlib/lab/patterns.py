@@ -1,8 +1,8 @@
 """Known patterns of a slow attention step: what shows each one in a trace, its fix, and the gain.
 
 A pattern is a function from a trace and a step to the evidence, or None; what is said of it is in
-data/patterns.yaml, under the name of the function, and in the entries of data/known that are the same
-cause; `fix_gains` has what a fix saves.
+data/patterns.yaml, under the name of the function, and in the entries of data/known that are the
+same cause; `fix_gains` has what a fix saves.
 Times are microseconds per step.
 """
 
