@@ -166,11 +166,13 @@ class Diagnosis(Shown):
         by_records = gained(pattern.gain, self.shape, us, self.trace.gpu)
         if not pattern.gain:
             by_records = sizes_of(named) or by_records
-        links = chain(pattern.see, *[problem.links for problem in named])
+        links = [*pattern.see]
+        for problem in named:
+            links += problem.links
         return {
             "pattern": pattern.name,
-            "known problem": ", ".join(problem.id for problem in named),
             "fix": middle.fix or pattern.fix,
+            "known problem": ", ".join(problem.id for problem in named),
             "step": kind,
             "evidence": f"{middle.text}; in {len(evidence)} of {len(steps)} usual {kind} steps",
             "us per step": round(us, 1),
