@@ -382,7 +382,7 @@ def view(
     lengths: str | None = None,
     batch: int | None = None,
     kv_len: int | None = None,
-    backends: Sequence[str] = (),
+    backends: Sequence[str] | None = None,
     against: str | None = None,
     rounds: int | None = None,
 ) -> View:
@@ -432,6 +432,8 @@ def _viewed(wishes: dict[str, Any]) -> View:
     """The view of the arguments of `view`."""
     wishes = {**wishes, **_said(wishes)}
     require_kinds(wishes)
+    if wishes["backends"] is not None and not wishes["backends"]:
+        raise ValueError("backends must name one at least, got none; left out, all are shown")
     layer = {name: wishes[name] for name in ("model", "tp", "heads", "head_dim")}
     model = layer_named(**layer)
     choice = find_case(model, wishes["records"], wishes["machine"], wishes)

@@ -171,6 +171,7 @@ def test_every_model_and_source_on_record_and_every_backend_of_it_can_be_shown(
         ({"release": "0.6.2"}, "release must be one of .*'0.6.3', .*got '0.6.2'"),
         ({"rounds": 3}, "rounds must be left out: records show all of theirs, got 3"),
         ({"backends": FA2}, "backends must be a list of names, got 'flashinfer-fa2'"),
+        ({"backends": []}, "backends must name one at least, got none"),
         ({"heads": 8}, "heads must be text, got 8"),
         ({"head_dim": 64}, "no records on heads=8/1 head_dim=64 .*head_dim 128: .*5/1"),
     ],
