@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ..core.backends import unavailable, unsupported
-from ..core.backends.table import BACKENDS, FAMILIES, installed_version
+from ..core.backends.table import BACKENDS, FAMILIES, entry_of, installed_version
 from ..core.call_text import Lens, shortened
 from ..core.spec import AttnSpec
 from ..measure.calls.cases import read_case
@@ -30,7 +30,7 @@ from ..run import store
 from ..run.frame import ceilings, intervals, over
 from ..select.known import Found, in_brief
 from .cards import NOTHING, Card, Shown, in_words
-from .known_calls import known_at
+from .known_calls import ASKED, known_at
 from .source import (
     AXES,
     FLASHINFER,
@@ -276,12 +276,23 @@ class View(Shown):
             known[row.backend] = known_at(
                 self.choice.case,
                 row.backend,
-                release=row.release,
+                release=row.release or self._release_seen(row.backend),
                 gpu=row.gpu,
                 timer=row.timer,
                 kernel=row.kernel_family,
             )
         return known
+
+    def _release_seen(self, backend: str) -> str:
+        """The one release of a backend's library that a study's machine had, else empty."""
+        if backend not in ASKED:
+            return ""
+        distribution = entry_of(backend).distribution
+        if self.source.is_live:
+            return installed_version(distribution)
+        versions = store.provenance(self.source.records, self.source.machine)["versions"]
+        seen = versions.get(distribution, ())
+        return seen[0] if len(seen) == 1 else ""
 
     @property
     def known_notes(self) -> list[str]:

@@ -7,7 +7,8 @@ from support import explorer_records as made
 from support.explorer_records import COPY_BYTES, FA2, FA3, LATENT, QWEN, keep, publish, timed
 
 import attnlib
-from attnlib.lab.known_calls import known_at
+from attnlib.core.backends.table import TABLE, entry_of, library_of
+from attnlib.lab.known_calls import ASKED, known_at
 from attnlib.lab.source import (
     EXPLORER,
     NAMES,
@@ -362,3 +363,21 @@ def test_the_cap_of_splits_is_known_where_it_takes_splits_from_a_recorded_call()
     assert [answer.problem.id for answer in found] == ["sglang-fa3-split-cap-gqa"]
     assert known_at(even, name, **how) == []
     assert known_at(skewed, f"{name}@bounded", **how) == [], "it is the mend"
+
+
+def test_a_backend_that_came_with_the_machine_has_the_release_that_its_study_saw(published_records):
+    places = [(study, machine) for study, machine in sources_of(LLAMA) if study == "engine_modes"]
+    assert places
+    seen = View(find_case(LLAMA, *places[-1]))
+    assert not seen.good.release.any()
+    for name in {*seen.good.backend} & {*ASKED}:
+        distribution = entry_of(name).distribution
+        versions = store.provenance(*places[-1])["versions"][distribution]
+        assert seen._release_seen(name) == versions[0]
+
+
+def test_every_backend_of_a_library_is_asked_about_but_those_that_we_mend():
+    ours = {name for name in TABLE if name.endswith(("-planned", "-uniform"))}
+    alone = {name for name in TABLE if library_of(name) in ("sdpa", "flash-attn-3", "flashmla")}
+    by_mode = {"flashinfer-batch-attention-extend", "flashinfer-batch-pod"}
+    assert {*ASKED} == {*TABLE} - ours - alone - by_mode
