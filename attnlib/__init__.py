@@ -62,7 +62,6 @@ LAB = {
     "scipy",
     "seaborn",
     "tqdm",
-    "yaml",
 }
 """Modules of the extra `lab`."""
 CRASHED = 5

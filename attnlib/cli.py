@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 from . import CRASHED, doctor, install_advice
 from .core.call_text import DTYPE_WORDS, EXAMPLE, LENS_HELP, CallText, Lens
-from .core.layer import WHOLE_MODELS, parse_layer, sizes_given
+from .core.layer import parse_layer, sizes_given
 from .core.spec import MLA, MLA_HEAD_DIM
 from .measure.files import read_limited
 from .measure.printable import printable
@@ -411,12 +411,13 @@ def _advise(
 ) -> int:
     """Say what runs a decode call, its known problems, and the nearest records.
 
-    Heads such as 128/1 with --head-dim 576 are MLA. Exit status: 4 if a known problem holds, 0 if
-    none does, 2 for wrong use.
+    DeepSeek-V3, or heads such as 128/1 with --head-dim 576, are MLA. Exit status: 4 if a known
+    problem holds, 0 if none does, 2 for wrong use.
     """
     from .lab.advise import advise
     from .lab.view import measure_call
-    from .select.asked import LATENT_PAGE
+    from .measure.calls.cases import case_of
+    from .select.asked import LATENT_PAGE, is_checkpoint
     from .select.situation import parse_server
 
     how: dict[str, Any] = {"server": parse_server(server)}
@@ -434,11 +435,17 @@ def _advise(
         return _advised(advise(call, **how), as_json)
     if not lens:
         raise ValueError(f"a call must be given, such as {EXAMPLE}, or --heads and --lens")
-    facts = _facts_of_options(model, options)
+    sizes = Lens.read(lens, batch=batch)
+    if is_checkpoint(model):
+        said = _said_by_options(heads, model, sizes, **options)
+        if measure:
+            _say(measure_call(case_of(said)))
+            return 0
+        return _advised(advise(said, **how), as_json)
+    facts = _facts_of_options(options)
     if options.get("head_dim") == MLA_HEAD_DIM:
         options.setdefault("page_size", LATENT_PAGE)
     layer = parse_layer(heads, model=model, **options)
-    sizes = Lens.read(lens, batch=batch)
     if measure:
         _say(measure_call(layer, sizes.tokens))
         return 0
@@ -458,13 +465,24 @@ def _require_alone(call: str, **options: Any) -> None:
             raise ValueError(f"{name} must be a word of the call {call!r}, got option {value!r}")
 
 
-def _facts_of_options(model: str, options: dict[str, Any]) -> "Call":
-    """What the options of a layer state beside it: its model, and what is pinned."""
+def _said_by_options(
+    heads: str,
+    model: str,
+    lens: Lens,
+    page_size: int | None = None,
+    **options: Any,
+) -> CallText:
+    """What the options of a model's layer say, as the text of a call would."""
+    return CallText(heads=heads or None, model=model, lens=lens, page=page_size, **options)
+
+
+def _facts_of_options(options: dict[str, Any]) -> "Call":
+    """What the options of a layer pin."""
     from .select.asked import PINS
-    from .select.facts import Call, facts_of_model
+    from .select.facts import Call
 
     pins: dict[str, Any] = {fact: True for option, fact in PINS.items() if option in options}
-    return Call(**facts_of_model(model), **pins)
+    return Call(**pins)
 
 
 def _refresh() -> None:
@@ -532,7 +550,8 @@ WORDS: Options = {
 LAYER: Options = {
     "--model": dict(
         metavar="NAME",
-        help=f"a layer of one of: {', '.join(WHOLE_MODELS)}",
+        help="a model of data/checkpoints.yaml, and how it is served: DeepSeek-V3.2, "
+        "'Qwen3-32B at TP 4', 'DeepSeek-V3 at TP 8 with DP attention and speculation of 1 branch'",
     ),
     "--tp": dict(
         type=int,
@@ -560,6 +579,13 @@ DTYPES: Options = {
     ),
     "--kv-dtype": dict(
         help="KV cache dtype; default: auto (the query dtype, or the engine's own resolution)",
+    ),
+}
+SERVED: Options = {
+    "--dp": dict(
+        type=int,
+        metavar="N",
+        help="groups of DP attention: TP / DP GPUs share the heads of a model; default: 1",
     ),
 }
 BATCH: Options = {
@@ -649,7 +675,7 @@ COMPARE: Options = {
         nargs="+",
         dest="models",
         metavar="NAME",
-        help=f"layers of one or more of: {', '.join(WHOLE_MODELS)}; {MLA}",
+        help=f"layers of one or more models of data/checkpoints.yaml; {MLA}",
     ),
     **BATCH,
     "--lens": dict(
@@ -708,6 +734,7 @@ ADVISE: Options = {
     **SERVER,
     **WORDS,
     **LAYER,
+    **SERVED,
     **BATCH,
     **DTYPES,
     "--lens": dict(
@@ -740,9 +767,10 @@ EXPLAIN: Options = {
         help="such as sm90 or h100; several with --diff: sm90,sm100",
     ),
     "--mode": dict(
-        help="such as decode; several with --diff",
+        help="such as decode; several with --diff; of a --model decode, if it is left out",
     ),
     **LAYER,
+    **SERVED,
     **DTYPES,
     "--diff": dict(
         nargs=2,

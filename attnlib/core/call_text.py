@@ -9,7 +9,7 @@ order of `CallText`, and what has its default is left out.
 | q_len, q_lens | query tokens of each request; or of every one, as `lens` says tokens | |
 | mask | where it is not the mode's usual one | |
 | heads | query and KV heads of one GPU, `32/8`; of MLA `16/1` | |
-| model, tp | in place of heads and head_dim: a model, and the GPUs that share its heads | |
+| model, tp, dp | in place of heads and head_dim: a model, its GPUs, and groups of DP attention | |
 | head_dim, page | of Q, K and V; tokens of a KV page | 128; 16, of MLA 64 |
 | dtype, kv_dtype | of the query; of the cache, where it differs | bfloat16 |
 | window | tokens that a query sees | 0: all |
@@ -22,14 +22,15 @@ What only one question measures is a mode with words of its own, such as `mode=s
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from itertools import groupby
 from typing import Any, Self
 
 import numpy as np
 
-from .layer import parse_layer
+from .checkpoints import LATENT, served
+from .layer import heads_named, parse_layer
 from .old_names import words_of_name
 from .spec import INT32_MAX, LENGTHS, AttnSpec, MlaSpec, require_int
 
@@ -231,6 +232,7 @@ class CallText:
     mask: str | None = None
     model: str | None = None
     tp: int | None = None
+    dp: int | None = None
     heads: str | None = None
     head_dim: int | None = None
     page: int | None = None
@@ -286,6 +288,7 @@ class CallText:
             "heads": self.heads,
             "model": self.model,
             "tp": self.tp,
+            "dp": self.dp,
             "head_dim": self.head_dim,
             "page_size": self.page,
             "dtype": self.dtype,
@@ -295,6 +298,29 @@ class CallText:
         given = {name: value for name, value in said.items() if value is not None}
         arguments = defaults | given
         return parse_layer(**arguments)
+
+    @property
+    def of_latent_model(self) -> Self:
+        """Where its model has a latent cache, the same by heads, in the mode of that cache."""
+        is_decode = self.mode in (None, "decode", *LATENT.values())
+        if not self.model or heads_named(self.model) or not is_decode:
+            return self
+        of_model = served(self.model, self.tp or 1, self.dp or 1)
+        kind = of_model.checkpoint.kinds[0]
+        if not kind.mode:
+            return self
+        if self.heads:
+            raise ValueError(f"pass either heads or model, got {self.heads} and {self.model}")
+        heads, _, _ = kind.on_one_gpu(of_model.ranks)
+        return replace(
+            self,
+            mode=kind.mode,
+            heads=f"{heads}/1",
+            model=None,
+            tp=None,
+            dp=None,
+            top_k=self.top_k or kind.topk or None,
+        )
 
     def latent_layer(self) -> MlaSpec:
         """The layer of MLA."""

@@ -4,9 +4,12 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, field
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 Count = TypeVar("Count", bound=Any)
+MOST_LISTED = 20
+"""Words that a refusal lists; of more it names the nearest."""
 INT32_MAX = 2**31 - 1
 LATER = {"later": True}
 """Metadata of a field that older records lack: at its default it is left out of a record."""
@@ -253,9 +256,21 @@ def require_word(
     value: Any,
     words: Collection[str] | Collection[int],
 ) -> None:
-    """ValueError listing `words` unless `value` is one of them."""
-    if value not in [*words]:  # a list: an unhashable value cannot be looked up in a dict
-        raise ValueError(f"{name} must be one of {', '.join(map(str, words))}, got {value!r}")
+    """ValueError unless `value` is one of `words`: it lists them, or of many the nearest."""
+    known = [*map(str, words)]
+    if value in [*words]:  # a list: an unhashable value cannot be looked up in a dict
+        return
+    if len(known) <= MOST_LISTED:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    near = ", ".join(nearest(str(value), known))
+    raise ValueError(f"{name} must be one of {len(known)} names, such as {near}, got {value!r}")
+
+
+def nearest(text: str, words: Collection[str], count: int = 4) -> list[str]:
+    """The words that are spelled most like a text, without regard to case."""
+    by_lower = {word.lower(): word for word in words}
+    found = get_close_matches(text.lower(), by_lower, count, cutoff=0.3)
+    return [by_lower[word] for word in found] or [*words][:count]
 
 
 def require_types(

@@ -19,19 +19,22 @@ import pandas as pd
 
 from ..core.backends.table import BACKENDS, compared_package
 from ..core.call_text import CallText, Lens, shortened
+from ..core.checkpoints import served
 from ..core.schedule.caps import BOUNDED, DEFAULT
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec, require_int
-from ..measure.calls.cases import read_case
+from ..measure.calls.cases import case_of, read_case
 from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.form import NamedCase
 from ..measure.calls.lengths import sample_seq_lens
 from ..measure.calls.mla.case import MlaCase
 from ..run.look_up import OTHER_KERNEL, kernel_of, nearest_calls
 from ..run.study import in_about
 from ..select import Call, Choice, explain
-from ..select.facts import facts_of_model, gpu_named
+from ..select.asked import DECODE, asked_kinds, facts_stated, is_checkpoint, layer_said
+from ..select.facts import gpu_named
 from ..select.known import HOLDS, Found, known_problems, report, to_data
 from ..select.libraries import AUTO, find
-from ..select.situation import SERVED_CONTEXT, card_named, situation_of
+from ..select.situation import SERVED_CONTEXT, card_named, situation_of, with_dp_attention
 from ..studies import PACE, plan_rivals, random_batches
 from ..studies.splits import split_cap
 from .cards import Card, Shown, in_words
@@ -75,7 +78,8 @@ class Advice(Shown):
     relative difference between rounds of one backend), gpu, machine, release. `same` are records of
     this very call (`recorded_calls`). `runs` are the backends that the engine has, and under which
     name of its own; None where no engine is named. `known` are the known problems that hold, or may
-    hold, and `card_name` the card that the user named.
+    hold, `card_name` the card that the user named. `of_model` says which kind of a model's layers
+    this is, where it has several.
     """
 
     layer: AttnSpec
@@ -87,6 +91,7 @@ class Advice(Shown):
     runs: Mapping[str, str] | None = None
     known: Sequence[Found] = ()
     card_name: str = ""
+    of_model: str = ""
 
     @property
     def is_latent(self) -> bool:
@@ -183,6 +188,8 @@ class Advice(Shown):
         choice = self.choice
         nearest = self.nearest
         notes = [*report(self.known), *self._slower_notes(), "Recorded times, not predictions."]
+        if self.of_model:
+            notes.append(self.of_model)
         if nearest.day.min() < PRESENT_PLANNER and random_batches.PLANNED in self.times:
             notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
         if choice.refused_page:
@@ -304,7 +311,7 @@ class Advice(Shown):
 
 
 def advise(
-    call: DecodeCase | MlaCase | AttnSpec | MlaSpec | str,
+    call: DecodeCase | MlaCase | AttnSpec | MlaSpec | CallText | str,
     lengths: Sequence[int] = (),
     *,
     library: str = "flashinfer==0.7.2",
@@ -317,10 +324,11 @@ def advise(
 
     Parameters
     ----------
-    call : DecodeCase, MlaCase, AttnSpec, MlaSpec or str
+    call : DecodeCase, MlaCase, AttnSpec, MlaSpec, CallText or str
         The call, its text (`heads=32/8 head_dim=128 page=16 lens=8192x16`), or its layer; one of
         head_dim 576 is MLA's. An engine takes its own page size for a layer, or a text without
-        `page`, unless `facts` have `pinned_page`; that of a case is pinned.
+        `page`, unless `facts` have `pinned_page`; that of a case is pinned. Of a model
+        (`model=DeepSeek-V3 tp=8 dp=8 lens=8192x16`) it is the first kind of layers.
     lengths : sequence of int
         Tokens of each request, with a layer alone.
     library : str
@@ -354,9 +362,15 @@ def advise(
     ('fa2', 16)
     """
     stated = facts or Call()
-    is_stated = facts is not None or isinstance(call, str)
+    server = server or {}
+    of_model = ""
+    is_stated = facts is not None or isinstance(call, CallText | str)
     if isinstance(call, str):
-        call, lengths, stated = _read(call, lengths, stated)
+        _require_decode(read_case(call))
+        call = CallText.read(call)
+    if isinstance(call, CallText):
+        server, of_model = _served(call, server)
+        call, lengths, stated = _said(call, lengths, stated)
     kv_lens = _lengths_of(call, lengths)
     is_case = isinstance(call, DecodeCase | MlaCase)
     layer = _layer_of(call)
@@ -396,25 +410,47 @@ def advise(
         runs=runs,
         known=known_problems(situation),
         card_name=card_named(gpu),
+        of_model=of_model,
     )
 
 
-def _read(
-    text: str,
+def _served(said: CallText, server: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """The facts of the server with what a text's model says, and which kind of its layers it is."""
+    model = said.model or ""
+    if not is_checkpoint(model):
+        return server, ""
+    splits = {"tp": said.tp or 1, "dp": said.dp or 1}
+    server = with_dp_attention(server, model, **splits)
+    checkpoint = served(model, **splits).checkpoint
+    first, *others = checkpoint.kinds
+    if not others:
+        return server, ""
+    names = ", ".join(kind.name for kind in others)
+    words = f"{checkpoint.name} has several kinds of layers: this is of the first, {first.name}"
+    return server, f"{words}, not of {names}."
+
+
+def _require_decode(case: NamedCase) -> DecodeCase | MlaCase:
+    """The case; ValueError for one of another mode."""
+    if not isinstance(case, DecodeCase | MlaCase):
+        raise ValueError(f"call must be of mode decode or mla, got {case.label!r}")
+    return case
+
+
+def _said(
+    said: CallText,
     lengths: Sequence[int],
     facts: Call,
 ) -> tuple[DecodeCase | MlaCase | AttnSpec | MlaSpec, Sequence[int], Call]:
     """What the text of a call says: a case, or a layer and lengths where it says no page size."""
     if len(lengths):
         raise ValueError(f"lengths must be left out with the text of a call, got {len(lengths)}")
-    case = read_case(text)
-    if not isinstance(case, DecodeCase | MlaCase):
-        raise ValueError(f"call must be of mode decode or mla, got {text!r}")
-    said = CallText.read(text)
-    stated = facts_of_model(said.model or "")
+    case = _require_decode(case_of(said))
+    if said.model and is_checkpoint(said.model):
+        first = asked_kinds(mode=DECODE, facts={}, **layer_said(said))[0]
+        facts = replace(facts, **facts_stated(first.call))
     if said.kv_dtype:
-        stated["pinned_kv_dtype"] = True
-    facts = replace(facts, **stated)
+        facts = replace(facts, pinned_kv_dtype=True)
     if said.page:
         return case, (), facts
     return case.spec, sample_seq_lens(case).tolist(), facts

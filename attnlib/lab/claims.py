@@ -23,12 +23,12 @@ import pandas as pd
 
 from .. import studies
 from ..core.spec import AttnSpec, require_word
+from ..core.yaml_file import Entry, Kind, read_yaml, require_fields
 from ..measure.stats import AMBIGUOUS, FASTER, NOT_SLOWER, SAME, SLOWER
 from ..run import store
 from ..run.frame import good_rows, over, side_rows
 from ..run.study import record_machine
 from ..select import explain
-from ..select.yaml_file import Entry, Kind, read_yaml, require_fields
 
 CONFIRMED, REFUTED, PARTLY, OPEN = "confirmed", "refuted", "partly", "open"
 NOT_HERE = "not measurable here"

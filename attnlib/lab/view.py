@@ -25,6 +25,7 @@ from ..core.spec import AttnSpec
 from ..measure.calls.cases import read_case
 from ..measure.calls.cost import Ceilings
 from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.form import NamedCase
 from ..measure.calls.mla.case import MlaCase
 from ..run import store
 from ..run.frame import ceilings, intervals, over
@@ -476,18 +477,21 @@ def _said(wishes: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_call(
-    call: AttnSpec | DecodeCase | str,
+    call: AttnSpec | NamedCase | str,
     lengths: Sequence[int] = (),
 ) -> View:
     """Measure one decode call on this GPU by all backends that can run it.
 
-    `call` is a layer with the `lengths` of its requests, a case or the text of a call.
+    `call` is a layer with the `lengths` of its requests, a case or the text of a call. ValueError
+    for a call of MLA, or of another mode.
     """
     case: Any = call
     if isinstance(call, AttnSpec):
         case = DecodeCase(call, **Lens.of(lengths).fields)
     elif isinstance(call, str):
         case = read_case(call)
+    if not isinstance(case, DecodeCase):
+        raise ValueError(f"call must be of mode decode to be measured here, got {case.label!r}")
     can_run = []
     for name in BACKENDS:
         if not unavailable(name) and not unsupported(name, case.spec):

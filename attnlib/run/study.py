@@ -80,9 +80,40 @@ def _without_seed(case: NamedCase) -> str:
 class Study:
     """A question with the grids that answer it, and the machine its published records are of.
 
-    `bisect_machine` is that of the published records of `bisect_<name>`, where there are any.
-    `command` measures it again where `attnlib measure NAME` does not. `retired` says, of a study
-    that can only be read from its records, what to do in place of measuring it; it has no grids.
+    Parameters
+    ----------
+    name : str
+        Name of the study, of its file or folder and of its records.
+    question : str
+        What it asks, in one sentence.
+    grids : tuple of Grid
+        What is measured; none if the study is retired.
+    reference_machine : str
+        Folder of `data/records` whose records are shown unless another one is asked for.
+    bisect_machine : str
+        The same of the records of `bisect_<name>`, where there are any.
+    device : str
+        `cuda`, or `cpu` for a study of host code.
+    ceilings : tuple of str
+        Rates of the GPU that are measured beside the calls.
+    command : str
+        What measures it again, where `attnlib measure NAME` does not.
+    retired : str
+        What to do in place of measuring a study that can only be read.
+
+    Raises
+    ------
+    ValueError
+        By `require_measurable` for a retired study, by `case_named` for an unknown case.
+
+    Examples
+    --------
+    >>> from attnlib.studies import STUDIES, fa3_decode_regression
+    >>> study = fa3_decode_regression.STUDY
+    >>> study.name in STUDIES, len(study.cases) > 100
+    (True, True)
+    >>> study.case_named("heads=32/8 head_dim=128 page=16 lens=8192x16").batch_size
+    16
     """
 
     name: str
@@ -161,7 +192,29 @@ class Study:
 
 
 def mode() -> str:
-    """`live` or `replay`, from `ATTNLIB_MODE` and what is here. Raises rather than substitute."""
+    """Whether notebooks measure on this GPU or replay published records.
+
+    Returns
+    -------
+    str
+        `live` or `replay`: what `ATTNLIB_MODE` says; if it is `auto` or unset, `live` where a CUDA
+        GPU is.
+
+    Raises
+    ------
+    ValueError
+        For another value of `ATTNLIB_MODE`.
+    RuntimeError
+        For `live` without a CUDA GPU.
+
+    Examples
+    --------
+    >>> import os
+    >>> import attnlib
+    >>> os.environ["ATTNLIB_MODE"] = "replay"
+    >>> attnlib.mode()
+    'replay'
+    """
     wanted = os.environ.get("ATTNLIB_MODE", "auto")
     if wanted not in MODES:
         raise ValueError(f"ATTNLIB_MODE must be one of {', '.join(MODES)}, got {wanted!r}")
@@ -173,9 +226,36 @@ def mode() -> str:
 
 
 def load_or_measure(study: Study) -> pd.DataFrame:
-    """The records of `study` as a DataFrame: measured now where missing (live), or replayed.
+    """The records of a study: measured now where missing (live), or replayed.
 
     Live it warns where no case could run, as for want of a library, with the first one's reason.
+
+    Parameters
+    ----------
+    study : Study
+        Live only its grids marked `headline` are measured.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row per record, with the columns of `data/README.md`; times in microseconds.
+
+    Raises
+    ------
+    ValueError
+        For a study that can only be read, if it is to be measured; for one without records.
+    RuntimeError
+        For `ATTNLIB_MODE=live` without a CUDA GPU, or while another sweep holds the GPU.
+
+    Examples
+    --------
+    >>> import os
+    >>> os.environ["ATTNLIB_MODE"] = "replay"
+    >>> import attnlib
+    >>> from attnlib.studies import fa3_decode_regression
+    >>> rows = attnlib.load_or_measure(fa3_decode_regression.STUDY)
+    >>> sorted(rows.backend.unique())[:2]
+    ['copy', 'flashinfer-auto']
     """
     if mode() == "live":
         Sweep(headline=True).measure(study)

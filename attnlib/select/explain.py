@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
-from .asked import DECODE, asked
-from .facts import GPUS, Call, Facts, decided, facts_of
+from .asked import DECODE, asked, facts_stated
+from .facts import Call, Facts, decided, facts_of, gpu_named
 from .libraries import AUTO, FLASHINFER, Called, Library, Names, find, holding
-from .rules import Reason, Reasons, first_match
+from .rules import Reason, Reasons, Rule, first_match
 
 NO_CALL = Call()
 DECISIVE = ("rule", "policy")
@@ -64,11 +64,22 @@ class Choice:
         latent = self.mode in LATENT_MODES
         if self.library.startswith(FLASHINFER):
             return f"flashinfer-{'mla-' if latent else ''}{self.kernel}"
+        if self.inner is not None:
+            return self.inner.ours
         plans = "mla" if latent else "decode"
         for entry in TABLE.values():
             is_here = self.gpu == "sm90" or not entry.hopper
             if is_here and entry.plans == plans and self.kernel in entry.words:
                 return entry.name
+        return ""
+
+    @property
+    def whose(self) -> str:
+        """The library of a kernel that engines call by a name of several, or the empty string."""
+        if self.inner is None and self.ours == "flash-attn-3":
+            return "FlashAttention-3, the library"
+        if self.inner is not None and self.kernel in ("fa2", "fa3"):
+            return f"FlashInfer's {self.kernel}"
         return ""
 
     @property
@@ -102,7 +113,7 @@ def explain(
         decode, prefill_paged, target_verify, draft_extend, dllm_extend, prefill_ragged, mla,
         sparse_mla.
     gpu : str
-        Its compute capability, one of `attnlib.select.GPUS`: sm75 to sm121 (sm90: H100, H200).
+        A card or its compute capability, of `attnlib.select.GPUS`: `h100`, `RTX 4090`, `sm90`.
     library : str
         A library and its release, `flashinfer==0.6.3`, `vllm==0.33.0`, or `mini-sglang`. An engine
         calls the FlashInfer that its release requires, or one that is installed beside it:
@@ -138,18 +149,21 @@ def explain(
     >>> attnlib.explain(text, gpu="sm90", library="flashinfer==0.6.3").backend
     'fa3'
     """
+    gpu = gpu_named(gpu)
     if not isinstance(spec, AttnSpec):
         spec, mode, call = asked(spec, mode, call)
     mode = mode or DECODE
     rules, release = find(library)
     beside = _installed_beside(rules, library)
     require_word(f"mode of {rules.name}", mode, rules.modes)
-    require_word("gpu", gpu, GPUS)
+    policy = rules.policy_named(policy, mode)
     rules.require_policy(policy, [mode])
     facts = facts_of(spec, call, mode=mode, gpu=gpu, release=release)
+    if flashinfer := rules.flashinfer_of(release, beside):
+        facts["flashinfer"] = flashinfer
     facts, settled = _settled(rules, facts)
     tested = rules.tests(mode, policy, release)
-    unused = [name for name in _stated(call) if not decided(name, call) & tested]
+    unused = [name for name in facts_stated(call) if not decided(name, call) & tested]
     choice = Choice(
         library=rules.name if release is None else f"{rules.name}=={release}",
         mode=mode,
@@ -171,7 +185,7 @@ def explain(
     called = rules.called(choice.backend, release)
     if called and called.policy in find(called.library)[0].policies_for(mode):
         return _calling(choice, called.beside(beside), spec, call)
-    if beside:
+    if beside and "flashinfer" not in choice.tested:
         choice = replace(choice, unused=(*choice.unused, beside))
     return choice
 
@@ -184,12 +198,6 @@ def _installed_beside(rules: Library, library: str) -> str:
         if not is_one or find(beside)[0].name != FLASHINFER:
             raise ValueError(f"library must be ENGINE,{FLASHINFER}==RELEASE, got {library!r}")
     return beside
-
-
-def _stated(call: Call) -> list[str]:
-    """The fields in which a call is not a plain one."""
-    plain = vars(NO_CALL)
-    return [name for name, value in vars(call).items() if value != plain[name]]
 
 
 def _settled(library: Library, facts: Facts) -> tuple[Facts, Reasons]:
@@ -234,6 +242,10 @@ def _walked(choice: Choice, library: Library, facts: Facts) -> Choice:
     if rule.then == (AUTO,):
         rule, more = first_match(library.policies[AUTO][mode], facts)
         reasons += more
+    replaced = _replacing(library, rule.then, facts)
+    if replaced:
+        rule = replaced
+        reasons += (Reason("rule", rule.then[0], why=rule.why, source=rule.source),)
     able = []
     problems = []
     for name in rule.then:
@@ -251,6 +263,14 @@ def _walked(choice: Choice, library: Library, facts: Facts) -> Choice:
         return replace(choice, order=tuple(able))
     order = rule.then if len(rule.then) == 1 else ()  # one is taken at its word
     return replace(choice, order=order, problem="; ".join(problems))
+
+
+def _replacing(library: Library, names: Names, facts: Facts) -> Rule | None:
+    """The row by which the engine takes another backend than the one that was chosen."""
+    for row in library.replaces:
+        if names == (row.instead_of,) and not row.failing(facts):
+            return row
+    return None
 
 
 def _with_pages(choice: Choice, library: Library, facts: Facts) -> Choice:

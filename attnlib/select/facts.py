@@ -11,9 +11,10 @@ from typing import Any
 from packaging.version import Version
 
 from ..core.backends.limits import LATENT_MODES, layer_facts
-from ..core.layer import WHOLE_MODELS
-from ..core.spec import ELEMENT_BYTES, AttnSpec, require_word
-from .models import ARCHITECTURES, FAMILIES, MODELS, OTHER, TABLE
+from ..core.checkpoints import served
+from ..core.layer import heads_named
+from ..core.spec import ELEMENT_BYTES, AttnSpec, nearest, require_word
+from .models import ARCHITECTURES, FAMILIES, MODELS, OTHER
 
 GPUS = {
     "sm75": "T4, RTX 2080",
@@ -29,21 +30,27 @@ GPUS = {
 
 
 def gpu_named(text: str) -> str:
-    """The key of `GPUS` of `sm90`, `rtx4090` or `NVIDIA H100 80GB HBM3`; ValueError lists all."""
-    words = text.lower().replace("-", " ").strip()
+    """The key of `GPUS` of `sm90`, `rtx4090` or `NVIDIA H100 80GB HBM3`; ValueError names some."""
+    words = text.lower().replace("-", " ").replace("_", " ").strip()
     for gpu, names in GPUS.items():
         for name in (gpu, *names.lower().split(", ")):
             is_among = f" {name} " in f" {words} "
             if is_among or words == name.replace(" ", ""):  # rtx4090
                 return gpu
-    known = "; ".join(f"{gpu}: {names}" for gpu, names in GPUS.items())
-    raise ValueError(f"gpu must be one of {known}, got {text!r}")
+    cards = [card for names in GPUS.values() for card in names.split(", ")]
+    near = ", ".join(nearest(text, (*GPUS, *cards)))
+    raise ValueError(
+        f"gpu must be one of {', '.join(GPUS)}, or a card such as {near}, got {text!r}"
+    )
 
 
 DECODE_MODES = ("decode", *LATENT_MODES)
 PREFILL_MODES = ("prefill_paged", "target_verify", "draft_extend", "dllm_extend", "prefill_ragged")
 DRAFT_MODES = ("target_verify", "draft_extend")
 MODES = ("decode", *PREFILL_MODES, *LATENT_MODES)
+PLAIN_CACHE = "plain"
+CACHES = (PLAIN_CACHE, "fp8_e5m2", "nvfp4", "turboquant")
+"""Formats of a KV cache that a rule may ask for: `plain` is 16 bits or FP8 (E4M3)."""
 WORDS: dict[str, tuple[str, ...]] = {
     "model": (OTHER, *MODELS),
     "architecture": tuple(ARCHITECTURES),
@@ -51,6 +58,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "mode": MODES,
     "dtype": tuple(ELEMENT_BYTES),
     "kv_dtype": tuple(ELEMENT_BYTES),
+    "cache": CACHES,
 }
 """Facts with a fixed set of values."""
 
@@ -68,13 +76,16 @@ class Facts(dict[str, Any]):
 
 
 def facts_of_model(name: str) -> dict[str, Any]:
-    """The facts of a call that a model of `core.layer.WHOLE_MODELS` states: its rules, and sinks of
-    gpt-oss."""
-    whole = name.partition(" at TP ")[0]
-    for family, row in TABLE.items():
-        if whole in row.get("whole", "").split():
-            return {"model": family, "sinks": family == "gpt-oss"}
-    return {"model": OTHER} if whole in WHOLE_MODELS else {}
+    """The facts of a call that a model of data/checkpoints.yaml states: its architecture, where an
+    engine has rules for it, what its layers have, and speculation that its words name."""
+    if not name or heads_named(name):
+        return {}
+    of_model = served(name)
+    architecture = of_model.checkpoint.architecture
+    facts: dict[str, Any] = {"model": architecture if architecture in FAMILIES else OTHER}
+    if of_model.speculative:
+        facts |= {"speculative": True, "eagle_topk": of_model.branches}
+    return facts | of_model.checkpoint.facts
 
 
 Lengths = tuple[int, ...]
@@ -148,13 +159,16 @@ class Call:
         A cuDNN frontend with FROST is installed.
     auto_cudnn : bool, default True
         FLASHINFER_DECODE_AUTO_CUDNN is not 0 (1: `cudnn` may be an older frontend).
+    cache : str, default "plain"
+        Another format of the KV cache than 16 bits or FP8 (E4M3): `fp8_e5m2`, `nvfp4` or
+        `turboquant`. No kernel of ours has them: only what an engine selects is known.
     model : str, default "other"
         A model of data/models.yaml, for which an engine may have rules, or an architecture of one.
 
     Raises
     ------
     ValueError
-        For an unknown model, lengths below 1 or of different counts, and a negative number.
+        For an unknown model or cache, lengths below 1 or of different counts, a negative number.
 
     Examples
     --------
@@ -191,9 +205,11 @@ class Call:
     cubins: bool = _flag("NVIDIA's cubins", default=True)
     cudnn: bool = _flag("cuDNN", default=True)
     auto_cudnn: bool = _flag("cuDNN for auto", default=True)
+    cache: str = PLAIN_CACHE
     model: str = OTHER
 
     def __post_init__(self) -> None:
+        require_word("cache", self.cache, CACHES)
         require_word("model", self.model, tuple(FAMILIES))
         if self.q_lens and len(self.q_lens) != len(self.kv_lens):
             words = f"q_lens must have one entry for each of kv_lens ({len(self.kv_lens)})"
@@ -251,13 +267,17 @@ def facts_of(
         speculative=call.speculative or call.eagle_topk > 0 or mode in DRAFT_MODES,
         gpu=gpu,
         mode=mode,
-        kv_auto=spec.kv_dtype == spec.dtype and not call.pinned_kv_dtype,
+        cache=call.cache,
         model=FAMILIES[call.model],
         architecture=ARCHITECTURES[call.model],
         head_dims=f"{spec.head_dim}/{head_dim_vo}",
         one_head_dim=spec.head_dim == head_dim_vo,
         block_size=spec.page_size if call.pinned_page else 0,
     )
+    is_plain = call.cache == PLAIN_CACHE
+    facts["kv_auto"] = is_plain and spec.kv_dtype == spec.dtype and not call.pinned_kv_dtype
+    if not is_plain:
+        facts |= {"one_dtype": False, "fp8_kv": call.cache == "fp8_e5m2"}
     return facts
 
 
@@ -326,6 +346,7 @@ DECIDES = {
     "eagle_topk": {"eagle_topk", "speculative"},
     "pinned_page": _PAGE,
     "pinned_kv_dtype": _KV_DTYPE,
+    "cache": {"cache", "kv_auto", "fp8_kv", "one_dtype"},
     "page_size": _PAGE,
     "kv_dtype": _KV_DTYPE,
     "dtype": {"dtype", "fp8_query", "one_dtype", "dtypes"},

@@ -14,10 +14,10 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from ..core.yaml_file import Kind, read_yaml, require_fields
 from .models import DATA
 from .rules import Condition, Group, When, conditions
 from .situation import LENGTHS, OF_LENGTHS, OF_SITUATIONS, Situation
-from .yaml_file import Kind, read_yaml, require_fields
 
 FOLDER = DATA / "known"
 SIZES = FOLDER / "sizes.json"

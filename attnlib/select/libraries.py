@@ -10,10 +10,10 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from ..core.backends import limits
+from ..core.yaml_file import Entry, Kind, read_yaml, require_fields, require_kind
 from .facts import FLAGS, MODES, NUMBERS, Facts
 from .models import DATA
 from .rules import Reason, Reasons, Rule, conditions, facts_tested
-from .yaml_file import Entry, Kind, read_yaml, require_fields, require_kind
 
 FOLDER = DATA / "rules"
 AUTO = "auto"
@@ -21,8 +21,11 @@ FLASHINFER = "flashinfer"
 RESOLVES = "resolves"
 MAIN = "main"
 """The release of a library without releases."""
-PARTS = (RESOLVES, "limits", "problems", "pages")
+REPLACES = "replaces"
+PARTS = (RESOLVES, "limits", "problems", "pages", REPLACES)
 """Keys of a document that hold rows; those of `resolves` alone name no backend."""
+VERBS = {RESOLVES: RESOLVES, REPLACES: "choose"}
+"""Key of a document -> the key that names the backends of its rows; of others `cannot`."""
 KEYS: dict[str, Kind] = {
     "library": str,
     "aliases": list,
@@ -50,6 +53,7 @@ ROW: dict[str, Kind] = {
     "when": str | list | dict,
     "choose": str | list,
     "cannot": str | list,
+    "instead_of": str,
     "rest": str | list,
     "sets": dict,
     "why": str,
@@ -91,6 +95,10 @@ class Called:
         )
 
 
+def _plain(name: str) -> str:
+    return name.lower().replace(" ", "-").replace("_", "-")
+
+
 def _release(library: str) -> Version:
     """The release of `flashinfer==0.6.3`."""
     return Version(library.partition("==")[2])
@@ -103,6 +111,7 @@ class Library:
     A policy is `auto`, the library's own rule, or an engine's rule of how it calls FlashInfer.
     `resolves` are rows of what the library settles first, `limits` of what a backend cannot run,
     `problems` of what the library takes all the same and cannot run.
+    `replaces` are rows of what it takes in place of a choice, whatever led to it.
     `calls` maps a backend and release to what it calls in turn; `pages` are rows of the page sizes
     that a backend does not keep, and what it takes.
     """
@@ -118,6 +127,7 @@ class Library:
     problems: Rows = ()
     calls: dict[tuple[str, str], Called] = field(default_factory=dict)
     pages: Rows = ()
+    replaces: Rows = ()
 
     @cached_property
     def versions(self) -> list[Version]:
@@ -134,9 +144,26 @@ class Library:
         named = [name for name, tables in self.policies.items() if mode in tables]
         return (*named, *self.backends[mode])
 
+    def policy_named(self, text: str, mode: str) -> str:
+        """The policy of a mode that a text names: `CUDA cores` is cuda-cores, `fa2` FA2."""
+        for name in self.policies_for(mode):
+            if _plain(name) == _plain(text):
+                return name
+        return text
+
     def called(self, backend: str, release: Version | None) -> Called | None:
         """What a backend of a release calls in turn."""
         return self.calls.get((backend, str(release or MAIN)))
+
+    def flashinfer_of(self, release: Version | None, beside: str) -> Version | None:
+        """The FlashInfer that an engine finds: `beside`, if any, or what its release requires."""
+        required = [
+            called.library
+            for (_, caller), called in self.calls.items()
+            if caller == str(release or MAIN)
+        ]
+        found = [beside] if beside else required
+        return _release(found[0]) if found else None
 
     def require_policy(
         self,
@@ -188,10 +215,14 @@ class Library:
         for row in rows:
             names.update(row.then)
         rows += _possible(self.resolves, known)
+        for row in _possible(self.replaces, known):
+            if row.instead_of in names:
+                rows.append(row)
+                names.update(row.then)
         for row in _possible(self.limits + self.problems, known):
             if names.intersection(row.then):
                 rows.append(row)
-        if self.name == FLASHINFER:
+        if self.name == FLASHINFER and names.intersection(limits.TABLE):
             tested |= limits.tested(mode)
         return frozenset(tested | facts_tested(rows))
 
@@ -316,7 +347,7 @@ def _fill(library: Library, document: Entry) -> None:
             by_mode = library.policies.setdefault(policy, {})
             by_mode |= dict.fromkeys(modes, table)
     for part in PARTS:
-        verb = RESOLVES if part == RESOLVES else "cannot"
+        verb = VERBS.get(part, "cannot")
         rows = document.get(part, [])
         added = tuple(_rows(rows, verb, known, part, place=place))
         setattr(library, part, getattr(library, part) + added)
@@ -368,10 +399,11 @@ def _rule(
         when = conditions(row.get("when", []))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
+    instead_of = row.get("instead_of", "")
     sets = row.get("sets", {})
     if not names and verb != RESOLVES:
         raise ValueError(f"{where}: {verb} must name a backend")
-    unknown = ", ".join(set(names) - known)
+    unknown = ", ".join({*names, instead_of} - {*known, ""})
     if unknown:
         raise ValueError(f"{where}: no such backend: {unknown}")
     for key in ("why", "source"):
@@ -381,7 +413,7 @@ def _rule(
         raise ValueError(f"{where}: no such fact: {', '.join(sets)}")
     for fact, value in sets.items():
         require_kind(value, f"{where}: {fact} of sets", bool if fact in FLAGS else int)
-    return Rule(when, names, row["why"], row["source"], sets)
+    return Rule(when, names, row["why"], row["source"], sets, instead_of)
 
 
 def _flat(names: Any) -> list[str]:

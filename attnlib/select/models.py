@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from .yaml_file import read_yaml, require_fields
+from ..core.yaml_file import read_yaml, require_fields
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 

@@ -32,24 +32,26 @@ RELEASES = {"since": ">=", "before": "<"}
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The facts that conditions may test, of three kinds.
+    """The facts that conditions may test, of four kinds.
 
     `flags` are true or false: name -> how a reason names it. `words` have a fixed set of values:
-    name -> values. `numbers` are integers.
+    name -> values. `numbers` are integers, `versions` releases of a library.
     """
 
     flags: Mapping[str, str]
     words: Mapping[str, tuple[str, ...]]
     numbers: tuple[str, ...]
+    versions: tuple[str, ...] = ()
 
     @property
     def compared(self) -> tuple[str, ...]:
         """Facts that are compared with values; flags stand alone."""
-        return (*self.words, *self.numbers, "head_dims")
+        return (*self.words, *self.numbers, "head_dims", *self.versions)
 
 
-OF_CALLS = Vocabulary(FLAGS, WORDS, NUMBERS)
-"""The facts of one call, which rules of selection test."""
+OF_CALLS = Vocabulary(FLAGS, WORDS, NUMBERS, versions=("flashinfer",))
+"""The facts of one call, which rules of selection test; `flashinfer` is the release of FlashInfer
+that an engine finds."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ class Rule:
 
     In a table of limits, `then` cannot run instead. `source` is the pull request, or the file of
     the release, that has the rule. `sets` are facts that the choice changes for the next table.
+    `instead_of` is the choice in whose place `then` is taken.
     """
 
     when: tuple[When, ...]
@@ -143,6 +146,7 @@ class Rule:
     why: str
     source: str
     sets: Mapping[str, Any] = field(default_factory=dict)
+    instead_of: str = ""
 
     @cached_property
     def tests(self) -> set[str]:
@@ -174,7 +178,8 @@ def facts_tested(parts: Iterable[When | Rule]) -> set[str]:
 class Reason:
     """One row that was considered: what it would choose, whether it `matched`, and why (not).
 
-    `kind` is rule, limit (a backend that cannot run the call), settled or policy.
+    `kind` is rule, limit (a backend that cannot run the call), settled or policy;
+    `of_other_model` says that the row is for models of which the call is none.
     """
 
     kind: str
@@ -182,6 +187,7 @@ class Reason:
     matched: bool = field(default=True, kw_only=True)
     why: str
     source: str
+    of_other_model: bool = field(default=False, kw_only=True)
 
 
 Reasons = tuple[Reason, ...]
@@ -201,11 +207,16 @@ def first_match(rules: Iterable[Rule], facts: Facts) -> tuple[Rule, Reasons]:
             matched=failing is None,
             why=failing.miss(facts) if failing else rule.why,
             source=rule.source,
+            of_other_model=failing is not None and _asks_for_model(failing),
         )
         reasons.append(reason)
         if reason.matched:
             return rule, tuple(reasons)
     raise LookupError("no row of the table matches")
+
+
+def _asks_for_model(when: When) -> bool:
+    return all(name.startswith(("model ", "architecture ")) for name in when.tests)
 
 
 def conditions(
@@ -257,6 +268,8 @@ def _condition(text: str, vocabulary: Vocabulary) -> Condition:
 
 
 def _value(fact: str, word: str, vocabulary: Vocabulary) -> Any:
+    if fact in vocabulary.versions:
+        return Version(word)
     if fact == "head_dims" and word.replace("/", "", 1).isdigit():
         return word
     words = vocabulary.words.get(fact, ())

@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from ..core.backends.limits import LATENT_MODES
 from ..core.call_text import parse_lengths
+from ..core.checkpoints import served
 from ..core.fa2.choice import PlanShape, choose
 from ..core.layer import parse_layer
 from ..core.schedule.caps import BOUNDED, DEFAULT, num_splits
@@ -147,6 +148,23 @@ def parse_server(settings: Collection[str]) -> dict[str, Any]:
             known = ", ".join((*SERVER, *numbers))
             raise ValueError(f"a fact of the server must be one of {known}, got {text!r}")
     return given
+
+
+def with_dp_attention(
+    server: Mapping[str, Any],
+    model: str,
+    tp: int = 1,
+    dp: int = 1,
+) -> dict[str, Any]:
+    """The facts of a server, with DP attention where the words of a model or `dp` say it.
+
+    ValueError where the server is said to be without.
+    """
+    if not served(model, tp, dp).dp_attention:
+        return dict(server)
+    if not server.get("dp_attention", True):
+        raise ValueError(f"dp_attention must be left out, {model} is served with it, got no")
+    return {**server, "dp_attention": True}
 
 
 def situation_of(

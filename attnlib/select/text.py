@@ -1,36 +1,36 @@
 """A choice as text, and the answer of the command `explain`."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..core.backends.limits import LATENT_MODES
 from ..core.call_text import CallText, parse_lengths
 from ..core.layer import MODELS, parse_layer
 from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec
-from .asked import LATENT_PAGE, PINS, facts_said, layer_said
-from .changes import (
-    FAILS,
-    TOPK,
-    known_changes,
-    markdown,
-    padded,
-    table_of,
-    tried_calls,
+from .asked import (
+    DECODE,
+    LATENT_PAGE,
+    PINS,
+    asked_kinds,
+    cache_of,
+    facts_said,
+    is_checkpoint,
+    layer_said,
 )
+from .changes import TOPK, known_changes, markdown, padded, table_of, tried_calls
 from .explain import Choice, explain, settles
 from .facts import GPUS, Call, decided, facts_of_model, gpu_named
 from .known import Found, known_problems, report, to_data
-from .models import FAMILIES, LAYERS, OTHER
-from .models import MODELS as RULED
-from .situation import parse_server, situation_of
+from .layers import LayerChoice, layers_of_family, layers_of_model
+from .models import FAMILIES, OTHER
+from .situation import parse_server, situation_of, with_dp_attention
 
 COLUMNS = ("", "chosen", "why, or why not", "source")
 FIELDS = ("head_dim", "page_size", "dtype", "kv_dtype")
-LAYER = ("heads", "model", "tp", *FIELDS)
+LAYER = ("heads", "model", "tp", "dp", *FIELDS)
 """The arguments of `parse_layer`."""
-BESIDE = {"decode": "prefill_paged", "prefill_paged": "decode"}
 _FIELDS = {field.name: field.type for field in fields(Call)}
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 _JSON = (
@@ -50,6 +50,21 @@ Words = dict[str, Any]
 """Options, facts or sizes by name."""
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What an answer needs beside the call and the library.
+
+    `facts` are those of a call that are known, `stated` the options that a user gave. `cards` says
+    how each GPU was named, `server` how the server was started.
+    """
+
+    facts: Words
+    stated: Sequence[str]
+    cards: Mapping[str, str]
+    server: Words
+    as_json: bool
+
+
 def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     """One choice, or what changes, as text or JSON; raises what `explain` and the parsers raise.
 
@@ -59,47 +74,108 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     facts = parse_call(given.pop("call", []))
     layer = {name: given.pop(name) for name in LAYER if name in given}
     _take_text(" ".join(given.pop("words", [])), given, layer, facts)
+    facts |= cache_of(layer)
     stated = list(facts)
     stated += [name for name in FIELDS if name in layer]
+    if "heads" in layer and "model" in layer:
+        words = f"{layer['heads']} and {layer['model']}"
+        raise ValueError(f"pass either heads or model, got {words}")
+    model = layer.get("model", "")
     facts = _with_model(facts, layer)
-    mode = given.get("mode")
-    if mode in LATENT_MODES:
-        if "model" in layer and "diff" not in given:
-            raise ValueError(f"heads must be given of MLA, as 16/1, got model {layer['model']!r}")
-        layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
-    if mode == "sparse_mla":
-        facts.setdefault("topk", TOPK)
     server = parse_server(given.pop("server", []))
-    cards = {}
-    for text in given.get("gpu", "").split(",") if "gpu" in given else ():
-        cards[gpu_named(text)] = text
-    if cards:
-        given["gpu"] = list(cards)
+    cards = _cards_of(given)
+    if "diff" not in given:
+        _require_one_call(given, layer)
+        given["gpu"] = given["gpu"][0]
+    is_one = is_checkpoint(model) and model not in _models_of_diff(given)
+    if is_one:
+        splits = {name: layer[name] for name in ("tp", "dp") if name in layer}
+        server = with_dp_attention(server, model, **splits)
+    if not is_one and given.get("mode") in LATENT_MODES:
+        layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
+    if not is_one and given.get("mode") == "sparse_mla":
+        facts.setdefault("topk", TOPK)
+    beside = Beside(facts, stated, cards, server, as_json)
+    if is_one:
+        return _answer_model(given, layer, beside)
     if "diff" in given:
-        return _answer_diff(given, layer, facts, stated, cards, server, as_json)
-    _require_one_call(given, layer)
-    given["gpu"] = given["gpu"][0]
+        return _answer_diff(given, layer, beside)
     spec = parse_layer(**layer)
     call = Call(**facts)
     choice = explain(spec, call=call, **given)
-    _require_not_settled(choice, facts)
-    choice = _with_unused(choice, call, stated)
-    layers = layers_of(spec, call, **given)
+    layers = layers_of_family(spec, call, **given)
+    return _said(choice, spec, call, layers, beside)
+
+
+def _cards_of(given: Words) -> dict[str, str]:
+    """GPU -> how it was named; the option has the GPUs from here on."""
+    if "gpu" not in given:
+        return {}
+    cards = {gpu_named(text): text for text in given["gpu"].split(",")}
+    given["gpu"] = list(cards)
+    return cards
+
+
+def _models_of_diff(given: Words) -> Sequence[str]:
+    """The models that `changes` knows by name."""
+    return (*MODELS, MLA) if "diff" in given else ()
+
+
+def _answer_model(
+    given: Words,
+    layer: Words,
+    beside: Beside,
+) -> str:
+    """The answer for a model of data/checkpoints.yaml: of its first kind, then a row for each."""
+    sizes = dict(layer)
+    model = sizes.pop("model")
+    mode = given.pop("mode", DECODE)
+    first = asked_kinds(model, mode, beside.facts, **sizes)[0]
+    if "diff" in given:
+        how = {**given, "mode": first.mode}
+        beside = replace(beside, facts={"topk": first.call.topk} | beside.facts)
+        return _answer_diff(how, {"model": model}, beside, first.spec)
+    assert first.spec is not None
+    choice = explain(first.spec, mode=first.mode, call=first.call, **given)
+    layers = layers_of_model(model, mode, beside.facts, sizes, **given)
+    return _said(choice, first.spec, first.call, layers, beside)
+
+
+def _said(
+    choice: Choice,
+    spec: AttnSpec,
+    call: Call,
+    layers: Sequence[LayerChoice],
+    beside: Beside,
+) -> str:
+    _require_not_settled(choice, beside.facts)
+    choice = _with_unused(choice, call, beside.stated)
     situation = situation_of(
         choice,
         spec,
         call,
-        stated=facts,
-        gpu=cards[given["gpu"]],
-        server=server,
+        stated=beside.facts,
+        gpu=beside.cards[choice.gpu],
+        server=beside.server,
     )
     known = known_problems(situation)
-    if not as_json:
+    if not beside.as_json:
         return render(choice, layers, known)
     data = to_dict(choice)
-    data["layers"] = layers
+    data["layers"] = [to_row(layer) for layer in layers]
     data["known"] = to_data(known)
     return json.dumps(data, indent=2)
+
+
+def to_row(layer: LayerChoice) -> Words:
+    """A kind of layers as JSON data."""
+    return {
+        "layer": layer.layer,
+        "count": layer.count,
+        "heads": layer.spec.heads if layer.spec else "",
+        "head_dim": str(layer.spec.head_dim) if layer.spec else "",
+        "chosen": layer.chosen,
+    }
 
 
 def _take_text(
@@ -117,7 +193,7 @@ def _take_text(
     _add(layer, layer_said(said))
     _add(facts, facts_said(said, given.get("mode", "")))
     if "diff" not in given:
-        given.setdefault("mode", "decode")
+        given.setdefault("mode", DECODE)
 
 
 def _add(options: Words, said: Words) -> None:
@@ -133,14 +209,17 @@ def _with_model(facts: Words, layer: Words) -> Words:
     of_model = facts_of_model(layer.get("model", ""))
     for name, value in of_model.items():
         given = facts.get(name, value)
-        if FAMILIES.get(given, given) != value:
+        if FAMILIES.get(given, given) != FAMILIES.get(value, value):
             raise ValueError(f"{name} must be left out, {layer['model']} says it")
     return pins | of_model | facts
 
 
 def _require_one_call(given: Words, layer: Words) -> None:
     """ValueError unless the options name a library, a GPU, a mode and a layer."""
-    missing = [f"--{name}" for name in ("library", "gpu", "mode") if name not in given]
+    needed = ["library", "gpu"]
+    if not is_checkpoint(layer.get("model", "")):
+        needed.append("mode")  # of a model it is decode
+    missing = [f"--{name}" for name in needed if name not in given]
     if not ("heads" in layer or "model" in layer):
         missing.append("--heads")
     if missing:
@@ -170,65 +249,30 @@ def _with_unused(choice: Choice, call: Call, stated: Sequence[str]) -> Choice:
     return replace(choice, unused=(*unused, *beside))
 
 
-def layers_of(
-    spec: AttnSpec,
-    call: Call,
-    *,
-    mode: str,
-    **how: Any,
-) -> list[dict[str, str]]:
-    """The backend of each kind of layer of a model, and of prefill beside decode; else empty."""
-    rows = []
-    if call.model != OTHER and mode in BESIDE:
-        beside = BESIDE[mode]
-        rows.append(_layer_row(beside, spec, call, mode=beside, **how))
-    kinds = LAYERS.get(FAMILIES[call.model], {})
-    for kind, differs in kinds.items():
-        facts = dict(differs)
-        head_dim = facts.pop("head_dim", spec.head_dim)
-        layer = replace(spec, head_dim=head_dim)
-        of_layer = replace(call, **facts)
-        rows.append(_layer_row(kind, layer, of_layer, mode=mode, **how))
-    return rows
-
-
-def _layer_row(
-    name: str,
-    spec: AttnSpec,
-    call: Call,
-    **how: Any,
-) -> dict[str, str]:
-    """A kind of layer, its backend and kernel, and whether it cannot run; or why there is none."""
-    try:
-        choice = explain(spec, call=call, **how)
-    except (ValueError, RuntimeError) as error:
-        chosen = f"no answer: {error}"
-    else:
-        chosen = f"{choice.picked}{FAILS if choice.problem else ''}"
-    return {"layer": name, "head_dim": str(spec.head_dim), "chosen": chosen}
-
-
 def _answer_diff(
     given: Words,
     layer: Words,
-    facts: Words,
-    stated: Collection[str],
-    cards: Mapping[str, str],
-    server: Words,
-    as_json: bool,
+    beside: Beside,
+    spec: AttnSpec | None = None,
 ) -> str:
+    """What changes for a layer (`spec`, or of the options), or for the models of `changes`."""
     old, new = given["diff"]
-    gpus = given.get("gpu", tuple(GPUS))
     # Known problems ask for lengths, if no rule does.
-    by_rules = [name for name in stated if name not in ("kv_lens", "q_lens")]
-    how: Words = {"facts": facts, "stated": by_rules, "gpus": gpus}
+    by_rules = [name for name in beside.stated if name not in ("kv_lens", "q_lens")]
+    how: Words = {
+        "facts": beside.facts,
+        "stated": by_rules,
+        "gpus": given.get("gpu", tuple(GPUS)),
+    }
     if "mode" in given:
         how["modes"] = given["mode"].split(",")
     if "policy" in given:
         how["policy"] = given["policy"]
     if "library" in given:
         raise ValueError(f"--library must be left out with --diff, got {given['library']}")
-    if "heads" in layer or layer.get("model", MLA) not in (*MODELS, MLA):
+    if spec is not None:
+        how["layer"] = spec
+    elif "heads" in layer or layer.get("model", MLA) not in (*MODELS, MLA):
         how["layer"] = parse_layer(**layer)
     else:
         how["model"] = layer.pop("model", "")
@@ -236,29 +280,35 @@ def _answer_diff(
             raise ValueError(f"--tp must go with a model that is split, got {layer['tp']}")
         how["fields"] = layer
     tried = tried_calls(old, new, **how)
+    if spec is not None:
+        tried = [replace(each, model=layer["model"]) for each in tried]
     table = table_of(tried)
-    if as_json:
+    if beside.as_json:
         return str(table.to_json(orient="records", indent=2))
-    known = known_changes(tried, facts, cards, server)
+    known = known_changes(tried, beside.facts, beside.cards, beside.server)
     return markdown(table, old, new, known)
 
 
 def render(
     choice: Choice,
-    layers: Sequence[dict[str, str]] = (),
+    layers: Sequence[LayerChoice] = (),
     known: Sequence[Found] = (),
 ) -> str:
     """The choice and its known problems, then every row considered, without repeats, matches
     first."""
     head = [headline(choice), *_notes(choice), *report(known)]
     for layer in layers:
-        head.append(f"{layer['layer']} (head_dim {layer['head_dim']}): {layer['chosen']}")
+        head.append(f"{layer.words}: {layer.chosen}")
     rows = [COLUMNS]
-    for reason in sorted(choice.reasons, key=lambda reason: not reason.matched):
+    ours = [reason for reason in choice.reasons if not reason.of_other_model]
+    for reason in sorted(ours, key=lambda reason: not reason.matched):
         taken = "yes" if reason.matched and reason.kind != "limit" else "no"
         subject = _short(reason.subject)
         rows.append((taken, subject, reason.why, reason.source))
     lines = ["  ".join(words).rstrip() for words in padded(rows)]
+    folded = len(choice.reasons) - len(ours)
+    if folded:
+        lines.append(f"{folded} rules of other models do not apply (--json lists them)")
     return "\n".join([*head, "", *dict.fromkeys(lines)])
 
 
@@ -275,9 +325,8 @@ def _notes(choice: Choice) -> list[str]:
         notes.append(f"{why}: {choice.library} takes pages of {choice.pages}")
     if choice.unused:
         notes.append(f"not used by its rules: {', '.join(choice.unused)}")
-    if any(reason.why.endswith(f"it is {OTHER}") for reason in choice.reasons):
-        names = [name for name in RULED if f"model {name}" in choice.tested]
-        notes.append(f"rules for one model did not apply: --call model={'|'.join(names)}")
+    if any(reason.of_other_model and reason.why.endswith(OTHER) for reason in choice.reasons):
+        notes.append("an engine has rules for some models: --model NAME, or --call model=NAME")
     return notes
 
 
@@ -293,7 +342,7 @@ def _short(order: str) -> str:
 def headline(choice: Choice) -> str:
     """`vllm==0.33.0, decode on sm100, policy auto: FLASHINFER, which runs trtllm-gen`."""
     where = f"{choice.library}, {choice.mode} on {choice.gpu}, policy {choice.policy}"
-    whose = " (FlashAttention-3, the library)" if choice.ours == "flash-attn-3" else ""
+    whose = f" ({choice.whose})" if choice.whose else ""
     return f"{where}: {choice.picked}{whose}"
 
 

@@ -148,3 +148,26 @@ def test_a_title_has_the_first_of_many_lengths():
     assert re.fullmatch(r"heads=32/8 lens=(7\+700\+)+7\+\.\.\.\(80 requests\)", short)
     assert len(short) < 70
     assert shortened("heads=32/8 lens=ragged:8192x16") == "heads=32/8 lens=ragged:8192x16"
+
+
+def test_a_model_with_dp_attention_is_words_of_a_call():
+    text = "model=Qwen3-32B tp=8 dp=2 lens=9x4"
+    said = CallText.read(text)
+    assert str(said) == text
+    assert said.layer().heads == "16/2"
+    assert said.of_latent_model is said
+
+
+@pytest.mark.parametrize(
+    ("text", "by_heads"),
+    [
+        ("model=DeepSeek-V3 tp=8 lens=9x4", "mode=mla heads=16/1 lens=9x4"),
+        ("mode=decode model=DeepSeek-V3 tp=8 dp=8 lens=9", "mode=mla heads=128/1 lens=9"),
+        (
+            "model=DeepSeek-V3.2 page=1 lens=9",
+            "mode=sparse_mla heads=128/1 page=1 top_k=2048 lens=9",
+        ),
+    ],
+)
+def test_a_model_with_a_latent_cache_is_a_call_of_mla(text, by_heads):
+    assert str(CallText.read(text).of_latent_model) == by_heads

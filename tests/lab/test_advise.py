@@ -11,7 +11,8 @@ import pytest
 
 import attnlib
 from attnlib import AttnSpec, cli
-from attnlib.core.layer import MODELS, WHOLE_MODELS, parse_layer
+from attnlib.core.checkpoints import checkpoints
+from attnlib.core.layer import MODELS, parse_layer
 from attnlib.core.spec import ELEMENT_BYTES, MlaSpec
 from attnlib.lab.engine_builds import own_build
 from attnlib.lab.recorded import neighbour_loss, recorded_calls
@@ -24,6 +25,7 @@ from attnlib.studies.plan_rivals import BACKENDS, FLASH_ATTENTION, PAGES_OF_16
 from attnlib.studies.random_batches import FP8
 
 pytestmark = [pytest.mark.usefixtures("published_records"), pytest.mark.slow]
+DENSE_MODELS = [name for name, model in checkpoints().items() if not model.kinds[0].mode]
 
 
 def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
@@ -69,7 +71,7 @@ def test_every_option_that_is_offered_has_advice_of_one_screen(place, monkeypatc
             assert f"cannot run decode on {gpu}: " in str(error) and backend in str(error)
         else:
             assert advice.choice.backend or advice.choice.problem
-    for model in [*WHOLE_MODELS][place::3]:  # each model with one of the three
+    for model in DENSE_MODELS[place::3]:  # each model with one of the three
         arguments = ["--model", model, "--tp", "2", "--lens", "1..900", "--batch", "3"]
         status = cli.main(["advise", *arguments, "--engine", engine, "--gpu", "h200"])
         assert status in (0, cli.KNOWN_PROBLEM)
@@ -427,3 +429,91 @@ def test_a_pick_that_is_the_fastest_on_record_is_told_nothing():
     advice = attnlib.advise(AttnSpec(8, 1, 128, 1), [1024] * 256, library="sglang==0.5.23")
     assert len(advice.same)
     assert not [note for note in advice.notes if note.startswith("On record of this call")]
+
+
+UNLIKE = "32768x8+2048x56"
+ALIKE = "8192x64"
+SERVED = ["--engine", "sglang==0.5.23", "--gpu", "h100"]
+CAP = "sglang-fa3-split-cap-mla"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ["model=DeepSeek-V3", "tp=8", "dp=8"],
+        ["--model", "DeepSeek-V3 at TP 8 with DP attention"],
+        ["--model", "deepseek v3", "--tp", "8", "--dp", "8"],
+    ],
+)
+def test_a_latent_model_by_name_loses_splits_with_unlike_lengths(model, capsys):
+    lens = [f"lens={UNLIKE}"] if "tp=8" in model else ["--lens", UNLIKE]
+    assert cli.main(["advise", *model, *lens, *SERVED]) == cli.KNOWN_PROBLEM
+    told = capsys.readouterr().out
+    assert "mode=mla heads=128/1 page=1 lens=32768x8+2048x56" in told
+    assert f"[{CAP}]" in told
+    alike = [f"lens={ALIKE}"] if "tp=8" in model else ["--lens", ALIKE]
+    cli.main(["advise", *model, *alike, *SERVED])
+    assert CAP not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lens", [UNLIKE, ALIKE])
+def test_explain_says_the_cap_of_a_latent_model_where_advise_does(lens, capsys):
+    options = ["--library", "sglang==0.5.23", "--gpu", "h100"]
+    assert cli.main(["explain", "model=DeepSeek-V3", "tp=8", "dp=8", f"lens={lens}", *options]) == 0
+    told = capsys.readouterr().out
+    assert (CAP in told) == (lens == UNLIKE)
+
+
+def test_python_advises_on_a_latent_model_as_the_shell_does():
+    text = f"model=DeepSeek-V3 tp=8 lens={UNLIKE}"
+    advice = attnlib.advise(text, library="sglang==0.5.23", gpu="h100")
+    assert advice.layer.heads == "16/1" and advice.is_latent
+    with pytest.raises(ValueError, match="explain: sparse_mla"):
+        attnlib.advise("model=DeepSeek-V3.2 tp=8 lens=4096x8")
+    with pytest.raises(ValueError, match="pass either heads or model, got 16/1 and DeepSeek-V3"):
+        attnlib.advise("model=DeepSeek-V3 heads=16/1 lens=4096x8")
+
+
+DENSE_WITH_DP = "Qwen3-235B-A22B at TP 4 with DP attention"
+
+
+def held(capsys, *arguments):
+    """The known problems that a command says to hold."""
+    cli.main([*arguments, "--json"])
+    data = json.loads(capsys.readouterr().out)
+    return [row["id"] for row in data["known"] if row["verdict"] == "holds"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["advise", "--engine", "sglang==0.5.23", "--gpu", "h100", "--lens", "1024x128"],
+        ["explain", "--library", "sglang==0.5.23", "--gpu", "h100", "--call", "kv_lens=1024x128"],
+    ],
+)
+def test_dp_attention_in_the_words_of_a_model_is_a_fact_of_the_server(command, capsys):
+    with_dp = held(capsys, *command, "--model", DENSE_WITH_DP)
+    by_server = ["--model", "Qwen3-235B-A22B", "--server", "dp_attention"]
+    assert with_dp == held(capsys, *command, *by_server) != []
+    assert held(capsys, *command, "--model", "Qwen3-235B-A22B", "--tp", "4", "--dp", "4") == with_dp
+    without = held(capsys, *command, "--model", "Qwen3-235B-A22B")
+    assert {*without} < {*with_dp}
+
+
+def test_a_server_that_the_model_contradicts_is_refused(fails):
+    options = ["--lens", "9", "--server", "dp_attention=no"]
+    words = "dp_attention must be left out"
+    assert words in fails("advise", "--model", DENSE_WITH_DP, *options)
+
+
+def test_of_several_kinds_of_layers_the_first_is_advised_on_and_said():
+    advice = attnlib.advise("model=gpt-oss-20b tp=2 lens=4096x8")
+    words = "gpt-oss-20b has several kinds of layers: this is of the first, full, not of window."
+    assert words in advice.notes
+    assert advice.has_sinks and advice.layer.heads == "32/4"
+    assert "kinds of layers" not in str(attnlib.advise("model=Qwen3-8B lens=4096x8").notes)
+
+
+def test_mla_is_not_measured_by_advise(fails):
+    words = "call must be of mode decode to be measured here, got 'mode=mla heads=128/1"
+    assert words in fails("advise", "--measure", "--model", "DeepSeek-V3", "--lens", "9x4")

@@ -121,7 +121,10 @@ def test_the_command_advises_on_words_as_on_options(capsys):
         (f"advise {TEXT} --page-size 16", "page_size must be a word of the call 'heads="),
         (f"advise {TEXT} --lens 9", "lens must be a word of the call 'heads="),
         ("advise --heads 8/1", "a call must be given, such as heads=32/8"),
-        ("advise mode=target_verify q_len=4 heads=16/2 lens=9", "call must be of mode decode or mla, got 'mode=target_verify"),
+        (
+            "advise mode=target_verify q_len=4 heads=16/2 lens=9",
+            "call must be of mode decode or mla, got 'mode=target_verify",
+        ),
         ("advise heads=8/1 lns=9", "did you mean lens?"),
         (f"compare --base 0.6.3 --new 0.6.4 {TEXT} --cases x.txt", "left out with --cases"),
         (f"explain {TEXT} --heads 8/1 --gpu sm90 --library vllm==0.33.0", "heads must be given on"),

@@ -282,7 +282,7 @@ def test_captured_steps_are_cases_too(lab, capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--model", "GPT-9"], "model must be one of Llama-2-7B, "),
+        (["--model", "GPT-9"], "names, such as gpt-oss-20b, "),
         (["--model", "Qwen3-32B", "--tp", "3"], "tp must divide the heads of Qwen3-32B, 64/8, got"),
         (["--lens", "9x2"], "lens must go with heads (--heads) or models (--model)"),
         (["--heads", "8/1", "--lens", "9..2x4"], "lens must have a range from low to high of 2"),

@@ -33,8 +33,8 @@ def test_rows_that_hold_come_first_none_twice_and_rules_for_models_are_named():
     assert rows[0] == ["yes", "fa3"] and ["no", "trtllm_mla"] in rows
     assert len(lines) == len({*lines})
     blackwell = {**options, "gpu": "sm100", "call": Call(kv_lens=(9,))}
-    assert "--call model=deepseek|" in render(explain(latent, **blackwell))
-    with pytest.raises(ValueError, match="model must be one of other, deepseek"):
+    assert "rules of other models do not apply" in render(explain(latent, **blackwell))
+    with pytest.raises(ValueError, match="model must be one of [0-9]+ names, such as deepseek-v4"):
         Call(model="deepseek-v3")
 
 
@@ -174,3 +174,25 @@ def test_a_fact_of_the_server_that_is_not_known_lists_those_there_are(fails):
     said = fails("explain", *options, "--heads", "8/1", "--server", "moon")
     assert "a fact of the server must be one of dp_attention, " in said
     assert "got 'moon'" in said
+
+
+def test_the_text_of_a_call_takes_a_model_by_name():
+    how = {"gpu": "h100", "library": "sglang==0.5.23"}
+    choice = explain("model=DeepSeek-V3 tp=8 dp=8 lens=8192x16", **how)
+    assert (choice.mode, choice.picked) == ("mla", "fa3")
+    with_sinks = explain("model=gpt-oss-20b tp=2 lens=8192x16", **how)
+    call = Call(model="GptOssForCausalLM", sinks=True, kv_lens=(8192,) * 16)
+    layer = AttnSpec(32, 4, 64, 16)
+    assert with_sinks.reasons == explain(layer, mode="decode", call=call, **how).reasons
+    with pytest.raises(ValueError, match="pass either heads or model, got 8/1 and DeepSeek-V3"):
+        explain("model=DeepSeek-V3 heads=8/1 lens=9", **how)
+    with pytest.raises(ValueError, match="mode must be none of mla"):
+        explain("mode=mla model=Qwen3-8B lens=9", **how)
+
+
+def test_a_cache_that_no_kernel_of_ours_reads_is_a_fact_of_a_text():
+    how = {"gpu": "b200", "library": "vllm==0.33.0"}
+    by_text = explain("heads=32/8 kv_dtype=nvfp4 lens=9", **how)
+    call = Call(cache="nvfp4", pinned_kv_dtype=True, kv_lens=(9,))
+    layer = AttnSpec(32, 8, 128, 16)
+    assert by_text.order == explain(layer, mode="decode", call=call, **how).order

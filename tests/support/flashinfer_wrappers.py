@@ -23,7 +23,7 @@ SHARED_MEMORY = {"sm75": 65536, "sm80": 167936} | dict.fromkeys(
     ("sm86", "sm89", "sm120", "sm121"), 102400
 )
 CUDA = "13.0"
-CKV, KPE = 512, 64
+CKV = 512
 MODULES = (
     "decode",
     "prefill",
@@ -244,8 +244,9 @@ def _mla(spec, call):
     reserved = {name: table.clone() for name, table in tables.items()}
     graph = {"use_cuda_graph": True, **reserved} if call.graph else {}
     wrapper = BatchMLAPagedAttentionWrapper(_workspace(130), **graph)  # XQA wants >= 128 MiB
-    more = {"num_heads": spec.num_qo_heads, "head_dim_ckv": CKV, "head_dim_kpe": KPE}
-    more |= {"page_size": spec.page_size, "causal": call.causal, "sm_scale": (128 + KPE) ** -0.5}
+    rope = spec.head_dim - CKV
+    more = {"num_heads": spec.num_qo_heads, "head_dim_ckv": CKV, "head_dim_kpe": rope}
+    more |= {"page_size": spec.page_size, "causal": call.causal, "sm_scale": (128 + rope) ** -0.5}
     more |= {
         "q_data_type": getattr(torch, spec.dtype),
         "kv_data_type": getattr(torch, spec.kv_dtype),

@@ -32,13 +32,14 @@ REAL = (*sys.stdlib_module_names, "torch", "numpy", "packaging", "psutil", "msgs
 RESOLVERS = ("model_override_base", "overrides")
 KERNELS = ("sglang.jit_kernel", "sglang.kernels.jit", "sglang.srt.layers.quantization")
 """Packages of SGLang that ask for a compiler or for kernels when they are imported."""
-LENGTH_OF_DRAW = 120
+LENGTH_OF_DRAW = 600
 MODES = ("decode", "prefill_paged") * 3 + ("dllm_extend", "mla", "mla", "sparse_mla")
 LATENT = ("deepseek", "deepseek-v2", "glm-dsa", "glm5-next", "longcat", "kimi-k3", "other")
 DSA = ("DeepseekV3ForCausalLM", "GlmMoeDsaForCausalLM", "Glm5NextForConditionalGeneration")
 """DeepSeek V3.2 is a V3 with `index_topk` once SGLang has read its config.json."""
 READS_A_DRAFT = ("IQuestQ1ForCausalLM",)
 """Its step of speculation reads the files of a model."""
+CACHES = ("auto", "auto", "auto", "bfloat16", "fp8_e4m3", "fp8_e4m3", "fp8_e5m2")
 REFUSED = (ValueError, AssertionError)
 
 
@@ -50,7 +51,7 @@ def models_of(folder):
     return {family: words for family, words in names.items() if words}
 
 
-def drawn_calls(folder, seed="sixth draw", count=LENGTH_OF_DRAW):
+def drawn_calls(folder, seed="seventh draw", count=LENGTH_OF_DRAW):
     """Calls of a release: what decides its backends, by our names."""
     release, names = folder.name, models_of(folder)
     draw = random.Random(f"sglang {release}, {seed}")
@@ -72,9 +73,9 @@ def drawn_calls(folder, seed="sixth draw", count=LENGTH_OF_DRAW):
             "mode": mode,
             "model": model,
             "eagle_topk": 0 if mode == "dllm_extend" else draw.choice((0, 0, None, 1, 4)),
-            "page_size": draw.choice((0, 0, 0, 1, 16, 64)),
-            "kv_dtype": draw.choice(("auto", "auto", "bfloat16", "fp8_e4m3")),
-            "sinks": mode in ("decode", "prefill_paged") and draw.random() < 0.15,
+            "page_size": draw.choice((0, 0, 0, 1, 16, 64, 128)),
+            "kv_dtype": draw.choice(CACHES),
+            "sinks": mode not in ("mla", "dllm_extend") and draw.random() < 0.15,
             "wide_k": mode in ("decode", "prefill_paged") and draw.random() < 0.15,
             "batch_invariant": draw.random() < 0.15,
         }
@@ -122,6 +123,7 @@ def model_of(call):
         hybrid_override_pattern="*",
         num_nextn_predict_layers=0,
         **({"index_topk": 2048} if call["mode"] == "sparse_mla" else {}),
+        **({"learnable_sink": call["sinks"]} if call["mode"] == "sparse_mla" else {}),
     )
     arch = importlib.import_module("sglang.srt.configs.model_config").AttentionArch
     model = MagicMock(hf_config=config, hf_text_config=config)

@@ -283,14 +283,38 @@ class Guard:
 
 
 def guard(engine: str, *, mode: str = "raise") -> Guard:
-    """Guard `engine` (one of `ENGINES`) from now on; a second call only sets the mode.
+    """Check the metadata of every attention call of an engine from now on.
 
-    An attention call whose metadata was made for another call raises ValueError, which names the
-    fields, both values and which of the calls it is. With `mode="log"` the message goes to the
-    logger `attnlib` instead, each message once, and no call raises. Raises ValueError for an
-    unknown engine or mode, or while another engine is guarded; RuntimeError if the engine's
-    FlashAttention-3 is not installed, or has a function whose parameters are not known: with
-    `mode="log"` that is logged, and the function is not checked.
+    A second call only sets the mode.
+
+    Parameters
+    ----------
+    engine : str
+        One of `ENGINES`.
+    mode : str
+        `raise`: a call whose metadata was made for another call raises ValueError, which names the
+        fields, both values and which of the calls it is. `log`: that goes to the logger `attnlib`,
+        each message once, and no failure of the guard's own reaches the call.
+
+    Returns
+    -------
+    Guard
+        What is active; its `remove` ends it.
+
+    Raises
+    ------
+    ValueError
+        For an unknown engine or mode, or while another engine is guarded.
+    RuntimeError
+        If the engine's FlashAttention-3 is not installed. If it has a function whose parameters
+        are not known; with `mode="log"` that is logged, and the function is not checked.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> attnlib.guard("tensorrt")
+    Traceback (most recent call last):
+    ValueError: engine must be one of sglang, vllm, flash-attn-3, got 'tensorrt'
     """
     require_word("engine", engine, ENGINES)
     require_word("mode", mode, MODES)

@@ -69,7 +69,14 @@ def read_case(text: str) -> NamedCase:
     stated = re.search(r"(?<!\S)mode=(\S+)", text)
     mode = stated[1] if stated else DECODE
     cls = _class_of_mode(mode)
-    said = CallText.read(text, own=cls.own_words)
+    return case_of(CallText.read(text, own=cls.own_words))
+
+
+def case_of(said: CallText) -> NamedCase:
+    """The case of what a text says; of a model with a latent cache, a call of MLA."""
+    said = said.of_latent_model
+    mode = said.mode or DECODE
+    cls = _class_of_mode(mode)
     said.require_only(f"mode={mode}", (*cls.words, *cls.own_words))
     return cls.from_said(said)
 

@@ -184,7 +184,7 @@ MLA_USUAL = MlaCase(MlaSpec(128), 1, 100)
         (EngineCase("m", 3, 900), "mode=engine driver=steps output_len=64 model=m lens=900x3"),
         (
             replace(ENGINE, dp=2, context=4096),
-            "mode=engine driver=offline output_len=40 dp=2 model=qwen3-32b-tp4 tp=2 "
+            "mode=engine driver=offline output_len=40 model=qwen3-32b-tp4 tp=2 dp=2 "
             "lens=1+900+7 context=4096",
         ),
     ],

@@ -21,6 +21,7 @@ LAYER_WORDS = (
     "mode",
     "model",
     "tp",
+    "dp",
     "heads",
     "head_dim",
     "page",

@@ -1,0 +1,101 @@
+"""The kinds of layers of a model, and what an engine picks for each."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..core.spec import AttnSpec
+from .asked import asked_kinds
+from .changes import FAILS
+from .explain import Choice, explain
+from .facts import Call
+from .models import FAMILIES, LAYERS, OTHER
+
+BESIDE = {"decode": "prefill_paged", "prefill_paged": "decode"}
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """What an engine runs for a kind of layers: a choice, or why there is none (`said`)."""
+
+    layer: str
+    spec: AttnSpec | None = None
+    count: int = 0
+    choice: Choice | None = None
+    said: str = ""
+
+    @property
+    def chosen(self) -> str:
+        """`trtllm_mha, which runs trtllm-gen`, or why there is none."""
+        if self.choice is None:
+            return self.said
+        return f"{self.choice.picked}{FAILS if self.choice.problem else ''}"
+
+    @property
+    def words(self) -> str:
+        """`full (16/2 heads, head_dim 64, 18 layers)`."""
+        sizes = []
+        if self.spec is not None and self.count:
+            sizes.append(f"{self.spec.heads} heads")
+        if self.spec is not None:
+            sizes.append(f"head_dim {self.spec.head_dim}")
+        if self.count:
+            sizes.append(f"{self.count} layers")
+        return f"{self.layer} ({', '.join(sizes)})" if sizes else self.layer
+
+
+def layers_of_model(
+    model: str,
+    mode: str,
+    facts: dict[str, Any],
+    sizes: dict[str, Any],
+    **how: Any,
+) -> list[LayerChoice]:
+    """What an engine runs for each kind of a model's layers, and for prefill beside decode.
+
+    `sizes` are arguments of `asked_kinds`, `how` those of `explain` beside layer, mode and call.
+    """
+    rows = []
+    kinds = asked_kinds(model, mode, facts, **sizes)
+    for asked in kinds:
+        name, count = asked.kind.name, asked.kind.count
+        if asked.spec is None:
+            said = own_class(name, asked.call, how["library"])
+            rows.append(LayerChoice(name, count=count, said=said))
+        else:
+            row = _chosen(name, asked.spec, asked.call, mode=asked.mode, **how)
+            rows.append(replace(row, count=count))
+    first = kinds[0]
+    if first.call.model != OTHER and first.spec is not None and first.mode in BESIDE:
+        beside = BESIDE[first.mode]
+        rows.append(_chosen(beside, first.spec, first.call, mode=beside, **how))
+    return rows
+
+
+def layers_of_family(spec: AttnSpec, call: Call, *, mode: str, **how: Any) -> list[LayerChoice]:
+    """The same of a family of models (`Call.model`) for the layer that is asked for; else none."""
+    rows = []
+    if call.model != OTHER and mode in BESIDE:
+        beside = BESIDE[mode]
+        rows.append(_chosen(beside, spec, call, mode=beside, **how))
+    for kind, differs in LAYERS.get(FAMILIES[call.model], {}).items():
+        if "own" in differs:
+            rows.append(LayerChoice(kind, said=own_class(kind, call, how["library"])))
+            continue
+        facts = dict(differs)
+        layer = replace(spec, head_dim=facts.pop("head_dim", spec.head_dim))
+        rows.append(_chosen(kind, layer, replace(call, **facts), mode=mode, **how))
+    return rows
+
+
+def own_class(kind: str, call: Call, library: str) -> str:
+    """The class that a kind of layers takes in an engine, where no selector is asked."""
+    engine = library.partition("==")[0]
+    own = LAYERS.get(FAMILIES[call.model], {}).get(kind, {}).get("own", {})
+    return str(own.get(engine, f"its own class, which was not read of {engine}"))
+
+
+def _chosen(name: str, spec: AttnSpec, call: Call, **how: Any) -> LayerChoice:
+    try:
+        return LayerChoice(name, spec, choice=explain(spec, call=call, **how))
+    except (ValueError, RuntimeError) as error:
+        return LayerChoice(name, spec, said=f"no answer: {error}")
