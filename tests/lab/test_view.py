@@ -352,6 +352,8 @@ def test_a_backend_without_a_release_or_on_an_unknown_card_has_no_known_problem(
         found = known_at(QWEN, backend, release="0.7.2", **how)
         assert [answer.problem.id for answer in found] == ids
     assert known_at(QWEN, FA3, release="", **how) == []
+    may_hold = {**how, "kernel": ""}
+    assert known_at(QWEN, "flashinfer-auto", release="0.6.3", **may_hold) == []
 
 
 def test_the_cap_of_splits_is_known_where_it_takes_splits_from_a_recorded_call():
