@@ -75,6 +75,9 @@ INTRODUCTION = (
 def explore(model: str = "", **wishes: Any) -> "Explorer":
     """Controls over a view, shown by a notebook: choose a case, see it, measure it.
 
+    Without a release it opens at the newest one that has several batch sizes and KV lengths on
+    record, so that its sliders move.
+
     Parameters
     ----------
     model : str, optional
