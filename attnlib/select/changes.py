@@ -145,8 +145,8 @@ def tried_calls(
     gpus: Sequence[str] = tuple(GPUS),
 ) -> list[Tried]:
     """Both choices of every call that `changes` tries; its arguments and errors."""
-    library = find(old)[0]
-    if find(new)[0] is not library:
+    library = _library_of("old", old)
+    if _library_of("new", new) is not library:
         raise ValueError(f"new must be a release of {library.name} as old is, got {new!r}")
     require_word("model", model or MLA, (*MODELS, MLA))
     wanted = _modes_tried(library, model, layer, modes, policy)
@@ -168,6 +168,15 @@ def tried_calls(
         words = ", ".join(sorted(untested))
         raise ValueError(f"no rule of {library.name} tests {words} in these calls")
     return tried
+
+
+def _library_of(name: str, text: str) -> Library:
+    """The library of a release; the error names the argument that it was given as."""
+    try:
+        return find(text)[0]
+    except ValueError as error:
+        words = str(error).removeprefix("library ")
+        raise ValueError(f"{name} {words}" if words != str(error) else words) from None
 
 
 def table_of(tried: Iterable[Tried]) -> "pd.DataFrame":
@@ -310,6 +319,30 @@ class Change:
     where: dict[str, None]
 
 
+Changes = dict[tuple[str, bool], Change]
+"""Id of a problem, and whether it comes -> what is told of it."""
+
+
+def add_changes(
+    changes: Changes,
+    before: Iterable[Found],
+    after: Iterable[Found],
+    *,
+    stack: Mapping[str, Version],
+    where: str,
+) -> None:
+    """Add the problems of a call that come or end; one that may be in the newer `stack` does not
+    end."""
+    old = {answer.problem.id: answer for answer in before}
+    new = {answer.problem.id: answer for answer in after}
+    for name in sorted(old.keys() ^ new.keys()):
+        comes = name in new
+        answer = new[name] if comes else old[name]
+        if comes or not answer.is_open_in(stack):
+            change = changes.setdefault((name, comes), Change(answer, comes, {}))
+            change.where[where] = None
+
+
 def known_changes(
     tried: Iterable[Tried],
     facts: Mapping[str, Any],
@@ -322,7 +355,7 @@ def known_changes(
     with the fact that decides it. `facts` are those that the user gave of a call, `cards` how a GPU
     was named, `server` the facts of the server.
     """
-    found: dict[tuple[str, bool], Change] = {}
+    found: Changes = {}
     for each in tried:
         call = each.call if "kv_lens" in facts else replace(each.call, kv_lens=(), q_lens=())
         sides = []
@@ -337,17 +370,10 @@ def known_changes(
                 server=server,
             )
             stack = situation.stack
-            answers = known_problems(situation)
-            sides.append({answer.problem.id: answer for answer in answers})
+            sides.append(known_problems(situation))
         before, after = sides
         where = f"{each.after.mode} on {each.after.gpu}"
-        for name in sorted(before.keys() ^ after.keys()):
-            comes = name in after
-            answer = after[name] if comes else before[name]
-            if not comes and answer.is_open_in(stack):
-                continue
-            change = found.setdefault((name, comes), Change(answer, comes, {}))
-            change.where[where] = None
+        add_changes(found, before, after, stack=stack, where=where)
     return list(found.values())
 
 

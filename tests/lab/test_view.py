@@ -7,6 +7,8 @@ from support import explorer_records as made
 from support.explorer_records import COPY_BYTES, FA2, FA3, LATENT, QWEN, keep, publish, timed
 
 import attnlib
+from attnlib.core.backends.table import TABLE, entry_of, library_of
+from attnlib.lab.known_calls import ASKED, known_at
 from attnlib.lab.source import (
     EXPLORER,
     NAMES,
@@ -16,8 +18,10 @@ from attnlib.lab.source import (
     sources_of,
 )
 from attnlib.lab.view import View, view
+from attnlib.measure.calls.cases import read_case
 from attnlib.measure.stats import judge_ratios
 from attnlib.run import store
+from attnlib.select.known import PROBLEMS, in_brief
 from attnlib.studies.fa3_decode_regression import H100_MACHINE, STUDY
 
 MODEL = "Qwen3-0.6B"
@@ -168,6 +172,7 @@ def test_every_model_and_source_on_record_and_every_backend_of_it_can_be_shown(
         ({"release": "0.6.2"}, "release must be one of .*'0.6.3', .*got '0.6.2'"),
         ({"rounds": 3}, "rounds must be left out: records show all of theirs, got 3"),
         ({"backends": FA2}, "backends must be a list of names, got 'flashinfer-fa2'"),
+        ({"backends": []}, "backends must name one at least, got none"),
         ({"heads": 8}, "heads must be text, got 8"),
         ({"head_dim": 64}, "no records on heads=8/1 head_dim=64 .*head_dim 128: .*5/1"),
     ],
@@ -318,3 +323,63 @@ def variant_with_queries():
     """The variant of a call with several query tokens."""
     options = view("DeepSeek MLA", **SPLIT_CAP).choice.options["variant"]
     return next(option for option in options if "q_len=4" in option)
+
+
+def test_a_known_problem_of_a_backend_and_release_is_a_note_and_others_are_silent(
+    published_records,
+):
+    auto = "flashinfer-fa3-decode-auto"
+    slow = view(LLAMA, release="0.6.3")
+    (note,) = [note for note in slow.card().notes if auto in note]
+    (answer,) = slow.known["flashinfer-auto"]
+    assert note == f"flashinfer-graph-auto, flashinfer-auto: {in_brief(answer)}"
+    assert PROBLEMS[auto].do in note
+    assert slow.known[FA2] == []
+    mended = view(LLAMA, release="0.6.4")
+    assert auto not in repr(mended) and mended.known["flashinfer-auto"] == []
+    assert [answer.problem.id for answer in mended.known[FA3]] == ["flashinfer-fa3-decode-by-name"]
+
+
+def test_a_backend_without_a_release_or_on_an_unknown_card_has_no_known_problem(demo):
+    assert view(MODEL).known == {FA2: [], FA3: []}, "of a Test GPU no rule knows"
+    how = {"gpu": "NVIDIA H200", "timer": "graph", "kernel": "fa3"}
+    asked = {
+        "flashinfer-fa3": ["flashinfer-fa3-decode-by-name"],
+        "flashinfer-fa2-planned": [],
+        "flash-attn-3": [],
+    }
+    for backend, ids in asked.items():
+        found = known_at(QWEN, backend, release="0.7.2", **how)
+        assert [answer.problem.id for answer in found] == ids
+    assert known_at(QWEN, FA3, release="", **how) == []
+    may_hold = {**how, "kernel": ""}
+    assert known_at(QWEN, "flashinfer-auto", release="0.6.3", **may_hold) == []
+
+
+def test_the_cap_of_splits_is_known_where_it_takes_splits_from_a_recorded_call():
+    how = {"release": "0.4.10", "gpu": "NVIDIA H100 80GB HBM3", "timer": "graph"}
+    skewed = read_case("heads=32/8 head_dim=128 page=1 lens=131072,1024x127")
+    even = read_case("heads=32/8 head_dim=128 page=1 lens=1024x128")
+    name = "sglang-flash-attn-3"
+    found = known_at(skewed, name, **how)
+    assert [answer.problem.id for answer in found] == ["sglang-fa3-split-cap-gqa"]
+    assert known_at(even, name, **how) == []
+    assert known_at(skewed, f"{name}@bounded", **how) == [], "it is the mend"
+
+
+def test_a_backend_that_came_with_the_machine_has_the_release_that_its_study_saw(published_records):
+    places = [(study, machine) for study, machine in sources_of(LLAMA) if study == "engine_modes"]
+    assert places
+    seen = View(find_case(LLAMA, *places[-1]))
+    assert not seen.good.release.any()
+    for name in {*seen.good.backend} & {*ASKED}:
+        distribution = entry_of(name).distribution
+        versions = store.provenance(*places[-1])["versions"][distribution]
+        assert seen._release_seen(name) == versions[0]
+
+
+def test_every_backend_of_a_library_is_asked_about_but_those_that_we_mend():
+    ours = {name for name in TABLE if name.endswith(("-planned", "-uniform"))}
+    alone = {name for name in TABLE if library_of(name) in ("sdpa", "flash-attn-3", "flashmla")}
+    by_mode = {"flashinfer-batch-attention-extend", "flashinfer-batch-pod"}
+    assert {*ASKED} == {*TABLE} - ours - alone - by_mode

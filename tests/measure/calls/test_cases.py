@@ -211,3 +211,9 @@ def test_the_text_of_every_case_of_the_studies_is_read_back():
 def test_a_line_that_is_no_key_is_refused_with_its_number(line, why):
     with pytest.raises(ValueError, match=f"^line 2 of the cases: .*{why}"):
         parse_cases(["# a comment", line])
+
+
+@pytest.mark.parametrize(("kind", "words"), [(DecodeCase, "an AttnSpec"), (MlaCase, "an MlaSpec")])
+def test_a_layer_that_is_no_spec_is_refused_at_once(kind, words):
+    with pytest.raises(ValueError, match=rf"spec must be {words}, got \(32, 8\)"):
+        kind((32, 8), 16, 100)
