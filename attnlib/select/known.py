@@ -300,6 +300,12 @@ def in_words(answer: Found) -> list[str]:
     return lines
 
 
+def in_brief(answer: Found) -> str:
+    """A problem that holds, in a line: what it is, and what to do."""
+    problem = answer.problem
+    return f"known problem, {problem.what}: {problem.says} [{problem.id}] Do: {problem.do}"
+
+
 def report(answers: Iterable[Found]) -> list[str]:
     """The problems that hold, each in a few lines, and in one line those that may hold."""
     lines: list[str] = []
