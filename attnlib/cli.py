@@ -179,16 +179,19 @@ def _diagnose(
     With --fail-on slower the exit status is 1 where steps of some kind are slower: over 5 % longer
     in the mean, and each usual step of AFTER longer than each before. It is 3 where that is not
     decided: ranges overlap, under three steps count, or layers, GPUs, batches or lengths differ.
+    With --fail-on pattern it is 1 where AFTER shows a known pattern that TRACE does not.
     """
     from .lab.diagnose import TraceChange, diagnose
 
     if fail_on and not after:
-        raise ValueError("--fail-on slower must have two traces, TRACE and AFTER, got one")
+        raise ValueError(f"--fail-on {fail_on} must have two traces, TRACE and AFTER, got one")
     answer = diagnose(trace, after, **_facts_of_shape(shape))
     _say(_in_json(answer.to_dict()) if as_json else answer)
-    if fail_on and isinstance(answer, TraceChange):
-        return OUTCOMES[answer.outcome]
-    return 0
+    if not isinstance(answer, TraceChange):
+        return 0
+    if fail_on == "pattern":
+        return FAILED if answer.new_patterns else 0
+    return OUTCOMES[answer.outcome] if fail_on else 0
 
 
 def _facts_of_shape(shape: str) -> dict[str, int | str]:
@@ -212,9 +215,7 @@ def _facts_of_text(text: str) -> dict[str, int | str]:
     if "page" in facts:
         facts["page_size"] = facts.pop("page")
     if "lens" in facts:
-        lens = facts.pop("lens")
-        facts["batch_size"] = lens.batch_size
-        facts["kv_len"] = lens.kv_len
+        facts["lens"] = str(facts["lens"])
     return facts
 
 
@@ -805,8 +806,9 @@ DIAGNOSE: Options = {
         help="what the trace does not record, such as 'heads=32/8 page=16 lens=8192x16'",
     ),
     "--fail-on": dict(
-        choices=["slower"],
-        help="exit status of two traces: 0 not slower, 1 slower, 3 not decided, 2 wrong use",
+        choices=["slower", "pattern"],
+        help="exit status of two traces: 0 not slower, 1 slower, 3 not decided, 2 wrong use; "
+        "or 1 where AFTER shows a known pattern that TRACE does not",
     ),
     **JSON,
 }
