@@ -36,7 +36,8 @@ OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
 """Outcome of `compare`, and of `diagnose` with two traces -> exit status."""
 MOST_OF_ERROR = 2000
 """Characters of an error that are printed."""
-STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed;
+STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed,
+or with diagnose --fail-on pattern if AFTER shows a new one;
 {USAGE} for wrong use; {OUTCOMES["not decided"]} if compare or diagnose --fail-on decides nothing;
 {KNOWN_PROBLEM} if advise says a known problem that holds;
 {CRASHED} if attnlib itself crashed, which says nothing about any call;

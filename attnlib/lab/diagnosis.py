@@ -198,7 +198,8 @@ class Diagnosis(Shown):
 
     def unseen(self) -> list[str]:
         """What the trace could not show."""
-        notes = [TIMES, *self.blind()]
+        notes = [TIMES]
+        notes += self.blind()
         for row in self.around().to_dict("records"):
             if row["step"] in DECODES and row["us idle before"] > WAITING * row["us busy"]:
                 us = f"{row['us idle before']:,.0f} us before the first layer"

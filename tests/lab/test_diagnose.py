@@ -23,7 +23,7 @@ from attnlib.lab.fix_gains import gained, gains
 from attnlib.lab.patterns import PATTERNS
 from attnlib.measure.spans import short_name
 from attnlib.select.explain import explain
-from attnlib.select.known import in_words, to_data
+from attnlib.select.known import PROBLEMS, how_much, in_words, to_data
 from attnlib.select.libraries import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -551,6 +551,19 @@ def test_a_new_pattern_fails_the_gate_that_asks_for_it(tmp_path, capsys, fails):
     assert cli.main(["diagnose", bad, bad, *gate]) == 0
     capsys.readouterr()
     assert "--fail-on pattern must have two traces" in fails("diagnose", bad, *gate)
+
+
+def test_a_pattern_that_is_a_known_problem_has_its_size_as_advise_says_it(path):
+    for number, pattern in enumerate(PATTERNS):
+        if pattern.gain or not pattern.known:
+            continue
+        shape = SHAPES.get(number, {})
+        (row,) = attnlib.diagnose(BAD[number].save(path), **shape).patterns.to_dict("records")
+        problems = [PROBLEMS[name] for name in row["known problem"].split(", ")]
+        for problem in problems:
+            for line in how_much(problem):
+                assert line in row["by the records"], pattern.name
+            assert {*problem.links} <= {*row["see"].split(", ")}
 
 
 def test_an_empty_line_stands_between_two_patterns():
