@@ -169,7 +169,9 @@ class Diagnosis(Shown):
         by_records = gained(pattern.gain, self.shape, us, self.trace.gpu)
         if not pattern.gain:
             by_records = sizes_of(named) or by_records
-        links = chain(pattern.see, *[problem.links for problem in named])
+        links = dict.fromkeys(pattern.see)
+        for problem in named:
+            links |= dict.fromkeys(problem.links)
         return {
             "pattern": pattern.name,
             "known problem": ", ".join(problem.id for problem in named),
@@ -179,7 +181,7 @@ class Diagnosis(Shown):
             "us per step": round(us, 1),
             "by the records": by_records,
             "since": pattern.since or releases_of(named),
-            "see": ", ".join(dict.fromkeys(links)),
+            "see": ", ".join(links),
         }
 
     @cached_property
