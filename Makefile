@@ -13,7 +13,7 @@ NOTEBOOKS := notebooks/
 LAB_FLAGS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report lint quick test gpu notebooks lab clean
+.PHONY: help setup report lint quick test gpu notebooks watch lab clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -55,6 +55,10 @@ gpu: $(STAMP) ## on a GPU: its tests, and every notebook live; stopped and start
 
 notebooks: $(STAMP) ## re-execute the notebooks in place from the records (before a commit)
 	ATTNLIB_MODE=replay $(BIN)/python -m attnlib refresh
+
+watch: $(STAMP) ## build/watch.md: what newer releases of other packages change of what was read
+	mkdir -p build
+	$(BIN)/python -m attnlib watch > build/watch.md
 
 # To this machine only, and with the token that Jupyter makes. Root needs LAB_FLAGS=--allow-root.
 lab: $(STAMP) ## open JupyterLab on the notebooks

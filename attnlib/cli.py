@@ -32,6 +32,8 @@ FAILED = 1
 USAGE = 2
 KNOWN_PROBLEM = 4
 """A known problem holds for the call that `advise` was asked about."""
+CHANGED = 6
+"""A release of another package changed what was read of it."""
 OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
 """Outcome of `compare`, and of `diagnose` with two traces -> exit status."""
 MOST_OF_ERROR = 2000
@@ -41,6 +43,7 @@ or with diagnose --fail-on pattern if AFTER shows a new one;
 {USAGE} for wrong use; {OUTCOMES["not decided"]} if compare or diagnose --fail-on decides nothing;
 {KNOWN_PROBLEM} if advise says a known problem that holds;
 {CRASHED} if attnlib itself crashed, which says nothing about any call;
+{CHANGED} if watch names what must be read again;
 {128 + signal.SIGINT} after Ctrl-C."""
 DEFAULT_REPORT = Path("build/report/index.html")
 SIZES = ("tp", "head_dim", "page_size")
@@ -494,6 +497,28 @@ def _refresh() -> None:
     _say("written", "\nwritten ".join(map(str, refresh())))
 
 
+def _watch(packages: Sequence[str] = (), base: str = "", new: str = "") -> int:
+    """Find what newer releases of the engines and FlashInfer change of what was read of them.
+
+    Asks pip for releases after the last one in data/releases.json, and compares what rules, hooks
+    and models cite (data/watch.yaml). A release that changes none of it is added there. Prints a
+    page in Markdown. Exit status: 0 if nothing must be read again, 1 without an index or a whole
+    wheel, 2 for wrong use, 6 if the page names what must be read again.
+    """
+    from .engines import sglang_hooks, vllm
+    from .lab import watch
+
+    points = {"sglang": sglang_hooks.POINTS, "vllm": vllm.POINTS}
+    if not base and not new:
+        found = watch.watch(packages, points)
+    elif base and new and len(packages) == 1:
+        found = watch.Watch([watch.compare(packages[0], base, new, points)])
+    else:
+        raise ValueError("--base and --new must be given together, for one PACKAGE")
+    _say(found)
+    return CHANGED if found.changed else 0
+
+
 def _explain(as_json: bool = False, **given: Any) -> None:
     """Show which backend a library picks and why, or what changes between releases (no GPU)."""
     from .select.text import answer
@@ -819,6 +844,21 @@ REPRO: Options = {
         help="a script",
     ),
 }
+WATCH: Options = {
+    "packages": dict(
+        nargs="*",
+        metavar="PACKAGE",
+        help="by default every package of data/watch.yaml",
+    ),
+    "--base": dict(
+        metavar="RELEASE",
+        help="compare this release of PACKAGE with --new; nothing is written",
+    ),
+    "--new": dict(
+        metavar="RELEASE",
+        help="the later one",
+    ),
+}
 COMMANDS = {
     "doctor": Command(_doctor, JSON),
     "diagnose": Command(_diagnose, DIAGNOSE, status=USAGE),
@@ -831,5 +871,6 @@ COMMANDS = {
     "advise": Command(_advise, ADVISE, status=USAGE),
     "refresh": Command(_refresh),
     "repro": Command(_repro, REPRO, known=_known_scripts),
+    "watch": Command(_watch, WATCH),
     "explain": Command(_explain, EXPLAIN, status=USAGE, known=_known_facts),
 }

@@ -41,6 +41,7 @@ advise --model Llama-3.1-70B --tp 8 --lens 9..99x64 --engine sglang==0.5.23 --gp
 explain --library flashinfer==0.6.3 --mode decode --heads 32/8 --gpu sm90 --call graph
 explain --diff flashinfer==0.6.13 flashinfer==0.7.2 --model Llama-3.1-8B --policy auto
 repro split_cap
+watch --base 0.5.22 --new 0.5.23
 """.split("\n")[1:-1]
 """Command lines, to be spoiled."""
 WRONG = (
@@ -175,6 +176,7 @@ def test_help_lists_every_exit_status(capsys):
         cli.USAGE,
         *cli.OUTCOMES.values(),
         cli.KNOWN_PROBLEM,
+        cli.CHANGED,
         cli.CRASHED,
         130,
     ):

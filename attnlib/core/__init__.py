@@ -18,11 +18,13 @@ HOME = {
     "PlanShape": "core.fa2.choice",
     "SchedulerFacts": "core.schedule.facts",
     "SchedulerMetadata": "core.schedule.flash_attn3",
+    "StepSchedules": "core.schedule.kinds",
     "available": "core.backends",
     "build_decode_metadata": "core.metadata.decode",
     "build_fa2_plan": "core.fa2.kernel",
     "build_kv_indices": "core.metadata.kv_indices",
     "build_step_metadata": "core.metadata.step",
+    "build_step_schedules": "core.metadata.schedules",
     "create": "core.backends",
     "plan_splits": "core.schedule.splits",
     "plan_words": "core.fa2.words",
@@ -30,6 +32,7 @@ HOME = {
     "require_plan": "core.fa2.coverage",
     "require_schedule": "core.schedule.flashmla",
     "reserve": "core.schedule.flash_attn3",
+    "schedule_words": "core.schedule.words",
     "without_overlap": "core.metadata.launch",
 }
 """Public name -> the module that has it."""

@@ -46,12 +46,13 @@ steps of speculative decoding, and pools with page tables of their own (unified 
 SGLang's own metadata and plan. `arms.STATE.calls` counts what ran.
 """
 
+from ..core.releases import read_releases
 from . import points
 from .arms import OWN_CAP, PREFIX, SGLANG, STATE
 
 OLDEST = "0.5.11"
 """The first release of SGLang whose hook points were read."""
-NEWEST = "0.5.23"
+NEWEST = [*read_releases("sglang")][-1]
 """The last one."""
 
 

@@ -30,13 +30,15 @@ from typing import Any
 import numpy as np
 
 from ..core.backends.table import installed_version
+from ..core.releases import read_releases
 from ..core.spec import dtype_name
 from . import points
 from .arms import STATE, VLLM
 from .capture import Capture, Step, joined
 from .points import Function, Point
 
-OLDEST = NEWEST = "0.33.0"
+OLDEST = "0.33.0"
+NEWEST = [*read_releases("vllm")][-1]
 """The first and the last release of vLLM whose hook points were read."""
 FULL_ATTENTION = {"FullAttentionSpec": "mha", "MLAAttentionSpec": "mla"}
 """vLLM's specs of layers that see all tokens -> the kind of a captured step."""

@@ -162,26 +162,23 @@ class Diagnosis(Shown):
             return {}
         us = fmean(each.us for each in evidence)
         middle = evidence[len(evidence) // 2]
-        named = pattern.known
-        if named:
-            situation = situation_in(self.trace, steps, self.shape)
-            named = tuple(possible(named, situation)) or named
+        named = possible(pattern.known, situation_in(self.trace, steps, self.shape))
         by_records = gained(pattern.gain, self.shape, us, self.trace.gpu)
         if not pattern.gain:
             by_records = sizes_of(named) or by_records
-        links = dict.fromkeys(pattern.see)
-        for problem in named:
-            links |= dict.fromkeys(problem.links)
+        links = [*pattern.see]
+        for problem in named or pattern.known:
+            links += problem.links
         return {
             "pattern": pattern.name,
-            "known problem": ", ".join(problem.id for problem in named),
             "fix": middle.fix or pattern.fix,
+            "known problem": ", ".join(problem.id for problem in named),
             "step": kind,
             "evidence": f"{middle.text}; in {len(evidence)} of {len(steps)} usual {kind} steps",
             "us per step": round(us, 1),
             "by the records": by_records,
-            "since": pattern.since or releases_of(named),
-            "see": ", ".join(links),
+            "since": pattern.since or releases_of(named or pattern.known),
+            "see": ", ".join(dict.fromkeys(links)),
         }
 
     @cached_property

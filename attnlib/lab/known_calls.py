@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.backends.table import compared_package
+from ..core.backends.table import entry_of
 from ..core.spec import MlaSpec
 from ..measure.calls.extend.case import ExtendCase, sample_extend_lens
 from ..measure.calls.lengths import sample_seq_lens
@@ -22,6 +22,7 @@ ASKED = {
     "flashinfer-cuda-cores": (FLASHINFER, "cuda-cores"),
     "flashinfer-xqa": (FLASHINFER, "xqa"),
     "flashinfer-graph-auto": (FLASHINFER, "auto"),
+    "flashinfer-batch-attention": (FLASHINFER, "batch-attention"),
     "flashinfer-mla-fa2": (FLASHINFER, "fa2"),
     "flashinfer-mla-fa3": (FLASHINFER, "fa3"),
     "flashinfer-prefill-auto": (FLASHINFER, "auto"),
@@ -30,8 +31,11 @@ ASKED = {
     "sglang-flash-attn-3": ("sglang", "fa3"),
     "sglang-flash-attn-3-mla": ("sglang", "fa3"),
     "sglang-flash-attn-3-extend": ("sglang", "fa3"),
+    "sglang-triton-mla": ("sglang", "triton"),
+    "vllm-triton": ("vllm", "TRITON_ATTN"),
+    "vllm-flash-attn-3": ("vllm", "FLASH_ATTN"),
 }
-"""Backend -> who has it and how it is asked for there, of libraries whose releases are compared.
+"""Backend -> who has it, and how it is asked for there.
 
 What is ours, such as a plan or another cap of splits, is nobody's known problem.
 """
@@ -55,7 +59,7 @@ def known_at(
     backend : str
         A name of `core.backends`; of those that are not in `ASKED` nothing is known.
     release : str
-        The release of its library, of SGLang that of sglang-kernel.
+        The release of its library, of SGLang's fa3 that of sglang-kernel.
     gpu : str
         The card by its name.
     timer : str
@@ -64,9 +68,9 @@ def known_at(
         The kernel family that ran.
     """
     engine, asked = ASKED.get(backend, ("", ""))
-    package = compared_package(backend)
     if not engine or not release:
         return []
+    package = entry_of(backend).distribution
     try:
         generation = gpu_named(gpu)
     except ValueError:  # a card that no rule knows

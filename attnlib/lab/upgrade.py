@@ -184,7 +184,7 @@ def compare_releases(
     page_size: int | None = None,
     lens: str = "",
     batch: int | None = None,
-    cases: str | Sequence[str] = (),
+    cases: str | Sequence[str] = "",
     backend: str = "",
     not_slower: float = 0.02,
 ) -> Upgrade:
@@ -237,7 +237,7 @@ def _compared(base: str, new: str, **given: Any) -> Upgrade:
     _require_text(backend=given["backend"])
     if isinstance(not_slower, str) or not 0 <= not_slower < 1:
         raise ValueError(f"not_slower must lie in 0..1, such as 0.02 for 2 %, got {not_slower}")
-    lines = cases.splitlines() if isinstance(cases, str) else cases
+    lines = _lines_of(cases)
     layers, calls = _calls_asked(lines, **given)
     both, builds = _releases_of(base, new)
     items = _items_of(calls, given["backend"], both)
@@ -255,6 +255,17 @@ def _require_text(**texts: Any) -> None:
     for name, text in texts.items():
         if not isinstance(text, str):
             raise ValueError(f"{name} must be text, got {text!r}")
+
+
+def _lines_of(cases: str | Sequence[str]) -> Sequence[str]:
+    """The lines of cases; ValueError for a list without one, and for what is no list of texts."""
+    if isinstance(cases, str):
+        return cases.splitlines()
+    if not isinstance(cases, list | tuple) or not all(isinstance(line, str) for line in cases):
+        raise ValueError(f"cases must be text or a list of texts, got {cases!r}")
+    if not cases:
+        raise ValueError(f"cases must hold one that can be run, got {cases!r}")
+    return cases
 
 
 def _calls_asked(

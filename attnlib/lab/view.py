@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ..core.backends import unavailable, unsupported
-from ..core.backends.table import BACKENDS, FAMILIES, installed_version
+from ..core.backends.table import BACKENDS, FAMILIES, entry_of, installed_version
 from ..core.call_text import Lens, shortened
 from ..core.spec import AttnSpec
 from ..measure.calls.cases import read_case
@@ -31,7 +31,7 @@ from ..run import store
 from ..run.frame import ceilings, intervals, over
 from ..select.known import Found, in_brief
 from .cards import NOTHING, Card, Shown, in_words
-from .known_calls import known_at
+from .known_calls import ASKED, known_at
 from .source import (
     AXES,
     FLASHINFER,
@@ -277,12 +277,23 @@ class View(Shown):
             known[row.backend] = known_at(
                 self.choice.case,
                 row.backend,
-                release=row.release,
+                release=row.release or self._release_seen(row.backend),
                 gpu=row.gpu,
                 timer=row.timer,
                 kernel=row.kernel_family,
             )
         return known
+
+    def _release_seen(self, backend: str) -> str:
+        """The one release of a backend's library that a study's machine had, else empty."""
+        if backend not in ASKED:
+            return ""
+        distribution = entry_of(backend).distribution
+        if self.source.is_live:
+            return installed_version(distribution)
+        versions = store.provenance(self.source.records, self.source.machine)["versions"]
+        seen = versions.get(distribution, ())
+        return seen[0] if len(seen) == 1 else ""
 
     @property
     def known_notes(self) -> list[str]:
@@ -383,7 +394,7 @@ def view(
     lengths: str | None = None,
     batch: int | None = None,
     kv_len: int | None = None,
-    backends: Sequence[str] = (),
+    backends: Sequence[str] | None = None,
     against: str | None = None,
     rounds: int | None = None,
 ) -> View:
@@ -433,6 +444,8 @@ def _viewed(wishes: dict[str, Any]) -> View:
     """The view of the arguments of `view`."""
     wishes = {**wishes, **_said(wishes)}
     require_kinds(wishes)
+    if wishes["backends"] is not None and not wishes["backends"]:
+        raise ValueError("backends must name one at least, got none; left out, all are shown")
     layer = {name: wishes[name] for name in ("model", "tp", "heads", "head_dim")}
     model = layer_named(**layer)
     choice = find_case(model, wishes["records"], wishes["machine"], wishes)

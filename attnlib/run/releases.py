@@ -117,6 +117,8 @@ def build_version(path: Path, distribution: str) -> str:
         release = _installed(path).get(distribution, "of any release")
         _checked(path, distribution, release)
         return release
+    if path.suffix == ".whl" and not path.exists():
+        raise ValueError(f"{path} must be a wheel that is there: no such file")
     if path.suffix != ".whl" or not path.is_file():
         raise ValueError(f"{path} must be a release of {distribution}, a wheel or a folder")
     name, version, _, tags = parse_wheel_filename(path.name)

@@ -145,8 +145,8 @@ def tried_calls(
     gpus: Sequence[str] = tuple(GPUS),
 ) -> list[Tried]:
     """Both choices of every call that `changes` tries; its arguments and errors."""
-    library = find(old)[0]
-    if find(new)[0] is not library:
+    library = _library_of("old", old)
+    if _library_of("new", new) is not library:
         raise ValueError(f"new must be a release of {library.name} as old is, got {new!r}")
     require_word("model", model or MLA, (*MODELS, MLA))
     wanted = _modes_tried(library, model, layer, modes, policy)
@@ -168,6 +168,15 @@ def tried_calls(
         words = ", ".join(sorted(untested))
         raise ValueError(f"no rule of {library.name} tests {words} in these calls")
     return tried
+
+
+def _library_of(name: str, text: str) -> Library:
+    """The library of a release; the error names the argument that it was given as."""
+    try:
+        return find(text)[0]
+    except ValueError as error:
+        words = str(error).removeprefix("library ")
+        raise ValueError(f"{name} {words}" if words != str(error) else words) from None
 
 
 def table_of(tried: Iterable[Tried]) -> "pd.DataFrame":

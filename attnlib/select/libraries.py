@@ -10,6 +10,8 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from ..core.backends import limits
+from ..core.releases import FLASHINFER as FLASHINFER_PACKAGE
+from ..core.releases import read_releases
 from ..core.yaml_file import Entry, Kind, read_yaml, require_fields, require_kind
 from .facts import FLAGS, MODES, NUMBERS, Facts
 from .models import DATA
@@ -29,7 +31,7 @@ VERBS = {RESOLVES: RESOLVES, REPLACES: "choose"}
 KEYS: dict[str, Kind] = {
     "library": str,
     "aliases": list,
-    "releases": str,
+    "package": str,
     "calls": dict,
     "backends": dict,
     "by_rule_only": str,
@@ -42,7 +44,7 @@ CALLS: dict[str, Kind] = {
     "backend": str,
     "why": str,
     "source": str,
-    "releases": dict,
+    "policies": dict,
 }
 ALSO_CALLS: dict[str, Kind] = {
     "also": dict,
@@ -275,24 +277,26 @@ def _describe(library: Library, document: Entry) -> None:
         require_kind(text, f"{place}: backends, {name}", str)
     for alias in document.get("aliases", ()):
         require_kind(alias, f"{place}: a name of aliases", str)
-    for release in _names(document, "releases"):
-        _require_release(release, f"{place}: releases")
     library.aliases += tuple(document.get("aliases", ()))
-    library.releases += _names(document, "releases")
+    if "package" in document:
+        library.releases += tuple(_read_of(document))
     library.by_rule_only += _names(document, "by_rule_only")
     backends = document.get("backends", {})
     for modes in backends:
         library.backends |= dict.fromkeys(modes.split(), _names(backends, modes))
     if "calls" in document:
-        _describe_calls(library, document["calls"])
+        _describe_calls(library, document["calls"], _read_of(document))
 
 
-def _require_release(text: str, name: str) -> None:
-    """ValueError, which begins with `name`, unless a text is a release."""
+def _read_of(document: Entry) -> dict[str, str | None]:
+    """The releases of a document's package, and the FlashInfer of each; without one, `MAIN` with
+    the newest FlashInfer."""
+    if "package" not in document:
+        return {MAIN: [*read_releases(FLASHINFER_PACKAGE)][-1]}
     try:
-        Version(text)
-    except InvalidVersion:
-        raise ValueError(f"{name} must be a release such as 0.6.3, got {text!r}") from None
+        return read_releases(document["package"])
+    except ValueError as error:
+        raise ValueError(f"{document.place}: {error}") from None
 
 
 def _names(document: Written, key: str) -> Names:
@@ -300,28 +304,26 @@ def _names(document: Written, key: str) -> Names:
     return tuple(document.get(key, "").split())
 
 
-def _describe_calls(library: Library, written: Entry) -> None:
+def _describe_calls(library: Library, written: Entry, releases: Mapping[str, str | None]) -> None:
     """Add what the backends of a library call, for each of its releases."""
     place = written.place
     require_fields(written, place, CALLS, ALSO_CALLS)
     older = written.get("older", {})
-    for part in ALSO_CALLS:
+    for part in ("policies", *ALSO_CALLS):
         for name, text in written.get(part, {}).items():
             require_kind(text, f"{place}: {part}, {name}", str)
-    for release, called in written["releases"].items():
-        where = f"{place}: releases, {release}"
-        require_kind(called, where, list)
-        if len(called) != 2 or not all(isinstance(each, str) for each in called):
-            raise ValueError(f"{where} must be a library's release and a policy, got {called!r}")
-        target, usual = called
-        _require_release(target.partition("==")[2], where)
-        if release != MAIN:
-            _require_release(release, where)
-            library.releases += (release,)
+    since = written["policies"]
+    if next(iter(releases)) not in since or not set(since) <= set(releases):
+        known = ", ".join(releases)
+        got = ", ".join(since)
+        raise ValueError(f"{place}: policies must begin with the first of {known}, got {got}")
+    usual = ""
+    for release, flashinfer in releases.items():
+        usual = since.get(release, usual)
         policies = {written["backend"]: usual} | written.get("also", {})
         for backend, policy in policies.items():
             library.calls[backend, release] = Called(
-                library=target,
+                library=f"{FLASHINFER}=={flashinfer}",
                 policy=policy,
                 why=written["why"],
                 source=written["source"],

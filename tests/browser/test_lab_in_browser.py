@@ -85,8 +85,8 @@ def test_the_start_notebook_ones_own_function_a_control_advice_and_a_saved_figur
     press = explorer.get_by_role("button", name="Advice for this layer").click
     takes, changed, advised = partial(seconds_until, explorer), [], []
     for kv_len in (16384, 65536, 131072):
-        changed.append(takes(f"kv_len {kv_len}", lengths.press, "ArrowRight"))
-        advised.append(takes("decode, 32/8 heads", press))
+        changed.append(takes(f"lens={kv_len}x16", lengths.press, "ArrowRight"))
+        advised.append(takes(f"lens={kv_len}x16: ", press))
     model = explorer.get_by_label("Model").select_option
     takes("70B at TP 8", model, "Llama-3.1-70B\xa0at\xa0TP\xa08")  # of fewer backends
     assert [text for kind, text in logged if kind == "error"] == []

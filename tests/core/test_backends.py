@@ -28,6 +28,7 @@ from attnlib.core import backends
 from attnlib.core.backends import base, planned
 from attnlib.core.backends.table import FAMILIES, entry_of, family_of
 from attnlib.core.batch import DecodeBatch, PagedKV
+from attnlib.core.fa2.library import RELEASES
 from attnlib.core.schedule import library
 from attnlib.core.spec import CUSTOM_MASKS, AttnSpec, MlaSpec
 from attnlib.measure.calls.decode.case import DecodeCase
@@ -122,7 +123,8 @@ def test_a_plan_on_the_gpu_refuses_what_its_words_cannot_say(libraries):
 
 @pytest.mark.parametrize("name", ["flashinfer-fa2-planned", PLANNED])
 def test_a_release_whose_plan_was_not_read_is_refused(name, monkeypatch):
-    for release, words in (("0.9.9", "0.7.2.post1 and older is known, got 0.9.9"), ("0.7.2", "")):
+    unread = f"{RELEASES[-1]} and older is known, got 9.9.9"
+    for release, words in (("9.9.9", unread), ("0.7.2", "")):
         monkeypatch.setattr(planned, "installed_version", lambda _, found=release: found)
         assert backends.unsupported(name, SPEC).endswith(words)
         assert bool(backends.unsupported(name, SPEC)) == bool(words)

@@ -109,4 +109,4 @@ def test_the_model_fills_the_workspace_as_the_compiled_planner_of_each_release()
 
 def test_releases_stand_in_order():
     parts = [[int(p.removeprefix("post")) for p in release.split(".")] for release in RELEASES]
-    assert parts == sorted(parts) and len(parts) == 44
+    assert parts == sorted(parts) and RELEASES[0] == "0.4.0" and len(parts) >= 44

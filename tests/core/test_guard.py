@@ -5,16 +5,17 @@ import inspect
 import logging
 import re
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 import attnlib
-from attnlib.core import PlanLayout, PlanShape, plan_words
+from attnlib.core import PlanLayout, PlanShape, SchedulerFacts, StepSchedules, plan_words
 from attnlib.core.schedule import library
 from attnlib.core.schedule.guard import _active as active
-from attnlib.core.schedule.guard import _keep, _made
+from attnlib.core.schedule.guard import _made, remember
 from attnlib.engines import plans
 from attnlib.engines.arms import State
 
@@ -111,7 +112,7 @@ class Backend:
         self.buffer[: len(words)] = words
         return self.buffer[: len(words)]
 
-    def attend(self, words, batch=4):
+    def attend(self, words, batch=4, **told):
         cache = torch.zeros((2, PAGE, MODEL.kv_heads, MODEL.head_dim), dtype=torch.bfloat16)
         return self.calls.flash_attn_with_kvcache(
             q=torch.zeros((batch, MODEL.heads, MODEL.head_dim), dtype=torch.bfloat16),
@@ -122,6 +123,7 @@ class Backend:
             max_seqlen_q=1,
             causal=True,
             scheduler_metadata=words,
+            **told,
         )
 
 
@@ -148,6 +150,36 @@ def test_a_larger_cap_of_splits_is_refused_and_the_width_of_the_table_alone_is_n
         ValueError, match="for num_splits 64; the attention call has num_splits 15 "
     ):
         backend.attend(backend.metadata(num_splits=64))
+
+
+def test_the_schedule_of_each_kind_of_layer_is_held_to_the_calls_of_that_kind(engines):
+    guarding = attnlib.guard("sglang")
+    full = SchedulerFacts(
+        batch_size=4,
+        num_qo_heads=MODEL.heads,
+        num_kv_heads=MODEL.kv_heads,
+        head_dim=MODEL.head_dim,
+        max_seqlen_q=1,
+        max_seqlen_k=WIDTH * PAGE,
+        num_sms=132,
+        page_size=PAGE,
+        causal=True,
+        varlen_q=True,
+        build=guarding.build,
+    )
+    facts = {"full": full, "window": replace(full, window=(127, 0))}
+    made = StepSchedules.reserve(facts, torch.device("cpu"))
+    backend = Backend(engines)
+    backend.attend(made["full"].words)
+    backend.attend(made["window"].words, window_size=(127, 0))
+    assert guarding.checks == 2
+    told = "window .-1, -1.*; the attention call has .*window .127, 0."
+    with pytest.raises(ValueError, match=told):
+        backend.attend(made["full"].words, window_size=(127, 0))
+    with pytest.raises(
+        ValueError, match="batch_size 4; the attention call has batch_size 8 .call 2"
+    ):
+        backend.attend(made["window"].words, batch=8, window_size=(127, 0))
 
 
 def test_a_graph_is_judged_before_each_replay_by_what_lies_in_its_buffer(engines):
@@ -213,7 +245,7 @@ def test_a_tensor_in_freed_memory_is_not_taken_for_the_words_that_lay_there(engi
 def test_two_threads_may_forget_the_same_words():
     memory = SimpleNamespace(expired=lambda: _made.pop(7, True) is not None)
     _made[7] = SimpleNamespace(memory=memory)
-    _keep(torch.zeros(1), None)
+    remember(torch.zeros(1), None)
     assert 7 not in _made
 
 

@@ -7,11 +7,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.metadata_cases import BUILDERS, DECODE, KV_INDICES, OTHER_NUMBERS, POISON, STEP, poison
+from support.metadata_cases import (
+    BUILDERS,
+    DECODE,
+    KV_INDICES,
+    OTHER_NUMBERS,
+    POISON,
+    SCHEDULES,
+    STEP,
+    poison,
+)
 
 from attnlib.core.metadata import launch
 from attnlib.core.metadata.require import EITHER_WIDTH, IN_ROWS
 from attnlib.core.schedule.flash_attn3 import SchedulerMetadata
+from attnlib.core.schedule.kinds import StepSchedules
 from attnlib.studies.metadata import eager
 
 OURS = [pytest.param(b, b.ours, id=name) for name, b in BUILDERS.items()]
@@ -154,6 +164,7 @@ PAGES = [
 WRONG = {
     DECODE: PAGES,
     STEP: PAGES,
+    SCHEDULES: PAGES,
     KV_INDICES: [
         *POOL,
         ("max_pages", 22, "<= 21 (int32 counts the pages of 4 requests, req_to_token 84 tokens a"),
@@ -275,6 +286,8 @@ def test_without_a_gpu_and_without_the_interpreter_it_says_so(builder, build, mo
     on_cpu = {name: value.cpu() for name, value in call.items() if torch.is_tensor(value)}
     if made := call.get("scheduler"):
         on_cpu["scheduler"] = SchedulerMetadata(made.words.cpu(), made.facts)
+    if made := call.get("schedules"):
+        on_cpu["schedules"] = StepSchedules(made.kinds, made.words.cpu(), made.table.cpu())
     with pytest.raises(ValueError, match="must be on a CUDA device .or set TRITON_INTERPRET=1"):
         build(**call | on_cpu)
 
@@ -310,6 +323,8 @@ def test_calls_in_a_row_each_see_what_the_one_before_wrote(builder, build):
     def clone(value):
         if isinstance(value, SchedulerMetadata):
             return SchedulerMetadata(value.words.clone(), value.facts)
+        if isinstance(value, StepSchedules):
+            return StepSchedules(value.kinds, value.words.clone(), value.table)
         return value.clone() if torch.is_tensor(value) else value
 
     def steps():

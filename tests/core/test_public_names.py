@@ -11,7 +11,13 @@ from attnlib.core.metadata.launch import interpreting
 
 ON_GPU_ALONE = {"Fa2Planner", "precompute", "without_overlap"}
 """Names whose examples need a GPU and a library: they are shown, not run."""
-LAUNCHES = {"build_decode_metadata", "build_fa2_plan", "build_kv_indices", "build_step_metadata"}
+LAUNCHES = {
+    "build_decode_metadata",
+    "build_fa2_plan",
+    "build_kv_indices",
+    "build_step_metadata",
+    "build_step_schedules",
+}
 """Names whose examples launch a kernel on the CPU, in Triton's interpreter."""
 
 

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import drawn_calls
 from support import schedule_vectors as vectors
-from support.schedule_words import candidates, parts_of, words_of, wrong_parts
+from support.schedule_words import candidates, wrong_parts
 
 from attnlib.core.schedule.splits import SchedulerFacts, max_words, num_words, plan_splits
+from attnlib.core.schedule.words import parts_of, schedule_words, words_of
 
 SMS = 132
 FACTS = SchedulerFacts(3, 32, 8, 128, 1, 4096, SMS, page_size=1, causal=True)
@@ -37,6 +38,16 @@ def test_query_lengths_go_with_a_call_that_passes_them():
     assert plan.num_m_blocks.tolist() == [1, 4]
     with pytest.raises(ValueError, match="q_lens must be given if facts.varlen_q, and only then"):
         plan_splits(facts, np.array([4096, 4096]))
+
+
+def test_the_twin_takes_the_longest_query_for_all_and_refuses_a_build_of_other_words():
+    facts = replace(FACTS, varlen_q=True, max_seqlen_q=100)
+    lens = np.array([4096, 70, 900])
+    words = schedule_words(facts, lens)
+    assert np.array_equal(words, schedule_words(facts, lens, np.full(3, 100)))
+    assert words[4:7].tolist() == [4, 4, 4]
+    with pytest.raises(ValueError, match="build must be upstream or sglang, .* got vllm"):
+        schedule_words(replace(FACTS, build="vllm"), lens)
 
 
 @given(st.integers(0, 10_000))

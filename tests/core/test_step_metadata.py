@@ -8,23 +8,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import drawn_calls, schedule_words
+from support import drawn_calls
 from support import metadata_cases as cases
 from support.metadata_cases import DEVICE, ON_GPU, POISON, SMS, STEP, Shape
-from support.schedule_words import is_written, words_of
+from support.schedule_words import is_written
 
 from attnlib.core.backends import flash_attn3
 from attnlib.core.batch import DecodeBatch
-from attnlib.core.metadata import device
-from attnlib.core.metadata import step as launched
 from attnlib.core.metadata.step import build_step_metadata
-from attnlib.core.schedule import library, splits
+from attnlib.core.schedule import library
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.flash_attn3 import SchedulerMetadata, precompute, reserve
 from attnlib.core.schedule.splits import blocks_in_l2, max_words, plan_splits
+from attnlib.core.schedule.words import words_of
 from attnlib.core.spec import AttnSpec
 from attnlib.measure.calls.check import Judge
 from attnlib.measure.calls.decode import measure as decode
@@ -116,13 +114,7 @@ def test_ties_and_unpacked_heads_are_scheduled_as_in_the_model(facts, lens):
 
 
 def test_over_992_requests_nothing_is_split_and_each_ctas_share_is_sorted_alone(monkeypatch):
-    assert device.CTA.value == splits.BATCHES_PER_CTA == 992
-    most = 992 if ON_GPU else 56  # in a span of 64, as 992 in one of 1024
-    if not ON_GPU:  # there 992 programs take a second
-        monkeypatch.setattr(device, "CTA", tl.constexpr(most))
-        monkeypatch.setattr(STEP.launcher, "remembered", {})
-        for module in (launched, splits, schedule_words):
-            monkeypatch.setattr(module, "BATCHES_PER_CTA", most)
+    most = cases.requests_of_a_cta(monkeypatch, STEP)
     assert_models(replace(WIDE, batch_size=most), np.array([2**17, *[1] * (most - 1)]))
     lens = np.random.default_rng(3).integers(0, 2**17, most + 9)
     assert_models(replace(WIDE, batch_size=most + 9), lens)

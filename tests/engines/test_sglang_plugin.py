@@ -7,13 +7,13 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from support import sglang_code
-from support.schedule_words import words_of
 from support.sglang_code import DECODE, FLASH, LENS, RANKS, ROWS, AttentionType
 
 from attnlib.core.fa2.words import plan_words
 from attnlib.core.schedule.caps import num_splits
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
+from attnlib.core.schedule.words import words_of
 from attnlib.core.spec import AttnSpec
 from attnlib.engines import arms, capture, plans, points, sglang, sglang_hooks, sglang_splits
 

@@ -100,8 +100,8 @@ LIGHT = {
     "import attnlib.core.fa2.choice, attnlib.core.schedule.splits": "torch pandas scipy yaml",
 }
 """What a process imports -> the libraries that it must not load with it."""
-MOST_MODULES_OF_DIAGNOSE = 21
-MOST_MODULES_OF_KNOWN_PROBLEMS = 26
+MOST_MODULES_OF_DIAGNOSE = 18
+MOST_MODULES_OF_KNOWN_PROBLEMS = 24
 """What a diagnosis asks beside: the known problems, their conditions, and the models in them."""
 
 

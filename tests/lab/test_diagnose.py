@@ -388,6 +388,10 @@ def test_a_pattern_names_the_known_problems_that_facts_and_releases_leave():
     (row,) = attnlib.diagnose(TRACES / "fa2_host.json.gz").patterns.to_dict("records")
     assert row["known problem"] == "flashinfer-host-plan"
     assert row["by the records"].startswith("on record: ")
+    of_vllm = attnlib.diagnose(TRACES / "vllm_flashinfer.json.gz").patterns
+    row = of_vllm.set_index("pattern").loc["the GPU waits for the host's plan"]
+    assert row["known problem"] == "", "what is on record of it is of SGLang"
+    assert row["by the records"] == "no records of the fix" and row.since
 
 
 def test_a_known_problem_that_no_pattern_shows_is_told_where_the_stated_release_has_it(capsys):

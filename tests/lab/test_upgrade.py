@@ -50,7 +50,7 @@ def words(found):
 def test_every_mode_of_a_model_is_measured_in_rounds_that_alternate_and_replays_the_same(
     lab, monkeypatch
 ):
-    found = compare((), models=[MODEL])
+    found = compare("", models=[MODEL])
     assert found.rows.case.tolist() == [case.label for case in calls_of(parse_layer(model=MODEL))]
     assert {*found.rows.verdict} == {"same"} and not found.slower
     timers = {
@@ -62,7 +62,7 @@ def test_every_mode_of_a_model_is_measured_in_rounds_that_alternate_and_replays_
     both = [(0, BASE), (0, NEW), (1, NEW), (1, BASE), (2, BASE), (2, NEW), (3, NEW), (3, BASE)]
     assert lab.order() == [(*side, len(found.rows)) for side in both]
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
-    again = compare((), models=[MODEL])
+    again = compare("", models=[MODEL])
     assert again.to_dict() == found.to_dict() and lab.order() == []
 
 
@@ -87,11 +87,11 @@ def test_only_cases_without_a_verdict_take_more_rounds_up_to_the_last_look(lab):
     ],
 )
 def test_an_engines_pinned_backend_is_compared_over_a_layer_of_its_own(lab, backend, runs):
-    table = compare((), models="Qwen3-32B", tp=8, lens="2048..30720", batch=4, backend=backend).rows
+    table = compare("", models="Qwen3-32B", tp=8, lens="2048..30720", batch=4, backend=backend).rows
     assert table.case.tolist() == ["heads=8/1 head_dim=128 page=16 lens=2048..30720x4"]
     assert table.backend.tolist() == [runs]
-    assert compare((), heads="8/1", lens="9", backend=backend.upper()).rows.backend[0] == runs
-    usual = compare((), heads="8/1", page_size=64, backend="prefill-fa2").rows
+    assert compare("", heads="8/1", lens="9", backend=backend.upper()).rows.backend[0] == runs
+    usual = compare("", heads="8/1", page_size=64, backend="prefill-fa2").rows
     assert {*usual.backend} == {"flashinfer-prefill-fa2"} and len(usual) == 5
 
 
@@ -303,6 +303,7 @@ def test_captured_steps_are_cases_too(lab, capsys):
             "what engines change: python -m attnlib explain --diff 0.6.13 v",
         ),
         (["--new", "fast"], f"fast must be a release of {PACKAGE}, a wheel or a folder"),
+        (["--new", "mine.whl"], "mine.whl must be a wheel that is there: no such file"),
         (["--new", "empty"], "it has none; pip install --target FOLDER SOURCE"),
         (["--new", "probe-1.0-py3-none-any.whl"], f"must be of {PACKAGE}, for this Python"),
         (["--new", "flashinfer_python-1.0-cp39-cp39-win32.whl"], f"must be of {PACKAGE}, for"),
@@ -362,3 +363,17 @@ def test_known_problems_that_come_or_end_are_told_of_the_calls_that_were_timed(p
     assert not [note for note in pinned.notes if "[flashinfer" in note]
     untimed = compare_releases("0.6.3", "0.6.4", heads="16/2", lens="4097", page_size=16)
     assert untimed.outcome == "not decided" and not [n for n in untimed.notes if slow in n]
+
+
+@pytest.mark.parametrize(
+    ("cases", "words"),
+    [
+        ([], r"cases must hold one that can be run, got \[\]"),
+        ((), r"cases must hold one that can be run, got \(\)"),
+        (5, "cases must be text or a list of texts, got 5"),
+        ([5], r"cases must be text or a list of texts, got \[5\]"),
+    ],
+)
+def test_an_empty_list_of_cases_is_not_all_of_them(cases, words):
+    with pytest.raises(ValueError, match=words):
+        compare_releases(BASE, NEW, cases=cases)

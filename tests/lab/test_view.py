@@ -7,7 +7,8 @@ from support import explorer_records as made
 from support.explorer_records import COPY_BYTES, FA2, FA3, LATENT, QWEN, keep, publish, timed
 
 import attnlib
-from attnlib.lab.known_calls import known_at
+from attnlib.core.backends.table import TABLE, entry_of, library_of
+from attnlib.lab.known_calls import ASKED, known_at
 from attnlib.lab.source import (
     EXPLORER,
     NAMES,
@@ -171,6 +172,7 @@ def test_every_model_and_source_on_record_and_every_backend_of_it_can_be_shown(
         ({"release": "0.6.2"}, "release must be one of .*'0.6.3', .*got '0.6.2'"),
         ({"rounds": 3}, "rounds must be left out: records show all of theirs, got 3"),
         ({"backends": FA2}, "backends must be a list of names, got 'flashinfer-fa2'"),
+        ({"backends": []}, "backends must name one at least, got none"),
         ({"heads": 8}, "heads must be text, got 8"),
         ({"head_dim": 64}, "no records on heads=8/1 head_dim=64 .*head_dim 128: .*5/1"),
     ],
@@ -350,6 +352,8 @@ def test_a_backend_without_a_release_or_on_an_unknown_card_has_no_known_problem(
         found = known_at(QWEN, backend, release="0.7.2", **how)
         assert [answer.problem.id for answer in found] == ids
     assert known_at(QWEN, FA3, release="", **how) == []
+    may_hold = {**how, "kernel": ""}
+    assert known_at(QWEN, "flashinfer-auto", release="0.6.3", **may_hold) == []
 
 
 def test_the_cap_of_splits_is_known_where_it_takes_splits_from_a_recorded_call():
@@ -361,3 +365,21 @@ def test_the_cap_of_splits_is_known_where_it_takes_splits_from_a_recorded_call()
     assert [answer.problem.id for answer in found] == ["sglang-fa3-split-cap-gqa"]
     assert known_at(even, name, **how) == []
     assert known_at(skewed, f"{name}@bounded", **how) == [], "it is the mend"
+
+
+def test_a_backend_that_came_with_the_machine_has_the_release_that_its_study_saw(published_records):
+    places = [(study, machine) for study, machine in sources_of(LLAMA) if study == "engine_modes"]
+    assert places
+    seen = View(find_case(LLAMA, *places[-1]))
+    assert not seen.good.release.any()
+    for name in {*seen.good.backend} & {*ASKED}:
+        distribution = entry_of(name).distribution
+        versions = store.provenance(*places[-1])["versions"][distribution]
+        assert seen._release_seen(name) == versions[0]
+
+
+def test_every_backend_of_a_library_is_asked_about_but_those_that_we_mend():
+    ours = {name for name in TABLE if name.endswith(("-planned", "-uniform"))}
+    alone = {name for name in TABLE if library_of(name) in ("sdpa", "flash-attn-3", "flashmla")}
+    by_mode = {"flashinfer-batch-attention-extend", "flashinfer-batch-pod"}
+    assert {*ASKED} == {*TABLE} - ours - alone - by_mode

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from attnlib.core.releases import FLASHINFER, read_releases
 from attnlib.core.spec import EXTEND_MODES, AttnSpec
 from attnlib.run import store
 from attnlib.run.rows import items_of, rows_of
@@ -18,6 +19,7 @@ BF16 = AttnSpec(32, 8, 128, 16)
 FP8_CACHE = AttnSpec(32, 8, 128, 16, "bfloat16", FP8)
 LATENT = AttnSpec(128, 1, 576, 64)
 STEP = Call(kv_lens=(8192,) * 16)
+NEWEST = [*read_releases(FLASHINFER)][-1]
 VLLM, SPARSE = ("vllm==0.33.0", "auto"), {"topk": 2048}
 VLLM_MLA = {"mode": "mla", "library": "vllm==0.33.0"}
 
@@ -191,7 +193,7 @@ RELEASES = "release of flashinfer must be one of 0.2.0.post1.*got"
         ({"library": "flashinfer==0.7.2,flashinfer==0.7.1"}, "must be ENGINE,flashinfer==RELEASE"),
         ({"library": "sglang==0.5.23,flashinfer==0.7.1,flashinfer==0.7.1"}, "must be ENGINE,flash"),
         ({"library": "sglang==0.5.23,"}, "library must be such as flashinfer==0.6.3"),
-        ({"library": "sglang==0.5.23,flashinfer==0.8.1"}, "got '0.8.1'; nearest to it: 0.7.2"),
+        ({"library": "sglang==0.5.23,flashinfer==9.8.1"}, f"got '9.8.1'; nearest to it: {NEWEST}"),
         ({"library": "mini-sglang", "mode": "mla"}, "mode of mini-sglang must be one of decode"),
         ({"library": "flashinfer==0.1.9"}, RELEASES),
         ({"library": "flashinfer==0.8.0"}, RELEASES),

@@ -3,6 +3,7 @@
 import pytest
 from packaging.version import Version
 
+from attnlib.core.releases import read_releases
 from attnlib.core.spec import AttnSpec
 from attnlib.select import LIBRARIES, MODES, Call
 from attnlib.select.facts import facts_of
@@ -11,7 +12,7 @@ from attnlib.select.rules import COMPARISONS, Condition, Group, conditions
 
 FILE = """\
 library: toy
-releases: 0.1.0 0.2.0
+package: sgl-flash-mla
 backends: {decode: plain quick}
 policies:
   auto:
@@ -50,7 +51,7 @@ def picks(rows):
 
 def test_a_file_becomes_a_library(read):
     toy = read(FILE)
-    assert toy.releases == ("0.1.0", "0.2.0")
+    assert toy.releases == tuple(read_releases("sgl-flash-mla"))
     assert toy.modes == ("decode",)
     assert picks(toy.policies["auto"]["decode"]) == ["quick", "plain"]
     odd = AttnSpec(32, 8, 96, 16)
@@ -81,7 +82,8 @@ def test_a_file_becomes_a_library(read):
         ("head_dim not in 64", "head_dim not of 64", "limits, row 1: no such comparison"),
         ("cannot: quick", "cannot: fast", "limits, row 1: no such backend: fast"),
         ("library: toy\n", "", ":1: library must be given"),
-        ("releases:", "versions:", "keys must be library, .*, got versions"),
+        ("package:", "versions:", "keys must be library, .*, got versions"),
+        ("package: sgl-flash-mla", "package: toy", ":1: package must be one of .*, got 'toy'"),
     ],
 )
 def test_what_nobody_understands_is_refused_with_file_and_row(old, new, message, read):
@@ -108,7 +110,7 @@ def test_a_row_with_rows_gives_them_what_it_says_itself(read):
 
 def test_a_document_adds_to_the_library_that_it_names(read):
     more = FILE.replace("auto:", "engine:").replace("decode: plain quick", "mla: quick")
-    toy = read(f"{FILE}---\n{more.replace('releases: 0.1.0 0.2.0', 'by_rule_only: odd')}")
+    toy = read(f"{FILE}---\n{more.replace('package: sgl-flash-mla', 'by_rule_only: odd')}")
     assert list(toy.policies) == ["auto", "engine"]
     assert set(toy.backends) == {"decode", "mla"}
 

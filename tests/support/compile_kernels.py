@@ -6,7 +6,7 @@ compiler does not. Prints a line per kernel.
 
 import torch
 import triton
-from support.metadata_cases import BUILDERS, Shape, kv_arguments
+from support.metadata_cases import BUILDERS, SCHEDULES, Shape, kv_arguments
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -14,6 +14,7 @@ from attnlib.core.fa2 import kernel as fa2
 from attnlib.core.fa2.choice import PlanShape
 from attnlib.core.fa2.words import WORD, PlanLayout
 from attnlib.core.metadata import launch
+from attnlib.core.metadata.schedules import build_step_schedules
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {torch.int32: "*i32", torch.int64: "*i64"}
@@ -61,6 +62,7 @@ if __name__ == "__main__":
     for builder in BUILDERS.values():
         builder.launcher.kernel = Compiler(builder.launcher.kernel)
         builder.ours(**builder.arguments(builder.small))
+    build_step_schedules(**SCHEDULES.arguments(Shape(4, 64, 1)) | {"cu_seqlens_q": None})
     fa2.LAUNCHER.kernel = Compiler(fa2.LAUNCHER.kernel)
     for call in ((0,), (16,), (16, True)):
         fa2.build_fa2_plan(**plan_call(*call))

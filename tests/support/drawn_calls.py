@@ -2,11 +2,12 @@
 
 import json
 import lzma
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, fields, replace
 
 import numpy as np
 from support.schedule_vectors import KINDS, Call, LengthSpec
 
+from attnlib.core.schedule.caps import CAPS, num_splits
 from attnlib.core.schedule.splits import SchedulerFacts, plan_splits
 
 HEADS = (
@@ -18,6 +19,24 @@ VALUE_DIMS = {192: (128,), 64: (256, 512)}
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 80, 96, 112, 160, 176, 192, 224, 512)
 QUERY_LENGTHS = (2, 3, 4, 5, 8, 16, 64, 129, 512, 1000, 4096)
 LONGEST = 2**20
+CALL_LENGTHS = ("fixed", "uniform", "skewed", "zeros", "edges", "few")
+GROUPED = (
+    (64, 8, 64),
+    (8, 1, 64),
+    (14, 2, 64),
+    (32, 8, 128),
+    (32, 16, 128),
+    (16, 16, 128),
+    (16, 2, 128),
+    (8, 1, 128),
+    (8, 4, 256),
+)
+"""Query heads, KV heads and head_dim of a step's full and window layers."""
+LATENT_HEADS = (128, 64, 32, 16, 8)
+"""Query heads of its MLA layers."""
+WINDOWS = (1, 127, 511, 1023, 4095)
+"""Tokens to the left of a query that its window layers see."""
+MOST_QUERY_TOKENS = 8
 
 
 def draw_calls(seed, *, num_sms, hdim96, build="upstream"):
@@ -30,6 +49,74 @@ def draw_calls(seed, *, num_sms, hdim96, build="upstream"):
         except ValueError:
             continue
         yield call
+
+
+def draw_steps(seed, *, num_sms, build, most_requests=64):
+    """Random steps of decode and verification without end: kind of layer -> its call.
+
+    The calls of a step have the same lengths. Real models have full and window layers, or MLA;
+    here a step has all three.
+    """
+    rng = np.random.default_rng(seed)
+    while True:
+        step = _draw_step(rng, num_sms, build, most_requests)
+        try:
+            for call in step.values():
+                plan_splits(call.facts, *call.lengths())
+        except ValueError:
+            continue
+        yield step
+
+
+def draw_step_calls(seed, *, num_sms, build, most_requests):
+    """The calls of `draw_steps`, kind by kind, for a vector file."""
+    for step in draw_steps(seed, num_sms=num_sms, build=build, most_requests=most_requests):
+        yield from step.values()
+
+
+def _draw_step(rng, num_sms, build, most_requests):
+    def pick(options):
+        return options[rng.integers(len(options))]
+
+    heads, kv_heads, head_dim = pick(GROUPED)
+    page_size = pick((1, 1, 16, 64, 128))
+    columns = 1 + _log_uniform(rng, 2**17 // page_size)
+    tokens = 1 if rng.random() < 0.4 else int(rng.integers(2, MOST_QUERY_TOKENS + 1))
+    full = SchedulerFacts(
+        batch_size=int(rng.integers(1, most_requests + 1)),
+        num_qo_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_seqlen_q=tokens,
+        max_seqlen_k=columns * page_size,
+        num_sms=num_sms,
+        page_size=page_size,
+        dtype=pick(("bfloat16", "bfloat16", "float8_e4m3fn")),
+        causal=True,
+        has_softcap=bool(rng.random() < 0.1),
+        varlen_q=bool(rng.random() < 0.7),
+        build=build,
+    )
+    latent = replace(
+        full,
+        num_qo_heads=pick(LATENT_HEADS),
+        num_kv_heads=1,
+        head_dim=64,
+        head_dim_v=512,
+        dtype="bfloat16",
+        has_softcap=False,
+    )
+    kinds = {"full": full, "window": replace(full, window=(pick(WINDOWS), 0)), "mla": latent}
+    seq_lens = LengthSpec(pick([*KINDS]), full.max_seqlen_k, int(rng.integers(2**31)))
+    q_lens = None
+    if full.varlen_q:
+        q_lens = LengthSpec(pick(("fixed", "fixed", "uniform", "zeros")), tokens, 1)
+    step = {}
+    for name, facts in kinds.items():
+        cap = pick((*CAPS, str(rng.integers(1, 256))))
+        capped = replace(facts, num_splits=num_splits(facts, cap))
+        step[name] = Call(capped, seq_lens, q_lens)
+    return step
 
 
 def write(path, lines):
@@ -88,8 +175,10 @@ def _draw_call(rng, num_sms, hdim96, build):
         hdim96=hdim96,
         build=build,
     )
-    q_lens = LengthSpec(pick([*KINDS]), max_q, int(rng.integers(2**31))) if facts.varlen_q else None
-    return Call(facts, LengthSpec(pick([*KINDS]), most, int(rng.integers(2**31))), q_lens)
+    q_lens = (
+        LengthSpec(pick(CALL_LENGTHS), max_q, int(rng.integers(2**31))) if facts.varlen_q else None
+    )
+    return Call(facts, LengthSpec(pick(CALL_LENGTHS), most, int(rng.integers(2**31))), q_lens)
 
 
 def _draw_batch_size(rng):

@@ -11,10 +11,9 @@ import torch
 
 from attnlib.core.fa2.coverage import tokens_read
 from attnlib.core.schedule import splits
+from attnlib.core.schedule.words import words_of
 from attnlib.measure.calls.decode.measure import attend_rows
 from attnlib.measure.calls.mla.format import dequantize
-
-from .schedule_words import words_of
 
 SMS = 132
 

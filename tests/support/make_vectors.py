@@ -1,7 +1,9 @@
 """Ask FlashAttention-3 on this GPU for the metadata of random calls.
 
     python tests/support/make_vectors.py OUT.jsonl.xz --count 2400 --seed 0
+    python tests/support/make_vectors.py OUT.jsonl.xz --steps --count 600 --most-requests 100
 
+With `--steps` they are calls of full, window and MLA layers in decode and verification.
 `tests/core/test_splits.py` reads the file, and says where model and library disagree.
 """
 
@@ -60,15 +62,37 @@ def header(seed, count):
     }
 
 
+def draw(options, head):
+    """The calls that the options ask for, without end."""
+    num_sms = head["num_sms"]
+    build = head["build"]
+    if not options.steps:
+        return drawn_calls.draw_calls(
+            options.seed,
+            num_sms=num_sms,
+            hdim96=head["hdim96"],
+            build=build,
+        )
+    return drawn_calls.draw_step_calls(
+        options.seed,
+        num_sms=num_sms,
+        build=build,
+        most_requests=options.most_requests,
+    )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=2400)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", action="store_true")
+    parser.add_argument("--most-requests", type=int, default=100)
     options = parser.parse_args()
     head = header(options.seed, options.count)
-    kernels = {name: head[name] for name in ("num_sms", "hdim96", "build")}
-    calls = drawn_calls.draw_calls(options.seed, **kernels)
+    if options.steps:
+        head["most_requests"] = options.most_requests
+    calls = draw(options, head)
     lines = [ask_library(call) for call in itertools.islice(calls, options.count)]
     drawn_calls.write(options.out, [head, *lines])
     refusals = Counter(line["refused"] for line in lines if "refused" in line)

@@ -5,19 +5,22 @@ same kernels (TRITON_INTERPRET=1, set by fixtures).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+import triton.language as tl
 from hypothesis import strategies as st
-from support.schedule_words import words_of
 
-from attnlib.core.metadata import decode, kv_indices, step
+from attnlib.core.metadata import decode, device, kv_indices, schedules, step
 from attnlib.core.metadata.launch import Launcher
+from attnlib.core.schedule import kinds, splits, words
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
+from attnlib.core.schedule.kinds import StepSchedules
 from attnlib.core.schedule.splits import plan_splits
+from attnlib.core.schedule.words import words_of
 from attnlib.studies.metadata import eager, oracle
 
 POISON = -77
@@ -64,7 +67,7 @@ def poison(call: Call, names: tuple[str, ...]) -> None:
     """Fill these outputs of `call` with poison."""
     for name in filter(call.__contains__, names):
         output = call[name]
-        (output.words if isinstance(output, SchedulerMetadata) else output).fill_(POISON)
+        getattr(output, "words", output).fill_(POISON)
 
 
 def pool(shape: Shape, lens: list[int] | None = None) -> Call:
@@ -119,6 +122,41 @@ def step_arguments(shape):
     return call | {"scheduler": reserved(facts_of(call))}
 
 
+QUERY_TOKENS = 3
+
+
+def kinds_of(call):
+    """Facts of a step of verification of up to `QUERY_TOKENS` over the page table of `call`: full
+    attention, a window, and MLA with 16 heads."""
+    (batch, columns), page_size = call["page_table"].shape, call["page_size"]
+    full = SchedulerFacts(
+        batch_size=batch,
+        num_qo_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        max_seqlen_q=QUERY_TOKENS,
+        max_seqlen_k=columns * page_size,
+        num_sms=SMS,
+        page_size=page_size,
+        causal=True,
+        varlen_q=True,
+        build="sglang",
+    )
+    latent = replace(full, num_qo_heads=16, num_kv_heads=1, head_dim=64, head_dim_v=512)
+    return {"full": full, "window": replace(full, window=(20, 0)), "mla": latent}
+
+
+def schedules_arguments(shape):
+    """Keyword arguments of `build_step_schedules`."""
+    call = arguments(shape)
+    made = StepSchedules.reserve(kinds_of(call), torch.device(DEVICE))
+    made.words.fill_(POISON)
+    rng = np.random.default_rng(shape.seed)
+    sums = np.append(0, rng.integers(1, QUERY_TOKENS + 1, shape.batch).cumsum())
+    queries = torch.tensor(sums, dtype=torch.int32, device=DEVICE)
+    return call | {"schedules": made, "cu_seqlens_q": queries}
+
+
 def kv_arguments(shape: Shape, lens: list[int] | None = None, capacity: int | None = None) -> Call:
     """Keyword arguments of `build_kv_indices`; by default with room for `extra_columns` more."""
     if capacity is None:
@@ -145,6 +183,34 @@ def expected_step(have: Call) -> Rows:
     return pages | {"scheduler": [words_of(plan)]}
 
 
+def expected_schedules(have: Call) -> Rows:
+    pages = expected_pages(have)
+    (lens,) = pages["cache_seqlens"]
+    return pages | {"schedules": [step_words(have["schedules"], lens, have["cu_seqlens_q"])]}
+
+
+def step_words(made: StepSchedules, lens: Any, cu_seqlens_q: Any = None) -> np.ndarray:
+    """The model's words of all kinds, each where it lies; poison between them."""
+    row = np.full(len(made.words), POISON)
+    for kind in made.kinds.values():
+        first = kind.words.storage_offset()
+        model = kind_words(kind.facts, lens, cu_seqlens_q)
+        row[first : first + len(model)] = model
+    return row
+
+
+def kind_words(facts: SchedulerFacts, lens: Any, cu_seqlens_q: Any = None) -> np.ndarray:
+    """The model's words of one kind; where no request has KV, one split each."""
+    q_lens = None
+    if facts.varlen_q:
+        q_lens = np.full(len(lens), facts.max_seqlen_q)
+    if cu_seqlens_q is not None:
+        q_lens = np.diff(cu_seqlens_q)
+    if not lens.any():
+        facts = replace(facts, num_splits=1)
+    return words_of(plan_splits(facts, lens, q_lens))
+
+
 def expected_kv(have: Call) -> Rows:
     read = {name: have[name] for name in READ}
     sums, pages, last = oracle.kv_indices(**read, kv_start=have.get("kv_start"))
@@ -155,8 +221,8 @@ def expected_kv(have: Call) -> Rows:
 
 def assert_schedule(scheduler: SchedulerMetadata, lens: torch.Tensor) -> None:
     """Every word the model's, which is the library's where the library writes one."""
-    words = words_of(plan_splits(scheduler.facts, lens.cpu().numpy()))
-    np.testing.assert_array_equal(scheduler.words.cpu().numpy(), words)
+    model = words_of(plan_splits(scheduler.facts, lens.cpu().numpy()))
+    np.testing.assert_array_equal(scheduler.words.cpu().numpy(), model)
 
 
 FEWER = 1 if torch.cuda.is_available() else 32
@@ -209,7 +275,8 @@ class Builder:
         """Every word: the oracle's where it has one, poison elsewhere if `tails`."""
         have = {k: v.cpu().numpy() if torch.is_tensor(v) else v for k, v in call.items()}
         for name, rows in self.expected(have).items():
-            written = have[name].words.cpu().numpy() if name == "scheduler" else have[name]
+            is_schedule = name in ("scheduler", "schedules")
+            written = have[name].words.cpu().numpy() if is_schedule else have[name]
             for row, live in zip(np.atleast_2d(written), rows, strict=True):
                 np.testing.assert_array_equal(row[: len(live)], live, err_msg=name)
                 if tails:
@@ -218,6 +285,20 @@ class Builder:
     def compiled(self) -> int:
         """Kernels that Triton has compiled for it in this process."""
         return sum(len(cache[0]) for cache in self.launcher.kernel.device_caches.values())
+
+
+def requests_of_a_cta(monkeypatch: Any, builder: Builder) -> int:
+    """Requests that the library sorts among themselves, 992; fewer without a GPU, where 992
+    programs take a second."""
+    assert device.CTA.value == splits.BATCHES_PER_CTA == 992
+    if ON_GPU:
+        return 992
+    most = 56  # in a span of 64, as 992 in one of 1024
+    monkeypatch.setattr(device, "CTA", tl.constexpr(most))
+    monkeypatch.setattr(builder.launcher, "remembered", {})
+    for module in (device, kinds, splits, words):
+        monkeypatch.setattr(module, "BATCHES_PER_CTA", most)
+    return most
 
 
 SMALL, LARGE = Shape(4, 64, 4, swa=True), Shape(50, 4000, 2, swa=True)
@@ -251,6 +332,17 @@ STEP = Builder(
     small=SMALL,
     large=LARGE,
 )
+SCHEDULES = Builder(
+    ours=schedules.build_step_schedules,
+    launcher=schedules.LAUNCHER,
+    arguments=schedules_arguments,
+    expected=expected_schedules,
+    outputs=(*TABLES, "schedules"),
+    shapes=STEP.shapes,
+    drawn=STEP.drawn,
+    small=SMALL,
+    large=LARGE,
+)
 KV_INDICES = Builder(
     ours=kv_indices.build_kv_indices,
     launcher=kv_indices.LAUNCHER,
@@ -262,4 +354,9 @@ KV_INDICES = Builder(
     small=Shape(4, 64, 4, moved=True),
     large=Shape(2500, 900, 4),
 )
-BUILDERS = {"decode": DECODE, "step": STEP, "kv_indices": KV_INDICES}
+BUILDERS = {
+    "decode": DECODE,
+    "step": STEP,
+    "schedules": SCHEDULES,
+    "kv_indices": KV_INDICES,
+}

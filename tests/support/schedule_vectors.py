@@ -35,6 +35,13 @@ def _skewed(rng: np.random.Generator, high: int, n: int) -> np.ndarray:
     return lens
 
 
+def _padded(rng: np.random.Generator, high: int, n: int) -> np.ndarray:
+    lens = np.ones(n, np.int64)
+    real = rng.integers(1, n + 1)
+    lens[:real] = rng.integers(1, high + 1, real)
+    return lens
+
+
 KINDS = {
     "fixed": lambda rng, high, n: np.full(n, high),
     "uniform": lambda rng, high, n: rng.integers(1, high + 1, n),
@@ -42,7 +49,9 @@ KINDS = {
     "zeros": lambda rng, high, n: rng.integers(1, high + 1, n) * (rng.random(n) < 0.7),
     "edges": _edges,
     "few": lambda rng, high, n: rng.choice(rng.integers(1, high + 1, 3), n),
+    "padded": _padded,
 }
+"""The last one: requests of one token, as an engine pads the batch of a graph or of a rank."""
 
 
 @dataclass(frozen=True)

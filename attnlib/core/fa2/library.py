@@ -6,58 +6,16 @@ in `RELEASES`.
 
 from collections.abc import Sequence
 
+from ..releases import FLASHINFER, read_releases
+
 MIN_CHUNK = 128
 """The shortest KV chunk of FlashInfer, in tokens, unless a page is longer."""
 HEAD_DIMS = (64, 128, 256)
 """Those whose query tiles are cut alike in all releases: FA2DetermineCtaTileQ."""
 ROWS_SINCE = "0.7.1"
 """Release from which FlashInfer reserves partial outputs by query row; before, by query tile."""
-RELEASES = (
-    "0.4.0",
-    "0.4.1",
-    "0.5.0",
-    "0.5.1",
-    "0.5.2",
-    "0.5.3",
-    "0.6.0",
-    "0.6.1",
-    "0.6.2",
-    "0.6.3",
-    "0.6.4",
-    "0.6.5",
-    "0.6.6",
-    "0.6.7",
-    "0.6.7.post1",
-    "0.6.7.post2",
-    "0.6.7.post3",
-    "0.6.8",
-    "0.6.8.post1",
-    "0.6.9",
-    "0.6.10",
-    "0.6.10.post1",
-    "0.6.11",
-    "0.6.11.post1",
-    "0.6.11.post2",
-    "0.6.11.post3",
-    "0.6.12",
-    "0.6.13",
-    "0.6.14",
-    "0.6.15",
-    "0.6.15.post1",
-    "0.6.16",
-    "0.6.16.post1",
-    "0.6.16.post2",
-    "0.6.16.post3",
-    "0.6.16.post4",
-    "0.6.17",
-    "0.6.18",
-    "0.6.18.post1",
-    "0.7.0",
-    "0.7.0.post1",
-    "0.7.1",
-    "0.7.2",
-    "0.7.2.post1",
-)
+_READ = [*read_releases(FLASHINFER)]
+RELEASES = tuple(_READ[_READ.index("0.4.0") :])
 """Releases of FlashInfer whose planner was read, oldest first."""
 FA2_INFO = (
     "padded_batch_size",

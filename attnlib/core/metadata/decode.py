@@ -22,6 +22,7 @@ is bounded by the row's end rounded up to four, which stays inside `req_to_token
 exact.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -31,12 +32,10 @@ from torch import Tensor
 
 from ..spec import ceil_div
 from .device import (
-    as_int32,
-    pages_of,
     scan_width,
-    store_live,
     wait_for_predecessor,
     write_lengths,
+    write_pages,
     write_schedule,
 )
 from .launch import Cut, Launch, Launcher
@@ -44,7 +43,7 @@ from .require import DecodeTensors, kept_apart, page_bounds, require_decode, row
 
 MANY_ROWS = 1024
 WORDS = "scheduler.words"
-OUTPUTS = ("cache_seqlens", "cu_seqlens_k", "page_table", "swa_page_table", WORDS)
+OUTPUTS = ("cache_seqlens", "cu_seqlens_k", "page_table", "swa_page_table")
 
 
 class Tiling(NamedTuple):
@@ -89,7 +88,9 @@ def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
         "pool_rows",
         "num_slots",
         "split_cap",
-        "m_blocks",
+        "query_tokens",
+        "token_rows",
+        "block_m",
         "block_n",
         "heads",
         "sms",
@@ -123,7 +124,9 @@ def decode_metadata_kernel(
     table_stride,
     # what FlashAttention-3's host decides
     split_cap,
-    m_blocks,
+    query_tokens,
+    token_rows,
+    block_m,
     block_n,
     heads,
     sms,
@@ -147,27 +150,25 @@ def decode_metadata_kernel(
     wait_for_predecessor(OVERLAP)
     part = tl.program_id(0)
     if part >= first_row:
-        row = part - first_row
-        length = as_int32(tl.load(seq_lens_ptr + row), delta)
-        pool_row = tl.load(req_pool_indices_ptr + row).to(tl.int64)
-        in_pool = (pool_row >= 0) & (pool_row < pool_rows)
-        # VECTOR divides both strides: rows of any such width are read and written in vectors.
-        tokens = req_to_token_ptr + tl.multiple_of(pool_row * token_stride, VECTOR)
-        target = tl.multiple_of(row.to(tl.int64) * table_stride, VECTOR)
-        live = tl.minimum(pages_of(length, SHIFT), max_pages)
-        readable = tl.multiple_of((live + VECTOR - 1) // VECTOR * VECTOR, VECTOR)
-        step = tl.num_programs(1) * COLS
-        for start in range(tl.program_id(1) * COLS, live, step):
-            cols = tl.multiple_of(start, COLS) + tl.arange(0, COLS)
-            inside = cols < (readable if SHIFT == 0 else live)
-            first_tokens = tokens + (cols.to(tl.int64) << SHIFT)
-            slots = tl.load(first_tokens, mask=inside & in_pool, other=-1)
-            store_live(page_table_ptr + target, cols, slots >> SHIFT, live, VECTOR)
-            if HAS_SWA:
-                mapped = (cols < live) & (slots >= 0) & (slots < num_slots)
-                moved = tl.load(swa_slot_map_ptr + slots, mask=mapped, other=-1)
-                moved = moved.to(tl.int32) >> SHIFT
-                store_live(swa_page_table_ptr + target, cols, moved, live, VECTOR)
+        write_pages(
+            part - first_row,
+            seq_lens_ptr,
+            req_pool_indices_ptr,
+            req_to_token_ptr,
+            page_table_ptr,
+            swa_slot_map_ptr,
+            swa_page_table_ptr,
+            delta,
+            max_pages,
+            pool_rows,
+            num_slots,
+            token_stride,
+            table_stride,
+            SHIFT,
+            HAS_SWA,
+            VECTOR,
+            COLS,
+        )
     elif tl.program_id(1) == 0:
         if part == 0:
             write_lengths(seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, delta, SCAN)
@@ -175,11 +176,14 @@ def decode_metadata_kernel(
             write_schedule(
                 part - 1,
                 seq_lens_ptr,
+                None,  # as many query tokens for each request
                 words_ptr,
                 batch,
                 delta,
                 split_cap,
-                m_blocks,
+                query_tokens,
+                token_rows,
+                block_m,
                 block_n,
                 heads,
                 sms,
@@ -192,24 +196,32 @@ def decode_metadata_kernel(
 
 
 class Schedule(NamedTuple):
-    """FlashAttention-3's schedule in a launch: its programs, the kernel's arguments from
-    `split_cap` on, and SORTS, SWIZZLES and SPAN."""
+    """FlashAttention-3's schedule in a launch.
 
-    programs: int = 0
-    facts: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0)
-    flags: tuple[bool, bool, int] = (False, False, 32)
+    Its programs, and what the kernel takes for it: tensors, the last of which is written; sizes;
+    constants up to SPAN.
+    """
+
+    tensors: Mapping[str, Tensor | None]
+    programs: int
+    facts: tuple[int, ...]
+    flags: tuple[int, ...]
 
 
-NO_SCHEDULE = Schedule()
+NO_SCHEDULE = Schedule(
+    tensors={WORDS: None},
+    programs=0,
+    facts=(0, 0, 0, 0, 0, 0, 0, 0, 0),
+    flags=(False, False, 32),
+)
 
 
 def launch_of(
     t: DecodeTensors,
     page_size: int,
-    schedule: Schedule = NO_SCHEDULE,
-    words: Tensor | None = None,
+    schedule: Schedule,
 ) -> Launch:
-    """The launch for checked tensors, with a schedule and its words, or without."""
+    """The launch for checked tensors, with a schedule or without."""
     batch, columns = t.page_table.shape
     pool_rows, max_ctx = t.req_to_token.shape
     strides = (row_stride(t.req_to_token), row_stride(t.page_table))
@@ -232,9 +244,10 @@ def launch_of(
 
     # Without a delta int32 lengths are rewritten with the same values, whoever reads them.
     is_int32 = t.seq_lens.dtype == torch.int32
+    words = [*schedule.tensors][-1]
     apart = kept_apart(
-        {**t._asdict(), WORDS: words},
-        OUTPUTS,
+        {**t._asdict(), **schedule.tensors},
+        (*OUTPUTS, words),
         same_if_zero=("seq_lens", "cache_seqlens") if is_int32 else None,
     )
     return Launch(
@@ -249,7 +262,7 @@ def prepare(tensors: tuple[Any, ...], page_size: int) -> Launch:
     """The launch of `build_decode_metadata`, or the error for wrong tensors."""
     t = DecodeTensors(*tensors[:-1])
     require_decode(t, page_size)
-    return launch_of(t, page_size)
+    return launch_of(t, page_size, NO_SCHEDULE)
 
 
 LAUNCHER = Launcher(decode_metadata_kernel, prepare)

@@ -1,9 +1,7 @@
 """Device functions of the metadata kernels.
 
 FlashAttention-3 sorts its requests. Here a request's place is the number of those ahead of it,
-counted, so programs need nothing from each other and equal requests keep their order. With one
-query token a request all have as many query tiles, so KV blocks of a split decide the order, causal
-or not.
+counted, so programs need nothing from each other and equal requests keep their order.
 """
 
 import triton
@@ -25,6 +23,11 @@ that copy must not pay for the registers. A block lies in one CTA's share of the
 def scan_width(batch: int) -> int:
     """Lengths per turn for a batch: a power of two in 32..MAX_SCAN."""
     return min(MAX_SCAN, max(32, triton.next_power_of_2(batch)))
+
+
+def span_width(batch: int) -> int:
+    """Requests that one is ordered among, with room: a power of two from 32 on."""
+    return max(32, triton.next_power_of_2(min(batch, BATCHES_PER_CTA)))
 
 
 @triton.jit
@@ -84,32 +87,87 @@ def store_live(target, cols, values, live, VECTOR: tl.constexpr):
 
 
 @triton.jit
+def write_pages(
+    row,
+    seq_lens_ptr,
+    req_pool_indices_ptr,
+    req_to_token_ptr,
+    page_table_ptr,
+    swa_slot_map_ptr,
+    swa_page_table_ptr,
+    delta,
+    max_pages,
+    pool_rows,
+    num_slots,
+    token_stride,
+    table_stride,
+    SHIFT: tl.constexpr,
+    HAS_SWA: tl.constexpr,
+    VECTOR: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    """The live pages of request `row`, in blocks of COLS columns that its programs share."""
+    length = as_int32(tl.load(seq_lens_ptr + row), delta)
+    pool_row = tl.load(req_pool_indices_ptr + row).to(tl.int64)
+    in_pool = (pool_row >= 0) & (pool_row < pool_rows)
+    # VECTOR divides both strides: rows of any such width are read and written in vectors.
+    tokens = req_to_token_ptr + tl.multiple_of(pool_row * token_stride, VECTOR)
+    target = tl.multiple_of(row.to(tl.int64) * table_stride, VECTOR)
+    live = tl.minimum(pages_of(length, SHIFT), max_pages)
+    readable = tl.multiple_of((live + VECTOR - 1) // VECTOR * VECTOR, VECTOR)
+    step = tl.num_programs(1) * COLS
+    for start in range(tl.program_id(1) * COLS, live, step):
+        cols = tl.multiple_of(start, COLS) + tl.arange(0, COLS)
+        inside = cols < (readable if SHIFT == 0 else live)
+        first_tokens = tokens + (cols.to(tl.int64) << SHIFT)
+        slots = tl.load(first_tokens, mask=inside & in_pool, other=-1)
+        store_live(page_table_ptr + target, cols, slots >> SHIFT, live, VECTOR)
+        if HAS_SWA:
+            mapped = (cols < live) & (slots >= 0) & (slots < num_slots)
+            moved = tl.load(swa_slot_map_ptr + slots, mask=mapped, other=-1)
+            moved = moved.to(tl.int32) >> SHIFT
+            store_live(swa_page_table_ptr + target, cols, moved, live, VECTOR)
+
+
+@triton.jit
 def write_schedule(
     block,
     seq_lens_ptr,
+    cu_seqlens_q_ptr,
     words_ptr,
     batch,
     delta,
     split_cap,
-    m_blocks,
+    query_tokens,
+    token_rows,
+    block_m,
     block_n,
     heads,
     sms,
     l2_blocks,
     unpacked,
-    SORTS: tl.constexpr,
-    SWIZZLES: tl.constexpr,
+    SORTS,
+    SWIZZLES,
     SPAN: tl.constexpr,
 ):
-    """The words of requests `block` * ROWS and up; SPAN holds all that they are ordered among."""
+    """The words of requests `block` * ROWS and up; SPAN holds all that they are ordered among.
+
+    From `split_cap` on see `kinds.KernelFacts`. SORTS and SWIZZLES are constants, or values of the
+    program.
+    """
     rows = block * ROWS + tl.arange(0, ROWS)
     first = block * ROWS // CTA * CTA
     others = first + tl.arange(0, SPAN)
+    live = rows < batch
     inside = (others < batch) & (others < first + CTA)
-    blocks = kv_blocks(seq_lens_ptr, rows, rows < batch, delta, block_n)
+    blocks = kv_blocks(seq_lens_ptr, rows, live, delta, block_n)
     others_blocks = kv_blocks(seq_lens_ptr, others, inside, delta, block_n)
+    m_blocks = query_blocks(cu_seqlens_q_ptr, rows, live, query_tokens, token_rows, block_m)
+    others_m_blocks = query_blocks(
+        cu_seqlens_q_ptr, others, inside, query_tokens, token_rows, block_m
+    )
     # In float32 and in this order: the library rounds after each step.
-    tiles = tl.sum(others_blocks, 0) * m_blocks
+    tiles = tl.sum(others_blocks * others_m_blocks, 0)
     work = tiles.to(tl.float32) * 1.1 * heads.to(tl.float32)
     share = tl.ceil(tl.div_rn(work, sms.to(tl.float32)))
     share = tl.maximum(share.to(tl.int32), 1)
@@ -120,15 +178,18 @@ def write_schedule(
     if SORTS:
         others_splits = tl.minimum((others_blocks + share - 1) // share, split_cap)
         others_splits = tl.maximum(others_splits, 1)
-        others_split_blocks = (others_blocks + others_splits - 1) // others_splits
-        others_split_blocks = tl.where(inside, others_split_blocks, -1)
+        keys = split_blocks
+        others_keys = (others_blocks + others_splits - 1) // others_splits
+        if SWIZZLES:  # of what is sorted, a causal mask alone
+            keys = keys * block_n - m_blocks * block_m
+            others_keys = others_keys * block_n - others_m_blocks * block_m
+        others_keys = tl.where(inside, others_keys, -LONGEST)
         earlier = others[None, :] < rows[:, None]
-        ahead = others_split_blocks[None, :] > split_blocks[:, None]
-        ahead |= (others_split_blocks[None, :] == split_blocks[:, None]) & earlier
+        ahead = others_keys[None, :] > keys[:, None]
+        ahead |= (others_keys[None, :] == keys[:, None]) & earlier
         place = first + tl.sum(ahead.to(tl.int32), 1)
-        places = tl.where(rows < batch, place, rows)
+        places = tl.where(live, place, rows)
     padded = (batch + 3) // 4 * 4
-    live = rows < batch
     room = rows < padded
     tl.store(words_ptr + places, tl.where(live, splits, 0), mask=room)
     target = words_ptr + padded + places
@@ -157,3 +218,12 @@ def kv_blocks(seq_lens_ptr, rows, inside, delta, block_n):
     """Blocks of `block_n` tokens that each of `rows` has; 0 outside."""
     lens = as_int32(tl.load(seq_lens_ptr + rows, mask=inside, other=-delta), delta)
     return (lens + block_n - 1) // block_n
+
+
+@triton.jit
+def query_blocks(cu_seqlens_q_ptr, rows, inside, tokens, token_rows, block_m):
+    """Tiles of `block_m` query rows: of `tokens` for all requests, or of each one's own."""
+    if cu_seqlens_q_ptr is not None:
+        end = tl.load(cu_seqlens_q_ptr + rows + 1, mask=inside, other=0)
+        tokens = end - tl.load(cu_seqlens_q_ptr + rows, mask=inside, other=0)
+    return (tokens * token_rows + block_m - 1) // block_m

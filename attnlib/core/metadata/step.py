@@ -11,16 +11,16 @@ The schedule is that of `splits.plan_splits`, word for word; words that the libr
 
 from typing import Any
 
-import triton
 from torch import Tensor
 
 from ..batch import require_tensor
 from ..schedule.facts import SchedulerFacts
 from ..schedule.flash_attn3 import SchedulerMetadata
-from ..schedule.splits import BATCHES_PER_CTA, blocks_in_l2, num_words, scheduled_heads
+from ..schedule.kinds import KernelFacts
+from ..schedule.splits import num_words
 from ..spec import ceil_div
 from . import decode
-from .device import ROWS
+from .device import ROWS, span_width
 from .launch import Launch, Launcher
 from .require import DecodeTensors, require_decode, require_one_device, values_of
 
@@ -30,41 +30,46 @@ def prepare(tensors: tuple[Any, ...], page_size: int, facts: SchedulerFacts) -> 
     *decode_tensors, words = tensors
     t = DecodeTensors(*decode_tensors)
     require_decode(t, page_size)
+    require_step("scheduler", facts, t, page_size, max_seqlen_q=1)
+    require_tensor("scheduler.words", words, (num_words(facts),), "int32", contiguous=True)
+    require_one_device({"seq_lens": t.seq_lens, "scheduler.words": words})
+    batch = len(t.seq_lens)
+    schedule = decode.Schedule(
+        tensors={decode.WORDS: words},
+        programs=ceil_div(batch, ROWS.value),
+        facts=KernelFacts.of(facts),
+        flags=(
+            not facts.is_local,
+            facts.is_causal or facts.is_local,
+            span_width(batch),
+        ),
+    )
+    return decode.launch_of(t, page_size, schedule)
+
+
+def require_step(
+    name: str,
+    facts: SchedulerFacts,
+    t: DecodeTensors,
+    page_size: int,
+    *,
+    max_seqlen_q: int,
+) -> None:
+    """ValueError unless `facts` are of a call of this step; `name` is who has them."""
     batch, columns = t.page_table.shape
     expected = {
         "batch_size": batch,
         "page_size": page_size,
         "max_seqlen_k": columns * page_size,
-        "max_seqlen_q": 1,
+        "max_seqlen_q": max_seqlen_q,
     }
-    for name, value in expected.items():
-        if getattr(facts, name) != value:
+    for field, value in expected.items():
+        if getattr(facts, field) != value:
             raise ValueError(
-                f"scheduler must be for a decode step of {name} {value}, as page_table "
-                f"[{batch}, {columns}] and page_size {page_size} make it, got {name} "
-                f"{getattr(facts, name)}"
+                f"{name} must be for a decode step of {field} {value}, as page_table "
+                f"[{batch}, {columns}] and page_size {page_size} make it, got {field} "
+                f"{getattr(facts, field)}"
             )
-    require_tensor("scheduler.words", words, (num_words(facts),), "int32", contiguous=True)
-    require_one_device({"seq_lens": t.seq_lens, "scheduler.words": words})
-    query_rows = facts.group_size if facts.packs else 1
-    schedule = decode.Schedule(
-        programs=ceil_div(batch, ROWS.value),
-        facts=(
-            facts.split_cap if batch <= BATCHES_PER_CTA else 1,
-            ceil_div(query_rows, facts.tile[0]),
-            facts.tile[1],
-            scheduled_heads(facts),
-            facts.usable_sms,
-            blocks_in_l2(facts),
-            1 if facts.packs else facts.group_size,
-        ),
-        flags=(
-            not facts.is_local,
-            facts.is_causal or facts.is_local,
-            max(32, triton.next_power_of_2(min(batch, BATCHES_PER_CTA))),
-        ),
-    )
-    return decode.launch_of(t, page_size, schedule, words)
 
 
 LAUNCHER = Launcher(decode.decode_metadata_kernel, prepare)

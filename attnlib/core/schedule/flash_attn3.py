@@ -28,6 +28,7 @@ from ..batch import require_tensor
 from . import library
 from .facts import SchedulerFacts
 from .splits import num_words
+from .words import require_known_words
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,8 +186,7 @@ def reserve(
     >>> reserve(facts, torch.device("cpu")).words.shape  # splits, tiles, order, heads; semaphore
     torch.Size([17])
     """
-    if facts.build == "vllm":
-        raise ValueError("build must be upstream or sglang, whose words are known, got vllm")
+    require_known_words(facts)
     settled = facts.settled
     _require_packing(facts)
     # "cuda" means the current device: a tensor on it knows which.

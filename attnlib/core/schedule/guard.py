@@ -176,7 +176,7 @@ class Guard:
             if self.mode == OFF or not isinstance(words, Tensor):
                 return words
             try:
-                _keep(words, self._facts(named(parameters, args, options)))
+                remember(words, self._facts(named(parameters, args, options)))
                 return words.as_subclass(_Words)
             except Exception as error:
                 self._fail(error)
@@ -359,7 +359,8 @@ def _replace(old: Function, new: Function) -> None:
                 setattr(owner, name, new)
 
 
-def _keep(words: Tensor, facts: SchedulerFacts | None) -> None:
+def remember(words: Tensor, facts: SchedulerFacts | None) -> None:
+    """From now on calls that read these words are held to `facts`; None: they pass."""
     for address, made in list(_made.items()):
         if made.memory.expired():
             _made.pop(address, None)  # another thread may have
@@ -368,7 +369,7 @@ def _keep(words: Tensor, facts: SchedulerFacts | None) -> None:
 
 def _keep_copy(words: Tensor, into: Tensor) -> None:
     if words.data_ptr() in _made:
-        _keep(into, _made[words.data_ptr()].facts)
+        remember(into, _made[words.data_ptr()].facts)
 
 
 @lru_cache(maxsize=256)

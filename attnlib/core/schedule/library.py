@@ -12,14 +12,14 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
+from ..releases import read_releases
+
 FLASH_ATTN_3 = "FlashAttention-3"
 FLASHMLA = "FlashMLA"
 SGLANG_FLASH_ATTN_3 = "SGLang's FlashAttention-3"
 SGLANG_KERNEL = "sglang-kernel"
-OLDEST_KERNEL = "0.4.4"
-"""The first release of sglang-kernel whose cap of splits was read and tested."""
-NEWEST_KERNEL = "0.4.10"
-"""The last one."""
+OLDEST_KERNEL, *_, NEWEST_KERNEL = read_releases(SGLANG_KERNEL)
+"""The first and the last release of sglang-kernel whose cap of splits was read and tested."""
 MODULES = {
     FLASH_ATTN_3: ("flash_attn_interface", "sgl_kernel.flash_attn"),
     FLASHMLA: ("flash_mla",),

@@ -105,10 +105,10 @@ def num_words(facts: SchedulerFacts) -> int:
         parts += 1  # batch order
     if facts.is_causal or facts.is_local:
         parts += 1  # heads in L2
-    return parts * _rounded(facts.batch_size) + 1
+    return parts * padded_size(facts.batch_size) + 1
 
 
-def _rounded(batch_size: int) -> int:
+def padded_size(batch_size: int) -> int:
     """The next multiple of 4."""
     return ceil_div(batch_size, 4) * 4
 
@@ -116,7 +116,7 @@ def _rounded(batch_size: int) -> int:
 def max_words(max_batch_size: int) -> int:
     """Words that hold the metadata of any call with at most `max_batch_size` requests."""
     require_int("max_batch_size", max_batch_size)
-    return 4 * _rounded(max_batch_size) + 1
+    return 4 * padded_size(max_batch_size) + 1
 
 
 def blocks_in_l2(facts: SchedulerFacts) -> int:

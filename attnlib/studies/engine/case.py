@@ -36,11 +36,12 @@ class EngineCase(NamedCase):
         "mode",
         "model",
         "tp",
+        "dp",
         "lens",
         "seed",
         "context",
     )
-    own_words: ClassVar = ("driver", "output_len", "dp")
+    own_words: ClassVar = ("driver", "output_len")
     keeps_samples: ClassVar = True
     model: str
     batch_size: int
@@ -56,17 +57,12 @@ class EngineCase(NamedCase):
     @property
     def said(self) -> CallText:
         """What its text says."""
-        own: list[tuple[str, int | str]] = [
-            ("driver", self.driver),
-            ("output_len", self.output_len),
-        ]
-        if self.dp > 1:
-            own.append(("dp", self.dp))
         return CallText(
             mode=self.kind,
-            own=tuple(own),
+            own=(("driver", self.driver), ("output_len", self.output_len)),
             model=self.model,
             tp=self.tp if self.tp > 1 else None,
+            dp=self.dp if self.dp > 1 else None,
             lens=Lens(self.batch_size, self.kv_len, self.lengths),
             seed=self.seed or None,
             context=self.context or None,
@@ -82,6 +78,6 @@ class EngineCase(NamedCase):
             driver=said.required("driver"),
             tp=said.tp or 1,
             seed=said.seed or 0,
-            dp=said.given.get("dp", 1),
+            dp=said.dp or 1,
             context=said.context or 0,
         )

@@ -184,7 +184,7 @@ MLA_USUAL = MlaCase(MlaSpec(128), 1, 100)
         (EngineCase("m", 3, 900), "mode=engine driver=steps output_len=64 model=m lens=900x3"),
         (
             replace(ENGINE, dp=2, context=4096),
-            "mode=engine driver=offline output_len=40 dp=2 model=qwen3-32b-tp4 tp=2 "
+            "mode=engine driver=offline output_len=40 model=qwen3-32b-tp4 tp=2 dp=2 "
             "lens=1+900+7 context=4096",
         ),
     ],
@@ -211,3 +211,9 @@ def test_the_text_of_every_case_of_the_studies_is_read_back():
 def test_a_line_that_is_no_key_is_refused_with_its_number(line, why):
     with pytest.raises(ValueError, match=f"^line 2 of the cases: .*{why}"):
         parse_cases(["# a comment", line])
+
+
+@pytest.mark.parametrize(("kind", "words"), [(DecodeCase, "an AttnSpec"), (MlaCase, "an MlaSpec")])
+def test_a_layer_that_is_no_spec_is_refused_at_once(kind, words):
+    with pytest.raises(ValueError, match=rf"spec must be {words}, got \(32, 8\)"):
+        kind((32, 8), 16, 100)

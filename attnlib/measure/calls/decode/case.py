@@ -74,6 +74,8 @@ class DecodeCase(NamedCase):
     context: int = later(0)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.spec, AttnSpec):
+            raise ValueError(f"spec must be an AttnSpec, got {self.spec!r}")
         require_int("batch_size", self.batch_size)
         require_int("kv_len", self.kv_len)
         require_lengths(

@@ -56,6 +56,8 @@ class MlaCase(NamedCase):
     context: int = later(0)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.spec, MlaSpec):
+            raise ValueError(f"spec must be an MlaSpec, got {self.spec!r}")
         require_int("batch_size", self.batch_size)
         require_int("kv_len", self.kv_len)
         require_int("q_len", self.q_len, most=self.kv_len)

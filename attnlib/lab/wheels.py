@@ -1,0 +1,82 @@
+"""Wheels of releases: fetched by pip, with its settings, and read without being installed."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import BadZipFile, ZipFile
+from zlib import error as ZlibError
+
+from .definitions import Definitions, definitions_of
+
+REQUIRES = re.compile(r"^Requires-Dist: flashinfer[-_]python\b[^=;\n]*==\s*([\w.]+)", re.I | re.M)
+
+
+class Wheel:
+    """A wheel of a release of a package. Each method raises RuntimeError where it is broken."""
+
+    def __init__(self, path: Path, package: str, release: str) -> None:
+        self.release = release
+        self.label = f"{package} {release}"
+        try:
+            self.archive = ZipFile(path)
+        except (BadZipFile, OSError) as error:
+            raise self._broken(error) from error
+        self.paths = self.archive.namelist()
+        self._definitions: dict[str, Definitions] = {}
+
+    def _broken(self, error: Exception) -> RuntimeError:
+        return RuntimeError(f"the wheel of {self.label} must be whole, got: {error}")
+
+    def definitions(self, path: str) -> Definitions:
+        """Name -> definition of everything in a file; none where the wheel has no such file."""
+        if path not in self._definitions:
+            self._definitions[path] = self._read(path) if path in self.paths else {}
+        return self._definitions[path]
+
+    def _read(self, path: str) -> Definitions:
+        try:
+            with self.archive.open(path) as file:
+                return definitions_of(path, file)
+        except (BadZipFile, ZlibError, EOFError, OSError) as error:
+            raise self._broken(error) from error
+        except (SyntaxError, ValueError) as error:
+            python = ".".join(map(str, sys.version_info[:2]))
+            words = f"{path} of {self.label} must be code that Python {python} can read"
+            raise RuntimeError(f"{words}, got: {error}") from error
+
+    def text(self, path: str) -> str:
+        """The text of a file."""
+        try:
+            return self.archive.read(path).decode("utf-8", "replace")
+        except (BadZipFile, ZlibError, EOFError, OSError) as error:
+            raise self._broken(error) from error
+
+    @cached_property
+    def flashinfer(self) -> str | None:
+        """The release of FlashInfer that it requires, None without one."""
+        for path in self.paths:
+            if path.endswith(".dist-info/METADATA"):
+                found = REQUIRES.search(self.text(path))
+                return found[1] if found else None
+        raise self._broken(FileNotFoundError("no METADATA"))
+
+
+@contextmanager
+def fetched(package: str, release: str) -> Iterator[Wheel]:
+    """The wheel of a release, removed afterwards; RuntimeError with pip's words without one."""
+    with TemporaryDirectory(prefix="attnlib-wheel-") as folder:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
+        command += ["--only-binary=:all:", "--dest", folder, f"{package}=={release}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        paths = list(Path(folder).glob("*.whl"))
+        if done.returncode or len(paths) != 1:
+            words = " ".join(done.stderr.split())[-300:]
+            raise RuntimeError(f"pip could not fetch the wheel of {package} {release}: {words}")
+        wheel = Wheel(paths[0], package, release)
+        with wheel.archive:
+            yield wheel
