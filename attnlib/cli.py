@@ -38,7 +38,8 @@ OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
 """Outcome of `compare`, and of `diagnose` with two traces -> exit status."""
 MOST_OF_ERROR = 2000
 """Characters of an error that are printed."""
-STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed;
+STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed,
+or with diagnose --fail-on pattern if AFTER shows a new one;
 {USAGE} for wrong use; {OUTCOMES["not decided"]} if compare or diagnose --fail-on decides nothing;
 {KNOWN_PROBLEM} if advise says a known problem that holds;
 {CRASHED} if attnlib itself crashed, which says nothing about any call;
@@ -182,16 +183,19 @@ def _diagnose(
     With --fail-on slower the exit status is 1 where steps of some kind are slower: over 5 % longer
     in the mean, and each usual step of AFTER longer than each before. It is 3 where that is not
     decided: ranges overlap, under three steps count, or layers, GPUs, batches or lengths differ.
+    With --fail-on pattern it is 1 where AFTER shows a known pattern that TRACE does not.
     """
     from .lab.diagnose import TraceChange, diagnose
 
     if fail_on and not after:
-        raise ValueError("--fail-on slower must have two traces, TRACE and AFTER, got one")
+        raise ValueError(f"--fail-on {fail_on} must have two traces, TRACE and AFTER, got one")
     answer = diagnose(trace, after, **_facts_of_shape(shape))
     _say(_in_json(answer.to_dict()) if as_json else answer)
-    if fail_on and isinstance(answer, TraceChange):
-        return OUTCOMES[answer.outcome]
-    return 0
+    if not isinstance(answer, TraceChange):
+        return 0
+    if fail_on == "pattern":
+        return FAILED if answer.new_patterns else 0
+    return OUTCOMES[answer.outcome] if fail_on else 0
 
 
 def _facts_of_shape(shape: str) -> dict[str, int | str]:
@@ -215,9 +219,7 @@ def _facts_of_text(text: str) -> dict[str, int | str]:
     if "page" in facts:
         facts["page_size"] = facts.pop("page")
     if "lens" in facts:
-        lens = facts.pop("lens")
-        facts["batch_size"] = lens.batch_size
-        facts["kv_len"] = lens.kv_len
+        facts["lens"] = str(facts["lens"])
     return facts
 
 
@@ -830,8 +832,9 @@ DIAGNOSE: Options = {
         help="what the trace does not record, such as 'heads=32/8 page=16 lens=8192x16'",
     ),
     "--fail-on": dict(
-        choices=["slower"],
-        help="exit status of two traces: 0 not slower, 1 slower, 3 not decided, 2 wrong use",
+        choices=["slower", "pattern"],
+        help="exit status of two traces: 0 not slower, 1 slower, 3 not decided, 2 wrong use; "
+        "or 1 where AFTER shows a known pattern that TRACE does not",
     ),
     **JSON,
 }

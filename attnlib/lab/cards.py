@@ -65,6 +65,20 @@ class Shown:
         return as_text(self.card())
 
 
+BLANK = ("", "")
+"""A fact that is an empty line."""
+
+
+def facts_of(groups: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The facts that have a value, an empty line between two groups."""
+    facts: list[tuple[str, str]] = []
+    for group in groups:
+        if facts and group:
+            facts.append(BLANK)
+        facts += [(name, str(value)) for name, value in group.items() if value != ""]
+    return facts
+
+
 def as_html(card: Card) -> str:
     """The card as an HTML fragment that carries its own style and loads nothing."""
     from markupsafe import Markup

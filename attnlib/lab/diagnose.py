@@ -17,7 +17,7 @@ import pandas as pd
 
 from ..measure.steps import EITHER, Step
 from ..run.figures import charts, style
-from .cards import Card, Shown, in_words
+from .cards import Card, Shown, facts_of, in_words
 from .diagnosis import DECODES, TIMES, Diagnosis, json_rows, read_diagnosis
 from .pasted import KernelTotals, read_totals
 from .step_rows import ATTENTION, NAN, calls_in
@@ -40,14 +40,11 @@ FORMATS = {"before": ",.1f", "after": ",.1f", "ratio": ".2f", "change": "+,.1f"}
 TracePath = str | os.PathLike[str]
 Row = dict[str, Any]
 SLOWER, NOT_SLOWER, NOT_DECIDED = "slower", "not slower", "not decided"
-SAID = {
-    SLOWER: "After is slower",
-    NOT_SLOWER: "After is not slower",
-    NOT_DECIDED: "Whether after is slower is not decided",
-}
 MARGIN = 0.05
 """How much longer a step may be: below it a profiler's own cost decides."""
 LEAST_STEPS = 3
+ENOUGH = 7
+"""Steps of a kind in a trace of which `LEAST_STEPS` or more count; of 6, only 2 may."""
 PATTERN_COLUMNS = ["pattern", "step", "before", "after", "fix"]
 
 
@@ -112,15 +109,42 @@ class TraceChange(Shown):
                 return outcome
         return NOT_SLOWER
 
+    @property
+    def why_not_decided(self) -> str:
+        """The reason for each kind of step of which nothing is decided; empty if there is none."""
+        reasons = [self._open(kind) for kind in self.kinds]
+        return "; ".join(dict.fromkeys(filter(None, reasons)))
+
+    def _said(self) -> str:
+        """The outcome as a sentence."""
+        if self.outcome == NOT_DECIDED:
+            return f"Not decided: {self.why_not_decided}."
+        return f"After is {self.outcome}."
+
     def _outcome_of(self, kind: str) -> str:
-        if self._differ(kind) or self.before.trace.gpu != self.after.trace.gpu:
+        if self._open(kind):
             return NOT_DECIDED
-        before, after = ([step.length_us for step in side.usual[kind]] for side in self.sides)
-        if min(len(before), len(after)) < LEAST_STEPS:
-            return NOT_DECIDED
-        if fmean(after) <= (1 + MARGIN) * fmean(before):
-            return NOT_SLOWER
-        return SLOWER if min(after) > max(before) else NOT_DECIDED
+        before, after = self._lengths_us(kind)
+        return SLOWER if _is_longer(before, after) else NOT_SLOWER
+
+    def _open(self, kind: str) -> str:
+        """Why nothing is decided of a kind of step, or the empty string."""
+        if reason := self._differ(kind):
+            return reason
+        before, after = self._lengths_us(kind)
+        fewest = min(len(before), len(after))
+        if fewest < LEAST_STEPS:
+            counted = "1 step" if fewest == 1 else f"{fewest} steps"
+            needed = f"{LEAST_STEPS} are needed; record {ENOUGH} steps or more"
+            return f"{counted} of {kind} to compare, {needed}"
+        if _is_longer(before, after) and min(after) <= max(before):
+            ranges = " and ".join(_length_range(side, kind) for side in self.sides)
+            return f"lengths of {kind} steps overlap, {ranges}"
+        return ""
+
+    def _lengths_us(self, kind: str) -> list[list[float]]:
+        """The lengths of the steps of a kind that count, before and after."""
+        return [[step.length_us for step in side.usual[kind]] for side in self.sides]
 
     @cached_property
     def rows(self) -> pd.DataFrame:
@@ -166,6 +190,7 @@ class TraceChange(Shown):
         return {
             "times": TIMES,
             "outcome": self.outcome,
+            "why not decided": self.why_not_decided,
             "new patterns": self.new_patterns,
             "changes": json_rows(self.rows),
             "before": self.before.to_dict(),
@@ -179,17 +204,17 @@ class TraceChange(Shown):
         shown = shown.assign(kernels=names)
         if len(self.kinds) == 1:
             shown = shown.drop(columns="step")
-        facts: list[tuple[str, str]] = []
+        new: list[Row] = []
         for row in self.new_patterns:
             known = {f"new in {self.after.trace.path}": row["pattern"], **row}
             del known["pattern"]
-            facts += [(name, str(value)) for name, value in known.items() if value != ""]
+            new.append(known)
         return Card(
             title=f"{self.before.trace.path} to {self.after.trace.path}: {self._whole_steps()}",
             notes=self._notes(),
-            facts=facts,
+            facts=facts_of(new),
             table=in_words(shown, FORMATS),
-            caption=f"microseconds a step, as traced: {TIMES}",
+            caption="microseconds a step, as traced",
             footer=self.origin,
             more=[("known patterns of each trace, us a step", self.patterns())],
         )
@@ -236,8 +261,8 @@ class TraceChange(Shown):
 
     def _notes(self) -> list[str]:
         notes = [
-            f"{SAID[self.outcome]}; a profiler slows both, and two traces are no measurement.",
-            f"Times are {TIMES}.",
+            f"{self._said()} A profiler changes times. Confirm without one.",
+            TIMES,
             f"At most {MOST_ROWS} rows are shown; .table() and --json have all.",
         ]
         before = self.before.blind()
@@ -268,15 +293,17 @@ class TraceChange(Shown):
                 notes.append(f"Of {kind} only one step counts {when}: trace ten or more.")
         return notes
 
-    def _differ(self, kind: str) -> bool:
-        """Whether times of a kind of step do not compare: other layers, requests or lengths."""
-        if self._other_calls(kind):
-            return True
+    def _differ(self, kind: str) -> str:
+        """Why times of a kind of step do not compare: other layers, requests, lengths or GPUs."""
+        if calls := self._other_calls(kind):
+            return f"{kind} steps have {calls}"
         before, after = (_loads(side.usual[kind]) for side in self.sides)
-        for old, new in zip(before, after, strict=True):
+        for what, old in before.items():
+            new = after[what]
             if old and new and abs(new / old - 1) > MARGIN:
-                return True
-        return False
+                return f"{what} of {kind} steps differ, {old:,.0f} and {new:,.0f} in the mean"
+        gpu, other = (side.trace.gpu or "unknown" for side in self.sides)
+        return f"GPUs differ, {gpu} and {other}" if gpu != other else ""
 
     def _other_sizes(self, kind: str) -> str:
         """The batch sizes of this kind of step in both, where they are known and differ."""
@@ -303,9 +330,10 @@ def diagnose(
         A second trace: a table says what changed from the first one to it, in microseconds a step.
     **shape
         What the trace does not tell of the layer, for the gains on record: `heads` (text such as
-        `32/8`), `head_dim`, `page_size` (tokens), `batch_size` (requests), `kv_len` (tokens),
-        `dtype` and `kv_dtype` (`bfloat16`, `float16` or `float8_e4m3fn`). Also the releases that
-        served (`sglang`, `vllm`, `flashinfer`), for the known problems that hold in them.
+        `32/8`), `head_dim`, `page_size` (tokens), `lens` (tokens of each request, `8192x15+300`)
+        or in its place `batch_size` (requests) and `kv_len` (tokens in the mean), `dtype` and
+        `kv_dtype` (`bfloat16`, `float16` or `float8_e4m3fn`). Also the releases that served
+        (`sglang`, `vllm`, `flashinfer`), for the known problems that hold in them.
 
     Returns
     -------
@@ -402,13 +430,26 @@ def _change(name: str, before: Part, after: Part) -> Row:
 
 def _lengths(side: Diagnosis, kind: str) -> str:
     """How many steps of a kind are compared, and how long they are."""
+    return f"{len(side.usual[kind])} of {_length_range(side, kind)}"
+
+
+def _length_range(side: Diagnosis, kind: str) -> str:
+    """How long the steps of a kind are that count."""
     lengths_us = [step.length_us for step in side.usual[kind]]
-    return f"{len(lengths_us)} of {min(lengths_us):,.0f} to {max(lengths_us):,.0f} us"
+    return f"{min(lengths_us):,.0f} to {max(lengths_us):,.0f} us"
 
 
-def _loads(steps: Sequence[Step]) -> tuple[float, float]:
+def _is_longer(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether steps are longer by more than `MARGIN` in the mean."""
+    return fmean(after) > (1 + MARGIN) * fmean(before)
+
+
+def _loads(steps: Sequence[Step]) -> dict[str, float]:
     """The requests and the KV tokens of steps in the mean, 0 where no mark has them."""
-    return fmean(step.batch_size for step in steps), fmean(step.mark.kv_tokens for step in steps)
+    return {
+        "batch sizes": fmean(step.batch_size for step in steps),
+        "KV tokens": fmean(step.mark.kv_tokens for step in steps),
+    }
 
 
 def _batch_sizes(side: Diagnosis, kind: str) -> list[int]:

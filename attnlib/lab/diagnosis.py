@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 
 from ..core.backends.table import family_of, role_of
+from ..core.call_text import Lens
 from ..core.layer import parse_layer
 from ..core.spec import ELEMENT_BYTES, require_int, require_word
 from ..measure.marks import DECODE, SGLANG, VERIFY
@@ -25,8 +26,8 @@ from ..measure.spans import Span
 from ..measure.steps import EITHER, UNKNOWN, Step, find_steps, idle_under
 from ..measure.trace_file import Trace, read_trace
 from ..select.known import Found, report, to_data
-from .cards import Card, Shown
-from .fix_gains import SIZES, STATED, gained
+from .cards import Card, Shown, facts_of
+from .fix_gains import LENS, LONGEST, SIZES, STATED, gained
 from .patterns import PATTERNS, WAITING, Pattern, kind_of, ran, tile_rows
 from .step_rows import around, calls_in, host_rows, kernel_rows, lengths_of
 from .trace_known import (
@@ -43,15 +44,17 @@ Row = dict[str, Any]
 Shape = Mapping[str, Any]
 MOST_KERNELS = 12
 DECODES = (DECODE, VERIFY, EITHER)
-TIMES = "means over the middle half of a kind's steps by length, without those at the trace's ends"
-NO_MARKS = "No marks of steps: decode or verification is unknown, copies of lengths are unseen."
-NO_LENGTHS = (
-    "No lengths of the requests in its marks (SGLang: detailed_annotations; vLLM: newer releases): "
-    "--shape lens=8192x16."
+LEAST_IDLE = 0.05
+"""Share of a step that the GPU idles under a call, from which the call is told of."""
+TIMES = (
+    "Times are means per kind of step. Steps at the start or end of the trace and the slowest and "
+    "fastest quarter are left out."
 )
+NO_MARKS = "No marks of steps: decode or verification is unknown, copies of lengths are unseen."
+NO_LENGTHS = "The trace has no request lengths. Pass them: --shape 'lens=8192x16'."
 SUMS = "Marks have the sum of a step's KV tokens, not the longest request: kv_len is the mean."
-NO_HEADS = "No heads: --shape heads=32/8 tells whether SGLang's cap of splits, since 0.5.16, binds."
-NO_BATCH_SIZE = "No batch size: --shape lens=8192x16 tells whether fa2 splits requests."
+NO_HEADS = "Pass --shape 'heads=32/8 lens=...' to check SGLang's cap of splits."
+NO_BATCH_SIZE = "Pass --shape 'lens=8192x16' to check whether fa2 splits requests."
 NO_LAUNCHES = "No calls of the CUDA API: launches, and what was marked, are unseen."
 NO_WAITS = "No waits of the host: copies that it waits for are unseen."
 NO_GRAPHS = "No calls of the CUDA API, or no ids of graphs and launches: graphs are unseen."
@@ -194,7 +197,7 @@ class Diagnosis(Shown):
 
     def unseen(self) -> list[str]:
         """What the trace could not show."""
-        notes = [f"Times are {TIMES}."]
+        notes = [TIMES]
         notes += self.blind()
         for row in self.around().to_dict("records"):
             if row["step"] in DECODES and row["us idle before"] > WAITING * row["us busy"]:
@@ -205,7 +208,10 @@ class Diagnosis(Shown):
         return notes
 
     def _longest_waits(self) -> list[str]:
-        """A sentence for each kind of decode step in which the host stands in one call for long."""
+        """What is said of each kind of decode step in which the CPU waits in one call for long.
+
+        Only where the GPU idles meanwhile: else the wait is hidden.
+        """
         notes = []
         for kind in DECODES:
             steps = self.usual.get(kind, [])
@@ -214,11 +220,13 @@ class Diagnosis(Shown):
                 lengths_us[wait.name] += wait.length_us / len(steps)
             name = max(lengths_us, key=lengths_us.__getitem__, default="")
             busy = sum(step.busy_us for step in steps) / max(1, len(steps))
-            if name and lengths_us[name] > WAITING * busy:
-                idle_us = [idle_under(self.trace, step).get(name, 0.0) for step in steps]
-                words = f"{lengths_us[name]:,.0f} us of a {kind} step"
-                idle = f"the GPU idles {fmean(idle_us):,.0f} us under it"
-                notes.append(f"The host stands in {name} for {words}; {idle}.")
+            if not name or lengths_us[name] <= WAITING * busy:
+                continue
+            idle_us = fmean(idle_under(self.trace, step).get(name, 0.0) for step in steps)
+            if idle_us < LEAST_IDLE * fmean(step.length_us for step in steps):
+                continue
+            waits = f"The CPU waits {lengths_us[name]:,.0f} us per {kind} step in {name}."
+            notes.append(f"{waits} The GPU is idle for {idle_us:,.0f} us of that.")
         return notes
 
     def blind(self) -> list[str]:
@@ -238,8 +246,8 @@ class Diagnosis(Shown):
             if kind in DECODES and cut:
                 notes.append(f"Cut or of a draft, left out: {kind} steps of {cut} attention calls.")
             if any(step.at_end for step in usual):
-                words = "those at the trace's ends are told of: parts may be missing"
-                notes.append(f"Of {kind} steps only {words}, and a first one may be slow.")
+                words = f"The only {kind} steps are the first or last of the trace."
+                notes.append(f"{words} They may be cut off.")
         if self.trace.gpus > 1:
             notes.append(f"Of {self.trace.gpus} GPUs only the one that ran most is looked at.")
         return notes
@@ -290,9 +298,7 @@ class Diagnosis(Shown):
     def card(self) -> Card:
         """Facts, kernels, and the patterns that show."""
         patterns = self.patterns.to_dict("records")
-        facts: list[tuple[str, str]] = []
-        for known in (*patterns, self.shape):
-            facts += [(name, str(value)) for name, value in known.items() if value != ""]
+        facts = facts_of([*patterns, self.shape])
         if not self.steps:
             facts.append(("no attention", "of the known kernels; by time there ran the following"))
         names = {row["pattern"] for row in patterns}
@@ -305,7 +311,7 @@ class Diagnosis(Shown):
             notes=[*report(self.known), *self.unseen()],
             facts=facts,
             table=self.table().round(3),
-            caption=f"attention: {TIMES}",
+            caption="attention, us a step",
             footer=self.origin,
             more=[
                 ("all kernels by time", self.kernels().head(MOST_KERNELS).round(3)),
@@ -319,6 +325,7 @@ class Diagnosis(Shown):
 def read_diagnosis(path: str | os.PathLike[str], shape: Shape) -> Diagnosis:
     """The diagnosis of one trace; arguments and errors as of `lab.diagnose.diagnose`."""
     _require_shape(shape)
+    shape = _with_sizes(shape)
     trace = read_trace(path)
     steps = [_with_stated(step, shape) for step in _steps_of(trace)]
     decodes = [step for step in steps if step.kind in DECODES]
@@ -370,15 +377,33 @@ def _may_be_capped(steps: list[Step]) -> bool:
 def _require_shape(shape: Shape) -> None:
     """ValueError for a fact that is none of `STATED`, or has no such value."""
     for name, value in shape.items():
-        require_word("shape", name, (*STATED, *PACKAGES))
+        require_word("shape", name, (*STATED, LENS, *PACKAGES))
         if name in PACKAGES:
             require_release(name, value)
         elif name == "heads":
             parse_layer(str(value))
+        elif name == LENS:
+            Lens.read(str(value))
         elif name in SIZES:
             require_int(name, value)
         else:
             require_word(name, value, ELEMENT_BYTES)
+
+
+def _with_sizes(shape: Shape) -> Shape:
+    """The facts, with what `lens` says of the batch: requests, and tokens, mean and longest."""
+    if LENS not in shape:
+        return shape
+    for name in ("batch_size", "kv_len"):
+        if name in shape:
+            raise ValueError(f"{name} must be left out where lens says it, got {shape[name]}")
+    lens = Lens.read(str(shape[LENS]))
+    return {
+        **shape,
+        "batch_size": lens.batch_size,
+        "kv_len": round(fmean(lens.tokens)),
+        LONGEST: lens.kv_len,
+    }
 
 
 def _require_kv_heads(decodes: list[Step], heads: str) -> None:

@@ -12,10 +12,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ..core.call_text import OTHER_NAMES
+
 GAINS = Path(__file__).resolve().parents[1] / "data" / "gains.json"
 SIZES = ("head_dim", "page_size", "batch_size", "kv_len")
 STATED = ("heads", *SIZES, "dtype", "kv_dtype")
-"""The facts of a layer that a caller can state."""
+"""The facts of a layer that a caller can state, and that records have."""
+LONGEST = "longest"
+"""Tokens of the longest request; `kv_len` is their mean."""
+LENS = "lens"
+"""A caller's tokens of each request, as the text of a call: three facts in one."""
+WORDS = {**OTHER_NAMES, LONGEST: LENS}
+"""Fact -> the word of a call's text that says it, where that is another one."""
 Row = dict[str, Any]
 
 
@@ -37,7 +45,7 @@ def gained(key: str, shape: Row, us: float, gpu: str = "") -> str:
     if gpu and gpu != card:
         card += f", not of this trace's {gpu}"
     rows: list[Row] = entry["rows"]
-    varying = [name for name in STATED if _varies(name, rows)]
+    varying = [name for name in (*STATED, LONGEST) if _varies(name, rows)]
     known = [name for name in varying if name in shape]
     unknown = [name for name in varying if name not in shape]
     alike: list[str] = []
@@ -50,12 +58,21 @@ def gained(key: str, shape: Row, us: float, gpu: str = "") -> str:
         rows = _nearest(rows, shape)
     count = f"{len(rows)} recorded shape"
     if len(rows) > 1:
-        count += "s"
+        count = f"median of {count}s"
     if alike:
         count += f" like {', '.join(alike)}"
-    if unknown:
-        count += f"; the trace does not give {', '.join(unknown)}"
-    return _saved(us, [row["ratio"] for row in rows], f"{count}; {card}")
+    saved = _saved(us, [row["ratio"] for row in rows], count, card)
+    return f"{saved} {_asked(unknown)}".rstrip()
+
+
+def _asked(unknown: list[str]) -> str:
+    """What to state for a narrower gain, under the names that the text of a call has."""
+    words = {WORDS.get(name, name): None for name in unknown}
+    if not words:
+        return ""
+    *most, last = words
+    listed = f"{', '.join(most)} and {last}" if most else last
+    return f"Pass {listed} to narrow it."
 
 
 def _varies(name: str, rows: list[Row]) -> bool:
@@ -72,7 +89,7 @@ def _is_alike(recorded: Any, given: Any) -> bool:
 
 def _nearest(rows: list[Row], shape: Row) -> list[Row]:
     """The recorded shapes whose sizes are nearest to those of `shape`, by factors of two."""
-    sizes = [name for name in SIZES if name in rows[0] and name in shape]
+    sizes = [name for name in (*SIZES, LONGEST) if name in rows[0] and name in shape]
     apart = []
     for row in rows:
         factors = [row[name] / shape[name] for name in sizes]
@@ -81,12 +98,12 @@ def _nearest(rows: list[Row], shape: Row) -> list[Row]:
     return [row for row, far in zip(rows, apart, strict=True) if far == least]
 
 
-def _saved(us: float, ratios: Sequence[float], count: str) -> str:
+def _saved(us: float, ratios: Sequence[float], count: str, card: str) -> str:
     """What is saved of `us` by fixes of these ratios of times, without / with the fix."""
     middle = median(ratios)
     if middle <= 1:
-        return f"nothing to gain: {middle:.2f} times the time with the fix, {count}"
+        return f"No saving: {middle:.2f} times the time with the fix ({count}; {card})."
     ends = (min(ratios), max(ratios), middle)
     least, most, usual = (f"{max(0.0, us * (1 - 1 / ratio)):,.1f}" for ratio in ends)
-    saved = f"{least} to {most} us, median {usual}" if len(ratios) > 1 else f"{usual} us"
-    return f"saves {saved} of {us:,.1f} us per step, by {count}"
+    spread = f", {least} to {most}" if len(ratios) > 1 else ""
+    return f"Possible saving per step: {usual} us ({count}{spread}; {card})."

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.lengths import sample_seq_lens
 from ..measure.files import write_whole
 from ..measure.spans import Kernel
 from ..run import store
@@ -19,6 +21,7 @@ from ..studies import STUDIES
 from ..studies.engine.engine_step import PREPARE
 from ..studies.random_batches import PLANNED
 from ..studies.step.case import EACH, ONCE
+from .fix_gains import LONGEST
 
 Entry = dict[str, Any]
 PREFILL = "flashinfer-prefill-fa2"
@@ -32,6 +35,7 @@ COLUMNS = [
     "page_size",
     "batch_size",
     "kv_len",
+    LONGEST,
     "dtype",
     "kv_dtype",
 ]
@@ -71,6 +75,15 @@ def _load(name: str) -> pd.DataFrame:
     return store.load(name, STUDIES[name].reference_machine)
 
 
+def _mean_tokens(table: pd.DataFrame) -> list[int]:
+    """KV tokens of a request in the mean, a row each; only those of decode calls differ."""
+    means = []
+    for case, longest in zip(table.case, table.kv_len, strict=True):
+        is_decode = isinstance(case, DecodeCase)
+        means.append(round(sample_seq_lens(case).mean()) if is_decode else longest)
+    return means
+
+
 def _prepares(frame: pd.DataFrame) -> pd.DataFrame:
     """GPU time of the schedule's kernels with one per layer over one per step, per case."""
     steps = good_rows(frame[frame.layers.notna()])
@@ -90,6 +103,8 @@ def _prepare_us(kernels: Sequence[Kernel]) -> float:
 def _entry(study: str, rows: pd.DataFrame, table: pd.DataFrame) -> Entry:
     """A gain: the shapes of a table of ratios that are finite, and where they were measured."""
     table = table[np.isfinite(table.ratio)]
+    if "kv_len" in table:
+        table = table.assign(longest=table.kv_len, kv_len=_mean_tokens(table))
     shown = table[[name for name in COLUMNS if name in table]]
     shown = shown.assign(ratio=table.ratio.round(3))
     return {

@@ -16,17 +16,21 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
+import numpy as np
 import yaml
 
 from ..core.backends.table import FAMILIES, family_of, role_of
+from ..core.call_text import Lens
 from ..core.layer import parse_layer
 from ..core.schedule.facts import SchedulerFacts
+from ..core.schedule.splits import plan_splits
 from ..core.spec import LATENT_DIM, ROPE_DIM
 from ..measure.marks import SGLANG, VERIFY
 from ..measure.spans import SIZE, Span, busy_us, find_gaps
 from ..measure.steps import EITHER, UNKNOWN, Step
 from ..measure.trace_file import Trace
 from ..select.known import PROBLEMS, Problem
+from .fix_gains import LENS
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 TILE = re.compile(
@@ -172,7 +176,11 @@ def schedule_per_layer(trace: Trace, step: Step) -> Evidence | None:
     prepared = ran(step, "prepare")
     if 2 * len(prepared) < len(ran(step, "flash-attn-3")):  # of several steps in one
         return None
-    return _kernels(prepared[1:], ", after one that would be enough")
+    redundant = prepared[1:]
+    if not redundant:
+        return None
+    count = f"{len(redundant)} of the {len(prepared)} launches per step are redundant"
+    return Evidence(f"{redundant[0].name}: {count}", _total_us(redundant))
 
 
 def metadata_op_by_op(trace: Trace, step: Step) -> Evidence | None:
@@ -383,8 +391,9 @@ def same_in_every_layer(trace: Trace, step: Step) -> Evidence | None:
 def split_cap(trace: Trace, step: Step) -> Evidence | None:
     """SGLang's build of FlashAttention-3 caps the splits of a request by the rows of all.
 
-    By the model of its rule (`core.schedule.facts`), for a width of the mean length: the true width
-    is at least that. A merge runs if and only if the cap is above 1.
+    By the model of its rule (`core.schedule.facts`), for a width of the longest request, or of the
+    mean length where a caller does not tell each: the true width is at least that. A merge runs if
+    and only if the cap is above 1. Of told lengths a request must lose splits.
     """
     calls = ran(step, "flash-attn-3")
     facts = _facts_of(trace, step)
@@ -394,12 +403,32 @@ def split_cap(trace: Trace, step: Step) -> Evidence | None:
     merges = any(span.name == COMBINE for span in step.work)
     if facts.split_cap >= earlier or merges == (facts.split_cap == 1):
         return None
-    more = (
-        f": at most {facts.split_cap} splits of a request, {earlier} by the rule before; "
-        f"{facts.batch_size} requests of {facts.max_seqlen_k:,} tokens in the mean, "
-        "and it costs time if one is far longer"
-    )
-    return _kernels(calls, more)
+    caps = f": at most {facts.split_cap} splits of a request, {earlier} by the rule before; "
+    tokens = _told_tokens(step)
+    if not tokens:
+        mean = f"{facts.batch_size} requests of {facts.max_seqlen_k:,} tokens in the mean"
+        return _kernels(calls, f"{caps}{mean}, and it costs time if one is far longer")
+    now = _most_splits(facts, tokens)
+    then = _most_splits(replace(facts, num_splits=earlier), tokens)
+    if now >= then:
+        return None
+    longest = f"the longest of {len(tokens)} requests has {max(tokens):,} tokens"
+    return _kernels(calls, f"{caps}{longest} and gets {now} splits, {then} by that rule")
+
+
+def _told_tokens(step: Step) -> tuple[int, ...]:
+    """The tokens of each request, as a caller tells them of a batch of this size; else none."""
+    if LENS not in step.layer:
+        return ()
+    tokens = Lens.read(step.layer[LENS]).tokens
+    return tokens if len(tokens) == step.batch_size else ()
+
+
+def _most_splits(facts: SchedulerFacts, tokens: Sequence[int]) -> int:
+    """The splits of the request that gets most, by the model, under the cap of the facts."""
+    q_lens = np.full(len(tokens), facts.max_seqlen_q)
+    capped = replace(facts, num_splits=facts.split_cap)
+    return int(plan_splits(capped, np.array(tokens), q_lens).num_splits.max())
 
 
 def _facts_of(trace: Trace, step: Step) -> SchedulerFacts | None:
@@ -408,7 +437,8 @@ def _facts_of(trace: Trace, step: Step) -> SchedulerFacts | None:
     None without heads and lengths, and for a call that FlashAttention-3 refuses.
     """
     layer = step.layer
-    kv_len = round(step.mean_kv_len or layer.get("kv_len", 0))
+    mean = round(step.mean_kv_len or layer.get("kv_len", 0))
+    kv_len = max(_told_tokens(step), default=mean)
     if "heads" not in layer or not kv_len or not step.batch_size or not trace.num_sms:
         return None
     heads = parse_layer(str(layer["heads"]))

@@ -125,9 +125,8 @@ def releases_of(problems: Sequence[Problem]) -> str:
 
 
 def sizes_of(problems: Sequence[Problem]) -> str:
-    """How much the problems cost by the records, or the empty string."""
+    """How much the problems cost, as `advise` says it; the empty string of none."""
     words: dict[str, None] = {}
     for problem in problems:
-        if problem.record:
-            words |= dict.fromkeys(how_much(problem))
+        words |= dict.fromkeys(how_much(problem))
     return "; ".join(words)

@@ -17,13 +17,13 @@ import attnlib
 from attnlib import cli
 from attnlib.core.spec import AttnSpec
 from attnlib.lab import diagnosis
-from attnlib.lab.diagnose import SAID, TraceChange
+from attnlib.lab.diagnose import ENOUGH, LEAST_STEPS, TraceChange
 from attnlib.lab.diagnosis import DECODES
 from attnlib.lab.fix_gains import gained, gains
 from attnlib.lab.patterns import PATTERNS
 from attnlib.measure.spans import short_name
 from attnlib.select.explain import explain
-from attnlib.select.known import in_words, to_data
+from attnlib.select.known import PROBLEMS, how_much, in_words, to_data
 from attnlib.select.libraries import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -290,7 +290,10 @@ def test_prefill_is_told_from_decode_by_the_mark_and_without_one_by_the_kernel(p
 
 def test_gains_are_of_shapes_within_a_factor_of_two(published_records, path, capsys, fails):
     told = attnlib.diagnose(BAD[0].save(path)).patterns.iloc[0]
-    assert "shapes like batch_size 16; the trace does not give heads" in told["by the records"]
+    assert "shapes like batch_size 16, " in told["by the records"]
+    assert told["by the records"].endswith(
+        "Pass heads, head_dim, page, lens, dtype and kv_dtype to narrow it."
+    )
     assert cli.main(["diagnose", str(path), "--shape", "heads=32/8,kv_len=9000"]) == 0
     printed = capsys.readouterr().out
     assert "1 known pattern" in printed and "like heads 32/8, batch_size 16, kv_len 9000" in printed
@@ -327,7 +330,7 @@ def test_what_is_said_is_of_the_middle_half_of_the_steps_by_length(path):
 def test_a_batch_size_that_no_mark_tells_is_taken_from_the_shape(path):
     split = (runs(traces.FA2_16, grid=(24, 1, 8)), runs(traces.MERGE, 2.0))
     found = attnlib.diagnose(served(*split).save(path))
-    assert found.patterns.empty and "--shape lens=8192x16 tells" in repr(found)
+    assert found.patterns.empty and "--shape 'lens=8192x16' to check" in repr(found)
     full = attnlib.diagnose(path, batch_size=64)
     assert attnlib.diagnose(path, batch_size=1).patterns.empty, "one request delays no other"
     with pytest.raises(ValueError, match="heads must have 8 KV heads, as fa2's grid has, got"):
@@ -345,7 +348,7 @@ def test_every_fix_that_was_measured_has_its_gain_on_record():
     assert unmeasured == [pattern.name for pattern in PATTERNS if not pattern.gain]
     assert not [words for words in told.values() if "nan" in words]
     short = {"heads": "32/32", "page_size": 1, "batch_size": 4, "kv_len": 1024}
-    assert gained("fa3", short, 100.0).startswith("nothing to gain: 0.89 times the time")
+    assert gained("fa3", short, 100.0).startswith("No saving: 0.89 times the time")
 
 
 def test_releases_of_the_fa3_pattern_are_those_of_the_rules():
@@ -486,25 +489,93 @@ def longer(path, us, count=STEPS, mark="step[DECODE bs=16]"):
 
 
 @pytest.mark.parametrize(
-    ("how", "outcome", "status"),
+    ("how", "outcome", "status", "said"),
     [
-        ({"us": 0.0}, "not slower", 0),
-        ({"us": 0.5}, "not slower", 0),
-        ({"us": 10.0}, "slower", 1),
-        ({"us": 10.0, "count": 3}, "not decided", 3),
-        ({"us": 10.0, "mark": "step[DECODE bs=32]"}, "not decided", 3),
-        ({"us": 10.0, "mark": "step[DECODE raw_bs=15 bs=16]"}, "not decided", 3),
-        ({"us": -5.0}, "not slower", 0),
+        ({"us": 0.0}, "not slower", 0, "After is not slower."),
+        ({"us": 0.5}, "not slower", 0, "After is not slower."),
+        ({"us": 10.0}, "slower", 1, "After is slower."),
+        (
+            {"us": 10.0, "count": 3},
+            *("not decided", 3),
+            "Not decided: 2 steps of decode to compare, 3 are needed; record 7 steps or more.",
+        ),
+        (
+            {"us": 10.0, "mark": "step[DECODE bs=32]"},
+            *("not decided", 3),
+            "Not decided: batch sizes of decode steps differ, 16 and 32 in the mean.",
+        ),
+        (
+            {"us": 10.0, "mark": "step[DECODE raw_bs=15 bs=16]"},
+            *("not decided", 3),
+            "Not decided: batch sizes of decode steps differ, 16 and 15 in the mean.",
+        ),
+        ({"us": -5.0}, "not slower", 0, "After is not slower."),
     ],
 )
-def test_two_traces_gate_by_their_exit_status(how, outcome, status, tmp_path, capsys):
+def test_two_traces_gate_by_their_exit_status(how, outcome, status, said, tmp_path, capsys):
     before = longer(tmp_path / "before.json", 0.0)
     after = longer(tmp_path / "after.json", **how)
     traced = ["diagnose", str(before), str(after)]
     assert cli.main([*traced, "--fail-on", "slower"]) == status
-    assert f"{SAID[outcome]};" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{said} A profiler changes times. Confirm without one." in lines
     assert cli.main([*traced, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["outcome"] == outcome
+    form = json.loads(capsys.readouterr().out)
+    assert form["outcome"] == outcome
+    assert bool(form["why not decided"]) == (status == 3)
+
+
+def test_so_many_steps_are_asked_for_that_enough_of_them_count(tmp_path):
+    """Both ends of these traces are cut in a step."""
+    for count, enough in ((ENOUGH - 1, False), (ENOUGH, True), (ENOUGH + 1, True)):
+        writer = Writer()
+        for us in range(count):
+            writer.step([runs(traces.FLASH_ATTN_3, 10.0 + us)], **DECODE)
+        attention = [event for event in writer.events if event["name"] == traces.FLASH_ATTN_3]
+        last = attention[-1]["ts"]
+        writer.events = [event for event in writer.events if event["ts"] <= last]
+        usual = attnlib.diagnose(writer.save(tmp_path / f"{count}.json")).usual["decode"]
+        assert (len(usual) >= LEAST_STEPS) == enough, count
+
+
+def test_traces_of_two_gpus_decide_nothing(tmp_path):
+    before = longer(tmp_path / "before.json", 0.0)
+    after = tmp_path / "after.json"
+    after.write_text(before.read_text().replace("NVIDIA H200", "NVIDIA B200"))
+    change = attnlib.diagnose(before, after)
+    assert change.why_not_decided == "GPUs differ, NVIDIA H200 and NVIDIA B200"
+
+
+def test_a_new_pattern_fails_the_gate_that_asks_for_it(tmp_path, capsys, fails):
+    good = str(GOOD.save(tmp_path / "good.json"))
+    bad = str(BAD[1].save(tmp_path / "bad.json"))
+    gate = ("--fail-on", "pattern")
+    assert cli.main(["diagnose", good, bad, *gate]) == 1
+    assert cli.main(["diagnose", bad, good, *gate]) == 0
+    assert cli.main(["diagnose", bad, bad, *gate]) == 0
+    capsys.readouterr()
+    assert "--fail-on pattern must have two traces" in fails("diagnose", bad, *gate)
+
+
+def test_a_pattern_that_is_a_known_problem_has_its_size_as_advise_says_it(path):
+    for number, pattern in enumerate(PATTERNS):
+        if pattern.gain or not pattern.known:
+            continue
+        shape = SHAPES.get(number, {})
+        (row,) = attnlib.diagnose(BAD[number].save(path), **shape).patterns.to_dict("records")
+        problems = [PROBLEMS[name] for name in row["known problem"].split(", ")]
+        for problem in problems:
+            for line in how_much(problem):
+                assert line in row["by the records"], pattern.name
+            assert {*problem.links} <= {*row["see"].split(", ")}
+
+
+def test_an_empty_line_stands_between_two_patterns():
+    found = attnlib.diagnose(TRACES / "vllm_flashinfer.json.gz")
+    assert len(found.patterns) == 2
+    lines = repr(found).splitlines()
+    second = [at for at, line in enumerate(lines) if line.startswith("  pattern ")][1]
+    assert lines[second - 1] == "" and lines[second - 2].startswith("  see ")
 
 
 @pytest.mark.parametrize(("tokens", "outcome"), [(102_000, "slower"), (200_000, "not decided")])
@@ -540,6 +611,7 @@ def test_steps_whose_lengths_overlap_decide_nothing_and_one_trace_has_no_gate(tm
     change = attnlib.diagnose(fast, slow.save(tmp_path / "slow.json"))
     whole = change.rows.set_index("part").loc["whole step"]
     assert whole.ratio > 1.05 and change.outcome == "not decided"
+    assert "Not decided: lengths of decode steps overlap, " in repr(change)
     assert "must have two traces" in fails("diagnose", str(fast), "--fail-on", "slower")
 
 
@@ -582,7 +654,7 @@ def test_the_first_step_and_cut_ones_count_in_no_mean_and_other_layers_do_not_co
     late = served(*FA2_SPLIT, count=1, layers=1, ahead=HOST_PLAN, **DECODE)
     for alone in (old, late):
         told = repr(attnlib.diagnose(alone.save(tmp_path / "alone")))
-        assert "no known pattern" in told and "only those at the trace's ends are told of" in told
+        assert "no known pattern" in told and "The only decode steps are the first or last" in told
 
 
 THREADS = {
@@ -619,7 +691,7 @@ def test_a_trace_from_the_field_has_its_steps_and_patterns(name):
     patterns = diagnosis.patterns.to_dict("records")
     assert [row["pattern"] for row in patterns] == [PATTERNS[n].name for n in numbers]
     for row in patterns:
-        saved = re.search(r"saves (?:[\d.]+ to )?([\d.,]+) us", row["by the records"])
+        saved = re.search(r"saving per step: ([\d.,]+) us", row["by the records"])
         assert saved is None or float(saved[1].replace(",", "")) <= row["us per step"]
 
 

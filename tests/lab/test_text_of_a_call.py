@@ -1,6 +1,7 @@
 """Every door takes a call as its text, as a case, and as older releases wrote it."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 from support.old_names import old_key, old_label
@@ -12,6 +13,8 @@ from attnlib.lab.source import variant_of, wishes_said
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.mla.case import MlaCase
 from attnlib.select import Call
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.usefixtures("published_records")
 
@@ -204,5 +207,8 @@ def test_a_comparison_takes_words_and_keys_of_old(capsys, tmp_path):
 
 def test_the_shape_of_a_trace_is_said_in_words_or_as_before():
     before = cli._facts_of_shape("heads=32/8,kv_len=8192,batch_size=16,page_size=16")
-    assert cli._facts_of_shape("heads=32/8 page=16 lens=8192x16") == before
-    assert cli._facts_of_shape("lens=100+300") == {"batch_size": 2, "kv_len": 300}
+    trace = ROOT / "data" / "traces" / "fa3_decode.json.gz"
+    said = cli._facts_of_shape("heads=32/8 page=16 lens=8192x16")
+    shape = attnlib.diagnose(trace, **said).shape
+    assert shape == {**attnlib.diagnose(trace, **before).shape, "lens": "8192x16", "longest": 8192}
+    assert cli._facts_of_shape("lens=100+300") == {"lens": "100+300"}
