@@ -46,7 +46,7 @@ from .engine_builds import (
     preferably_of,
     run_by_engine,
     slower_nearby,
-    slower_on_record,
+    time_on_record,
 )
 from .recorded import NEAREST, batches_for, recorded_calls
 from .source import FLASHINFER, ROUNDS
@@ -229,24 +229,41 @@ class Advice(Shown):
         return notes
 
     def _slower_notes(self) -> list[str]:
-        """Where the records show the pick to be slower than another backend of the engine."""
+        """The pick's time over that of another backend of the engine: of this very call, or, where
+        that is not on record, of the nearest batches if it is slower there."""
         own = own_build(self.choice)
-        said = [
-            slower_on_record(own, self.same, self.runs),
-            slower_nearby(own, self.times, self.runs),
-        ]
-        return [words for words in said if words]
+        has_caps = f"{own}@{BOUNDED}" in (self.runs or {})
+        loses = has_caps and _loses_splits(self.layer, self.lengths)
+        said = time_on_record(own, self.same, self.runs)
+        if not said:
+            times = self._comparable_times(own, loses) if has_caps else self.times
+            said = slower_nearby(own, times, self.runs)
+        notes = [said] if said else []
+        if has_caps and not loses:
+            notes.append("No request loses splits in this call: SPLITS=bounded does not help.")
+        return notes
+
+    def _comparable_times(self, own: str, loses: bool) -> pd.DataFrame:
+        """`times`, those of a build's other caps only in batches that lose splits as the call does,
+        or that lose none as the call does."""
+        capped = [name for name in self.times if name.startswith(f"{own}@")]
+        times = self.times.copy()
+        for row, case in zip(times.index, self.nearest.case, strict=True):
+            if _loses_splits(case.spec, sample_seq_lens(case)) != loses:
+                times.loc[row, capped] = np.nan
+        return times
 
     def _splits_lost(self) -> str:
         """The splits of the longest request under SGLang's cap and under the bounded one."""
         ids = {answer.problem.id for answer in self.holding}
         if not any(name.startswith("sglang-fa3-split-cap") for name in ids):
             return ""
-        by_default = _most_splits(self.layer, self.lengths, DEFAULT)
-        bounded = _most_splits(self.layer, self.lengths, BOUNDED)
+        longest = int(np.argmax(self.lengths))
+        now = _splits(self.layer, self.lengths, DEFAULT)[longest]
+        bounded = _splits(self.layer, self.lengths, BOUNDED)[longest]
         return (
-            f"Most splits of a request: {by_default} here, {bounded} with "
-            f"ATTNLIB_SGLANG_SPLITS=bounded (by the model, in a context of {SERVED_CONTEXT:,})."
+            f"Splits of the longest request: {now} now, {bounded} with SPLITS=bounded "
+            f"(model, context {SERVED_CONTEXT:,})."
         )
 
     def _lacked_by_engine(self) -> list[str]:
@@ -516,12 +533,25 @@ def _batch_words(case: DecodeCase | MlaCase) -> str:
     return f"{words}, {sample_seq_lens(case).sum():,} tokens"
 
 
-def _most_splits(layer: AttnSpec, lengths: tuple[int, ...], cap: str) -> int:
-    """The most splits that SGLang's FlashAttention-3 gives a request of this call, by the model."""
+def _splits(
+    layer: AttnSpec | MlaSpec,
+    lengths: Sequence[int],
+    cap: str,
+) -> np.ndarray:
+    """Splits that SGLang's FlashAttention-3 gives each request [bs] under a cap, by the model."""
+    lengths = tuple(map(int, lengths))
+    if isinstance(layer, MlaSpec):
+        layer = _layer_of(layer)
     # SGLang casts the query to the dtype of its cache.
     layer = replace(layer, dtype=layer.kv_dtype)
     served = replace(_case_of(layer, lengths), context=max(SERVED_CONTEXT, *lengths))
-    return int(split_cap.splits_of(served, cap).max())
+    return split_cap.splits_of(served, cap)
+
+
+def _loses_splits(layer: AttnSpec | MlaSpec, lengths: Sequence[int]) -> bool:
+    """Whether a request has fewer splits by SGLang's cap than by the bounded one, by the model."""
+    fewer = _splits(layer, lengths, DEFAULT) < _splits(layer, lengths, BOUNDED)
+    return bool(fewer.any())
 
 
 def _geometric_mean(ratios: pd.DataFrame) -> pd.Series:

@@ -183,8 +183,8 @@ def test_a_call_that_sglangs_cap_of_splits_reaches_is_told_so_with_what_to_set()
     assert releases == "  releases: sglang since 0.5.16, known to 0.5.23"
     assert "times as long in the median of" in size
     assert any(note.startswith("  do: ATTNLIB_SGLANG_SPLITS=bounded") for note in advice.notes)
-    (splits,) = [note for note in advice.notes if note.startswith("Most splits of a request: 8")]
-    assert "61 with ATTNLIB_SGLANG_SPLITS=bounded (by the model" in splits
+    (splits,) = [note for note in advice.notes if note.startswith("Splits of the longest request: 8")]
+    assert "8 now, 61 with SPLITS=bounded (model" in splits
     picked = dict(advice.facts)["rule of sglang==0.5.23"]
     assert picked == "fa3, here flash-attn-3-precomputed, of another build"
     table = advice.table().set_index("backend")["in the engine"]
@@ -425,10 +425,31 @@ def test_a_pick_that_the_records_show_slower_is_never_shown_without_saying_so(en
     assert told >= 20
 
 
-def test_a_pick_that_is_the_fastest_on_record_is_told_nothing():
-    advice = attnlib.advise(AttnSpec(8, 1, 128, 1), [1024] * 256, library="sglang==0.5.23")
-    assert len(advice.same)
-    assert not [note for note in advice.notes if note.startswith("On record of this call")]
+NO_HELP = "No request loses splits in this call: SPLITS=bounded does not help."
+
+
+@pytest.mark.parametrize("lens", ["2048x128", "8192x64", "8192x16"])
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_requests_that_are_alike_are_not_told_to_bound_their_splits(lens, gpu):
+    text = f"mode=mla heads=128/1 lens={lens}"
+    advice = attnlib.advise(text, library="sglang==0.5.23", gpu=gpu)
+    assert NO_HELP in advice.notes
+    assert not [note for note in advice.notes if "of the time with" in note and "@" in note]
+
+
+def test_the_record_of_this_call_is_told_where_the_pick_is_the_fastest_too():
+    text = "mode=mla heads=128/1 lens=2048x128"
+    notes = attnlib.advise(text, library="sglang==0.5.23", gpu="h100").notes
+    (said,) = [note for note in notes if note.startswith("On record of this call")]
+    assert "takes 0.96 times as long as sglang-flash-attn-3-mla@" in said
+    assert not [note for note in notes if "nearest recorded batches take" in note]
+
+
+def test_batches_that_lose_splits_speak_for_a_call_that_does():
+    text = "mode=mla heads=128/1 lens=30000x8+2048x56"
+    notes = attnlib.advise(text, library="sglang==0.5.23", gpu="h100").notes
+    assert NO_HELP not in notes
+    assert [note for note in notes if "of the nearest recorded batches take" in note]
 
 
 UNLIKE = "32768x8+2048x56"
