@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 FAILED = 1
 USAGE = 2
 KNOWN_PROBLEM = 4
-"""A known problem holds for the call that `advise` was asked about."""
+"""A known problem, its size measured or reported, holds for the call of `advise`."""
 OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
 """Outcome of `compare`, and of `diagnose` with two traces -> exit status."""
 MOST_OF_ERROR = 2000
 """Characters of an error that are printed."""
 STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed;
 {USAGE} for wrong use; {OUTCOMES["not decided"]} if compare or diagnose --fail-on decides nothing;
-{KNOWN_PROBLEM} if advise says a known problem that holds;
+{KNOWN_PROBLEM} if advise says a known problem that holds, its size measured or reported;
 {CRASHED} if attnlib itself crashed, which says nothing about any call;
 {128 + signal.SIGINT} after Ctrl-C."""
 DEFAULT_REPORT = Path("build/report/index.html")
@@ -412,7 +412,7 @@ def _advise(
     """Say what runs a decode call, its known problems, and the nearest records.
 
     DeepSeek-V3, or heads such as 128/1 with --head-dim 576, are MLA. Exit status: 4 if a known
-    problem holds, 0 if none does, 2 for wrong use.
+    problem holds of which a size was measured or reported, 0 if none does, 2 for wrong use.
     """
     from .lab.advise import advise
     from .lab.view import measure_call
@@ -453,7 +453,7 @@ def _advise(
 
 
 def _advised(advice: "Advice", as_json: bool) -> int:
-    """Print advice; returns the exit status: `KNOWN_PROBLEM` if a known problem holds."""
+    """Print advice; returns the exit status: `KNOWN_PROBLEM` if one holds that has a size."""
     _say(_in_json(advice.to_dict()) if as_json else advice)
     return KNOWN_PROBLEM if advice.holding else 0
 

@@ -100,8 +100,9 @@ class Advice(Shown):
 
     @property
     def holding(self) -> list[Found]:
-        """The known problems that hold."""
-        return [answer for answer in self.known if answer.verdict == HOLDS]
+        """The known problems that hold and of which records or threads say by how much."""
+        holding = [answer for answer in self.known if answer.verdict == HOLDS]
+        return [answer for answer in holding if answer.problem.has_size]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: the pick, known problems, what is on record, notes."""
@@ -381,11 +382,13 @@ def advise(
     stated = facts or Call()
     server = server or {}
     of_model = ""
+    has_model = False
     is_stated = facts is not None or isinstance(call, CallText | str)
     if isinstance(call, str):
         _require_decode(read_case(call))
         call = CallText.read(call)
     if isinstance(call, CallText):
+        has_model = is_checkpoint(call.model or "")
         server, of_model = _served(call, server)
         call, lengths, stated = _said(call, lengths, stated)
     kv_lens = _lengths_of(call, lengths)
@@ -413,7 +416,7 @@ def advise(
         choice,
         layer,
         stated,
-        stated=_known_facts(given, is_stated),
+        stated=_known_facts(given, is_stated, has_model),
         gpu=gpu,
         server=server,
     )
@@ -473,11 +476,13 @@ def _said(
     return case.spec, sample_seq_lens(case).tolist(), facts
 
 
-def _known_facts(given: Call, is_stated: bool) -> list[str]:
-    """The fields of a call that are known: a decode step is in a graph and has no drafts, and the
-    others where they are not those of a plain call."""
+def _known_facts(given: Call, is_stated: bool, has_model: bool) -> list[str]:
+    """The fields of a call that are known: a decode step is in a graph and has no drafts, a model
+    by name says its architecture, and the others where they are not those of a plain call."""
     plain = Call()
     names = ["graph", "speculative", "eagle_topk"]
+    if has_model:
+        names.append("model")
     for name, value in vars(given).items():
         if is_stated and value != getattr(plain, name):
             names.append(name)

@@ -13,7 +13,7 @@ from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec, require_word
 from .asked import LATENT_PAGE
 from .explain import Choice, by_name, explain
 from .facts import DECODE_MODES, GPUS, Call, decided
-from .known import Found, how_much, known_problems
+from .known import Found, how_much, known_problems, what_to_do
 from .libraries import AUTO, Library, Names, find
 from .situation import situation_of
 
@@ -361,7 +361,7 @@ def change_in_words(change: Change) -> list[str]:
     if change.answer.missing:
         lines.append(f"  - depends on {', '.join(change.answer.missing)}")
     lines += [f"  - {line}" for line in how_much(problem)]
-    lines.append(f"  - do: {problem.do}")
+    lines.append(f"  - {what_to_do(problem)}")
     return lines
 
 

@@ -178,9 +178,8 @@ def test_a_call_that_sglangs_cap_of_splits_reaches_is_told_so_with_what_to_set()
     with_flashinfer = "sglang==0.5.23,flashinfer==0.7.2.post1"
     assert CAP_NOTE in str(attnlib.advise(*call, library=with_flashinfer).notes)
     (first,) = [place for place, note in enumerate(advice.notes) if CAP_NOTE in note]
-    problem, releases, size = advice.notes[first : first + 3]
-    assert problem.startswith("known problem, slower: ")
-    assert releases == "  releases: sglang since 0.5.16, known to 0.5.23"
+    problem, size = advice.notes[first : first + 2]
+    assert problem.startswith("Slower since SGLang 0.5.16 (known to 0.5.23): ")
     assert "times as long in the median of" in size
     assert any(note.startswith("  do: ATTNLIB_SGLANG_SPLITS=bounded") for note in advice.notes)
     (splits,) = [note for note in advice.notes if note.startswith("Splits of the longest request: 8")]
@@ -361,6 +360,14 @@ def test_a_known_problem_that_holds_is_an_exit_status(options, status, capsys):
     assert data["picked"] == "fa3"
 
 
+@pytest.mark.parametrize(("lens", "status"), [("2048x128", 0), ("65536,2048x31", 4)])
+def test_a_known_problem_without_a_size_is_a_note_and_no_exit_status(lens, status, capsys):
+    call = ["mode=mla", "heads=128/1", f"lens={lens}"]
+    assert cli.main(["advise", *call, *ENGINE[:4]]) == status
+    told = capsys.readouterr().out
+    assert "Note, size not measured, slower in SGLang (known to 0.5.23): " in told
+
+
 def test_a_card_of_which_no_batch_is_on_record_is_told_so():
     call = AttnSpec(8, 1, 128, 16), [3500] * 32
     words = "No batch is on record of an H20: these are of NVIDIA H200"
@@ -538,3 +545,11 @@ def test_of_several_kinds_of_layers_the_first_is_advised_on_and_said():
 def test_mla_is_not_measured_by_advise(fails):
     words = "call must be of mode decode to be measured here, got 'mode=mla heads=128/1"
     assert words in fails("advise", "--measure", "--model", "DeepSeek-V3", "--lens", "9x4")
+
+
+def test_a_model_that_is_named_is_no_open_fact_of_a_known_problem():
+    how = {"library": "sglang==0.5.16", "gpu": "h200", "server": {"context": 131072}}
+    of_model = "sglang-dsv4-slot-map"
+    assert of_model in str(attnlib.advise("heads=8/1 page=1 lens=4096x8", **how).notes)
+    named = attnlib.advise("model=Llama-3.1-70B tp=8 page=1 lens=4096x8", **how)
+    assert of_model not in str(named.notes)
