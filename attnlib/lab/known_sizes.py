@@ -20,13 +20,16 @@ from ..measure.calls.mla.case import MlaCase, sample_mla_lens
 from ..measure.files import write_whole
 from ..measure.stats import SLOWER
 from ..run import store
-from ..run.frame import good_rows, over
+from ..run.frame import good_rows, over, side_rows
 from ..select.known import PROBLEMS, SIZES, Problem, found
 from ..select.situation import situation_from
+from ..studies.metadata.case import MetadataCase
 
 ATTENTION = (DecodeCase, MlaCase, ExtendCase)
 STEPS = ("engine", "step")
 """Kinds of cases that are a whole step of a model."""
+METADATA_UNIT = "metadata calls, one per step"
+"""Preparing a step, not attention: of the largest ratio both times are told."""
 TIMER_ORDER = ("graph", "graph-cold", "host", "ahead", "profiler", "eager")
 """Of several timers on record the first is taken."""
 
@@ -68,7 +71,11 @@ def ratios_of(problem: Problem, gpu: str) -> pd.DataFrame:
             sides = {*timed.backend} | {*(timed.backend + "==" + timed.release)}
             if {slow, fast} <= sides:
                 table = over(timed, slow, fast)
-                tables.append(table.assign(gpu=timed.gpu.iloc[0]))
+                table = table.assign(gpu=timed.gpu.iloc[0])
+                for column, side in (("slow_us", slow), ("fast_us", fast)):
+                    times = side_rows(timed, side).groupby("case", sort=False).run_us.median()
+                    table[column] = table.case.map(times)
+                tables.append(table)
                 break
     if not tables:
         return pd.DataFrame()
@@ -144,13 +151,23 @@ def _latent(spec: MlaSpec) -> dict[str, Any]:
 def _summary(ratios: pd.DataFrame) -> dict[str, Any]:
     """What is told of the ratios of one kind of GPU."""
     ratio = ratios.ratio[np.isfinite(ratios.ratio)]
-    is_step = ratios.case.iloc[0].kind in STEPS
-    return {
+    summary = {
         "gpu": ", ".join(sorted({*ratios.gpu})),
         "cases": len(ratio),
-        "unit": "steps" if is_step else "calls",
+        "unit": _unit(ratios.case.iloc[0]),
         "median": round(float(ratio.median()), 3),
         "least": round(float(ratio.min()), 3),
         "most": round(float(ratio.max()), 3),
         "slower": int((ratios.verdict == SLOWER).sum()),
     }
+    if summary["unit"] == METADATA_UNIT:
+        slowest = ratios.loc[ratio.idxmax()]
+        summary["us"] = [round(float(us), 1) for us in (slowest.slow_us, slowest.fast_us)]
+    return summary
+
+
+def _unit(case: Any) -> str:
+    """What was timed, in the plural."""
+    if isinstance(case, MetadataCase):
+        return METADATA_UNIT
+    return "steps" if case.kind in STEPS else "calls"

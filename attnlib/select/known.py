@@ -163,23 +163,23 @@ class Found:
 
     @property
     def confirmed_by(self) -> str:
-        """What a user has to pass, so that the missing facts are known."""
-        words = [_asked_for(name) for name in self.missing]
-        return ", ".join(words)
+        """What a user has to pass, so that the missing facts are known; or, of a release that is
+        newer than what is known, that it is."""
+        (first, *_) = self.missing
+        if " after " in first:
+            return f"not known of {first}"
+        return f"pass {' '.join(map(_option_for, self.missing))}"
 
 
-def _asked_for(name: str) -> str:
-    """The option that states a fact, or what is not known of a release."""
-    if " after " in name:
-        return f"not known of {name}"
+def _option_for(name: str) -> str:
+    """The option of `explain` that states a fact."""
     if name == "model":
-        return "pass --model NAME"
+        return "--model NAME"
+    if name == LENGTHS:
+        return "--call kv_lens=LENS"
     option = "--server" if name in (*SERVER, *SERVER_NUMBERS) else "--call"
     is_flag = name in (*SERVER, *FLAGS)
-    value = "" if is_flag else "=N"
-    if name == LENGTHS:
-        value = "=LENS"
-    return f"pass {option} {name}{value}"
+    return f"{option} {name}" if is_flag else f"{option} {name}=N"
 
 
 def truth(part: When, facts: Mapping[str, Any]) -> bool | None:
@@ -335,6 +335,9 @@ def how_much(problem: Problem) -> list[str]:
         ratio = f"{size['median']:.2f} times as long in the median"
         spread = f"{size['least']:.2f} to {size['most']:.2f}"
         words = f"{ratio} of {size['cases']} {size['unit']} ({spread})"
+        if "us" in size:
+            slow, fast = size["us"]
+            words += f", at most {slow:.1f} us instead of {fast:.1f}"
         lines.append(f"on record: {words}; {problem.record['study']}, {size['gpu']}")
     return lines
 

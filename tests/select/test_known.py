@@ -206,7 +206,7 @@ def test_a_problem_that_may_hold_says_what_to_pass():
     (line,) = report([found(problem, situation_from(without))])
     assert line == (
         "Possible, if you confirm it: sglang-eagle-gathers-context "
-        "(pass --server context=N, pass --call eagle_topk=N)."
+        "(pass --server context=N --call eagle_topk=N)."
     )
     newer = found(problem, situation_from({**problem.example, "stack": "sglang==0.9.0"}))
     assert "(not known of sglang after 0.5.23)." in report([newer])[0]
