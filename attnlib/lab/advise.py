@@ -32,7 +32,7 @@ from ..run.study import in_about
 from ..select import Call, Choice, explain
 from ..select.asked import DECODE, asked_kinds, facts_stated, is_checkpoint, layer_said
 from ..select.facts import gpu_named
-from ..select.known import HOLDS, Found, known_problems, report, to_data
+from ..select.known import HOLDS, PROBLEMS, Found, known_problems, report, to_data
 from ..select.libraries import AUTO, find
 from ..select.situation import SERVED_CONTEXT, card_named, situation_of, with_dp_attention
 from ..studies import PACE, plan_rivals, random_batches
@@ -41,6 +41,7 @@ from .cards import Card, Shown, in_words
 from .engine_builds import (
     ANOTHER_BUILD,
     RECORDED_GPU,
+    SGLANG,
     builds,
     own_build,
     preferably_of,
@@ -48,6 +49,7 @@ from .engine_builds import (
     slower_nearby,
     time_on_record,
 )
+from .known_sizes import nearest_sizes
 from .recorded import NEAREST, batches_for, recorded_calls
 from .source import FLASHINFER, ROUNDS
 
@@ -64,7 +66,15 @@ SHOWN = (
     split_cap.TRITON,
 )
 NAMES = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
-FEATURES = "tokens x KV heads, requests, longest / mean length, (query heads per KV head) ^ 3"
+SPLIT_CAP = "sglang-fa3-split-cap"
+SPLIT_CAP_GQA = f"{SPLIT_CAP}-gqa"
+"""How the ids of known problems of SGLang's cap of splits begin, and the one of grouped queries."""
+CHOICE_RATIO = "time / engine's choice"
+FASTEST_RATIO = "time / fastest"
+"""Ratios of times, as the table names them."""
+CLOSE = 1.06
+"""Backends within this ratio of the best, in the mean, are no clear winner and loser."""
+DISTANCE = "distance 1: about a factor of two in tokens or requests; above 2: weak evidence."
 MLA_MODE = "mla"
 LATENT_DTYPE = "bfloat16"
 """Of every record of dense MLA."""
@@ -145,24 +155,24 @@ class Advice(Shown):
         return f"python -m attnlib advise --measure {case.label}"
 
     def table(self) -> pd.DataFrame:
-        """A row per backend, best first, over the nearest batches: in how many it is the fastest,
-        its time over that of the rule's backend (geometric mean, least and most), its worst time
-        over the fastest, and as what the engine has it."""
+        """A row per backend, best first, over the nearest batches: in how many of those that have
+        it it is the fastest, its time over that of the engine's choice (geometric mean, least and
+        most) and over the fastest (geometric mean and most), and as what the engine has it."""
         times = self.times
         over_best = times.div(times.min(axis=1), axis=0)
-        fastest = times.idxmin(axis=1).value_counts()
+        fastest = times.idxmin(axis=1).value_counts().reindex(times.columns, fill_value=0)
         table = pd.DataFrame(index=times.columns)
-        table["fastest in"] = fastest.reindex(times.columns, fill_value=0)
+        table["fastest in"] = fastest.astype(str) + " of " + times.count().astype(str)
         if self.ours:
             over = times.div(times[self.ours], axis=0)
-            table["over the rule's"] = _geometric_mean(over)
-            table["least"] = over.min().round(3)
-            table["most"] = over.max().round(3)
-        table["mean of time / best"] = _geometric_mean(over_best)
-        table["worst"] = over_best.max().round(3)
+            table[f"{CHOICE_RATIO}: mean"] = _geometric_mean(over)
+            table["min"] = over.min().round(3)
+            table["max"] = over.max().round(3)
+        table[f"{FASTEST_RATIO}: mean"] = _geometric_mean(over_best)
+        table[f"{FASTEST_RATIO}: max"] = over_best.max().round(3)
         if self.runs is not None:
             table["in the engine"] = [self.runs.get(name, "no") for name in table.index]
-        table = table.sort_values("mean of time / best")
+        table = table.sort_values(f"{FASTEST_RATIO}: mean")
         return table.rename_axis("backend").reset_index()
 
     @property
@@ -188,7 +198,10 @@ class Advice(Shown):
         layer = self.layer
         choice = self.choice
         nearest = self.nearest
-        notes = [*report(self.known), *self._slower_notes(), "Recorded times, not predictions."]
+        notes = [*report(self.known), *self._sizes_of_heads(), *self._slower_notes()]
+        notes += self._how_sure()
+        if self.same.empty:
+            notes.append("All times below were measured on other batches.")
         if self.of_model:
             notes.append(self.of_model)
         if nearest.day.min() < PRESENT_PLANNER and random_batches.PLANNED in self.times:
@@ -229,6 +242,41 @@ class Advice(Shown):
             notes.append(f"{words}: {', '.join(plan_rivals.PAGES_OF_16)}.")
         return notes
 
+    def _sizes_of_heads(self) -> list[str]:
+        """Of SGLang's cap of splits over grouped queries: the nearest recorded calls with these
+        heads that lose splits, without and with the bounded cap, a line each."""
+        names = [answer.problem.id for answer in self.holding]
+        if SPLIT_CAP_GQA not in names:
+            return []
+        problem = PROBLEMS[SPLIT_CAP_GQA]
+        gpu = "h100" if "H100" in self.nearest.gpu.iloc[0] else "h200"
+        call = _case_of(self.layer, self.lengths)
+        rows = nearest_sizes(problem, gpu, call).head(SHOWN_BATCHES)
+        if not len(rows):
+            return []
+        where = f"{problem.record['study']}, {rows.gpu.iloc[0]}"
+        notes = [f"Nearest calls on record that lose splits, with these heads ({where}):"]
+        for row in rows.itertuples():
+            times = f"{row.slow_us:.1f} us, {row.fast_us:.1f} us with SPLITS=bounded"
+            notes.append(f"  {shortened(row.case.label)}: {times}")
+        return notes
+
+    def _how_sure(self) -> list[str]:
+        """Whether one backend wins, whose heads the nearest batch has, and of whose build it is."""
+        notes = []
+        means = self.table()[f"{FASTEST_RATIO}: mean"]
+        close = int((means <= CLOSE * means.min()).sum())
+        if close > 1:
+            notes.append(f"No clear winner: {close} backends lie within 6 %.")
+        heads = self.nearest.heads.iloc[0]
+        if heads != self.layer.heads:
+            notes.append(f"The nearest batch has other heads ({heads}).")
+        if (self.runs or {}).get(self.ours, "").endswith(ANOTHER_BUILD):
+            is_sglang = self.choice.library.startswith(SGLANG)
+            lacks = ", which lacks SGLang's cap" if is_sglang else f" ({self.ours})"
+            notes.append(f"Times of the engine's choice below are of another build{lacks}.")
+        return notes
+
     def _slower_notes(self) -> list[str]:
         """The pick's time over that of another backend of the engine: of this very call, or, where
         that is not on record, of the nearest batches if it is slower there."""
@@ -257,7 +305,7 @@ class Advice(Shown):
     def _splits_lost(self) -> str:
         """The splits of the longest request under SGLang's cap and under the bounded one."""
         ids = {answer.problem.id for answer in self.holding}
-        if not any(name.startswith("sglang-fa3-split-cap") for name in ids):
+        if not any(name.startswith(SPLIT_CAP) for name in ids):
             return ""
         longest = int(np.argmax(self.lengths))
         now = _splits(self.layer, self.lengths, DEFAULT)[longest]
@@ -279,18 +327,13 @@ class Advice(Shown):
         """The rule's pick and why, which batches those are, and records of this very call."""
         choice = self.choice
         nearest = self.nearest
-        picked = choice.picked
-        if not choice.inner and self.ours not in ("", choice.backend):
-            picked += f", here {self.ours}"
-            if (self.runs or {}).get(self.ours, "").endswith(ANOTHER_BUILD):
-                picked += f", {ANOTHER_BUILD}"
         near = f"{nearest.distance.iloc[0]:.2f} to {nearest.distance.iloc[-1]:.2f}"
         first, last = nearest.day.min(), nearest.day.max()
         days = first if first == last else f"{first} to {last}"
         first_row = nearest.iloc[0]
         release = f"{first_row.library} {first_row.release}"
         return [
-            (f"rule of {choice.library}", picked),
+            ("engine's choice", f"{choice.picked}, {choice.library}"),
             ("decided by", f"{choice.decided_by.why} ({choice.decided_by.source})"),
             ("nearest batches", f"{len(nearest)}, distance {near}"),
             ("measured on", f"{_listed(nearest.gpu)}, {release}, L2 {first_row.l2}, {days}"),
@@ -321,7 +364,7 @@ class Advice(Shown):
             facts=self.facts,
             table=in_words(table, dict.fromkeys(numbers, ".3f")),
             caption="backends among the nearest recorded batches",
-            footer=f"distance: sum of differences of log2({FEATURES})",
+            footer=DISTANCE,
             more=[("the nearest of them", self.batches)],
             code=self.command,
             code_caption=f"Measure this call on a GPU{time}:",
@@ -454,6 +497,9 @@ def _require_decode(case: NamedCase) -> DecodeCase | MlaCase:
     """The case; ValueError for one of another mode."""
     if not isinstance(case, DecodeCase | MlaCase):
         raise ValueError(f"call must be of mode decode or mla, got {case.label!r}")
+    if isinstance(case, MlaCase) and case.q_len > 1:
+        words = "q_len must be 1 in advise (explain takes the verification of drafts)"
+        raise ValueError(f"{words}, got {case.q_len}")
     return case
 
 
@@ -509,14 +555,14 @@ def _lengths_of(
 ) -> tuple[int, ...]:
     """Tokens of each request of a call; TypeError or ValueError for what `advise` cannot take."""
     is_case = isinstance(call, DecodeCase | MlaCase)
+    if isinstance(call, NamedCase):
+        _require_decode(call)
     if not is_case and not isinstance(call, AttnSpec | MlaSpec):
         words = "call must be a DecodeCase, MlaCase, AttnSpec, MlaSpec or text"
         raise TypeError(f"{words}, got {type(call).__name__}")
     if is_case == bool(len(lengths)):
         words = "lengths must be given with a layer, and not with a case"
         raise ValueError(f"{words}, got {len(lengths)} with {type(call).__name__}")
-    if isinstance(call, MlaCase) and call.q_len > 1:
-        raise ValueError(f"q_len must be 1 in decode, got {call.q_len}")
     tokens = np.asarray(sample_seq_lens(call) if is_case else lengths).tolist()
     for length in tokens:
         require_int("lengths", length)

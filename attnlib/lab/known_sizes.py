@@ -21,6 +21,7 @@ from ..measure.files import write_whole
 from ..measure.stats import SLOWER
 from ..run import store
 from ..run.frame import good_rows, over, side_rows
+from ..run.look_up import nearest_calls, sizes_of
 from ..select.known import PROBLEMS, SIZES, Problem, found
 from ..select.situation import situation_from
 from ..studies.metadata.case import MetadataCase
@@ -80,6 +81,28 @@ def ratios_of(problem: Problem, gpu: str) -> pd.DataFrame:
     if not tables:
         return pd.DataFrame()
     return pd.concat(tables, ignore_index=True)
+
+
+def nearest_sizes(
+    problem: Problem,
+    gpu: str,
+    call: DecodeCase | MlaCase,
+) -> pd.DataFrame:
+    """The recorded calls of a call's heads at which a problem holds, nearest to the call first.
+
+    Columns are those of `ratios_of` and `distance`; empty where no call with these heads has it.
+    """
+    ratios = ratios_of(problem, gpu)
+    if not len(ratios):
+        return ratios
+    has_heads = [each.spec.num_qo_heads == call.spec.num_qo_heads for each in ratios.case]
+    if isinstance(call, DecodeCase):
+        has_heads = [each.spec.heads == call.spec.heads for each in ratios.case]
+    ratios = ratios[has_heads].reset_index(drop=True)
+    if not len(ratios):
+        return ratios
+    sizes = pd.DataFrame([sizes_of(each) for each in ratios.case])
+    return nearest_calls(call, ratios[["case", "slow_us", "fast_us", "gpu"]].join(sizes))
 
 
 def _chosen(rows: pd.DataFrame, problem: Problem) -> pd.DataFrame:

@@ -35,8 +35,11 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
     assert advice.choice.picked == "flashinfer, which runs fa2" and advice.ours == "flashinfer-fa2"
     table = advice.table().set_index("backend")
     assert set(table.index) == set(BACKENDS) - set(PAGES_OF_16)  # SGLang's pages are tokens
-    assert (table.loc["flashinfer-fa2", ["over the rule's", "least", "most"]] == 1).all()
-    assert table["fastest in"].sum() == len(advice.nearest) == 16
+    ratios = ["time / engine's choice: mean", "min", "max"]
+    assert (table.loc["flashinfer-fa2", ratios] == 1).all()
+    counts = table["fastest in"].str.split(" of ", expand=True).astype(int)
+    assert counts[0].sum() == len(advice.nearest) == 16
+    assert (counts[1] == 16).all()
     assert advice.nearest.distance.is_monotonic_increasing
     words = repr(advice)
     assert "SGLang #18364" in words and advice.command in words and len(words.splitlines()) < 40
@@ -182,10 +185,15 @@ def test_a_call_that_sglangs_cap_of_splits_reaches_is_told_so_with_what_to_set()
     assert problem.startswith("Slower since SGLang 0.5.16 (known to 0.5.23): ")
     assert "times as long in the median of" in size
     assert any(note.startswith("  do: ATTNLIB_SGLANG_SPLITS=bounded") for note in advice.notes)
-    (splits,) = [note for note in advice.notes if note.startswith("Splits of the longest request: 8")]
+    (splits,) = [
+        note for note in advice.notes if note.startswith("Splits of the longest request: 8")
+    ]
     assert "8 now, 61 with SPLITS=bounded (model" in splits
-    picked = dict(advice.facts)["rule of sglang==0.5.23"]
-    assert picked == "fa3, here flash-attn-3-precomputed, of another build"
+    assert dict(advice.facts)["engine's choice"] == "fa3, sglang==0.5.23"
+    assert (
+        "Times of the engine's choice below are of another build, which lacks SGLang's cap."
+        in advice.notes
+    )
     table = advice.table().set_index("backend")["in the engine"]
     assert table["flash-attn-3-precomputed"] == "fa3, of another build"
 
@@ -553,3 +561,58 @@ def test_a_model_that_is_named_is_no_open_fact_of_a_known_problem():
     assert of_model in str(attnlib.advise("heads=8/1 page=1 lens=4096x8", **how).notes)
     named = attnlib.advise("model=Llama-3.1-70B tp=8 page=1 lens=4096x8", **how)
     assert of_model not in str(named.notes)
+
+
+def test_more_than_one_query_token_is_refused(fails):
+    words = "q_len must be 1 in advise (explain takes the verification of drafts), got 4"
+    call = "mode=mla heads=128/1 lens=32768x8+2048x56 q_len=4"
+    assert words in fails("advise", *call.split(" "))
+    with pytest.raises(ValueError, match="q_len must be 1 in advise"):
+        attnlib.advise(read_case(call))
+
+
+def test_a_context_holds_the_longest_request(fails):
+    call = ["heads=8/1", "lens=8192x16"]
+    words = "context must hold the longest request (8192), got 1024"
+    assert words in fails("advise", *call, "--server", "context=1024")
+    how = ["--library", "sglang==0.5.23", "--gpu", "h100"]
+    assert words in fails("explain", *call, *how, "--server", "context=1024")
+    attnlib.advise(" ".join(call), server={"context": 8192})
+
+
+def test_a_backend_is_the_fastest_in_some_of_the_batches_that_have_it():
+    text = "mode=mla heads=128/1 lens=8192x64"
+    table = attnlib.advise(text, library="sglang==0.5.23", gpu="h100").table()
+    assert table.set_index("backend")["fastest in"]["flashmla-dense"] == "2 of 2"
+
+
+def test_how_sure_the_advice_is_is_said():
+    advice = attnlib.advise(AttnSpec(16, 2, 128, 16), [4096] * 16, gpu="h100")
+    means = advice.table()["time / fastest: mean"]
+    close = int((means <= 1.06 * means.min()).sum())
+    said = [note for note in advice.notes if note.startswith("No clear winner")]
+    words = f"No clear winner: {close} backends lie within 6 %."
+    assert said == ([words] if close > 1 else [])
+    heads = advice.nearest.heads.iloc[0]
+    assert (f"The nearest batch has other heads ({heads})." in advice.notes) == (heads != "16/2")
+
+
+def test_times_of_other_batches_are_said_to_be_so():
+    words = "All times below were measured on other batches."
+    assert words in attnlib.advise("heads=8/1 lens=7+9").notes
+    assert words not in attnlib.advise("heads=16/1 lens=33039x8", gpu="H200").notes
+
+
+NEAREST_CALLS = "Nearest calls on record that lose splits, with these heads"
+
+
+def test_the_size_of_the_cap_is_told_of_the_nearest_calls_with_these_heads():
+    text = "heads=8/1 page=1 lens=65536+2048x120"
+    notes = attnlib.advise(text, library="sglang==0.5.23", gpu="h100").notes
+    (first,) = [place for place, note in enumerate(notes) if note.startswith(NEAREST_CALLS)]
+    said = notes[first + 1 : first + 4]
+    assert all(line.startswith("  heads=8/1 ") for line in said)
+    words = "lens=65536+2048x127 context=131072: 108.5 us, 78.9 us with SPLITS=bounded"
+    assert words in str(said)
+    alike = attnlib.advise("heads=8/1 page=1 lens=2048x121", library="sglang==0.5.23", gpu="h100")
+    assert NEAREST_CALLS not in str(alike.notes)
