@@ -298,7 +298,7 @@ class Advice(Shown):
         capped = [name for name in self.times if name.startswith(f"{own}@")]
         times = self.times.copy()
         for row, case in zip(times.index, self.nearest.case, strict=True):
-            if _loses_splits(case.spec, sample_seq_lens(case)) != loses:
+            if _loses_splits(case.spec, sample_seq_lens(case).tolist()) != loses:
                 times.loc[row, capped] = np.nan
         return times
 
