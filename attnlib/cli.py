@@ -424,8 +424,9 @@ def _advise(
     named = [name for name in ("library", "backend", "gpu") if name in options]
     for name in named:
         how[name] = options.pop(name)
-    if measure and named:
-        _say(f"all backends are measured here; not used: {', '.join(named)}", file=sys.stderr)
+    unused = [*named, "server"] if server else named
+    if measure and unused:
+        _say(f"all backends are measured here; not used: {', '.join(unused)}", file=sys.stderr)
     if words:
         call = " ".join(words)
         _require_alone(call, lens=lens, batch=batch, heads=heads, model=model, **options)

@@ -57,6 +57,8 @@ def test_the_line_that_measures_parses_to_the_same_call(monkeypatch, capsys):
     assert not capsys.readouterr().err
     assert cli.main([*shlex.split(line)[3:], "--gpu", "b200"]) == 0
     assert "all backends are measured here; not used: gpu\n" in capsys.readouterr().err
+    assert cli.main([*shlex.split(line)[3:], "--server", "context=131072"]) == 0
+    assert "not used: server\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -586,15 +588,25 @@ def test_a_backend_is_the_fastest_in_some_of_the_batches_that_have_it():
     assert table.set_index("backend")["fastest in"]["flashmla-dense"] == "2 of 2"
 
 
-def test_how_sure_the_advice_is_is_said():
-    advice = attnlib.advise(AttnSpec(16, 2, 128, 16), [4096] * 16, gpu="h100")
+@pytest.mark.parametrize(("lens", "is_clear"), [("32768x8+2048x56", True), ("4096x64", False)])
+def test_backends_that_lie_close_are_no_clear_winner(lens, is_clear):
+    text = f"mode=mla heads=128/1 lens={lens}"
+    gpu = "h200" if is_clear else "h100"
+    advice = attnlib.advise(text, library="sglang==0.5.23", gpu=gpu)
     means = advice.table()["time / fastest: mean"]
     close = int((means <= 1.06 * means.min()).sum())
+    assert (close == 1) == is_clear
     said = [note for note in advice.notes if note.startswith("No clear winner")]
-    words = f"No clear winner: {close} backends lie within 6 %."
-    assert said == ([words] if close > 1 else [])
-    heads = advice.nearest.heads.iloc[0]
-    assert (f"The nearest batch has other heads ({heads})." in advice.notes) == (heads != "16/2")
+    assert said == ([] if is_clear else [f"No clear winner: {close} backends lie within 6 %."])
+
+
+def test_heads_of_the_nearest_batch_that_are_others_are_said():
+    advice = attnlib.advise("heads=14/2 lens=4096x16")
+    nearest = advice.nearest.heads.iloc[0]
+    assert nearest != "14/2"
+    assert f"The nearest batch has other heads ({nearest})." in advice.notes
+    of_nearest = attnlib.advise(advice.nearest.case.iloc[0])
+    assert "The nearest batch has other heads" not in str(of_nearest.notes)
 
 
 def test_times_of_other_batches_are_said_to_be_so():
