@@ -151,7 +151,7 @@ class Found:
         """`Slower since SGLang 0.5.16 (known to 0.5.23)`; a note where no size is known."""
         what = self.problem.what.capitalize()
         if not self.problem.has_size:
-            what = f"Note, size not measured, {self.problem.what}"
+            what = f"Note, {self.problem.what}"
         if not self.package:
             return what
         name = NAMES.get(self.package, self.package)

@@ -375,7 +375,7 @@ def test_a_known_problem_without_a_size_is_a_note_and_no_exit_status(lens, statu
     call = ["mode=mla", "heads=128/1", f"lens={lens}"]
     assert cli.main(["advise", *call, *ENGINE[:4]]) == status
     told = capsys.readouterr().out
-    assert "Note, size not measured, slower in SGLang (known to 0.5.23): " in told
+    assert "Note, slower in SGLang (known to 0.5.23): " in told
 
 
 def test_a_card_of_which_no_batch_is_on_record_is_told_so():
