@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FAILED = 1
 USAGE = 2
 KNOWN_PROBLEM = 4
-"""A known problem holds for the call that `advise` was asked about."""
+"""A known problem, its size measured or reported, holds for the call of `advise`."""
 CHANGED = 6
 """A release of another package changed what was read of it."""
 OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
@@ -41,7 +41,7 @@ MOST_OF_ERROR = 2000
 STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed,
 or with diagnose --fail-on pattern if AFTER shows a new one;
 {USAGE} for wrong use; {OUTCOMES["not decided"]} if compare or diagnose --fail-on decides nothing;
-{KNOWN_PROBLEM} if advise says a known problem that holds;
+{KNOWN_PROBLEM} if advise says a known problem that holds, its size measured or reported;
 {CRASHED} if attnlib itself crashed, which says nothing about any call;
 {CHANGED} if watch names what must be read again;
 {128 + signal.SIGINT} after Ctrl-C."""
@@ -417,7 +417,7 @@ def _advise(
     """Say what runs a decode call, its known problems, and the nearest records.
 
     DeepSeek-V3, or heads such as 128/1 with --head-dim 576, are MLA. Exit status: 4 if a known
-    problem holds, 0 if none does, 2 for wrong use.
+    problem holds of which a size was measured or reported, 0 if none does, 2 for wrong use.
     """
     from .lab.advise import advise
     from .lab.view import measure_call
@@ -429,8 +429,9 @@ def _advise(
     named = [name for name in ("library", "backend", "gpu") if name in options]
     for name in named:
         how[name] = options.pop(name)
-    if measure and named:
-        _say(f"all backends are measured here; not used: {', '.join(named)}", file=sys.stderr)
+    unused = [*named, "server"] if server else named
+    if measure and unused:
+        _say(f"all backends are measured here; not used: {', '.join(unused)}", file=sys.stderr)
     if words:
         call = " ".join(words)
         _require_alone(call, lens=lens, batch=batch, heads=heads, model=model, **options)
@@ -458,7 +459,7 @@ def _advise(
 
 
 def _advised(advice: "Advice", as_json: bool) -> int:
-    """Print advice; returns the exit status: `KNOWN_PROBLEM` if a known problem holds."""
+    """Print advice; returns the exit status: `KNOWN_PROBLEM` if one holds that has a size."""
     _say(_in_json(advice.to_dict()) if as_json else advice)
     return KNOWN_PROBLEM if advice.holding else 0
 

@@ -32,7 +32,7 @@ from ..run.study import in_about
 from ..select import Call, Choice, explain
 from ..select.asked import DECODE, asked_kinds, facts_stated, is_checkpoint, layer_said
 from ..select.facts import gpu_named
-from ..select.known import HOLDS, Found, known_problems, report, to_data
+from ..select.known import HOLDS, PROBLEMS, Found, known_problems, report, to_data
 from ..select.libraries import AUTO, find
 from ..select.situation import SERVED_CONTEXT, card_named, situation_of, with_dp_attention
 from ..studies import PACE, plan_rivals, random_batches
@@ -41,13 +41,15 @@ from .cards import Card, Shown, in_words
 from .engine_builds import (
     ANOTHER_BUILD,
     RECORDED_GPU,
+    SGLANG,
     builds,
     own_build,
     preferably_of,
     run_by_engine,
     slower_nearby,
-    slower_on_record,
+    time_on_record,
 )
+from .known_sizes import nearest_sizes
 from .recorded import NEAREST, batches_for, recorded_calls
 from .source import FLASHINFER, ROUNDS
 
@@ -64,7 +66,15 @@ SHOWN = (
     split_cap.TRITON,
 )
 NAMES = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
-FEATURES = "tokens x KV heads, requests, longest / mean length, (query heads per KV head) ^ 3"
+SPLIT_CAP = "sglang-fa3-split-cap"
+SPLIT_CAP_GQA = f"{SPLIT_CAP}-gqa"
+"""How the ids of known problems of SGLang's cap of splits begin, and the one of grouped queries."""
+CHOICE_RATIO = "time / engine's choice"
+FASTEST_RATIO = "time / fastest"
+"""Ratios of times, as the table names them."""
+CLOSE = 1.06
+"""Backends within this ratio of the best, in the mean, are no clear winner and loser."""
+DISTANCE = "distance 1: about a factor of two in tokens or requests; above 2: weak evidence."
 MLA_MODE = "mla"
 LATENT_DTYPE = "bfloat16"
 """Of every record of dense MLA."""
@@ -100,8 +110,9 @@ class Advice(Shown):
 
     @property
     def holding(self) -> list[Found]:
-        """The known problems that hold."""
-        return [answer for answer in self.known if answer.verdict == HOLDS]
+        """The known problems that hold and of which records or threads say by how much."""
+        holding = [answer for answer in self.known if answer.verdict == HOLDS]
+        return [answer for answer in holding if answer.problem.has_size]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: the pick, known problems, what is on record, notes."""
@@ -144,24 +155,24 @@ class Advice(Shown):
         return f"python -m attnlib advise --measure {case.label}"
 
     def table(self) -> pd.DataFrame:
-        """A row per backend, best first, over the nearest batches: in how many it is the fastest,
-        its time over that of the rule's backend (geometric mean, least and most), its worst time
-        over the fastest, and as what the engine has it."""
+        """A row per backend, best first, over the nearest batches: in how many of those that have
+        it it is the fastest, its time over that of the engine's choice (geometric mean, least and
+        most) and over the fastest (geometric mean and most), and as what the engine has it."""
         times = self.times
         over_best = times.div(times.min(axis=1), axis=0)
-        fastest = times.idxmin(axis=1).value_counts()
+        fastest = times.idxmin(axis=1).value_counts().reindex(times.columns, fill_value=0)
         table = pd.DataFrame(index=times.columns)
-        table["fastest in"] = fastest.reindex(times.columns, fill_value=0)
+        table["fastest in"] = fastest.astype(str) + " of " + times.count().astype(str)
         if self.ours:
             over = times.div(times[self.ours], axis=0)
-            table["over the rule's"] = _geometric_mean(over)
-            table["least"] = over.min().round(3)
-            table["most"] = over.max().round(3)
-        table["mean of time / best"] = _geometric_mean(over_best)
-        table["worst"] = over_best.max().round(3)
+            table[f"{CHOICE_RATIO}: mean"] = _geometric_mean(over)
+            table["min"] = over.min().round(3)
+            table["max"] = over.max().round(3)
+        table[f"{FASTEST_RATIO}: mean"] = _geometric_mean(over_best)
+        table[f"{FASTEST_RATIO}: max"] = over_best.max().round(3)
         if self.runs is not None:
             table["in the engine"] = [self.runs.get(name, "no") for name in table.index]
-        table = table.sort_values("mean of time / best")
+        table = table.sort_values(f"{FASTEST_RATIO}: mean")
         return table.rename_axis("backend").reset_index()
 
     @property
@@ -187,7 +198,10 @@ class Advice(Shown):
         layer = self.layer
         choice = self.choice
         nearest = self.nearest
-        notes = [*report(self.known), *self._slower_notes(), "Recorded times, not predictions."]
+        notes = [*report(self.known), *self._sizes_of_heads(), *self._slower_notes()]
+        notes += self._how_sure()
+        if self.same.empty:
+            notes.append("All times below were measured on other batches.")
         if self.of_model:
             notes.append(self.of_model)
         if nearest.day.min() < PRESENT_PLANNER and random_batches.PLANNED in self.times:
@@ -228,25 +242,77 @@ class Advice(Shown):
             notes.append(f"{words}: {', '.join(plan_rivals.PAGES_OF_16)}.")
         return notes
 
+    def _sizes_of_heads(self) -> list[str]:
+        """Of SGLang's cap of splits over grouped queries: the nearest recorded calls with these
+        heads that lose splits, without and with the bounded cap, a line each."""
+        names = [answer.problem.id for answer in self.holding]
+        if SPLIT_CAP_GQA not in names:
+            return []
+        problem = PROBLEMS[SPLIT_CAP_GQA]
+        gpu = "h100" if "H100" in self.nearest.gpu.iloc[0] else "h200"
+        call = _case_of(self.layer, self.lengths)
+        rows = nearest_sizes(problem, gpu, call).head(SHOWN_BATCHES)
+        if not len(rows):
+            return []
+        where = f"{problem.record['study']}, {rows.gpu.iloc[0]}"
+        notes = [f"Nearest calls on record that lose splits, with these heads ({where}):"]
+        for row in rows.itertuples():
+            times = f"{row.slow_us:.1f} us, {row.fast_us:.1f} us with SPLITS=bounded"
+            notes.append(f"  {shortened(row.case.label)}: {times}")
+        return notes
+
+    def _how_sure(self) -> list[str]:
+        """Whether one backend wins, whose heads the nearest batch has, and of whose build it is."""
+        notes = []
+        means = self.table()[f"{FASTEST_RATIO}: mean"]
+        close = int((means <= CLOSE * means.min()).sum())
+        if close > 1:
+            notes.append(f"No clear winner: {close} backends lie within 6 %.")
+        heads = self.nearest.heads.iloc[0]
+        if heads != self.layer.heads:
+            notes.append(f"The nearest batch has other heads ({heads}).")
+        if (self.runs or {}).get(self.ours, "").endswith(ANOTHER_BUILD):
+            is_sglang = self.choice.library.startswith(SGLANG)
+            lacks = ", which lacks SGLang's cap" if is_sglang else f" ({self.ours})"
+            notes.append(f"Times of the engine's choice below are of another build{lacks}.")
+        return notes
+
     def _slower_notes(self) -> list[str]:
-        """Where the records show the pick to be slower than another backend of the engine."""
+        """The pick's time over that of another backend of the engine: of this very call, or, where
+        that is not on record, of the nearest batches if it is slower there."""
         own = own_build(self.choice)
-        said = [
-            slower_on_record(own, self.same, self.runs),
-            slower_nearby(own, self.times, self.runs),
-        ]
-        return [words for words in said if words]
+        has_caps = f"{own}@{BOUNDED}" in (self.runs or {})
+        loses = has_caps and _loses_splits(self.layer, self.lengths)
+        said = time_on_record(own, self.same, self.runs)
+        if not said:
+            times = self._comparable_times(own, loses) if has_caps else self.times
+            said = slower_nearby(own, times, self.runs)
+        notes = [said] if said else []
+        if has_caps and not loses:
+            notes.append("No request loses splits in this call: SPLITS=bounded does not help.")
+        return notes
+
+    def _comparable_times(self, own: str, loses: bool) -> pd.DataFrame:
+        """`times`, those of a build's other caps only in batches that lose splits as the call does,
+        or that lose none as the call does."""
+        capped = [name for name in self.times if name.startswith(f"{own}@")]
+        times = self.times.copy()
+        for row, case in zip(times.index, self.nearest.case, strict=True):
+            if _loses_splits(case.spec, sample_seq_lens(case).tolist()) != loses:
+                times.loc[row, capped] = np.nan
+        return times
 
     def _splits_lost(self) -> str:
         """The splits of the longest request under SGLang's cap and under the bounded one."""
         ids = {answer.problem.id for answer in self.holding}
-        if not any(name.startswith("sglang-fa3-split-cap") for name in ids):
+        if not any(name.startswith(SPLIT_CAP) for name in ids):
             return ""
-        by_default = _most_splits(self.layer, self.lengths, DEFAULT)
-        bounded = _most_splits(self.layer, self.lengths, BOUNDED)
+        longest = int(np.argmax(self.lengths))
+        now = _splits(self.layer, self.lengths, DEFAULT)[longest]
+        bounded = _splits(self.layer, self.lengths, BOUNDED)[longest]
         return (
-            f"Most splits of a request: {by_default} here, {bounded} with "
-            f"ATTNLIB_SGLANG_SPLITS=bounded (by the model, in a context of {SERVED_CONTEXT:,})."
+            f"Splits of the longest request: {now} now, {bounded} with SPLITS=bounded "
+            f"(model, context {SERVED_CONTEXT:,})."
         )
 
     def _lacked_by_engine(self) -> list[str]:
@@ -261,18 +327,13 @@ class Advice(Shown):
         """The rule's pick and why, which batches those are, and records of this very call."""
         choice = self.choice
         nearest = self.nearest
-        picked = choice.picked
-        if not choice.inner and self.ours not in ("", choice.backend):
-            picked += f", here {self.ours}"
-            if (self.runs or {}).get(self.ours, "").endswith(ANOTHER_BUILD):
-                picked += f", {ANOTHER_BUILD}"
         near = f"{nearest.distance.iloc[0]:.2f} to {nearest.distance.iloc[-1]:.2f}"
         first, last = nearest.day.min(), nearest.day.max()
         days = first if first == last else f"{first} to {last}"
         first_row = nearest.iloc[0]
         release = f"{first_row.library} {first_row.release}"
         return [
-            (f"rule of {choice.library}", picked),
+            ("engine's choice", f"{choice.picked}, {choice.library}"),
             ("decided by", f"{choice.decided_by.why} ({choice.decided_by.source})"),
             ("nearest batches", f"{len(nearest)}, distance {near}"),
             ("measured on", f"{_listed(nearest.gpu)}, {release}, L2 {first_row.l2}, {days}"),
@@ -303,7 +364,7 @@ class Advice(Shown):
             facts=self.facts,
             table=in_words(table, dict.fromkeys(numbers, ".3f")),
             caption="backends among the nearest recorded batches",
-            footer=f"distance: sum of differences of log2({FEATURES})",
+            footer=DISTANCE,
             more=[("the nearest of them", self.batches)],
             code=self.command,
             code_caption=f"Measure this call on a GPU{time}:",
@@ -364,11 +425,13 @@ def advise(
     stated = facts or Call()
     server = server or {}
     of_model = ""
+    has_model = False
     is_stated = facts is not None or isinstance(call, CallText | str)
     if isinstance(call, str):
         _require_decode(read_case(call))
         call = CallText.read(call)
     if isinstance(call, CallText):
+        has_model = is_checkpoint(call.model or "")
         server, of_model = _served(call, server)
         call, lengths, stated = _said(call, lengths, stated)
     kv_lens = _lengths_of(call, lengths)
@@ -396,7 +459,7 @@ def advise(
         choice,
         layer,
         stated,
-        stated=_known_facts(given, is_stated),
+        stated=_known_facts(given, is_stated, has_model),
         gpu=gpu,
         server=server,
     )
@@ -434,6 +497,9 @@ def _require_decode(case: NamedCase) -> DecodeCase | MlaCase:
     """The case; ValueError for one of another mode."""
     if not isinstance(case, DecodeCase | MlaCase):
         raise ValueError(f"call must be of mode decode or mla, got {case.label!r}")
+    if isinstance(case, MlaCase) and case.q_len > 1:
+        words = "q_len must be 1 in advise (explain takes the verification of drafts)"
+        raise ValueError(f"{words}, got {case.q_len}")
     return case
 
 
@@ -456,11 +522,13 @@ def _said(
     return case.spec, sample_seq_lens(case).tolist(), facts
 
 
-def _known_facts(given: Call, is_stated: bool) -> list[str]:
-    """The fields of a call that are known: a decode step is in a graph and has no drafts, and the
-    others where they are not those of a plain call."""
+def _known_facts(given: Call, is_stated: bool, has_model: bool) -> list[str]:
+    """The fields of a call that are known: a decode step is in a graph and has no drafts, a model
+    by name says its architecture, and the others where they are not those of a plain call."""
     plain = Call()
     names = ["graph", "speculative", "eagle_topk"]
+    if has_model:
+        names.append("model")
     for name, value in vars(given).items():
         if is_stated and value != getattr(plain, name):
             names.append(name)
@@ -487,14 +555,14 @@ def _lengths_of(
 ) -> tuple[int, ...]:
     """Tokens of each request of a call; TypeError or ValueError for what `advise` cannot take."""
     is_case = isinstance(call, DecodeCase | MlaCase)
+    if isinstance(call, NamedCase):
+        _require_decode(call)
     if not is_case and not isinstance(call, AttnSpec | MlaSpec):
         words = "call must be a DecodeCase, MlaCase, AttnSpec, MlaSpec or text"
         raise TypeError(f"{words}, got {type(call).__name__}")
     if is_case == bool(len(lengths)):
         words = "lengths must be given with a layer, and not with a case"
         raise ValueError(f"{words}, got {len(lengths)} with {type(call).__name__}")
-    if isinstance(call, MlaCase) and call.q_len > 1:
-        raise ValueError(f"q_len must be 1 in decode, got {call.q_len}")
     tokens = np.asarray(sample_seq_lens(call) if is_case else lengths).tolist()
     for length in tokens:
         require_int("lengths", length)
@@ -516,12 +584,25 @@ def _batch_words(case: DecodeCase | MlaCase) -> str:
     return f"{words}, {sample_seq_lens(case).sum():,} tokens"
 
 
-def _most_splits(layer: AttnSpec, lengths: tuple[int, ...], cap: str) -> int:
-    """The most splits that SGLang's FlashAttention-3 gives a request of this call, by the model."""
+def _splits(
+    layer: AttnSpec | MlaSpec,
+    lengths: Sequence[int],
+    cap: str,
+) -> np.ndarray:
+    """Splits that SGLang's FlashAttention-3 gives each request [bs] under a cap, by the model."""
+    lengths = tuple(map(int, lengths))
+    if isinstance(layer, MlaSpec):
+        layer = _layer_of(layer)
     # SGLang casts the query to the dtype of its cache.
     layer = replace(layer, dtype=layer.kv_dtype)
     served = replace(_case_of(layer, lengths), context=max(SERVED_CONTEXT, *lengths))
-    return int(split_cap.splits_of(served, cap).max())
+    return split_cap.splits_of(served, cap)
+
+
+def _loses_splits(layer: AttnSpec | MlaSpec, lengths: Sequence[int]) -> bool:
+    """Whether a request has fewer splits by SGLang's cap than by the bounded one, by the model."""
+    fewer = _splits(layer, lengths, DEFAULT) < _splits(layer, lengths, BOUNDED)
+    return bool(fewer.any())
 
 
 def _geometric_mean(ratios: pd.DataFrame) -> pd.Series:

@@ -49,7 +49,7 @@ OWN_NAMES = {
 }
 """The same for grouped queries, where the engine calls no FlashInfer."""
 SLOWER_BY = 1.05
-"""From this ratio on a backend is said to be slower than another on record."""
+"""From this ratio on a backend is said to be slower than another on nearby batches."""
 FEWEST_BATCHES = 3
 """Batches with both backends from which a mean is told."""
 GROUP = ("study", "gpu", "timer", "page_table")
@@ -154,14 +154,14 @@ def rivals_of(
     return [name for name in names if not runs[name].endswith(ANOTHER_BUILD)]
 
 
-def slower_on_record(
+def time_on_record(
     own: str,
     same: pd.DataFrame,
     runs: Mapping[str, str] | None,
 ) -> str:
-    """That the pick is more than 5 % slower than another backend over this very call, by the group
-    of records in which it is slowest; empty if it is not."""
-    worst = SLOWER_BY
+    """The pick's time over that of the engine's fastest other backend, over this very call, by the
+    group of records in which the pick is slowest; empty where no record has both."""
+    worst = 0.0
     said = ""
     for (study, gpu, _, _), rows in same.groupby(list(GROUP), sort=False):
         times = rows.set_index("backend").us
@@ -184,7 +184,8 @@ def slower_nearby(
     times: pd.DataFrame,
     runs: Mapping[str, str] | None,
 ) -> str:
-    """The same over the nearest batches, in the geometric mean."""
+    """That the pick is more than 5 % slower than another backend over the nearest batches, in the
+    geometric mean."""
     others = rivals_of(own, times.columns, runs)
     if own not in times or not others:
         return ""
@@ -199,8 +200,8 @@ def slower_nearby(
     if not best or ratios[best] <= SLOWER_BY:
         return ""
     return (
-        f"Over {counts[best]} of the nearest batches {own} takes {ratios[best]:.2f} times as long "
-        f"as {_named(best, runs)} in the mean."
+        f"{counts[best]} of the nearest recorded batches take {1 / ratios[best]:.2f} of the time "
+        f"with {_named(best, runs)} (geometric mean)."
     )
 
 

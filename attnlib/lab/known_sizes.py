@@ -17,14 +17,18 @@ from ..measure.calls.mla.case import MlaCase
 from ..measure.files import write_whole
 from ..measure.stats import SLOWER
 from ..run import store
-from ..run.frame import good_rows, over
+from ..run.frame import good_rows, over, side_rows
+from ..run.look_up import nearest_calls, sizes_of
 from ..select.known import PROBLEMS, SIZES, Problem, found
 from ..select.situation import situation_from
+from ..studies.metadata.case import MetadataCase
 from .known_calls import written
 
 ATTENTION = (DecodeCase, MlaCase, ExtendCase)
 STEPS = ("engine", "step")
 """Kinds of cases that are a whole step of a model."""
+METADATA_UNIT = "metadata calls, one per step"
+"""Preparing a step, not attention: of the largest ratio both times are told."""
 TIMER_ORDER = ("graph", "graph-cold", "host", "ahead", "profiler", "eager")
 """Of several timers on record the first is taken."""
 
@@ -66,11 +70,37 @@ def ratios_of(problem: Problem, gpu: str) -> pd.DataFrame:
             sides = {*timed.backend} | {*(timed.backend + "==" + timed.release)}
             if {slow, fast} <= sides:
                 table = over(timed, slow, fast)
-                tables.append(table.assign(gpu=timed.gpu.iloc[0]))
+                table = table.assign(gpu=timed.gpu.iloc[0])
+                for column, side in (("slow_us", slow), ("fast_us", fast)):
+                    times = side_rows(timed, side).groupby("case", sort=False).run_us.median()
+                    table[column] = table.case.map(times)
+                tables.append(table)
                 break
     if not tables:
         return pd.DataFrame()
     return pd.concat(tables, ignore_index=True)
+
+
+def nearest_sizes(
+    problem: Problem,
+    gpu: str,
+    call: DecodeCase | MlaCase,
+) -> pd.DataFrame:
+    """The recorded calls of a call's heads at which a problem holds, nearest to the call first.
+
+    Columns are those of `ratios_of` and `distance`; empty where no call with these heads has it.
+    """
+    ratios = ratios_of(problem, gpu)
+    if not len(ratios):
+        return ratios
+    has_heads = [each.spec.num_qo_heads == call.spec.num_qo_heads for each in ratios.case]
+    if isinstance(call, DecodeCase):
+        has_heads = [each.spec.heads == call.spec.heads for each in ratios.case]
+    ratios = ratios[has_heads].reset_index(drop=True)
+    if not len(ratios):
+        return ratios
+    sizes = pd.DataFrame([sizes_of(each) for each in ratios.case])
+    return nearest_calls(call, ratios[["case", "slow_us", "fast_us", "gpu"]].join(sizes))
 
 
 def _chosen(rows: pd.DataFrame, problem: Problem) -> pd.DataFrame:
@@ -97,13 +127,23 @@ def holds_at(problem: Problem, case: Any) -> bool:
 def _summary(ratios: pd.DataFrame) -> dict[str, Any]:
     """What is told of the ratios of one kind of GPU."""
     ratio = ratios.ratio[np.isfinite(ratios.ratio)]
-    is_step = ratios.case.iloc[0].kind in STEPS
-    return {
+    summary = {
         "gpu": ", ".join(sorted({*ratios.gpu})),
         "cases": len(ratio),
-        "unit": "steps" if is_step else "calls",
+        "unit": _unit(ratios.case.iloc[0]),
         "median": round(float(ratio.median()), 3),
         "least": round(float(ratio.min()), 3),
         "most": round(float(ratio.max()), 3),
         "slower": int((ratios.verdict == SLOWER).sum()),
     }
+    if summary["unit"] == METADATA_UNIT:
+        slowest = ratios.loc[ratio.idxmax()]
+        summary["us"] = [round(float(us), 1) for us in (slowest.slow_us, slowest.fast_us)]
+    return summary
+
+
+def _unit(case: Any) -> str:
+    """What was timed, in the plural."""
+    if isinstance(case, MetadataCase):
+        return METADATA_UNIT
+    return "steps" if case.kind in STEPS else "calls"

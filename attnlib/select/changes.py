@@ -1,5 +1,6 @@
 """What changes between two releases of a library, for the calls of a model: `explain --diff`."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -13,7 +14,7 @@ from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec, require_word
 from .asked import LATENT_PAGE
 from .explain import Choice, by_name, explain
 from .facts import DECODE_MODES, GPUS, Call, decided
-from .known import Found, how_much, known_problems
+from .known import Found, how_much, known_problems, truth, what_to_do
 from .libraries import AUTO, Library, Names, find
 from .situation import situation_of
 
@@ -312,11 +313,17 @@ def padded(rows: Sequence[Sequence[str]]) -> list[Names]:
 
 @dataclass
 class Change:
-    """A known problem that one of two releases has and the other has not, and where."""
+    """A known problem that one of two releases has and the other has not, and where.
+
+    `new_pick` says that the pick is another there, `open_conditions` what decides whether one that
+    may hold does.
+    """
 
     answer: Found
     comes: bool
     where: dict[str, None]
+    new_pick: bool = False
+    open_conditions: tuple[str, ...] = ()
 
 
 Changes = dict[tuple[str, bool], Change]
@@ -330,9 +337,10 @@ def add_changes(
     *,
     stack: Mapping[str, Version],
     where: str,
-) -> None:
-    """Add the problems of a call that come or end; one that may be in the newer `stack` does not
-    end."""
+) -> list[Change]:
+    """Add the problems of a call that come or end, and return them; one that may be in the newer
+    `stack` does not end."""
+    added = []
     old = {answer.problem.id: answer for answer in before}
     new = {answer.problem.id: answer for answer in after}
     for name in sorted(old.keys() ^ new.keys()):
@@ -341,6 +349,8 @@ def add_changes(
         if comes or not answer.is_open_in(stack):
             change = changes.setdefault((name, comes), Change(answer, comes, {}))
             change.where[where] = None
+            added.append(change)
+    return added
 
 
 def known_changes(
@@ -352,14 +362,15 @@ def known_changes(
     """The known problems that come or end between the releases, for the calls that were tried.
 
     The lengths that `changes` takes for granted are not the user's, so a problem of lengths comes
-    with the fact that decides it. `facts` are those that the user gave of a call, `cards` how a GPU
-    was named, `server` the facts of the server.
+    with the condition that decides it, after those that hold. `facts` are those that the user gave
+    of a call, `cards` how a GPU was named, `server` the facts of the server.
     """
     found: Changes = {}
     for each in tried:
         call = each.call if "kv_lens" in facts else replace(each.call, kv_lens=(), q_lens=())
         sides = []
         stack: Mapping[str, Version] = {}
+        new_pick = _pick(each.before) != _pick(each.after)
         for choice in (each.before, each.after):
             situation = situation_of(
                 choice,
@@ -373,8 +384,17 @@ def known_changes(
             sides.append(known_problems(situation))
         before, after = sides
         where = f"{each.after.mode} on {each.after.gpu}"
-        add_changes(found, before, after, stack=stack, where=where)
-    return list(found.values())
+        came = add_changes(found, before, after, stack=stack, where=where)
+        for change in came:
+            change.new_pick |= new_pick
+            change.open_conditions = _open_conditions(change.answer, situation.facts)
+    return sorted(found.values(), key=lambda change: change.comes and bool(change.answer.missing))
+
+
+def _open_conditions(answer: Found, facts: Mapping[str, Any]) -> Names:
+    """The conditions of a problem that the facts leave open."""
+    words = [str(part) for part in answer.problem.when if truth(part, facts) is None]
+    return tuple(re.sub("^with ", "it has ", condition) for condition in words)
 
 
 def change_in_words(change: Change) -> list[str]:
@@ -383,20 +403,22 @@ def change_in_words(change: Change) -> list[str]:
     where = ", ".join(change.where)
     if not change.comes:
         return [f"- ended, {problem.what} ({where}): {problem.says} [{problem.id}]"]
-    lines = [f"- {problem.what} {_since(change.answer)} ({where}): {problem.says} [{problem.id}]"]
+    head = f"{problem.what} {_since(change)} ({where})"
     if change.answer.missing:
-        lines.append(f"  - depends on {', '.join(change.answer.missing)}")
+        conditions = change.open_conditions or change.answer.missing
+        head = f"may be {head}, if {' and '.join(conditions)}"
+    lines = [f"- {head}: {problem.says} [{problem.id}]"]
     lines += [f"  - {line}" for line in how_much(problem)]
-    lines.append(f"  - do: {problem.do}")
+    lines.append(f"  - {what_to_do(problem)}")
     return lines
 
 
-def _since(answer: Found) -> str:
-    """`since sglang 0.5.16`, or that the new pick brings it."""
-    span = answer.problem.releases.get(answer.package)
+def _since(change: Change) -> str:
+    """`since sglang 0.5.16`, or that the new pick or the new release brings it."""
+    span = change.answer.problem.releases.get(change.answer.package)
     if span and span.since:
-        return f"since {answer.package} {span.since}"
-    return "by the new pick"
+        return f"since {change.answer.package} {span.since}"
+    return "by the new pick" if change.new_pick else "in the new release"
 
 
 def markdown(

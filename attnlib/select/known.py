@@ -15,9 +15,17 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from ..core.yaml_file import Kind, read_yaml, require_fields
+from .facts import FLAGS
 from .models import DATA
 from .rules import Condition, Group, When, conditions
-from .situation import LENGTHS, OF_LENGTHS, OF_SITUATIONS, Situation
+from .situation import (
+    LENGTHS,
+    OF_LENGTHS,
+    OF_SITUATIONS,
+    SERVER,
+    SERVER_NUMBERS,
+    Situation,
+)
 
 FOLDER = DATA / "known"
 SIZES = FOLDER / "sizes.json"
@@ -46,6 +54,10 @@ WHERE: dict[str, Kind] = {"where": dict}
 REPORT: dict[str, Kind] = {"url": str, "says": str}
 AGAINST: dict[str, Kind] = {"against": bool}
 HOLDS, MAY_HOLD = "holds", "may hold"
+NAMES = {"sglang": "SGLang", "vllm": "vLLM", "flashinfer": "FlashInfer"}
+"""Packages that people write otherwise."""
+NO_SETTING = "There is no setting for it."
+"""How `do` begins where nothing mends a problem."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,11 @@ class Problem:
     also: Mapping[str, Any] = field(default_factory=dict)
     silent: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def has_size(self) -> bool:
+        """Whether records or threads say by how much; `read` alone does not."""
+        return not self.read
+
 
 @dataclass(frozen=True)
 class Found:
@@ -129,6 +146,41 @@ class Found:
         if not self.package:
             return ""
         return f"{self.package} {self.problem.releases[self.package]}"
+
+    @property
+    def heading(self) -> str:
+        """`Slower since SGLang 0.5.16 (known to 0.5.23)`; a note where no size is known."""
+        what = self.problem.what.capitalize()
+        if not self.problem.has_size:
+            what = f"Note, {self.problem.what}"
+        if not self.package:
+            return what
+        name = NAMES.get(self.package, self.package)
+        span = self.problem.releases[self.package]
+        end = f"ended in {span.ends_in}" if span.ends_in else f"known to {span.until}"
+        if span.since:
+            return f"{what} since {name} {span.since} ({end})"
+        return f"{what} in {name} ({end})"
+
+    @property
+    def confirmed_by(self) -> str:
+        """What a user has to pass, so that the missing facts are known; or, of a release that is
+        newer than what is known, that it is."""
+        (first, *_) = self.missing
+        if " after " in first:
+            return f"not known of {first}"
+        return f"pass {' '.join(map(_option_for, self.missing))}"
+
+
+def _option_for(name: str) -> str:
+    """The option of `explain` that states a fact."""
+    if name == "model":
+        return "--model NAME"
+    if name == LENGTHS:
+        return "--call kv_lens=LENS"
+    option = "--server" if name in (*SERVER, *SERVER_NUMBERS) else "--call"
+    is_flag = name in (*SERVER, *FLAGS)
+    return f"{option} {name}" if is_flag else f"{option} {name}=N"
 
 
 def truth(part: When, facts: Mapping[str, Any]) -> bool | None:
@@ -272,7 +324,7 @@ def sizes() -> dict[str, dict[str, Any]]:
 def how_much(problem: Problem) -> list[str]:
     """By how much, by records or as threads report it, a line each."""
     if problem.read:
-        return [f"size not measured; read in {problem.read}"]
+        return [f"Size not measured. Source: {problem.read}."]
     if problem.reported:
         lines = []
         for report in problem.reported:
@@ -284,6 +336,9 @@ def how_much(problem: Problem) -> list[str]:
         ratio = f"{size['median']:.2f} times as long in the median"
         spread = f"{size['least']:.2f} to {size['most']:.2f}"
         words = f"{ratio} of {size['cases']} {size['unit']} ({spread})"
+        if "us" in size:
+            slow, fast = size["us"]
+            words += f", at most {slow:.1f} us instead of {fast:.1f}"
         lines.append(f"on record: {words}; {problem.record['study']}, {size['gpu']}")
     return lines
 
@@ -300,14 +355,17 @@ def size_on_record(problem: Problem) -> str:
     return ", ".join(words)
 
 
+def what_to_do(problem: Problem) -> str:
+    """`do: ...`, or that no setting mends it."""
+    return problem.do if problem.do.startswith(NO_SETTING) else f"do: {problem.do}"
+
+
 def in_words(answer: Found) -> list[str]:
     """A problem that holds: what it is, how much, what to do, where to read; a line each."""
     problem = answer.problem
-    lines = [f"known problem, {problem.what}: {problem.says} [{problem.id}]"]
-    if answer.releases:
-        lines.append(f"  releases: {answer.releases}")
+    lines = [f"{answer.heading}: {problem.says} [{problem.id}]"]
     lines += [f"  {line}" for line in how_much(problem)]
-    lines.append(f"  do: {problem.do}")
+    lines.append(f"  {what_to_do(problem)}")
     if problem.links:
         lines.append(f"  see: {', '.join(problem.links)}")
     return lines
@@ -325,11 +383,11 @@ def report(answers: Iterable[Found]) -> list[str]:
     open_words = []
     for answer in answers:
         if answer.missing:
-            open_words.append(f"{answer.problem.id} ({', '.join(answer.missing)})")
+            open_words.append(f"{answer.problem.id} ({answer.confirmed_by})")
         else:
             lines += in_words(answer)
     if open_words:
-        lines.append(f"may hold, by what --call and --server leave open: {'; '.join(open_words)}")
+        lines.append(f"Possible, if you confirm it: {'; '.join(open_words)}.")
     return lines
 
 

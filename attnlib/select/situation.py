@@ -307,6 +307,9 @@ def _by_models(
     said = {}
     lens = np.asarray(call.kv_lens)
     if "context" in server:
+        if lens.max() > server["context"]:
+            words = f"context must hold the longest request ({lens.max()})"
+            raise ValueError(f"{words}, got {server['context']}")
         ahead = max(facts["max_q"], server.get("draft_tokens", 0))
         said["near_context"] = bool(lens.max() + ahead > server["context"])
     context = max(server.get("context", SERVED_CONTEXT), int(lens.max()))

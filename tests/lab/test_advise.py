@@ -35,8 +35,11 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
     assert advice.choice.picked == "flashinfer, which runs fa2" and advice.ours == "flashinfer-fa2"
     table = advice.table().set_index("backend")
     assert set(table.index) == set(BACKENDS) - set(PAGES_OF_16)  # SGLang's pages are tokens
-    assert (table.loc["flashinfer-fa2", ["over the rule's", "least", "most"]] == 1).all()
-    assert table["fastest in"].sum() == len(advice.nearest) == 16
+    ratios = ["time / engine's choice: mean", "min", "max"]
+    assert (table.loc["flashinfer-fa2", ratios] == 1).all()
+    counts = table["fastest in"].str.split(" of ", expand=True).astype(int)
+    assert counts[0].sum() == len(advice.nearest) == 16
+    assert (counts[1] == 16).all()
     assert advice.nearest.distance.is_monotonic_increasing
     words = repr(advice)
     assert "SGLang #18364" in words and advice.command in words and len(words.splitlines()) < 40
@@ -54,6 +57,8 @@ def test_the_line_that_measures_parses_to_the_same_call(monkeypatch, capsys):
     assert not capsys.readouterr().err
     assert cli.main([*shlex.split(line)[3:], "--gpu", "b200"]) == 0
     assert "all backends are measured here; not used: gpu\n" in capsys.readouterr().err
+    assert cli.main([*shlex.split(line)[3:], "--server", "context=131072"]) == 0
+    assert "not used: server\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -178,15 +183,19 @@ def test_a_call_that_sglangs_cap_of_splits_reaches_is_told_so_with_what_to_set()
     with_flashinfer = "sglang==0.5.23,flashinfer==0.7.2.post1"
     assert CAP_NOTE in str(attnlib.advise(*call, library=with_flashinfer).notes)
     (first,) = [place for place, note in enumerate(advice.notes) if CAP_NOTE in note]
-    problem, releases, size = advice.notes[first : first + 3]
-    assert problem.startswith("known problem, slower: ")
-    assert releases == "  releases: sglang since 0.5.16, known to 0.5.23"
+    problem, size = advice.notes[first : first + 2]
+    assert problem.startswith("Slower since SGLang 0.5.16 (known to 0.5.23): ")
     assert "times as long in the median of" in size
     assert any(note.startswith("  do: ATTNLIB_SGLANG_SPLITS=bounded") for note in advice.notes)
-    (splits,) = [note for note in advice.notes if note.startswith("Most splits of a request: 8")]
-    assert "61 with ATTNLIB_SGLANG_SPLITS=bounded (by the model" in splits
-    picked = dict(advice.facts)["rule of sglang==0.5.23"]
-    assert picked == "fa3, here flash-attn-3-precomputed, of another build"
+    (splits,) = [
+        note for note in advice.notes if note.startswith("Splits of the longest request: 8")
+    ]
+    assert "8 now, 61 with SPLITS=bounded (model" in splits
+    assert dict(advice.facts)["engine's choice"] == "fa3, sglang==0.5.23"
+    assert (
+        "Times of the engine's choice below are of another build, which lacks SGLang's cap."
+        in advice.notes
+    )
     table = advice.table().set_index("backend")["in the engine"]
     assert table["flash-attn-3-precomputed"] == "fa3, of another build"
 
@@ -361,6 +370,14 @@ def test_a_known_problem_that_holds_is_an_exit_status(options, status, capsys):
     assert data["picked"] == "fa3"
 
 
+@pytest.mark.parametrize(("lens", "status"), [("2048x128", 0), ("65536,2048x31", 4)])
+def test_a_known_problem_without_a_size_is_a_note_and_no_exit_status(lens, status, capsys):
+    call = ["mode=mla", "heads=128/1", f"lens={lens}"]
+    assert cli.main(["advise", *call, *ENGINE[:4]]) == status
+    told = capsys.readouterr().out
+    assert "Note, slower in SGLang (known to 0.5.23): " in told
+
+
 def test_a_card_of_which_no_batch_is_on_record_is_told_so():
     call = AttnSpec(8, 1, 128, 16), [3500] * 32
     words = "No batch is on record of an H20: these are of NVIDIA H200"
@@ -425,10 +442,31 @@ def test_a_pick_that_the_records_show_slower_is_never_shown_without_saying_so(en
     assert told >= 20
 
 
-def test_a_pick_that_is_the_fastest_on_record_is_told_nothing():
-    advice = attnlib.advise(AttnSpec(8, 1, 128, 1), [1024] * 256, library="sglang==0.5.23")
-    assert len(advice.same)
-    assert not [note for note in advice.notes if note.startswith("On record of this call")]
+NO_HELP = "No request loses splits in this call: SPLITS=bounded does not help."
+
+
+@pytest.mark.parametrize("lens", ["2048x128", "8192x64", "8192x16"])
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_requests_that_are_alike_are_not_told_to_bound_their_splits(lens, gpu):
+    text = f"mode=mla heads=128/1 lens={lens}"
+    advice = attnlib.advise(text, library="sglang==0.5.23", gpu=gpu)
+    assert NO_HELP in advice.notes
+    assert not [note for note in advice.notes if "of the time with" in note and "@" in note]
+
+
+def test_the_record_of_this_call_is_told_where_the_pick_is_the_fastest_too():
+    text = "mode=mla heads=128/1 lens=2048x128"
+    notes = attnlib.advise(text, library="sglang==0.5.23", gpu="h100").notes
+    (said,) = [note for note in notes if note.startswith("On record of this call")]
+    assert "takes 0.96 times as long as sglang-flash-attn-3-mla@" in said
+    assert not [note for note in notes if "nearest recorded batches take" in note]
+
+
+def test_batches_that_lose_splits_speak_for_a_call_that_does():
+    text = "mode=mla heads=128/1 lens=30000x8+2048x56"
+    notes = attnlib.advise(text, library="sglang==0.5.23", gpu="h100").notes
+    assert NO_HELP not in notes
+    assert [note for note in notes if "of the nearest recorded batches take" in note]
 
 
 UNLIKE = "32768x8+2048x56"
@@ -517,3 +555,76 @@ def test_of_several_kinds_of_layers_the_first_is_advised_on_and_said():
 def test_mla_is_not_measured_by_advise(fails):
     words = "call must be of mode decode to be measured here, got 'mode=mla heads=128/1"
     assert words in fails("advise", "--measure", "--model", "DeepSeek-V3", "--lens", "9x4")
+
+
+def test_a_model_that_is_named_is_no_open_fact_of_a_known_problem():
+    how = {"library": "sglang==0.5.16", "gpu": "h200", "server": {"context": 131072}}
+    of_model = "sglang-dsv4-slot-map"
+    assert of_model in str(attnlib.advise("heads=8/1 page=1 lens=4096x8", **how).notes)
+    named = attnlib.advise("model=Llama-3.1-70B tp=8 page=1 lens=4096x8", **how)
+    assert of_model not in str(named.notes)
+
+
+def test_more_than_one_query_token_is_refused(fails):
+    words = "q_len must be 1 in advise (explain takes the verification of drafts), got 4"
+    call = "mode=mla heads=128/1 lens=32768x8+2048x56 q_len=4"
+    assert words in fails("advise", *call.split(" "))
+    with pytest.raises(ValueError, match="q_len must be 1 in advise"):
+        attnlib.advise(read_case(call))
+
+
+def test_a_context_holds_the_longest_request(fails):
+    call = ["heads=8/1", "lens=8192x16"]
+    words = "context must hold the longest request (8192), got 1024"
+    assert words in fails("advise", *call, "--server", "context=1024")
+    how = ["--library", "sglang==0.5.23", "--gpu", "h100"]
+    assert words in fails("explain", *call, *how, "--server", "context=1024")
+    attnlib.advise(" ".join(call), server={"context": 8192})
+
+
+def test_a_backend_is_the_fastest_in_some_of_the_batches_that_have_it():
+    text = "mode=mla heads=128/1 lens=8192x64"
+    table = attnlib.advise(text, library="sglang==0.5.23", gpu="h100").table()
+    assert table.set_index("backend")["fastest in"]["flashmla-dense"] == "2 of 2"
+
+
+@pytest.mark.parametrize(("lens", "is_clear"), [("32768x8+2048x56", True), ("4096x64", False)])
+def test_backends_that_lie_close_are_no_clear_winner(lens, is_clear):
+    text = f"mode=mla heads=128/1 lens={lens}"
+    gpu = "h200" if is_clear else "h100"
+    advice = attnlib.advise(text, library="sglang==0.5.23", gpu=gpu)
+    means = advice.table()["time / fastest: mean"]
+    close = int((means <= 1.06 * means.min()).sum())
+    assert (close == 1) == is_clear
+    said = [note for note in advice.notes if note.startswith("No clear winner")]
+    assert said == ([] if is_clear else [f"No clear winner: {close} backends lie within 6 %."])
+
+
+def test_heads_of_the_nearest_batch_that_are_others_are_said():
+    advice = attnlib.advise("heads=14/2 lens=4096x16")
+    nearest = advice.nearest.heads.iloc[0]
+    assert nearest != "14/2"
+    assert f"The nearest batch has other heads ({nearest})." in advice.notes
+    of_nearest = attnlib.advise(advice.nearest.case.iloc[0])
+    assert "The nearest batch has other heads" not in str(of_nearest.notes)
+
+
+def test_times_of_other_batches_are_said_to_be_so():
+    words = "All times below were measured on other batches."
+    assert words in attnlib.advise("heads=8/1 lens=7+9").notes
+    assert words not in attnlib.advise("heads=16/1 lens=33039x8", gpu="H200").notes
+
+
+NEAREST_CALLS = "Nearest calls on record that lose splits, with these heads"
+
+
+def test_the_size_of_the_cap_is_told_of_the_nearest_calls_with_these_heads():
+    text = "heads=8/1 page=1 lens=65536+2048x120"
+    notes = attnlib.advise(text, library="sglang==0.5.23", gpu="h100").notes
+    (first,) = [place for place, note in enumerate(notes) if note.startswith(NEAREST_CALLS)]
+    said = notes[first + 1 : first + 4]
+    assert all(line.startswith("  heads=8/1 ") for line in said)
+    words = "lens=65536+2048x127 context=131072: 108.5 us, 78.9 us with SPLITS=bounded"
+    assert words in str(said)
+    alike = attnlib.advise("heads=8/1 page=1 lens=2048x121", library="sglang==0.5.23", gpu="h100")
+    assert NEAREST_CALLS not in str(alike.notes)

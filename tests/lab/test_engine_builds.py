@@ -10,7 +10,7 @@ from attnlib.lab.engine_builds import (
     preferably_of,
     rivals_of,
     slower_nearby,
-    slower_on_record,
+    time_on_record,
 )
 from attnlib.select import explain
 
@@ -44,25 +44,40 @@ def test_the_rivals_of_a_wrapper_of_flashinfer_are_its_others():
     ("times", "words"),
     [
         ({"flashinfer_fa2": 90.0}, "takes 1.11 times as long as flashinfer-fa2 (here flashinfer)"),
-        ({"flashinfer_fa2": 96.0}, ""),
+        ({"flashinfer_fa2": 96.0}, "takes 1.04 times as long as flashinfer-fa2"),
+        ({"flashinfer_fa2": 200.0}, "takes 0.50 times as long as flashinfer-fa2"),
         ({"flash_attn_3_precomputed": 50.0}, ""),
         ({"vllm_triton": 50.0}, ""),
     ],
 )
-def test_more_than_five_percent_over_a_backend_of_the_engine_is_said(times, words):
+def test_the_time_on_record_is_said_over_a_backend_of_the_engine(times, words):
     same = recorded(sglang_flash_attn_3=100.0, **times)
-    said = slower_on_record(OWN, same, RUNS)
+    said = time_on_record(OWN, same, RUNS)
     assert words in said
     assert bool(said) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ({"flashinfer_fa2": 90.0}, "take 0.90 of the time with flashinfer-fa2 (here flashinfer)"),
+        ({"flashinfer_fa2": 96.0}, ""),
+        ({"flash_attn_3_precomputed": 50.0}, ""),
+    ],
+)
+def test_more_than_five_percent_over_nearby_batches_is_said(times, words):
+    same = recorded(sglang_flash_attn_3=100.0, **times)
     batches = pd.concat([same.set_index("backend").us.to_frame().T] * 3, ignore_index=True)
-    assert bool(slower_nearby(OWN, batches, RUNS)) == bool(words)
+    said = slower_nearby(OWN, batches, RUNS)
+    assert words in said
+    assert bool(said) == bool(words)
     assert slower_nearby(OWN, batches.head(2), RUNS) == ""
 
 
 def test_records_of_other_gpus_are_not_mixed():
     fast = recorded(flashinfer_fa2=10.0).assign(gpu="NVIDIA H200")
     same = pd.concat([recorded(sglang_flash_attn_3=100.0), fast], ignore_index=True)
-    assert slower_on_record(OWN, same, RUNS) == ""
+    assert time_on_record(OWN, same, RUNS) == ""
     assert len(preferably_of("h200", same, ["h100", "h200"])) == 1
     assert len(preferably_of("h20", same, ["h100", "h200"])) == 2
 

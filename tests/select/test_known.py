@@ -14,6 +14,7 @@ from attnlib.select.known import (
     in_words,
     known_problems,
     load,
+    report,
     sizes,
     truth,
 )
@@ -168,9 +169,76 @@ def test_a_problem_is_a_few_lines():
     problem = PROBLEMS["vllm-sparse-mla-sm90"]
     answer = found(problem, situation_from(problem.example))
     text = "\n".join(in_words(answer))
-    assert text.startswith("known problem, slower: ")
+    assert text.startswith("Slower since vLLM 0.30.0 (known to 0.33.0): ")
     assert "reported against it: " in text
-    assert "vllm since 0.30.0, known to 0.33.0" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sglang-schedule-window", "Note, slower in SGLang (known to 0.5.23): "),
+        ("sglang-metadata-op-by-op", "Slower in SGLang (ended in 0.5.10): "),
+        ("sglang-page-table-width", "Slower since SGLang 0.5.15 (ended in 0.5.17): "),
+        ("torch-pageable-copies", "Blocked host: "),
+    ],
+)
+def test_the_releases_of_a_problem_come_first(name, words):
+    problem = PROBLEMS[name]
+    first, *others = in_words(found(problem, situation_from(problem.example)))
+    assert first.startswith(words)
+    assert ("Size not measured. Source: SGLang 0.5.23, " in str(others)) == bool(problem.read)
+
+
+def test_a_problem_without_a_setting_says_so_in_a_sentence():
+    problem = PROBLEMS["sglang-schedule-window"]
+    lines = in_words(found(problem, situation_from(problem.example)))
+    assert "  There is no setting for it." in lines
+    assert not [problem.id for problem in ALL if problem.do.startswith("no setting")]
+
+
+def test_a_problem_that_may_hold_says_what_to_pass():
+    problem = PROBLEMS["sglang-eagle-gathers-context"]
+    without = {
+        name: value
+        for name, value in problem.example.items()
+        if name not in ("context", "eagle_topk")
+    }
+    (line,) = report([found(problem, situation_from(without))])
+    assert line == (
+        "Possible, if you confirm it: sglang-eagle-gathers-context "
+        "(pass --server context=N --call eagle_topk=N)."
+    )
+    newer = found(problem, situation_from({**problem.example, "stack": "sglang==0.9.0"}))
+    assert "(not known of sglang after 0.5.23)." in report([newer])[0]
+
+
+RELEASE = re.compile(r"(SGLang|vLLM|FlashInfer) ([0-9]+[.][0-9]+[.][0-9]+(?:[.]post[0-9]+)?)")
+RECOMMENDED = [
+    (problem, package.lower(), release)
+    for problem in ALL
+    for package, release in RELEASE.findall(problem.do)
+]
+
+
+PLAIN = {"model": "other", "speculative": False}
+"""A call without drafts, of a model of which no problem is known; an example may say otherwise."""
+
+
+def ids_of(example):
+    """The known problems that hold or may hold in a situation."""
+    situation = situation_from({**PLAIN, **example})
+    return {answer.problem.id for answer in known_problems(situation)}
+
+
+@pytest.mark.parametrize(
+    ("problem", "package", "release"),
+    RECOMMENDED,
+    ids=[f"{problem.id}-{release}" for problem, _, release in RECOMMENDED],
+)
+def test_a_release_that_is_recommended_has_no_other_problem(problem, package, release):
+    there = ids_of({**problem.example, "stack": f"{package}=={release}"})
+    new = there - ids_of(problem.example)
+    assert {name for name in new if name not in problem.do} == set()
 
 
 GOOD = {
