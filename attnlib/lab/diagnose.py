@@ -183,7 +183,7 @@ class TraceChange(Shown):
         for row in self.new_patterns:
             known = {f"new in {self.after.trace.path}": row["pattern"], **row}
             del known["pattern"]
-            facts += [(name, str(value)) for name, value in known.items()]
+            facts += [(name, str(value)) for name, value in known.items() if value != ""]
         return Card(
             title=f"{self.before.trace.path} to {self.after.trace.path}: {self._whole_steps()}",
             notes=self._notes(),
@@ -304,7 +304,8 @@ def diagnose(
     **shape
         What the trace does not tell of the layer, for the gains on record: `heads` (text such as
         `32/8`), `head_dim`, `page_size` (tokens), `batch_size` (requests), `kv_len` (tokens),
-        `dtype` and `kv_dtype` (`bfloat16`, `float16` or `float8_e4m3fn`).
+        `dtype` and `kv_dtype` (`bfloat16`, `float16` or `float8_e4m3fn`). Also the releases that
+        served (`sglang`, `vllm`, `flashinfer`), for the known problems that hold in them.
 
     Returns
     -------

@@ -24,10 +24,20 @@ from ..measure.marks import DECODE, SGLANG, VERIFY
 from ..measure.spans import Span
 from ..measure.steps import EITHER, UNKNOWN, Step, find_steps, idle_under
 from ..measure.trace_file import Trace, read_trace
+from ..select.known import Found, report, to_data
 from .cards import Card, Shown
 from .fix_gains import SIZES, STATED, gained
 from .patterns import PATTERNS, WAITING, Pattern, kind_of, ran, tile_rows
 from .step_rows import around, calls_in, host_rows, kernel_rows, lengths_of
+from .trace_known import (
+    PACKAGES,
+    holding,
+    possible,
+    releases_of,
+    require_release,
+    situation_in,
+    sizes_of,
+)
 
 Row = dict[str, Any]
 Shape = Mapping[str, Any]
@@ -149,16 +159,41 @@ class Diagnosis(Shown):
             return {}
         us = fmean(each.us for each in evidence)
         middle = evidence[len(evidence) // 2]
+        named = pattern.known
+        if named:
+            situation = situation_in(self.trace, steps, self.shape)
+            named = tuple(possible(named, situation)) or named
+        by_records = gained(pattern.gain, self.shape, us, self.trace.gpu)
+        if not pattern.gain:
+            by_records = sizes_of(named) or by_records
+        links = [*pattern.see]
+        for problem in named:
+            links += problem.links
         return {
             "pattern": pattern.name,
             "fix": middle.fix or pattern.fix,
+            "known problem": ", ".join(problem.id for problem in named),
             "step": kind,
             "evidence": f"{middle.text}; in {len(evidence)} of {len(steps)} usual {kind} steps",
             "us per step": round(us, 1),
-            "by the records": gained(pattern.gain, self.shape, us, self.trace.gpu),
-            "since": pattern.since,
-            "notebook": pattern.notebook,
+            "by the records": by_records,
+            "since": pattern.since or releases_of(named),
+            "see": ", ".join(dict.fromkeys(links)),
         }
+
+    @cached_property
+    def known(self) -> list[Found]:
+        """The known problems that hold by the facts of decode steps and the stated releases.
+
+        Those that a pattern names are left to it.
+        """
+        told = ", ".join(row["known problem"] for row in self.patterns.to_dict("records"))
+        answers: dict[str, Found] = {}
+        for kind, steps in self.usual.items():
+            if kind in DECODES:
+                for answer in holding(situation_in(self.trace, steps, self.shape)):
+                    answers[answer.problem.id] = answer
+        return [answer for name, answer in answers.items() if name not in told.split(", ")]
 
     def unseen(self) -> list[str]:
         """What the trace could not show."""
@@ -247,6 +282,7 @@ class Diagnosis(Shown):
             "times": TIMES,
             "shape": self.shape,
             "patterns": json_rows(self.patterns),
+            "known": to_data(self.known),
             "steps": json_rows(self.around()),
             "lengths": json_rows(self.lengths()),
             "calls of the host": json_rows(self.host_calls()),
@@ -259,7 +295,7 @@ class Diagnosis(Shown):
         patterns = self.patterns.to_dict("records")
         facts: list[tuple[str, str]] = []
         for known in (*patterns, self.shape):
-            facts += [(name, str(value)) for name, value in known.items()]
+            facts += [(name, str(value)) for name, value in known.items() if value != ""]
         if not self.steps:
             facts.append(("no attention", "of the known kernels; by time there ran the following"))
         names = {row["pattern"] for row in patterns}
@@ -269,7 +305,7 @@ class Diagnosis(Shown):
             counted = _counted(len(names), "known pattern")
         return Card(
             title=f"{self.trace.path}: {steps}, {counted}",
-            notes=self.unseen(),
+            notes=[*report(self.known), *self.unseen()],
             facts=facts,
             table=self.table().round(3),
             caption=f"attention: {TIMES}",
@@ -337,8 +373,10 @@ def _may_be_capped(steps: list[Step]) -> bool:
 def _require_shape(shape: Shape) -> None:
     """ValueError for a fact that is none of `STATED`, or has no such value."""
     for name, value in shape.items():
-        require_word("shape", name, STATED)
-        if name == "heads":
+        require_word("shape", name, (*STATED, *PACKAGES))
+        if name in PACKAGES:
+            require_release(name, value)
+        elif name == "heads":
             parse_layer(str(value))
         elif name in SIZES:
             require_int(name, value)

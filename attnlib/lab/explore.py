@@ -5,7 +5,7 @@ What cannot be shown or measured is a sentence in the view: no error leaves a ca
 
 import html
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from threading import Event, Thread
@@ -14,18 +14,20 @@ from typing import Any
 import ipywidgets as w
 
 from ..core.spec import require_int
-from ..measure.calls.decode.case import DecodeCase
 from ..run.jobs import StoppedError
 from ..run.rows import strip_folders
 from ..studies import STUDIES
 from .advise import advise
 from .cards import STYLE, as_html, as_text
 from .source import (
+    AXES,
     LIVE,
     NAMES,
     ROUNDS,
+    ChosenCase,
     Place,
     find_case,
+    find_moving_case,
     layer_named,
     measure_missing,
     require_kinds,
@@ -126,7 +128,8 @@ class Explorer(w.VBox):
     def __init__(self, wishes: dict[str, Any]) -> None:
         self.wishes = wishes
         self.view: View | None = None
-        self.usual: dict[str, Place] = {}
+        self.usual: dict[str, tuple[str, str, str | None]] = {}
+        self.shown_axes: dict[str, Any] = {}
         self.thread: Thread | None = None
         self.is_refreshing = False
         self.must_stop = Event()
@@ -187,16 +190,19 @@ class Explorer(w.VBox):
         self.advise = w.Button(description="Advice for this layer", layout={"width": "220px"})
         self.advise.on_click(self._advise)
 
-    def refresh(self) -> None:
-        """Offer what there is for the wishes, and show the view; a problem is shown in it."""
+    def refresh(self, changed: str = "") -> None:
+        """Offer what there is for the wishes, and show the view; a problem is shown in it.
+
+        `changed` is the control that was changed.
+        """
         self.is_refreshing = True
         self.view = None
         try:
-            view = self._choose_view()
+            view = self._choose_view(changed)
             card = view.card()
             self.words = as_text(card)
-            changed = [html.escape(note) for note in view.choice.notes.values()]
-            lines = [f"<strong>{note}</strong>" for note in changed]
+            notes = [html.escape(note) for note in view.choice.notes.values()]
+            lines = [f"<strong>{note}</strong>" for note in notes]
             self.served.value = "<br>".join([*lines, html.escape(view.served)])
             self.shown.value = as_html(replace(card, notes=view.notes))
             self.picture.value = view.image() if len(view.good) else ""
@@ -208,6 +214,7 @@ class Explorer(w.VBox):
             self.shown.value = _problem(self.words)
         finally:
             self.measure.disabled = self.thread is not None or self.view is None
+            self.advise.disabled = self.view is None
             self.is_refreshing = False
             self.advice.value = ""
 
@@ -235,9 +242,9 @@ class Explorer(w.VBox):
             self.wishes["records"], self.wishes["machine"] = change["new"]
         else:
             self.wishes[name] = change["new"]
-        self.refresh()
+        self.refresh(changed=name)
 
-    def _choose_view(self) -> View:
+    def _choose_view(self, changed: str) -> View:
         """The view of the wishes; each control then offers its options and shows its value."""
         wishes = self.wishes
         model = wishes["model"]
@@ -249,13 +256,9 @@ class Explorer(w.VBox):
         self._show_live_row(records == LIVE)
         if records == LIVE:  # shown as chosen even where it cannot be had
             self._offer("records", offered, (LIVE, ""))
-        if not records:
-            records, machine = self.usual.get(model, ("", machine))
-        choice = find_case(model, records, machine, wishes)
+        choice = self._find_case(model, records, machine)
         source = choice.source
         served_by = (source.records, "" if source.is_live else source.machine)
-        if not source.is_live:  # The same one while only sizes change.
-            self.usual.setdefault(model, served_by)
         self._show_live_row(source.is_live)
         self._offer("records", offered, served_by)
         for name, options in choice.options.items():
@@ -266,7 +269,45 @@ class Explorer(w.VBox):
         for name, note in (notes | choice.notes).items():
             shown = words_of(choice.arguments[name])
             notes[name] = f"{note}; {shown} is shown"
+        if others := self._others_changed(choice.arguments, {changed, *notes}):
+            notes["others"] = f"changed with {changed}: {others}"
         return View(replace(choice, notes=notes))
+
+    def _find_case(
+        self,
+        model: str,
+        records: str,
+        machine: str,
+    ) -> ChosenCase:
+        """The case of the wishes; where no records are named, of the same ones and the same release
+        while only sizes change."""
+        wishes = self.wishes
+        if records:
+            return find_case(model, records, machine, wishes)
+        if model in self.usual:
+            records, machine, release = self.usual[model]
+            return find_case(model, records, machine, {"release": release, **wishes})
+        release = None
+        if machine:
+            choice = find_case(model, "", machine, wishes)
+        else:
+            choice = find_moving_case(model, wishes)
+            if not wishes.get("release"):
+                release = choice.arguments["release"]
+        source = choice.source
+        if not source.is_live:
+            self.usual[model] = (source.records, source.machine, release)
+        return choice
+
+    def _others_changed(self, arguments: Mapping[str, Any], told: Collection[str]) -> str:
+        """The axes that change although nobody asked for it, in words; all are then remembered."""
+        words = []
+        for axis, old in self.shown_axes.items():
+            new = arguments[axis]
+            if axis not in told and new != old:
+                words.append(f"{axis} {words_of(old)} to {words_of(new)}")
+        self.shown_axes = {axis: arguments[axis] for axis in AXES}
+        return ", ".join(words)
 
     def _records_offered(self, model: str) -> dict[Place, str]:
         """Study and machine that have a model -> how they are called; then this GPU."""
@@ -299,6 +340,7 @@ class Explorer(w.VBox):
         with control.hold_sync():  # a page that gets options alone fails at what was chosen before
             if control.options != options:
                 control.options = options
+            control.disabled = len(options) < 2
             control.value = value
 
     def _measure(self, view: View) -> None:
@@ -323,10 +365,10 @@ class Explorer(w.VBox):
     def _advise(self, _: object = None) -> None:
         """Show the rule and the nearest recorded batches of the case that is shown."""
         try:
-            case = self.view.choice.case if self.view else None
-            if self.view is None or not isinstance(case, DecodeCase):
-                raise ValueError("advice must be of a decode call that is shown; of MLA none is")
-            advice = advise(case, gpu=self.view.gpu)
+            if self.view is None:
+                raise ValueError("advice must be of a call that is shown; choose records")
+            gpu = self.view.machine.get("gpu") or self.view.source.machine
+            advice = advise(self.view.choice.case, gpu=gpu)
             self.advice.value = as_html(advice.card())
         except Exception as error:  # whatever it is: a callback that raises shows nothing
             self.advice.value = _problem(_words_of(error))

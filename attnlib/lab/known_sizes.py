@@ -5,24 +5,22 @@ calls are those on record at which the entry itself holds, so its condition is h
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..core.spec import MlaSpec
 from ..measure.calls.decode.case import DecodeCase
-from ..measure.calls.extend.case import ExtendCase, sample_extend_lens
-from ..measure.calls.lengths import sample_seq_lens
-from ..measure.calls.mla.case import MlaCase, sample_mla_lens
+from ..measure.calls.extend.case import ExtendCase
+from ..measure.calls.mla.case import MlaCase
 from ..measure.files import write_whole
 from ..measure.stats import SLOWER
 from ..run import store
 from ..run.frame import good_rows, over
 from ..select.known import PROBLEMS, SIZES, Problem, found
 from ..select.situation import situation_from
+from .known_calls import written
 
 ATTENTION = (DecodeCase, MlaCase, ExtendCase)
 STEPS = ("engine", "step")
@@ -91,54 +89,9 @@ def holds_at(problem: Problem, case: Any) -> bool:
     """Whether the problem holds at a recorded call, with what its example says of the rest."""
     if not isinstance(case, ATTENTION):
         return True
-    written = {**problem.example, **_written(case)}
-    answer = found(problem, situation_from(written))
+    situation = situation_from({**problem.example, **written(case)})
+    answer = found(problem, situation)
     return answer is not None and not answer.missing
-
-
-def _written(case: Any) -> Mapping[str, Any]:
-    """A recorded call as an example writes it."""
-    if isinstance(case, ExtendCase):
-        q_lens, lens = sample_extend_lens(case)
-        of_layer = _layer(case.cached.spec)
-        mode = case.mode
-        q_tokens = int(q_lens.max())
-    elif isinstance(case, MlaCase):
-        lens = sample_mla_lens(case)
-        of_layer = _latent(case.spec)
-        mode = "sparse_mla" if case.spec.top_k else "mla"
-        q_tokens = case.q_len
-    else:
-        lens = sample_seq_lens(case)
-        of_layer = _layer(case.spec)
-        mode = "decode"
-        q_tokens = 1
-    context = getattr(getattr(case, "cached", case), "context", 0)
-    call = {
-        "mode": mode,
-        "lens": ",".join(str(length) for length in lens),
-        "q_tokens": q_tokens,
-    }
-    if context:
-        call["context"] = context
-    return {**of_layer, **call}
-
-
-def _layer(spec: Any) -> dict[str, Any]:
-    return {
-        "heads": spec.heads,
-        "head_dim": spec.head_dim,
-        "page_size": spec.page_size,
-        "dtype": spec.dtype,
-        "kv_dtype": spec.kv_dtype,
-    }
-
-
-def _latent(spec: MlaSpec) -> dict[str, Any]:
-    layer: dict[str, Any] = {"heads": f"{spec.num_qo_heads}/1", "page_size": spec.page_size}
-    if spec.top_k:
-        layer["topk"] = spec.top_k
-    return layer
 
 
 def _summary(ratios: pd.DataFrame) -> dict[str, Any]:

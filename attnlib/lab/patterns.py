@@ -1,7 +1,8 @@
 """Known patterns of a slow attention step: what shows each one in a trace, its fix, and the gain.
 
 A pattern is a function from a trace and a step to the evidence, or None; what is said of it is in
-data/patterns.yaml, under the name of the function; `fix_gains` has what a fix saves.
+data/patterns.yaml, under the name of the function, and in the entries of data/known that are the
+same cause; `fix_gains` has what a fix saves.
 Times are microseconds per step.
 """
 
@@ -25,6 +26,7 @@ from ..measure.marks import SGLANG, VERIFY
 from ..measure.spans import SIZE, Span, busy_us, find_gaps
 from ..measure.steps import EITHER, UNKNOWN, Step
 from ..measure.trace_file import Trace
+from ..select.known import PROBLEMS, Problem
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 TILE = re.compile(
@@ -91,16 +93,18 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern; `since` says which releases have it and where that was read.
+    """A pattern; `known` are the known problems that it is, of which releases and links are told.
 
-    `gain` is its key in data/gains.json, empty if no record supports the fix.
+    `since` and `see` say the same of a pattern that is none. `gain` is its key in data/gains.json,
+    empty if no record supports the fix.
     """
 
     name: str
     shows: Callable[[Trace, Step], Evidence | None]
     fix: str
-    since: str
-    notebook: str
+    known: tuple[Problem, ...] = ()
+    since: str = ""
+    see: tuple[str, ...] = ()
     gain: str = ""
 
 
@@ -456,7 +460,18 @@ def _read_patterns() -> tuple[Pattern, ...]:
     rows = yaml.safe_load((DATA / "patterns.yaml").read_text())
     patterns = []
     for key, row in rows.items():
-        patterns.append(Pattern(shows=shows[key], **row))
+        known = [PROBLEMS[name] for name in row.get("known", ())]
+        fixes = dict.fromkeys(problem.do for problem in known)
+        pattern = Pattern(
+            name=row["name"],
+            shows=shows[key],
+            fix=row.get("fix") or "; ".join(fixes),
+            known=tuple(known),
+            since=row.get("since", ""),
+            see=tuple(row.get("see", ())),
+            gain=row.get("gain", ""),
+        )
+        patterns.append(pattern)
     return tuple(patterns)
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ NAMES = (*MODELS, MLA)
 """The models that a view offers; it takes any layer (`core.layer`)."""
 AXES = ("release", "timer", "variant", "page_size", "lengths", "batch", "kv_len")
 """What makes a case of a model, in the order in which each narrows the next."""
+MOVING = ("batch", "kv_len")
+"""The axes that are sliders of the explorer."""
 LIVE = "live"
 """The name of the source that measures here."""
 EXPLORER = "explorer"
@@ -263,6 +265,36 @@ def find_case(
         choices.append(choose(source, model, wishes))
     choices.sort(key=_release_of_flashinfer, reverse=True)
     return min(choices, key=lambda choice: len(choice.notes))
+
+
+def find_moving_case(model: str, wishes: Wishes) -> ChosenCase:
+    """The case of the newest release whose sizes can be changed, so that `MOVING` offer several.
+
+    It is that of `find_case` where a GPU measures, a release is wished, or no records have several.
+    """
+    usual = find_case(model, wishes=wishes)
+    if usual.source.is_live or wishes.get("release"):
+        return usual
+    for source in _sources(usual.source, model):
+        rows = calls_of(source.frame, model)
+        for release in reversed(_on_record("release", rows)):
+            choice = choose(source, model, {**wishes, "release": release})
+            if _moves(choice) and len(choice.notes) <= len(usual.notes):
+                return choice
+    return usual
+
+
+def _sources(first: Source, model: str) -> Iterator[Source]:
+    """A source, then the others that have records of a model."""
+    yield first
+    for study, machine in sources_of(model):
+        if (study, machine) != (first.records, first.machine):
+            yield Source(study, machine, store.load(study, machine))
+
+
+def _moves(choice: ChosenCase) -> bool:
+    """Whether each of `MOVING` offers several values."""
+    return all(len(choice.options[axis]) > 1 for axis in MOVING)
 
 
 def live_source(model: str) -> Source:

@@ -40,9 +40,11 @@ from ..run.pairs import PREFIX, Comparison, families_of, next_round
 from ..run.releases import InvalidVersion, Version, build_version, overlay_for, own_build
 from ..run.rows import machine_slug
 from ..run.study import Sweep, machine_shown, mode
+from ..select.changes import Changes, add_changes, change_in_words
 from ..select.libraries import LIBRARIES, find
 from ..studies import STUDIES
 from .cards import Card, Shown, in_words
+from .known_calls import known_at, mode_of
 from .next_step import nearest_items, next_step, releases_on_record, why_not_run
 from .usual_calls import LIBRARY, Layer, backends_named, calls_of, items_of, layers_named
 
@@ -453,6 +455,7 @@ def _upgrade(comparison: Comparison, builds: Builds, taken: list[str]) -> Upgrad
     if comparison.not_slower:
         margin = f"{comparison.not_slower:.1%}"
     notes = [f"All rows are judged as one table (Holm); margin {margin}.", *taken]
+    notes += _known_notes(comparison)
     if mode() != "live":
         words = "is a build of your own: it needs a CUDA GPU."
         notes += [f"{path} {words}" for path in builds.values()]
@@ -478,6 +481,33 @@ def _upgrade(comparison: Comparison, builds: Builds, taken: list[str]) -> Upgrad
         next_step=step,
         nearest=_rows(*nearest),
     )
+
+
+def _known_notes(comparison: Comparison) -> list[str]:
+    """The known problems that come or end between the releases, for the calls that were timed."""
+    changes: Changes = {}
+    stack = {LIBRARY: Version(comparison.both[1])}
+    for item, pairs in comparison.pairs.items():
+        if not pairs:
+            continue
+        sides = []
+        for record, release in zip(pairs[-1], comparison.both, strict=True):
+            answers = known_at(
+                item.case,
+                item.backend,
+                release=release,
+                gpu=record.gpu,
+                timer=item.timer,
+                kernel=record.kernel_family,
+            )
+            sides.append(answers)
+        before, after = sides
+        where = f"{mode_of(item.case)} on {record.gpu}"
+        add_changes(changes, before, after, stack=stack, where=where)
+    lines: list[str] = []
+    for change in changes.values():
+        lines += change_in_words(change)
+    return [line.strip().removeprefix("- ") for line in lines]
 
 
 def _rows(*comparisons: Comparison) -> pd.DataFrame:

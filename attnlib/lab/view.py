@@ -29,7 +29,9 @@ from ..measure.calls.form import NamedCase
 from ..measure.calls.mla.case import MlaCase
 from ..run import store
 from ..run.frame import ceilings, intervals, over
+from ..select.known import Found, in_brief
 from .cards import NOTHING, Card, Shown, in_words
+from .known_calls import known_at
 from .source import (
     AXES,
     FLASHINFER,
@@ -250,7 +252,7 @@ class View(Shown):
         """What to mind: wishes not met, failures with reasons, what is missing or left out."""
         failed = self.rows[self.rows.status != "ok"]
         reasons = failed.backend + ": " + failed.status + ": " + failed.reason
-        notes = [*self.choice.notes.values(), *sorted({*reasons})]
+        notes = [*self.choice.notes.values(), *sorted({*reasons}), *self.known_notes]
         absent = [name for name in self.backends if name not in {*self.rows.backend}]
         if absent and len(self.rows):
             notes.append(f"Not on record for these choices: {', '.join(absent)}.")
@@ -265,6 +267,31 @@ class View(Shown):
         if self.choice.case.cost.io_bytes <= self.machine["l2_mib"] * 2**20:
             notes.append("The bytes fit the L2 cache, which is faster than the copy ceiling.")
         return notes
+
+    @cached_property
+    def known(self) -> dict[str, list[Found]]:
+        """Backend -> the known problems that hold for it and its release at this call."""
+        known = {}
+        newest = self.good.drop_duplicates("backend", keep="last")
+        for row in newest.itertuples():
+            known[row.backend] = known_at(
+                self.choice.case,
+                row.backend,
+                release=row.release,
+                gpu=row.gpu,
+                timer=row.timer,
+                kernel=row.kernel_family,
+            )
+        return known
+
+    @property
+    def known_notes(self) -> list[str]:
+        """A line per known problem, with the backends that have it."""
+        backends: dict[str, list[str]] = {}
+        for name, answers in self.known.items():
+            for answer in answers:
+                backends.setdefault(in_brief(answer), []).append(name)
+        return [f"{', '.join(names)}: {words}" for words, names in backends.items()]
 
     def figure(self) -> Figure:
         """Time of each backend, a dot per round, and the ceiling; ValueError without a time."""

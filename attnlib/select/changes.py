@@ -310,6 +310,30 @@ class Change:
     where: dict[str, None]
 
 
+Changes = dict[tuple[str, bool], Change]
+"""Id of a problem, and whether it comes -> what is told of it."""
+
+
+def add_changes(
+    changes: Changes,
+    before: Iterable[Found],
+    after: Iterable[Found],
+    *,
+    stack: Mapping[str, Version],
+    where: str,
+) -> None:
+    """Add the problems of a call that come or end; one that may be in the newer `stack` does not
+    end."""
+    old = {answer.problem.id: answer for answer in before}
+    new = {answer.problem.id: answer for answer in after}
+    for name in sorted(old.keys() ^ new.keys()):
+        comes = name in new
+        answer = new[name] if comes else old[name]
+        if comes or not answer.is_open_in(stack):
+            change = changes.setdefault((name, comes), Change(answer, comes, {}))
+            change.where[where] = None
+
+
 def known_changes(
     tried: Iterable[Tried],
     facts: Mapping[str, Any],
@@ -322,7 +346,7 @@ def known_changes(
     with the fact that decides it. `facts` are those that the user gave of a call, `cards` how a GPU
     was named, `server` the facts of the server.
     """
-    found: dict[tuple[str, bool], Change] = {}
+    found: Changes = {}
     for each in tried:
         call = each.call if "kv_lens" in facts else replace(each.call, kv_lens=(), q_lens=())
         sides = []
@@ -337,17 +361,10 @@ def known_changes(
                 server=server,
             )
             stack = situation.stack
-            answers = known_problems(situation)
-            sides.append({answer.problem.id: answer for answer in answers})
+            sides.append(known_problems(situation))
         before, after = sides
         where = f"{each.after.mode} on {each.after.gpu}"
-        for name in sorted(before.keys() ^ after.keys()):
-            comes = name in after
-            answer = after[name] if comes else before[name]
-            if not comes and answer.is_open_in(stack):
-                continue
-            change = found.setdefault((name, comes), Change(answer, comes, {}))
-            change.where[where] = None
+        add_changes(found, before, after, stack=stack, where=where)
     return list(found.values())
 
 

@@ -69,15 +69,16 @@ class Span:
             return None
         return True
 
-    def __str__(self) -> str:
-        words = []
-        if self.since:
-            words.append(f"since {self.since}")
+    @property
+    def end(self) -> str:
+        """`ended in 0.6.4`, or the last release of which it is known."""
         if self.ends_in:
-            words.append(f"ended in {self.ends_in}")
-        elif self.until:
-            words.append(f"known to {self.until}")
-        return ", ".join(words)
+            return f"ended in {self.ends_in}"
+        return f"known to {self.until}" if self.until else ""
+
+    def __str__(self) -> str:
+        since = f"since {self.since}" if self.since else ""
+        return ", ".join(filter(None, [since, self.end]))
 
 
 @dataclass(frozen=True)
@@ -287,6 +288,18 @@ def how_much(problem: Problem) -> list[str]:
     return lines
 
 
+def size_on_record(problem: Problem) -> str:
+    """The median ratios by the records, one a GPU; else who says that it is known."""
+    if problem.read:
+        return "read, not measured"
+    if problem.reported:
+        return "reported"
+    words = []
+    for size in sizes().get(problem.id, {}).get("sizes", ()):
+        words.append(f"{size['median']:.2f} x on {size['gpu']}")
+    return ", ".join(words)
+
+
 def in_words(answer: Found) -> list[str]:
     """A problem that holds: what it is, how much, what to do, where to read; a line each."""
     problem = answer.problem
@@ -298,6 +311,12 @@ def in_words(answer: Found) -> list[str]:
     if problem.links:
         lines.append(f"  see: {', '.join(problem.links)}")
     return lines
+
+
+def in_brief(answer: Found) -> str:
+    """A problem that holds, in a line: what it is, and what to do."""
+    problem = answer.problem
+    return f"known problem, {problem.what}: {problem.says} [{problem.id}] Do: {problem.do}"
 
 
 def report(answers: Iterable[Found]) -> list[str]:

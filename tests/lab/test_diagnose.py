@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 from support import traces
 from support.traces import GEMM, Writer, runs
 
@@ -22,6 +23,7 @@ from attnlib.lab.fix_gains import gained, gains
 from attnlib.lab.patterns import PATTERNS
 from attnlib.measure.spans import short_name
 from attnlib.select.explain import explain
+from attnlib.select.known import in_words, to_data
 from attnlib.select.libraries import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +117,10 @@ def test_a_pattern_is_found_where_it_shows_and_nowhere_else(number, path):
     assert row["pattern"] == PATTERNS[number].name and row["us per step"] > 0 and row["since"]
     assert number or attnlib.diagnose(GOOD.save(path)).patterns.empty
     assert number != 11 or "in this trace: another may write it" in row["evidence"]
-    assert (ROOT / "notebooks" / f"{row['notebook']}.ipynb").exists()
+    see = row["see"].split(", ")
+    files = [ROOT / link for link in see if not link.startswith("https://")]
+    assert files and all(file.exists() for file in files)
+    assert bool(row["known problem"]) == bool(PATTERNS[number].known)
     exported = attnlib.diagnose(BAD[number].export(path.with_suffix(".sqlite")), **shape)
     assert exported.patterns.equals(found.patterns) and exported.table().equals(found.table())
 
@@ -350,9 +355,51 @@ def test_releases_of_the_fa3_pattern_are_those_of_the_rules():
             release: explain(layer, library=f"flashinfer=={release}", mode="decode", gpu="sm90")
             for release in LIBRARIES["flashinfer"].releases
         }
-        first, *_, last = [release for release, picked in picks.items() if picked.kernel == "fa3"]
-        since = PATTERNS[0].since
-        assert f"{first} to" in since and f" to {last}" in since
+        slow = [release for release, picked in picks.items() if picked.kernel == "fa3"]
+        by_auto, by_name = (problem.releases["flashinfer"] for problem in PATTERNS[0].known)
+        span = by_name if dtype.startswith("float8") else by_auto
+        assert slow == [release for release in picks if span.has(Version(release))]
+
+
+def test_a_pattern_and_the_known_problem_that_it_is_are_one_knowledge():
+    for pattern in PATTERNS:
+        fixes = {problem.do for problem in pattern.known}
+        assert pattern.fix and (pattern.known or pattern.since and pattern.see)
+        assert not (pattern.known and (pattern.since or pattern.see)), "it is said in data/known"
+        assert all(pattern.fix.count(fix) <= 1 for fix in fixes)
+
+
+def test_a_pattern_names_the_known_problems_that_facts_and_releases_leave():
+    trace = TRACES / "fa3_decode.json.gz"
+    auto, by_name = (problem.id for problem in PATTERNS[0].known)
+    named = {
+        "": f"{auto}, {by_name}",
+        "0.6.3": f"{auto}, {by_name}",
+        "0.6.4": by_name,
+        "0.7.0": by_name,
+    }
+    for release, ids in named.items():
+        stated = {"flashinfer": release} if release else {}
+        (row,) = attnlib.diagnose(trace, **stated).patterns.to_dict("records")
+        assert row["known problem"] == ids, release
+    (row,) = attnlib.diagnose(TRACES / "fa2_host.json.gz").patterns.to_dict("records")
+    assert row["known problem"] == "flashinfer-host-plan"
+    assert row["by the records"].startswith("on record: ")
+
+
+def test_a_known_problem_that_no_pattern_shows_is_told_where_the_stated_release_has_it(capsys):
+    trace = TRACES / "fa2_host.json.gz"
+    assert attnlib.diagnose(trace).known == []
+    assert attnlib.diagnose(trace, flashinfer="0.7.0").known == []
+    seen = attnlib.diagnose(trace, flashinfer="0.6.18")
+    (answer,) = seen.known
+    assert answer.problem.id == "flashinfer-kv-offsets"
+    for line in in_words(answer):
+        assert line.strip() in repr(seen)
+    assert cli.main(["diagnose", str(trace), "--shape", "flashinfer=0.6.18", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["known"] == to_data([answer])
+    with pytest.raises(ValueError, match="flashinfer must be a release such as .*, got 'new'"):
+        attnlib.diagnose(trace, flashinfer="new")
 
 
 def test_a_trace_without_attention_that_is_known_names_what_ran_most(path):

@@ -14,7 +14,7 @@ import attnlib
 from attnlib import explore, view
 from attnlib.lab import explore as module
 from attnlib.lab.explore import CSS_CLASS, DESCRIPTIONS
-from attnlib.lab.source import NAMES
+from attnlib.lab.source import MOVING, NAMES
 from attnlib.lab.view import View
 from attnlib.run import store
 from attnlib.run.study import describe
@@ -50,10 +50,44 @@ def wait(explorer, timeout_s=60):
 
 
 def test_it_opens_with_the_view_that_the_call_gives_or_at_the_choices_asked_for(published):
-    assert repr(published.view) == repr(view())
+    opened = view(release="0.6.3", records="fa3_decode_regression", machine="30af7b45")
+    assert repr(published.view) == repr(opened)
     assert "Records of study fa3_decode_regression" in published.served.value
     seen = explore("Qwen3-32B at TP 4", release="0.6.3", batch=1, kv_len=32768).view
     assert seen.choice.arguments["kv_len"] == 32768
+
+
+def test_it_opens_where_its_sliders_move_and_they_stay_there(published):
+    batch, kv_len = (published.controls[name] for name in MOVING)
+    for model in NAMES:
+        published.controls["model"].value = model
+        stops = [len(batch.options), len(kv_len.options)]
+        assert min(stops) > 1 or model == "DeepSeek MLA", model
+    published.controls["model"].value = MODEL
+    published.controls["model"].value = "Llama-3.1-8B"
+    release = published.controls["release"].value
+    for _, stop in batch.options:
+        batch.value = stop
+        assert published.controls["release"].value == release
+    newest = explore("Llama-3.1-8B", release="0.7.2.post1")
+    assert newest.view.choice.arguments["release"] == "0.7.2.post1", "as asked for"
+
+
+def test_a_control_with_one_choice_is_disabled(published):
+    for release, is_fixed in (("0.7.2.post1", True), ("0.6.3", False)):
+        published.controls["release"].value = release
+        assert published.controls["kv_len"].disabled == is_fixed
+        for control in published.controls.values():
+            assert control.disabled == (len(control.options) == 1)
+
+
+def test_what_another_control_changes_is_said(published):
+    published.controls["batch"].value = 64
+    assert published.view.choice.arguments["kv_len"] == 4096
+    words = "<strong>changed with batch: kv_len 8192 to 4096</strong>"
+    assert published.served.value.startswith(words)
+    published.controls["against"].value = FA3
+    assert "changed with" not in published.served.value
 
 
 def test_every_control_has_its_label_and_the_whole_has_its_class(published):
@@ -88,7 +122,7 @@ def test_advice_is_of_the_layer_that_is_shown_and_a_problem_is_said(published):
     published.controls["model"].value = "DeepSeek MLA"
     assert published.advice.value == ""
     published.advise.click()
-    assert "advice must be of a decode call" in published.advice.value
+    assert "mode=mla heads=128/1 page=64 lens=8192x64" in published.advice.value
 
 
 @pytest.mark.slow
@@ -130,8 +164,12 @@ def test_without_a_gpu_it_shows_why_and_leaves_the_records_to_be_chosen(
     explorer = explore(records="live")
     assert "live needs a CUDA GPU" in explorer.shown.value and explorer.view is None
     assert explorer.measure.disabled and explorer.live_row.layout.display == "flex"
+    assert explorer.advise.disabled
+    explorer.advise.click()
+    assert "advice must be of a call that is shown" in explorer.advice.value
     explorer.controls["records"].value = explorer.controls["records"].options[0][1]
     assert explorer.view is not None and explorer.live_row.layout.display == "none"
+    assert not explorer.advise.disabled
 
 
 def test_an_argument_that_is_none_lists_those_that_are(published_records):
@@ -148,6 +186,8 @@ def test_on_a_gpu_it_opens_to_measure_there(instant_jobs, monkeypatch):
     assert explorer.served.value == "Measures here; not on record yet."
     assert explorer.view.times.ran.tolist() == ["not on record"] * 2
     assert not list(store.data_root().rglob("*.json")), "to look writes nothing"
+    explorer.advise.click()
+    assert "gpu must be one of" in explorer.advice.value and "'CPU'" not in explorer.advice.value
     explorer.measure.click()
     wait(explorer)
     assert explorer.view.times.rounds.tolist() == [3, 3]
@@ -166,7 +206,7 @@ def test_on_a_gpu_it_opens_to_measure_there(instant_jobs, monkeypatch):
 
 def test_an_error_of_any_kind_is_shown_and_not_raised(published, monkeypatch):
     monkeypatch.setattr(module, "find_case", lambda *_: {}["<b>disk</b>"])
-    published.controls["release"].value = "0.6.3"
+    published.controls["release"].value = "0.6.4"
     assert "KeyError: &#x27;&lt;b&gt;disk&lt;/b&gt;&#x27;" in published.shown.value
 
 

@@ -18,6 +18,7 @@ from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase
 from attnlib.run import store
 from attnlib.run.pairs import SPARE_ROUNDS
+from attnlib.select.known import PROBLEMS
 from attnlib.studies import captured
 
 PACKAGE, MODEL = "flashinfer-python", "Llama-3.1-8B"
@@ -347,3 +348,17 @@ def test_without_a_gpu_and_records_it_is_not_decided(capsys, fails, without_gpu)
         compare_releases("0.5.3", "0.6.3", heads=8)
     with pytest.raises(ValueError, match=r"not_slower must lie in 0\.\.1, .*got 2"):
         compare(not_slower=2)
+
+
+def test_known_problems_that_come_or_end_are_told_of_the_calls_that_were_timed(published_records):
+    slow = "flashinfer-fa3-decode-auto"
+    ended = compare_releases("0.6.3", "0.6.4", cases=KEYS[0])
+    (note,) = [note for note in ended.notes if slow in note]
+    assert note.startswith("ended, slower (decode on NVIDIA H200): auto decodes a 16-bit cache")
+    notes = "\n".join(compare_releases("0.5.3", "0.6.3", cases=KEYS[0]).notes)
+    assert f"slower since flashinfer 0.6.0 (decode on NVIDIA H200): {PROBLEMS[slow].says}" in notes
+    assert f"do: {PROBLEMS[slow].do}" in notes
+    pinned = compare_releases("0.6.3", "0.6.4", cases=KEYS[0], backend="fa2")
+    assert not [note for note in pinned.notes if "[flashinfer" in note]
+    untimed = compare_releases("0.6.3", "0.6.4", heads="16/2", lens="4097", page_size=16)
+    assert untimed.outcome == "not decided" and not [n for n in untimed.notes if slow in n]

@@ -7,6 +7,7 @@ from support import explorer_records as made
 from support.explorer_records import COPY_BYTES, FA2, FA3, LATENT, QWEN, keep, publish, timed
 
 import attnlib
+from attnlib.lab.known_calls import known_at
 from attnlib.lab.source import (
     EXPLORER,
     NAMES,
@@ -16,8 +17,10 @@ from attnlib.lab.source import (
     sources_of,
 )
 from attnlib.lab.view import View, view
+from attnlib.measure.calls.cases import read_case
 from attnlib.measure.stats import judge_ratios
 from attnlib.run import store
+from attnlib.select.known import PROBLEMS, in_brief
 from attnlib.studies.fa3_decode_regression import H100_MACHINE, STUDY
 
 MODEL = "Qwen3-0.6B"
@@ -318,3 +321,43 @@ def variant_with_queries():
     """The variant of a call with several query tokens."""
     options = view("DeepSeek MLA", **SPLIT_CAP).choice.options["variant"]
     return next(option for option in options if "q_len=4" in option)
+
+
+def test_a_known_problem_of_a_backend_and_release_is_a_note_and_others_are_silent(
+    published_records,
+):
+    auto = "flashinfer-fa3-decode-auto"
+    slow = view(LLAMA, release="0.6.3")
+    (note,) = [note for note in slow.card().notes if auto in note]
+    (answer,) = slow.known["flashinfer-auto"]
+    assert note == f"flashinfer-graph-auto, flashinfer-auto: {in_brief(answer)}"
+    assert PROBLEMS[auto].do in note
+    assert slow.known[FA2] == []
+    mended = view(LLAMA, release="0.6.4")
+    assert auto not in repr(mended) and mended.known["flashinfer-auto"] == []
+    assert [answer.problem.id for answer in mended.known[FA3]] == ["flashinfer-fa3-decode-by-name"]
+
+
+def test_a_backend_without_a_release_or_on_an_unknown_card_has_no_known_problem(demo):
+    assert view(MODEL).known == {FA2: [], FA3: []}, "of a Test GPU no rule knows"
+    how = {"gpu": "NVIDIA H200", "timer": "graph", "kernel": "fa3"}
+    asked = {
+        "flashinfer-fa3": ["flashinfer-fa3-decode-by-name"],
+        "flashinfer-fa2-planned": [],
+        "flash-attn-3": [],
+    }
+    for backend, ids in asked.items():
+        found = known_at(QWEN, backend, release="0.7.2", **how)
+        assert [answer.problem.id for answer in found] == ids
+    assert known_at(QWEN, FA3, release="", **how) == []
+
+
+def test_the_cap_of_splits_is_known_where_it_takes_splits_from_a_recorded_call():
+    how = {"release": "0.4.10", "gpu": "NVIDIA H100 80GB HBM3", "timer": "graph"}
+    skewed = read_case("heads=32/8 head_dim=128 page=1 lens=131072,1024x127")
+    even = read_case("heads=32/8 head_dim=128 page=1 lens=1024x128")
+    name = "sglang-flash-attn-3"
+    found = known_at(skewed, name, **how)
+    assert [answer.problem.id for answer in found] == ["sglang-fa3-split-cap-gqa"]
+    assert known_at(even, name, **how) == []
+    assert known_at(skewed, f"{name}@bounded", **how) == [], "it is the mend"

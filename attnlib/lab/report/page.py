@@ -15,6 +15,7 @@ from markupsafe import Markup
 from ...run import store
 from ...run.pairs import PREFIX
 from ...run.study import mode, record_machine
+from ...select.known import PROBLEMS, size_on_record
 from ...studies import STUDIES
 from .. import cards
 from ..claims import Judged
@@ -96,7 +97,30 @@ def render_page(
         tally=", ".join(f"{count} {verdict}" for verdict, count in tally),
         studies=facts,
         live_run=live_run(),
+        known=known_rows(),
     )
+
+
+def known_rows() -> dict[str, list[dict[str, str]]]:
+    """Component -> a row per known problem: what it is, since and until when, how much, the fix."""
+    tables: dict[str, list[dict[str, str]]] = {}
+    for problem in PROBLEMS.values():
+        since = []
+        until = []
+        for package, span in problem.releases.items():
+            since.append(f"{package} {span.since}" if span.since else f"{package}, not known")
+            until.append(f"{package} {span.end}")
+        row = {
+            "id": problem.id,
+            "what": problem.what,
+            "says": problem.says,
+            "since": ", ".join(since) or "any release",
+            "until": ", ".join(until) or "it is a setting",
+            "size": size_on_record(problem),
+            "do": problem.do,
+        }
+        tables.setdefault(problem.component, []).append(row)
+    return tables
 
 
 def _leading(pages: Sequence[Fragment]) -> list[Fragment]:

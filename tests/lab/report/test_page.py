@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from attnlib.lab.report import page
 from attnlib.lab.report.fragment import Fragment
 from attnlib.lab.report.page import live_run, render_page
 from attnlib.run import store
+from attnlib.select.known import PROBLEMS, sizes
 
 EVIL = "<b onclick='x'>\"&"
 ESCAPED = "&lt;b onclick=&#39;x&#39;&gt;&#34;&amp;"
@@ -80,6 +82,29 @@ def test_a_live_page_says_which_studies_this_gpu_has_not_measured(monkeypatch):
 def test_published_records_that_are_missing_are_an_error():
     with pytest.raises(FileNotFoundError, match="no records of study 'auto_resolution'"):
         render_page([], [], [("auto_resolution", "test-gpu-1")])
+
+
+def test_every_known_problem_is_a_row_with_its_anchor_size_and_fix():
+    text = render_page([], [], [])
+    assert '<a href="#known">Known problems</a>' in text
+    table = text.partition('<section id="known">')[2].partition("</section>")[0]
+    assert table.count("<tr id=") == len(PROBLEMS)
+    rows = dict(re.findall(r'<tr id="known-(.*?)">(.*?)</tr>', table, re.DOTALL))
+    assert rows.keys() == PROBLEMS.keys()
+    for name, problem in PROBLEMS.items():
+        assert html.unescape(rows[name]).count(problem.do) >= 1
+        assert (" x on NVIDIA" in rows[name]) == bool(problem.record)
+    slow = rows["flashinfer-fa3-decode-auto"]
+    assert "<td>flashinfer 0.6.0</td>" in slow and "<td>flashinfer ended in 0.6.4</td>" in slow
+    first, *_ = sizes()["flashinfer-fa3-decode-auto"]["sizes"]
+    assert f"{first['median']:.2f} x on {first['gpu']}" in slow
+
+
+def test_a_text_of_a_known_problem_is_escaped(monkeypatch):
+    problem = replace(PROBLEMS["flashinfer-fa3-decode-auto"], says=EVIL, do=EVIL)
+    monkeypatch.setattr(page, "PROBLEMS", {problem.id: problem})
+    text = render_page([], [], [])
+    assert "<b onclick" not in text and text.count(ESCAPED) == 2
 
 
 def test_the_last_gpu_run_is_summarised(tmp_path):
