@@ -192,10 +192,10 @@ def _diagnose(
 
 
 def _facts_of_shape(shape: str) -> dict[str, int | str]:
-    """The facts of a call's text, or of `heads=32/8,kv_len=8192` as older releases wrote them."""
+    """The words of a call, or the facts of `heads=32/8,kv_len=8192` as older releases wrote them."""
     facts: dict[str, int | str] = {}
     if re.search(r"\b(lens|page)=", shape):
-        return _facts_of_text(shape)
+        return CallText.read(shape).given
     for part in filter(None, shape.split(",")):
         name, given, value = part.partition("=")
         if not given:
@@ -203,18 +203,6 @@ def _facts_of_shape(shape: str) -> dict[str, int | str]:
         if name in facts:
             raise ValueError(f"--shape must name each fact once, got {shape!r}")
         facts[name] = int(value) if value.isdecimal() else value
-    return facts
-
-
-def _facts_of_text(text: str) -> dict[str, int | str]:
-    """The facts of `heads=32/8 page=16 lens=8192x16`."""
-    facts = CallText.read(text).given
-    if "page" in facts:
-        facts["page_size"] = facts.pop("page")
-    if "lens" in facts:
-        lens = facts.pop("lens")
-        facts["batch_size"] = lens.batch_size
-        facts["kv_len"] = lens.kv_len
     return facts
 
 
@@ -767,7 +755,7 @@ EXPLAIN: Options = {
         help="such as sm90 or h100; several with --diff: sm90,sm100",
     ),
     "--mode": dict(
-        help="such as decode; several with --diff; of a --model decode, if it is left out",
+        help="default: decode; several with --diff, by default all",
     ),
     **LAYER,
     **SERVED,

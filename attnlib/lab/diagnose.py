@@ -7,7 +7,7 @@ is matched by name. What one trace lacks, such as marks, is said of it and not r
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from ..core.call_text import Lens
 from ..measure.steps import EITHER, Step
 from ..run.figures import charts, style
 from .cards import Card, Shown, in_words
@@ -304,7 +305,8 @@ def diagnose(
     **shape
         What the trace does not tell of the layer, for the gains on record: `heads` (text such as
         `32/8`), `head_dim`, `page_size` (tokens), `batch_size` (requests), `kv_len` (tokens),
-        `dtype` and `kv_dtype` (`bfloat16`, `float16` or `float8_e4m3fn`). Also the releases that
+        `dtype` and `kv_dtype` (`bfloat16`, `float16` or `float8_e4m3fn`); or `page` and `lens`
+        (`8192x16`) as the text of a call has them. Also the releases that
         served (`sglang`, `vllm`, `flashinfer`), for the known problems that hold in them.
 
     Returns
@@ -326,6 +328,7 @@ def diagnose(
     >>> slow.patterns.pattern.tolist()
     ['fa3 of FlashInfer decodes']
     """
+    shape = facts_said(shape)
     totals = read_totals(path)
     if totals and not after:
         return totals
@@ -336,6 +339,25 @@ def diagnose(
     if not after:
         return diagnosis
     return TraceChange(diagnosis, read_diagnosis(after, shape))
+
+
+def facts_said(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a layer; those of `page` and `lens` by their own names.
+
+    ValueError for one that is given twice.
+    """
+    said = dict(words)
+    facts = {}
+    if "page" in said:
+        facts["page_size"] = said.pop("page")
+    if "lens" in said:
+        lens = Lens.read(str(said.pop("lens")))
+        facts["batch_size"] = lens.batch_size
+        facts["kv_len"] = lens.kv_len
+    for name in facts:
+        if name in said:
+            raise ValueError(f"{name} must be left out with page or lens, got {said[name]!r}")
+    return said | facts
 
 
 def _with_one_decode_kind(side: Diagnosis) -> Diagnosis:

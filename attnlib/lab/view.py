@@ -431,7 +431,7 @@ def view(
 
 def _viewed(wishes: dict[str, Any]) -> View:
     """The view of the arguments of `view`."""
-    wishes = {**wishes, **_said(wishes)}
+    wishes = {**wishes, **said_beside(wishes)}
     require_kinds(wishes)
     layer = {name: wishes[name] for name in ("model", "tp", "heads", "head_dim")}
     model = layer_named(**layer)
@@ -447,7 +447,7 @@ def _viewed(wishes: dict[str, Any]) -> View:
     return View(choice)
 
 
-def _said(wishes: dict[str, Any]) -> dict[str, Any]:
+def said_beside(wishes: dict[str, Any]) -> dict[str, Any]:
     """What the text of a call, or a case, says in place of a model; ValueError where an argument
     says it too."""
     said = wishes_said(wishes["model"])
@@ -455,7 +455,7 @@ def _said(wishes: dict[str, Any]) -> dict[str, Any]:
         return {}
     usual = {"tp": 1, "heads": "", "head_dim": 0}
     for name in SAID_BY_TEXT:
-        given = wishes[name]
+        given = wishes.get(name, usual.get(name))
         if name != "model" and given != usual.get(name):
             is_free = name in ("variant", *AXES) and name not in said
             if not is_free:

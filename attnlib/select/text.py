@@ -87,6 +87,7 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     if "diff" not in given:
         _require_one_call(given, layer)
         given["gpu"] = given["gpu"][0]
+        given.setdefault("mode", DECODE)
     is_one = is_checkpoint(model) and model not in _models_of_diff(given)
     if is_one:
         splits = {name: layer[name] for name in ("tp", "dp") if name in layer}
@@ -192,8 +193,6 @@ def _take_text(
         _add(given, {"mode": said.mode})
     _add(layer, layer_said(said))
     _add(facts, facts_said(said, given.get("mode", "")))
-    if "diff" not in given:
-        given.setdefault("mode", DECODE)
 
 
 def _add(options: Words, said: Words) -> None:
@@ -215,11 +214,8 @@ def _with_model(facts: Words, layer: Words) -> Words:
 
 
 def _require_one_call(given: Words, layer: Words) -> None:
-    """ValueError unless the options name a library, a GPU, a mode and a layer."""
-    needed = ["library", "gpu"]
-    if not is_checkpoint(layer.get("model", "")):
-        needed.append("mode")  # of a model it is decode
-    missing = [f"--{name}" for name in needed if name not in given]
+    """ValueError unless the options name a library, a GPU and a layer."""
+    missing = [f"--{name}" for name in ("library", "gpu") if name not in given]
     if not ("heads" in layer or "model" in layer):
         missing.append("--heads")
     if missing:

@@ -8,7 +8,8 @@ from support.old_names import old_key, old_label
 import attnlib
 from attnlib import cli
 from attnlib.core.spec import AttnSpec, MlaSpec
-from attnlib.lab.source import variant_of, wishes_said
+from attnlib.lab.diagnose import facts_said
+from attnlib.lab.source import _with_only_context, variant_of, wishes_said
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.mla.case import MlaCase
 from attnlib.select import Call
@@ -204,5 +205,56 @@ def test_a_comparison_takes_words_and_keys_of_old(capsys, tmp_path):
 
 def test_the_shape_of_a_trace_is_said_in_words_or_as_before():
     before = cli._facts_of_shape("heads=32/8,kv_len=8192,batch_size=16,page_size=16")
-    assert cli._facts_of_shape("heads=32/8 page=16 lens=8192x16") == before
-    assert cli._facts_of_shape("lens=100+300") == {"batch_size": 2, "kv_len": 300}
+    assert facts_said(cli._facts_of_shape("heads=32/8 page=16 lens=8192x16")) == before
+    assert facts_said({"lens": "100+300"}) == {"batch_size": 2, "kv_len": 300}
+    with pytest.raises(ValueError, match="^kv_len must be left out with page or lens, got 9$"):
+        attnlib.diagnose("data/traces/fa3_decode.json.gz", lens="100x2", kv_len=9)
+
+
+def test_a_diagnosis_takes_lens():
+    trace = "data/traces/fa3_decode.json.gz"
+    said = attnlib.diagnose(trace, heads="32/8", lens="8192x16")
+    assert said.shape == attnlib.diagnose(trace, heads="32/8", kv_len=8192, batch_size=16).shape
+
+
+# ---- where a text was refused
+
+
+OF_MLA = "mode=mla heads=128/1 page=1 lens=32768x8+2048x56"
+
+
+def test_a_text_without_context_takes_the_only_one_on_record():
+    seen = attnlib.view(OF_MLA, machine="h200")
+    assert seen.choice.case.label == f"{OF_MLA} context=131072"
+    study = attnlib.STUDIES["split_cap"]
+    assert study.case_named(OF_MLA).label == f"{OF_MLA} context=131072"
+
+
+def test_a_context_is_chosen_only_where_there_is_one():
+    recorded = ["dtype=float16 context=10", "heads=8/1 context=9", "heads=8/1 context=10"]
+    assert _with_only_context("dtype=float16", recorded) == "dtype=float16 context=10"
+    assert _with_only_context("heads=8/1", recorded) == "heads=8/1"
+    assert _with_only_context("heads=8/1", [*recorded, "heads=8/1"]) == "heads=8/1"
+    assert _with_only_context(None, ["None context=9"]) is None
+
+
+def test_explore_opens_with_a_call():
+    explorer = attnlib.explore(TEXT, machine="h200")
+    assert explorer.view.choice.case == CASE
+    assert attnlib.explore(CASE).view.choice.case == CASE
+    with pytest.raises(ValueError, match="^kv_len must be left out with the text of a call"):
+        attnlib.explore(TEXT, kv_len=8192)
+
+
+def test_a_decode_call_takes_a_text():
+    assert attnlib.decode_call("sdpa", TEXT, device="cpu").__name__ == f"sdpa, {TEXT}"
+    with pytest.raises(ValueError, match="^case must be a DecodeCase or its text, got 'mode=mla"):
+        attnlib.decode_call("sdpa", OF_MLA)
+
+
+def test_explain_takes_heads_alone_and_a_card(capsys):
+    by_text = attnlib.explain("heads=32/8", gpu="h100", library="sglang==0.5.23")
+    assert (by_text.mode, by_text.gpu, by_text.backend) == ("decode", "sm90", "fa3")
+    line = "explain --library sglang==0.5.23 --gpu h100"
+    head = told(capsys, f"{line} --heads 32/8").splitlines()[0]
+    assert head == told(capsys, f"{line} heads=32/8").splitlines()[0]
