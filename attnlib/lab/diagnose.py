@@ -318,8 +318,10 @@ def diagnose(
     Raises
     ------
     ValueError
-        For a file that is no trace, an unknown fact or value, and two traces without a kind of
-        step that both have.
+        For a file that is no trace, a folder, an unknown fact or value, and two traces without a
+        kind of step that both have.
+    FileNotFoundError
+        Where there is no such file.
 
     Examples
     --------
@@ -329,6 +331,9 @@ def diagnose(
     ['fa3 of FlashInfer decodes']
     """
     shape = facts_said(shape)
+    _require_file(path)
+    if after:
+        _require_file(after)
     totals = read_totals(path)
     if totals and not after:
         return totals
@@ -339,6 +344,14 @@ def diagnose(
     if not after:
         return diagnosis
     return TraceChange(diagnosis, read_diagnosis(after, shape))
+
+
+def _require_file(path: TracePath) -> None:
+    """FileNotFoundError where there is nothing, ValueError for a folder."""
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"trace must be a file, there is none at {os.fspath(path)!r}")
+    if os.path.isdir(path):
+        raise ValueError(f"trace must be a file, got the folder {os.fspath(path)!r}")
 
 
 def facts_said(words: Mapping[str, Any]) -> dict[str, Any]:

@@ -431,11 +431,14 @@ def view(
 
 def _viewed(wishes: dict[str, Any]) -> View:
     """The view of the arguments of `view`."""
-    wishes = {**wishes, **said_beside(wishes)}
+    said = said_beside(wishes)
+    wishes = {**wishes, **said}
     require_kinds(wishes)
     layer = {name: wishes[name] for name in ("model", "tp", "heads", "head_dim")}
     model = layer_named(**layer)
     choice = find_case(model, wishes["records"], wishes["machine"], wishes)
+    if choice.notes.keys() & said.keys():
+        raise ValueError(f"no record of this call; nearest: {choice.case.label}")
     if choice.notes:
         raise ValueError("; ".join(choice.notes.values()))
     rounds = wishes["rounds"]

@@ -119,8 +119,11 @@ def test_the_command_advises_on_words_as_on_options(capsys):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (f"advise {TEXT} --page-size 16", "page_size must be a word of the call 'heads="),
-        (f"advise {TEXT} --lens 9", "lens must be a word of the call 'heads="),
+        (
+            f"advise {TEXT} --page-size 16",
+            "page_size must be left out beside the text of a call, got 16: say page=",
+        ),
+        (f"advise {TEXT} --lens 9", "lens must be left out beside the text of a call"),
         ("advise --heads 8/1", "a call must be given, such as heads=32/8"),
         (
             "advise mode=target_verify q_len=4 heads=16/2 lens=9",
