@@ -196,3 +196,12 @@ def test_a_cache_that_no_kernel_of_ours_reads_is_a_fact_of_a_text():
     call = Call(cache="nvfp4", pinned_kv_dtype=True, kv_lens=(9,))
     layer = AttnSpec(32, 8, 128, 16)
     assert by_text.order == explain(layer, mode="decode", call=call, **how).order
+
+
+def test_lengths_that_a_known_problem_asks_for_are_not_called_unused(capsys):
+    words = ("heads=32/8", "page=1", "lens=32768x8+2048x56")
+    options = ("--library", "sglang==0.5.23", "--gpu", "h100", "--call", "positions")
+    assert cli.main(["explain", *words, *options]) == 0
+    printed = capsys.readouterr().out
+    (unused,) = [line for line in printed.splitlines() if line.startswith("not used by")]
+    assert "positions" in unused and "kv_lens" not in unused
