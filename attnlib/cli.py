@@ -16,8 +16,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
-from . import CRASHED, doctor, install_advice
-from .core.call_text import DTYPE_WORDS, EXAMPLE, LENS_HELP, CallText, Lens
+from . import CRASHED, __version__, doctor, install_advice
+from .core.call_text import (
+    DTYPE_WORDS,
+    EXAMPLE,
+    LENS_HELP,
+    OTHER_NAMES,
+    CallText,
+    Lens,
+    nearest,
+)
 from .core.layer import parse_layer, sizes_given
 from .core.spec import MLA, MLA_HEAD_DIM
 from .measure.files import read_limited
@@ -26,7 +34,6 @@ from .measure.printable import printable
 if TYPE_CHECKING:
     from .lab.advise import Advice
     from .run.study import Study, Sweep
-    from .select.facts import Call
 
 FAILED = 1
 USAGE = 2
@@ -47,6 +54,13 @@ or with diagnose --fail-on pattern if AFTER shows a new one;
 {128 + signal.SIGINT} after Ctrl-C."""
 DEFAULT_REPORT = Path("build/report/index.html")
 SIZES = ("tp", "head_dim", "page_size")
+SPELLINGS = {
+    "--engine": "--library",
+    "--library": "--engine",
+    "--policy": "--backend",
+    "--backend": "--policy",
+}
+"""Option -> its other name, which every command with the option takes too."""
 Options = dict[str, dict[str, Any]]
 """Argument of a command -> keywords of `add_argument`."""
 
@@ -77,6 +91,7 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
         description="Reproduce, explain and prove fixes of attention-backend regressions.",
         epilog=STATUSES,
     )
+    parser.add_argument("--version", action="version", version=f"attnlib {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, command in COMMANDS.items():
         words = command.run.__doc__ or ""
@@ -90,7 +105,23 @@ def build_parser(only: str = "") -> argparse.ArgumentParser:
             subparser.epilog = command.known()
             for argument, options in command.arguments.items():
                 subparser.add_argument(argument, **options)
+                _add_other_name(subparser, argument, options)
     return parser
+
+
+def _add_other_name(
+    parser: argparse.ArgumentParser,
+    argument: str,
+    options: dict[str, Any],
+) -> None:
+    """Add the other name of an option, which --help does not show."""
+    if argument in SPELLINGS:
+        hidden = {
+            "dest": argument.removeprefix("--"),
+            **options,
+            "help": argparse.SUPPRESS,
+        }
+        parser.add_argument(SPELLINGS[argument], **hidden)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     first = words[0] if words else ""
     name = first if first in COMMANDS else ""
     try:
+        _require_command(first)
         given = vars(build_parser(first).parse_args(words))
         name = given.pop("command")
         _check(given)
@@ -115,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
-        told = " ".join(str(error).splitlines())
+        told = _as_typed(" ".join(str(error).splitlines()), words)
         _say(f"{_program(name)}:", _cut(told), file=sys.stderr)
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
@@ -126,6 +158,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = "crashed, which is a fault of attnlib and no result: please report the lines above"
         _say(_program(name), told, file=sys.stderr)
         return CRASHED
+
+
+def _require_command(word: str) -> None:
+    """ValueError, which names the nearest, for a first word that is neither command nor option."""
+    if word not in COMMANDS and not word.startswith("-") and word:
+        near = nearest(word, COMMANDS)
+        raise ValueError(
+            f"command must be one of {', '.join(COMMANDS)}, got {word!r}{near}; see --help"
+        )
+
+
+def _as_typed(told: str, words: Sequence[str]) -> str:
+    """An error that begins with an option's other name begins with the one that was typed."""
+    for word in words:
+        option = word.partition("=")[0]
+        other = SPELLINGS.get(option, "").removeprefix("--")
+        if other and told.startswith(f"{other} "):
+            return option.removeprefix("--") + told.removeprefix(other)
+    return told
 
 
 def _program(name: str) -> str:
@@ -199,10 +250,10 @@ def _diagnose(
 
 
 def _facts_of_shape(shape: str) -> dict[str, int | str]:
-    """The facts of a call's text, or of `heads=32/8,kv_len=8192` as older releases wrote them."""
+    """The words of a call, or the facts of `heads=32/8,kv_len=8192` as older releases had them."""
     facts: dict[str, int | str] = {}
     if re.search(r"\b(lens|page)=", shape):
-        return _facts_of_text(shape)
+        return CallText.read(shape).given
     for part in filter(None, shape.split(",")):
         name, given, value = part.partition("=")
         if not given:
@@ -210,16 +261,6 @@ def _facts_of_shape(shape: str) -> dict[str, int | str]:
         if name in facts:
             raise ValueError(f"--shape must name each fact once, got {shape!r}")
         facts[name] = int(value) if value.isdecimal() else value
-    return facts
-
-
-def _facts_of_text(text: str) -> dict[str, int | str]:
-    """The facts of `heads=32/8 page=16 lens=8192x16`."""
-    facts = CallText.read(text).given
-    if "page" in facts:
-        facts["page_size"] = facts.pop("page")
-    if "lens" in facts:
-        facts["lens"] = str(facts["lens"])
     return facts
 
 
@@ -411,6 +452,7 @@ def _advise(
     heads: str = "",
     model: str = "",
     server: Sequence[str] = (),
+    call: Sequence[str] = (),
     as_json: bool = False,
     **options: Any,
 ) -> int:
@@ -420,42 +462,53 @@ def _advise(
     problem holds of which a size was measured or reported, 0 if none does, 2 for wrong use.
     """
     from .lab.advise import advise
-    from .lab.view import measure_call
     from .measure.calls.cases import case_of
     from .select.asked import LATENT_PAGE, is_checkpoint
+    from .select.facts import Call
     from .select.situation import parse_server
+    from .select.text import parse_call
 
+    stated = parse_call(call)
     how: dict[str, Any] = {"server": parse_server(server)}
     named = [name for name in ("library", "backend", "gpu") if name in options]
     for name in named:
         how[name] = options.pop(name)
-    unused = [*named, "server"] if server else named
-    if measure and unused:
-        _say(f"all backends are measured here; not used: {', '.join(unused)}", file=sys.stderr)
+    unused = list(named)
+    if call:
+        unused.append("call")
+    if server:
+        unused.append("server")
     if words:
-        call = " ".join(words)
-        _require_alone(call, lens=lens, batch=batch, heads=heads, model=model, **options)
+        text = " ".join(words)
+        _require_alone(text, lens=lens, batch=batch, heads=heads, model=model, **options)
         if measure:
-            _say(measure_call(call))
-            return 0
-        return _advised(advise(call, **how), as_json)
+            return _measured(unused, text)
+        return _advised(advise(text, facts=Call(**stated), **how), as_json)
     if not lens:
         raise ValueError(f"a call must be given, such as {EXAMPLE}, or --heads and --lens")
     sizes = Lens.read(lens, batch=batch)
     if is_checkpoint(model):
         said = _said_by_options(heads, model, sizes, **options)
         if measure:
-            _say(measure_call(case_of(said)))
-            return 0
-        return _advised(advise(said, **how), as_json)
-    facts = _facts_of_options(options)
+            return _measured(unused, case_of(said))
+        return _advised(advise(said, facts=Call(**stated), **how), as_json)
+    facts = Call(**(_facts_of_options(options) | stated))
     if options.get("head_dim") == MLA_HEAD_DIM:
         options.setdefault("page_size", LATENT_PAGE)
     layer = parse_layer(heads, model=model, **options)
     if measure:
-        _say(measure_call(layer, sizes.tokens))
-        return 0
+        return _measured(unused, layer, sizes.tokens)
     return _advised(advise(layer, sizes.tokens, facts=facts, **how), as_json)
+
+
+def _measured(unused: Sequence[str], *call: Any) -> int:
+    """Print the times of all backends at a call, then which options say nothing of them."""
+    from .lab.view import measure_call
+
+    _say(measure_call(*call))
+    if unused:
+        _say(f"all backends are measured here; not used: {', '.join(unused)}", file=sys.stderr)
+    return 0
 
 
 def _advised(advice: "Advice", as_json: bool) -> int:
@@ -468,7 +521,11 @@ def _require_alone(call: str, **options: Any) -> None:
     """ValueError for options that say a part of a call beside its text."""
     for name, value in options.items():
         if value not in ("", None):
-            raise ValueError(f"{name} must be a word of the call {call!r}, got option {value!r}")
+            word = OTHER_NAMES.get(name, name)
+            raise ValueError(
+                f"{name} must be left out beside the text of a call, got {value!r}: "
+                f"say {word}=... in {call!r}"
+            )
 
 
 def _said_by_options(
@@ -482,13 +539,11 @@ def _said_by_options(
     return CallText(heads=heads or None, model=model, lens=lens, page=page_size, **options)
 
 
-def _facts_of_options(options: dict[str, Any]) -> "Call":
+def _facts_of_options(options: dict[str, Any]) -> dict[str, Any]:
     """What the options of a layer pin."""
     from .select.asked import PINS
-    from .select.facts import Call
 
-    pins: dict[str, Any] = {fact: True for option, fact in PINS.items() if option in options}
-    return Call(**pins)
+    return {fact: True for option, fact in PINS.items() if option in options}
 
 
 def _refresh() -> None:
@@ -758,8 +813,17 @@ SERVER: Options = {
         "glue_graph; repeatable",
     ),
 }
+CALL: Options = {
+    "--call": dict(
+        action="append",
+        metavar="FIELD[=VALUE]",
+        help="a fact of the call, such as graph or cubins=no (explain --help lists them); "
+        "repeatable; topk defaults to 2048 in sparse_mla",
+    ),
+}
 ADVISE: Options = {
     **SERVER,
+    **CALL,
     **WORDS,
     **LAYER,
     **SERVED,
@@ -769,9 +833,8 @@ ADVISE: Options = {
         metavar="N,...",
         help=LENS_HELP,
     ),
-    "--engine": dict(
-        dest="library",
-        help="sglang==0.5.23, vllm==0.33.0, or the library; default: flashinfer==0.7.2",
+    "--library": dict(
+        help="an engine or FlashInfer, sglang==0.5.23; default: flashinfer==0.7.2",
     ),
     "--backend": dict(
         help="the backend that is pinned, such as flashinfer",
@@ -795,7 +858,7 @@ EXPLAIN: Options = {
         help="such as sm90 or h100; several with --diff: sm90,sm100",
     ),
     "--mode": dict(
-        help="such as decode; several with --diff; of a --model decode, if it is left out",
+        help="default: decode; several with --diff, by default all",
     ),
     **LAYER,
     **SERVED,
@@ -804,17 +867,13 @@ EXPLAIN: Options = {
         nargs=2,
         metavar=("OLD", "NEW"),
         help="what changes from OLD to NEW, such as flashinfer==0.6.13, for the --gpu, --mode, "
-        "--policy, --call and layer (also DeepSeek MLA) that are given",
+        "--backend, --call and layer (also DeepSeek MLA) that are given",
     ),
-    "--policy": dict(
+    "--backend": dict(
+        dest="policy",
         help="an engine's rule, or a backend's name; default: auto",
     ),
-    "--call": dict(
-        action="append",
-        metavar="FIELD[=VALUE]",
-        help="a fact of the call, such as graph or kv_lens=8192x16; repeatable; topk defaults to "
-        "2048 in sparse_mla",
-    ),
+    **CALL,
     **JSON,
 }
 DIAGNOSE: Options = {

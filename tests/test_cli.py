@@ -307,3 +307,63 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
     assert cli.main([*EXPLAIN, *options, "--call", "packed=no"]) == 0
     printed = capsys.readouterr().out
     assert "not used by its rules: packed\n" in printed and "\nfull (head_dim 512): " in printed
+
+
+def printed_by(capsys, line):
+    cli.main(line.split())
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "same"),
+    [
+        (
+            "explain --library vllm==0.33.0 --backend FLASHINFER --gpu h100 --heads 32/8",
+            "explain --engine vllm==0.33.0 --policy flashinfer --gpu h100 --heads 32/8",
+        ),
+        (
+            "advise --library vllm==0.33.0 --backend FLASHINFER heads=32/8 lens=9x2",
+            "advise --engine=vllm==0.33.0 --policy flashinfer heads=32/8 lens=9x2",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("published_records")
+def test_an_option_has_both_names_in_every_command(line, same, capsys):
+    said = printed_by(capsys, line)
+    assert said and printed_by(capsys, same) == said
+
+
+@pytest.mark.usefixtures("published_records")
+def test_advise_takes_a_fact_of_the_call(capsys):
+    line = (
+        "advise --library vllm==0.33.0,flashinfer==0.6.2 --backend FLASHINFER heads=32/8 lens=9x2"
+    )
+    assert "flashinfer-fa3-decode-auto" not in printed_by(capsys, f"{line} --call cubins=yes")
+    assert "flashinfer-fa3-decode-auto" in printed_by(capsys, f"{line} --call cubins=no")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("advise --engine sgl==0.5.23 heads=32/8 lens=9x2", "advise: engine must be such as"),
+        ("advise --library sgl==0.5.23 heads=32/8 lens=9x2", "advise: library must be such as"),
+        ("advise --kv-dtype fp8 heads=32/8 lens=9x2", "say kv_dtype=... in 'heads=32/8 lens=9x2'"),
+        ("advise --page-size 16 heads=32/8 lens=9x2", "say page=... in 'heads=32/8 lens=9x2'"),
+        ("diagnose /nowhere.json", "trace must be a file, there is none at '/nowhere.json'"),
+        ("diagnose data", "trace must be a file, got the folder 'data'"),
+    ],
+)
+def test_an_error_says_what_to_type(line, words, fails):
+    assert words in fails(*line.split())
+
+
+def test_a_command_that_is_none_names_the_nearest(capsys):
+    assert cli.main(["advice"]) == 2
+    assert "got 'advice'; did you mean advise?; see --help" in capsys.readouterr().err
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"attnlib {attnlib.__version__}\n"

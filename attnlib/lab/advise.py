@@ -445,7 +445,9 @@ def advise(
         graph=True,
         pinned_page=given.pinned_page or is_case,
     )
-    find(library)[0].require_policy(backend, [mode], "backend")
+    rules = find(library)[0]
+    backend = rules.policy_named(backend, mode)
+    rules.require_policy(backend, [mode], "backend")
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
     choice = explain(layer, mode=mode, call=stated, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)

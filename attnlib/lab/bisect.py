@@ -385,8 +385,13 @@ def recorded_releases(search: Bisection) -> list[str]:
         if ends <= versions:
             return listed
         seen |= versions
+    if not seen:
+        raise FileNotFoundError(
+            f"no bisection of {search.study} is on record of this case and {search.backend}; "
+            "run this on a GPU"
+        )
     missing = ", ".join(map(str, sorted(ends - seen))) or f"{search.good} to {search.bad}"
-    have = ", ".join(map(str, sorted(seen))) or "none"
+    have = ", ".join(map(str, sorted(seen)))
     raise FileNotFoundError(
         f"release {missing} must be on record to be replayed, in {search.records_of!r} on "
         f"{search.machine!r} are: {have}; on a GPU the same command searches"

@@ -7,7 +7,7 @@ is matched by name. What one trace lacks, such as marks, is said of it and not r
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -330,7 +330,7 @@ def diagnose(
         A second trace: a table says what changed from the first one to it, in microseconds a step.
     **shape
         What the trace does not tell of the layer, for the gains on record: `heads` (text such as
-        `32/8`), `head_dim`, `page_size` (tokens), `lens` (tokens of each request, `8192x15+300`)
+        `32/8`), `head_dim`, `page` (tokens), `lens` (tokens of each request, `8192x15+300`)
         or in its place `batch_size` (requests) and `kv_len` (tokens in the mean), `dtype` and
         `kv_dtype` (`bfloat16`, `float16` or `float8_e4m3fn`). Also the releases that served
         (`sglang`, `vllm`, `flashinfer`), for the known problems that hold in them.
@@ -344,8 +344,10 @@ def diagnose(
     Raises
     ------
     ValueError
-        For a file that is no trace, an unknown fact or value, and two traces without a kind of
-        step that both have.
+        For a file that is no trace, a folder, an unknown fact or value, and two traces without a
+        kind of step that both have.
+    FileNotFoundError
+        Where there is no such file.
 
     Examples
     --------
@@ -354,6 +356,10 @@ def diagnose(
     >>> slow.patterns.pattern.tolist()
     ['fa3 of FlashInfer decodes']
     """
+    shape = facts_said(shape)
+    _require_file(path)
+    if after:
+        _require_file(after)
     totals = read_totals(path)
     if totals and not after:
         return totals
@@ -364,6 +370,29 @@ def diagnose(
     if not after:
         return diagnosis
     return TraceChange(diagnosis, read_diagnosis(after, shape))
+
+
+def _require_file(path: TracePath) -> None:
+    """FileNotFoundError where there is nothing, ValueError for a folder."""
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"trace must be a file, there is none at {os.fspath(path)!r}")
+    if os.path.isdir(path):
+        raise ValueError(f"trace must be a file, got the folder {os.fspath(path)!r}")
+
+
+def facts_said(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a layer, with `page` under its name in records.
+
+    ValueError if that is given twice.
+    """
+    said = dict(words)
+    if "page" in said and "page_size" in said:
+        raise ValueError(f"page_size must be left out with page, got {said['page_size']!r}")
+    if "page" in said:
+        said["page_size"] = said.pop("page")
+    if "lens" in said:
+        said["lens"] = str(said["lens"])
+    return said
 
 
 def _with_one_decode_kind(side: Diagnosis) -> Diagnosis:

@@ -14,6 +14,8 @@ from typing import Any
 import ipywidgets as w
 
 from ..core.spec import require_int
+from ..measure.calls.decode.case import DecodeCase
+from ..measure.calls.mla.case import MlaCase
 from ..run.jobs import StoppedError
 from ..run.rows import strip_folders
 from ..studies import STUDIES
@@ -35,7 +37,7 @@ from .source import (
     why_not_live,
     words_of,
 )
-from .view import View
+from .view import View, said_beside
 
 MOST_ROUNDS = 100
 LAYER = ("tp", "heads", "head_dim")
@@ -72,7 +74,7 @@ INTRODUCTION = (
 )
 
 
-def explore(model: str = "", **wishes: Any) -> "Explorer":
+def explore(model: str | DecodeCase | MlaCase = "", **wishes: Any) -> "Explorer":
     """Controls over a view, shown by a notebook: choose a case, see it, measure it.
 
     Without a release it opens at the newest one that has several batch sizes and KV lengths on
@@ -80,8 +82,8 @@ def explore(model: str = "", **wishes: Any) -> "Explorer":
 
     Parameters
     ----------
-    model : str, optional
-        A model, by default Llama-3.1-8B.
+    model : str, DecodeCase or MlaCase, optional
+        The call, as a case or as its text; or a model, by default Llama-3.1-8B.
     **wishes
         Other arguments of `attnlib.view`, with which it opens; `rounds` up to 100.
 
@@ -107,9 +109,11 @@ def explore(model: str = "", **wishes: Any) -> "Explorer":
     unknown = [name for name in wishes if name not in known]
     if unknown:
         raise ValueError(f"explore takes {', '.join(known)}; got {unknown[0]!r}")
-    require_kinds({**wishes, "model": model})
-    layer = {name: wishes.pop(name) for name in LAYER if name in wishes}
-    model = layer_named(model, **layer)
+    given = {**wishes, "model": model}
+    wishes = {**given, **said_beside(given)}
+    require_kinds(wishes)
+    layer = {name: wishes.pop(name) for name in ("model", *LAYER) if name in wishes}
+    model = layer_named(**layer)
     rounds = wishes.get("rounds")
     if rounds is not None:
         if reason := why_not_live(model):

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -349,6 +349,8 @@ def choose(source: Source, model: str, wishes: Wishes) -> ChosenCase:
     """
     wishes = {**wishes, "variant": _variant_in_words(wishes.get("variant"))}
     rows = calls_of(source.frame, model)
+    if not source.is_live:
+        wishes["variant"] = _with_only_context(wishes["variant"], rows.variant)
     values = _live_values(wishes) if source.is_live else _values_on_record(rows, wishes)
     arguments: dict[str, Any] = {"model": model, "records": source.records}
     if not source.is_live:
@@ -380,6 +382,17 @@ def choose(source: Source, model: str, wishes: Wishes) -> ChosenCase:
         require_int("rounds", arguments["rounds"])
     case = _live_case(arguments) if source.is_live else rows.case.iloc[0]
     return ChosenCase(source, arguments, options, notes, case, rows)
+
+
+def _with_only_context(wish: str | None, recorded: Iterable[str]) -> str | None:
+    """The variant that is wished, with the context of its records where it says none and they have
+    one alone."""
+    if wish is None:
+        return None
+    variants = {*recorded}
+    wider = [name for name in variants if name.startswith(f"{wish} context=")]
+    is_open = wish not in variants and len(wider) == 1
+    return wider[0] if is_open else wish
 
 
 def _values_on_record(rows: pd.DataFrame, wishes: Wishes) -> dict[str, Any]:

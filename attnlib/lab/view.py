@@ -442,13 +442,16 @@ def view(
 
 def _viewed(wishes: dict[str, Any]) -> View:
     """The view of the arguments of `view`."""
-    wishes = {**wishes, **_said(wishes)}
+    said = said_beside(wishes)
+    wishes = {**wishes, **said}
     require_kinds(wishes)
     if wishes["backends"] is not None and not wishes["backends"]:
         raise ValueError("backends must name one at least, got none; left out, all are shown")
     layer = {name: wishes[name] for name in ("model", "tp", "heads", "head_dim")}
     model = layer_named(**layer)
     choice = find_case(model, wishes["records"], wishes["machine"], wishes)
+    if choice.notes.keys() & said.keys():
+        raise ValueError(f"no record of this call; nearest: {choice.case.label}")
     if choice.notes:
         raise ValueError("; ".join(choice.notes.values()))
     rounds = wishes["rounds"]
@@ -460,7 +463,7 @@ def _viewed(wishes: dict[str, Any]) -> View:
     return View(choice)
 
 
-def _said(wishes: dict[str, Any]) -> dict[str, Any]:
+def said_beside(wishes: dict[str, Any]) -> dict[str, Any]:
     """What the text of a call, or a case, says in place of a model; ValueError where an argument
     says it too."""
     said = wishes_said(wishes["model"])
@@ -468,7 +471,7 @@ def _said(wishes: dict[str, Any]) -> dict[str, Any]:
         return {}
     usual = {"tp": 1, "heads": "", "head_dim": 0}
     for name in SAID_BY_TEXT:
-        given = wishes[name]
+        given = wishes.get(name, usual.get(name))
         if name != "model" and given != usual.get(name):
             is_free = name in ("variant", *AXES) and name not in said
             if not is_free:

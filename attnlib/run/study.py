@@ -139,7 +139,8 @@ class Study:
     def case_named(self, name: str) -> NamedCase:
         """The case with this text, or key or label of old; ValueError names the nearest ones.
 
-        A label of old has no seed: it names the one case that has its other words.
+        A label of old has no seed: it names the one case that has its other words. So does a text
+        without context.
         """
         self.require_measurable()
         text = words_of_name(name)
@@ -150,6 +151,8 @@ class Study:
             wanted = name
             why = f" ({error})"
         matches = [case for case in self.cases if case.label == wanted]
+        if not matches:  # the context may be left out where there is one alone
+            matches = [case for case in self.cases if case.label.startswith(f"{wanted} context=")]
         if text != name and " " in name:
             matches = [case for case in self.cases if _without_seed(case) == wanted]
         if len(matches) != 1:

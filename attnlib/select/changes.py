@@ -437,9 +437,7 @@ def markdown(
         for row in padded(rows):
             lines.append(f"| {' | '.join(row)} |")
     else:
-        same = "each of these calls gets the same backend and kernel, or still cannot run"
-        words = f"no pick changes: {same}. Reasons and orders are not compared."
-        lines = [f"From {old} to {new} {words}"]
+        lines = [f"{new} picks the same backend and kernel as {old} for each call."]
     lines.append("")
     for change in known:
         lines += change_in_words(change)

@@ -452,9 +452,14 @@ def find(text: str) -> tuple[Library, Version | None]:
     if nearest and nearest[0] == Version(release):
         return library, nearest[0]
     first, *_, last = library.releases
-    words = f"release of {name} must be one of {first} to {last} that was read"
+    if not release:
+        newest = f"{name}=={last}, the newest known"
+        raise ValueError(f"release of {name} must be given, such as {newest}, got {text!r}")
     near = " and ".join(map(str, nearest)) or last
-    raise ValueError(f"{words}, got {release!r}; nearest to it: {near}")
+    raise ValueError(
+        f"release of {name} must be a known one, {first} to {last}, got {release!r}; "
+        f"nearest to it: {near}"
+    )
 
 
 def _library_named(name: str) -> Library | None:

@@ -200,7 +200,7 @@ def situation_of(
         "engine": engine,
         "backend": choice.backend,
         "kernel": choice.kernel,
-        "by_name": choice.policy in LIBRARIES[engine].backends.get(choice.mode, ()),
+        "by_name": _is_by_name(choice),
     }
     if card := card_named(gpu):
         picked["card"] = card
@@ -213,6 +213,14 @@ def situation_of(
         server=server or {},
     )
     return Situation(stack, {**facts, **picked})
+
+
+def _is_by_name(choice: Choice) -> bool:
+    """Whether the library of the kernel was asked for a backend by its name."""
+    while choice.inner is not None:
+        choice = choice.inner
+    library = choice.library.partition("==")[0]
+    return choice.policy in LIBRARIES[library].backends.get(choice.mode, ())
 
 
 def _stack_of(choice: Choice) -> dict[str, Version]:

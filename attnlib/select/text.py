@@ -25,12 +25,14 @@ from .facts import GPUS, Call, decided, facts_of_model, gpu_named
 from .known import Found, known_problems, report, to_data
 from .layers import LayerChoice, layers_of_family, layers_of_model
 from .models import FAMILIES, OTHER
+from .rules import facts_tested
 from .situation import parse_server, situation_of, with_dp_attention
 
 COLUMNS = ("", "chosen", "why, or why not", "source")
 FIELDS = ("head_dim", "page_size", "dtype", "kv_dtype")
 LAYER = ("heads", "model", "tp", "dp", *FIELDS)
 """The arguments of `parse_layer`."""
+LENGTHS = ("kv_lens", "q_lens")
 _FIELDS = {field.name: field.type for field in fields(Call)}
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 _JSON = (
@@ -87,6 +89,7 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     if "diff" not in given:
         _require_one_call(given, layer)
         given["gpu"] = given["gpu"][0]
+        given.setdefault("mode", DECODE)
     is_one = is_checkpoint(model) and model not in _models_of_diff(given)
     if is_one:
         splits = {name: layer[name] for name in ("tp", "dp") if name in layer}
@@ -149,7 +152,6 @@ def _said(
     beside: Beside,
 ) -> str:
     _require_not_settled(choice, beside.facts)
-    choice = _with_unused(choice, call, beside.stated)
     situation = situation_of(
         choice,
         spec,
@@ -159,6 +161,7 @@ def _said(
         server=beside.server,
     )
     known = known_problems(situation)
+    choice = _with_unused(choice, call, beside.stated, known)
     if not beside.as_json:
         return render(choice, layers, known)
     data = to_dict(choice)
@@ -192,8 +195,6 @@ def _take_text(
         _add(given, {"mode": said.mode})
     _add(layer, layer_said(said))
     _add(facts, facts_said(said, given.get("mode", "")))
-    if "diff" not in given:
-        given.setdefault("mode", DECODE)
 
 
 def _add(options: Words, said: Words) -> None:
@@ -215,11 +216,8 @@ def _with_model(facts: Words, layer: Words) -> Words:
 
 
 def _require_one_call(given: Words, layer: Words) -> None:
-    """ValueError unless the options name a library, a GPU, a mode and a layer."""
-    needed = ["library", "gpu"]
-    if not is_checkpoint(layer.get("model", "")):
-        needed.append("mode")  # of a model it is decode
-    missing = [f"--{name}" for name in needed if name not in given]
+    """ValueError unless the options name a library, a GPU and a layer."""
+    missing = [f"--{name}" for name in ("library", "gpu") if name not in given]
     if not ("heads" in layer or "model" in layer):
         missing.append("--heads")
     if missing:
@@ -238,12 +236,21 @@ def _require_not_settled(choice: Choice, facts: Words) -> None:
             raise ValueError(f"{name} must be left out: {row.why} ({row.source})")
 
 
-def _with_unused(choice: Choice, call: Call, stated: Sequence[str]) -> Choice:
-    """The choice whose `unused` are the options, or the release beside it, that decide nothing."""
+def _with_unused(
+    choice: Choice,
+    call: Call,
+    stated: Sequence[str],
+    known: Sequence[Found],
+) -> Choice:
+    """The choice whose `unused` are the options, or the release beside it, that decide nothing:
+    neither the choice, nor a known problem that is said, nor lengths, which many of them test."""
+    tested = choice.tested | {*LENGTHS}
+    for answer in known:
+        tested |= facts_tested(answer.problem.when)
     unused = []
     for name in sorted(stated):
         is_refused_page = name == "page_size" and choice.refused_page
-        if not decided(name, call) & choice.tested and not is_refused_page:
+        if not {name, *decided(name, call)} & tested and not is_refused_page:
             unused.append(name)
     beside = [name for name in choice.unused if name not in _FIELDS]
     return replace(choice, unused=(*unused, *beside))
@@ -258,7 +265,7 @@ def _answer_diff(
     """What changes for a layer (`spec`, or of the options), or for the models of `changes`."""
     old, new = given["diff"]
     # Known problems ask for lengths, if no rule does.
-    by_rules = [name for name in beside.stated if name not in ("kv_lens", "q_lens")]
+    by_rules = [name for name in beside.stated if name not in LENGTHS]
     how: Words = {
         "facts": beside.facts,
         "stated": by_rules,

@@ -709,7 +709,9 @@ def test_what_is_no_whole_trace_of_a_gpu_is_one_line(tmp_path, fails):
     for name, (data, words) in BROKEN.items():
         (tmp_path / name).write_bytes(data)
         assert words in fails("diagnose", str(tmp_path / name))
-    assert "No such file" in fails("diagnose", str(tmp_path / "missing.json"))
+    assert "trace must be a file, there is none" in fails(
+        "diagnose", str(tmp_path / "missing.json")
+    )
     GOOD.export(tmp_path / "graphs.sqlite")
     with sqlite3.connect(tmp_path / "graphs.sqlite") as base:
         base.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start)")

@@ -9,7 +9,8 @@ from support.old_names import old_key, old_label
 import attnlib
 from attnlib import cli
 from attnlib.core.spec import AttnSpec, MlaSpec
-from attnlib.lab.source import variant_of, wishes_said
+from attnlib.lab.diagnose import facts_said
+from attnlib.lab.source import _with_only_context, variant_of, wishes_said
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.mla.case import MlaCase
 from attnlib.select import Call
@@ -121,8 +122,11 @@ def test_the_command_advises_on_words_as_on_options(capsys):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (f"advise {TEXT} --page-size 16", "page_size must be a word of the call 'heads="),
-        (f"advise {TEXT} --lens 9", "lens must be a word of the call 'heads="),
+        (
+            f"advise {TEXT} --page-size 16",
+            "page_size must be left out beside the text of a call, got 16: say page=",
+        ),
+        (f"advise {TEXT} --lens 9", "lens must be left out beside the text of a call"),
         ("advise --heads 8/1", "a call must be given, such as heads=32/8"),
         (
             "advise mode=target_verify q_len=4 heads=16/2 lens=9",
@@ -211,4 +215,50 @@ def test_the_shape_of_a_trace_is_said_in_words_or_as_before():
     said = cli._facts_of_shape("heads=32/8 page=16 lens=8192x16")
     shape = attnlib.diagnose(trace, **said).shape
     assert shape == {**attnlib.diagnose(trace, **before).shape, "lens": "8192x16", "longest": 8192}
-    assert cli._facts_of_shape("lens=100+300") == {"lens": "100+300"}
+    assert facts_said(cli._facts_of_shape("lens=100+300")) == {"lens": "100+300"}
+    assert facts_said({"page": 16}) == {"page_size": 16}
+    with pytest.raises(ValueError, match="^page_size must be left out with page, got 9$"):
+        attnlib.diagnose(trace, page=16, page_size=9)
+
+
+# ---- where a text was refused
+
+
+OF_MLA = "mode=mla heads=128/1 page=1 lens=32768x8+2048x56"
+
+
+def test_a_text_without_context_takes_the_only_one_on_record():
+    seen = attnlib.view(OF_MLA, machine="h200")
+    assert seen.choice.case.label == f"{OF_MLA} context=131072"
+    study = attnlib.STUDIES["split_cap"]
+    assert study.case_named(OF_MLA).label == f"{OF_MLA} context=131072"
+
+
+def test_a_context_is_chosen_only_where_there_is_one():
+    recorded = ["dtype=float16 context=10", "heads=8/1 context=9", "heads=8/1 context=10"]
+    assert _with_only_context("dtype=float16", recorded) == "dtype=float16 context=10"
+    assert _with_only_context("heads=8/1", recorded) == "heads=8/1"
+    assert _with_only_context("heads=8/1", [*recorded, "heads=8/1"]) == "heads=8/1"
+    assert _with_only_context(None, ["None context=9"]) is None
+
+
+def test_explore_opens_with_a_call():
+    explorer = attnlib.explore(TEXT, machine="h200")
+    assert explorer.view.choice.case == CASE
+    assert attnlib.explore(CASE).view.choice.case == CASE
+    with pytest.raises(ValueError, match="^kv_len must be left out with the text of a call"):
+        attnlib.explore(TEXT, kv_len=8192)
+
+
+def test_a_decode_call_takes_a_text():
+    assert attnlib.decode_call("sdpa", TEXT, device="cpu").__name__ == f"sdpa, {TEXT}"
+    with pytest.raises(ValueError, match="^case must be a DecodeCase or its text, got 'mode=mla"):
+        attnlib.decode_call("sdpa", OF_MLA)
+
+
+def test_explain_takes_heads_alone_and_a_card(capsys):
+    by_text = attnlib.explain("heads=32/8", gpu="h100", library="sglang==0.5.23")
+    assert (by_text.mode, by_text.gpu, by_text.backend) == ("decode", "sm90", "fa3")
+    line = "explain --library sglang==0.5.23 --gpu h100"
+    head = told(capsys, f"{line} --heads 32/8").splitlines()[0]
+    assert head == told(capsys, f"{line} heads=32/8").splitlines()[0]

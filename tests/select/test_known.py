@@ -6,7 +6,10 @@ import pytest
 import yaml
 from packaging.version import Version
 
+from attnlib.core.spec import AttnSpec
+from attnlib.select import Call, explain
 from attnlib.select.known import (
+    HOLDS,
     PROBLEMS,
     WHAT,
     found,
@@ -19,7 +22,7 @@ from attnlib.select.known import (
     truth,
 )
 from attnlib.select.rules import Group
-from attnlib.select.situation import card_named, situation_from
+from attnlib.select.situation import card_named, situation_from, situation_of
 
 ALL = [*PROBLEMS.values()]
 NAMES = [problem.id for problem in ALL]
@@ -289,3 +292,27 @@ def test_an_id_stands_in_one_file(tmp_path):
     written(tmp_path, "spares", {"one": GOOD})
     with pytest.raises(ValueError, match="spares.yaml:2, one: an id must be unique"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("library", "policy", "problem"),
+    [
+        ("vllm==0.33.0,flashinfer==0.6.2", "FLASHINFER", "flashinfer-fa3-decode-auto"),
+        ("flashinfer==0.6.2", "auto", "flashinfer-fa3-decode-auto"),
+        ("flashinfer==0.6.2", "fa3", "flashinfer-fa3-decode-by-name"),
+    ],
+)
+def test_a_backend_of_an_engine_is_no_kernel_that_was_asked_for(library, policy, problem):
+    layer = AttnSpec(32, 8, 128, 16)
+    call = Call(cubins=False)
+    choice = explain(
+        layer,
+        gpu="h100",
+        library=library,
+        policy=policy,
+        call=call,
+    )
+    situation = situation_of(choice, layer, call, stated=["cubins"])
+    assert situation.facts["by_name"] == (policy == "fa3")
+    holding = {found.problem.id for found in known_problems(situation) if found.verdict == HOLDS}
+    assert {name for name in holding if name.startswith("flashinfer-fa3")} == {problem}

@@ -110,7 +110,7 @@ def known_in_diff(capsys, *options):
     diff = ("--diff", "sglang==0.5.15", "sglang==0.5.23")
     assert cli.main(["explain", *diff, *options]) == 0
     printed = capsys.readouterr().out
-    assert "no pick changes: each" in printed
+    assert "sglang==0.5.23 picks the same backend and kernel as sglang==0.5.15" in printed
     assert "diagnose TRACE AFTER" in printed
     return printed
 
@@ -201,7 +201,7 @@ def test_a_problem_that_comes_without_another_pick_is_of_the_new_release(capsys)
     diff = ["explain", "--diff", "sglang==0.5.23", "sglang==0.5.15", "--gpu", "h100"]
     assert cli.main([*diff, "--mode", "decode", "--heads", "8/1"]) == 0
     said = capsys.readouterr().out
-    assert "no pick changes" in said
+    assert "picks the same backend and kernel as" in said
     assert "by the new pick" not in said
     assert "may be slower in the new release (decode on sm90), if model is deepseek-v4 and " in said
 
@@ -215,3 +215,12 @@ def test_problems_that_may_hold_come_after_all_others(capsys):
     maybe = [line.startswith("- may be ") for line in heads]
     assert any(maybe) and maybe == sorted(maybe)
     assert "if eagle topk >= 2 and context >= 65536: " in str(heads)
+
+
+def test_lengths_that_a_known_problem_asks_for_are_not_called_unused(capsys):
+    words = ("heads=32/8", "page=1", "lens=32768x8+2048x56")
+    options = ("--library", "sglang==0.5.23", "--gpu", "h100", "--call", "positions")
+    assert cli.main(["explain", *words, *options]) == 0
+    printed = capsys.readouterr().out
+    (unused,) = [line for line in printed.splitlines() if line.startswith("not used by")]
+    assert "positions" in unused and "kv_lens" not in unused

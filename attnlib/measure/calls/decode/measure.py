@@ -18,6 +18,7 @@ from ....core.backends import create
 from ....core.backends.table import entry_of
 from ....core.batch import DecodeBatch, PagedKV
 from ..call import CallSubject
+from ..cases import read_case
 from ..check import attend_rows
 from ..inputs import Workload, draw_inputs, paged_batch
 from ..lengths import sample_seq_lens
@@ -84,7 +85,7 @@ def gather_tokens(
 
 def decode_call(
     backend: str,
-    case: DecodeCase,
+    case: DecodeCase | str,
     *,
     device: str = "cuda",
     cuda_graph: bool = False,
@@ -99,8 +100,8 @@ def decode_call(
     ----------
     backend : str
         A decode backend of `attnlib.core.create`.
-    case : DecodeCase
-        The workload.
+    case : DecodeCase or str
+        The workload, or its text, such as `heads=8/2 head_dim=64 lens=32x2`.
     device : str
         Where the tensors are: `cuda`, or `cpu` for backends that need no GPU.
     cuda_graph : bool
@@ -114,7 +115,7 @@ def decode_call(
     Raises
     ------
     ValueError
-        For a backend that is unknown, or not of decode.
+        For a backend that is unknown, or not of decode, and for a text of another call.
 
     Examples
     --------
@@ -125,16 +126,19 @@ def decode_call(
     torch.Size([2, 8, 64])
     """
     entry_of(backend, "decode")
+    workload = read_case(case) if isinstance(case, str) else case
+    if not isinstance(workload, DecodeCase):
+        raise ValueError(f"case must be a DecodeCase or its text, got {case!r}")
 
     @cache
     def planned() -> Callable[[], torch.Tensor]:
         made = create(
             backend,
-            case.spec,
+            workload.spec,
             device=device,
             cuda_graph=cuda_graph,
         )
-        work = build_workload(case, device=device)
+        work = build_workload(workload, device=device)
         return partial(
             made.run,
             work.q,
@@ -145,7 +149,7 @@ def decode_call(
     def call() -> torch.Tensor:
         return planned()()
 
-    call.__name__ = f"{backend}, {case.label}"
+    call.__name__ = f"{backend}, {workload.label}"
     return call
 
 
