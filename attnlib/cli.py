@@ -473,7 +473,7 @@ def _advise(
     named = [name for name in ("library", "backend", "gpu") if name in options]
     for name in named:
         how[name] = options.pop(name)
-    unused = list(named)
+    unused: list[str] = list(named)
     if call:
         unused.append("call")
     if server:
