@@ -24,7 +24,7 @@ from .core.call_text import (
     OTHER_NAMES,
     CallText,
     Lens,
-    nearest,
+    did_you_mean,
 )
 from .core.layer import parse_layer, sizes_given
 from .core.spec import MLA, MLA_HEAD_DIM
@@ -43,6 +43,7 @@ CHANGED = 6
 """A release of another package changed what was read of it."""
 OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
 """Outcome of `compare`, and of `diagnose` with two traces -> exit status."""
+CRASH_MESSAGE = "crashed, which is a fault of attnlib and no result: please report the lines above"
 MOST_OF_ERROR = 2000
 """Characters of an error that are printed."""
 STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed,
@@ -147,23 +148,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (ValueError, RuntimeError, OSError) as error:
-        told = _as_typed(" ".join(str(error).splitlines()), words)
-        _say(f"{_program(name)}:", _cut(told), file=sys.stderr)
+        one_line = " ".join(str(error).splitlines())
+        message = _as_typed(one_line, words)
+        _say(f"{_program(name)}:", _cut(message), file=sys.stderr)
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and install_advice(error):
             raise
         _say(traceback.format_exc(), file=sys.stderr)
-        told = "crashed, which is a fault of attnlib and no result: please report the lines above"
-        _say(_program(name), told, file=sys.stderr)
+        message = (
+            "crashed, which is a fault of attnlib and no result: please report the lines above"
+        )
+        _say(_program(name), message, file=sys.stderr)
         return CRASHED
 
 
 def _require_command(word: str) -> None:
     """ValueError, which names the nearest, for a first word that is neither command nor option."""
     if word not in COMMANDS and not word.startswith("-") and word:
-        near = nearest(word, COMMANDS)
+        near = did_you_mean(word, COMMANDS)
         raise ValueError(
             f"command must be one of {', '.join(COMMANDS)}, got {word!r}{near}; see --help"
         )
@@ -566,13 +570,13 @@ def _watch(packages: Sequence[str] = (), base: str = "", new: str = "") -> int:
 
     points = {"sglang": sglang_hooks.POINTS, "vllm": vllm.POINTS}
     if not base and not new:
-        found = watch.watch(packages, points)
+        page = watch.watch(packages, points)
     elif base and new and len(packages) == 1:
-        found = watch.Watch([watch.compare(packages[0], base, new, points)])
+        page = watch.Watch([watch.compare(packages[0], base, new, points)])
     else:
         raise ValueError("--base and --new must be given together, for one PACKAGE")
-    _say(found)
-    return CHANGED if found.changed else 0
+    _say(page)
+    return CHANGED if page.changed else 0
 
 
 def _explain(as_json: bool = False, **given: Any) -> None:

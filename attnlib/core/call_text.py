@@ -114,7 +114,7 @@ class Lens:
         if not colon:
             return cls.of(parse_lengths(name, items, batch))
         if drawn not in DRAWN:
-            near = nearest(drawn, DRAWN)
+            near = did_you_mean(drawn, DRAWN)
             raise ValueError(
                 f"{name} must be drawn as one of {', '.join(DRAWN)}, got {drawn!r}{near}"
             )
@@ -260,7 +260,7 @@ class CallText:
                 raise ValueError(f"a call must be words such as {EXAMPLE}, got {word!r}")
             if name not in read:
                 known = ", ".join(read)
-                near = nearest(OTHER_NAMES.get(name, name), read)
+                near = did_you_mean(OTHER_NAMES.get(name, name), read)
                 raise ValueError(f"a word of a call must be one of {known}, got {name!r}{near}")
             if name in said:
                 raise ValueError(f"{name} must be given once, got {text!r}")
@@ -269,8 +269,8 @@ class CallText:
             raise ValueError(f"a call must be words such as {EXAMPLE}, got {text!r}")
         if said.get("kv_dtype") == "auto":  # the default, under its name in the engines
             del said["kv_dtype"]
-        more = [(name, said.pop(name)) for name in own if name in said]
-        return cls(**said, own=tuple(more))
+        of_its_mode = [(name, said.pop(name)) for name in own if name in said]
+        return cls(**said, own=tuple(of_its_mode))
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.given.items())
@@ -385,10 +385,10 @@ def shortened_lens(text: str) -> str:
     return f"{first}+...({Lens.read(text).batch_size} requests)"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean ...?` with the nearest of `known`, or nothing."""
-    found = get_close_matches(word, [*known], 1)
-    return f"; did you mean {found[0]}?" if found else ""
+    closest = get_close_matches(word, [*known], 1)
+    return f"; did you mean {closest[0]}?" if closest else ""
 
 
 def _integer(name: str, text: str) -> int:

@@ -2,6 +2,8 @@
 
 HOPPER = 9
 """Major compute capability that has wgmma: fa3, FlashAttention-3 and FlashMLA need it."""
+HOPPER_SMS = 132
+"""Multiprocessors of an H100 or H200 (SXM), for models of a call that run without one."""
 FA2_CTAS = 2
 """Blocks per SM that fa2's plan and its kernels for 16 query rows both count on."""
 FA2_MEASURED = ("H100", "H200")

@@ -22,8 +22,8 @@ import yaml
 from ..core.backends.table import FAMILIES, family_of, role_of
 from ..core.call_text import Lens
 from ..core.layer import parse_layer
+from ..core.schedule.caps import DEFAULT, splits_under
 from ..core.schedule.facts import SchedulerFacts
-from ..core.schedule.splits import plan_splits
 from ..core.spec import LATENT_DIM, ROPE_DIM
 from ..measure.marks import SGLANG, VERIFY
 from ..measure.spans import SIZE, Span, busy_us, find_gaps
@@ -408,8 +408,8 @@ def split_cap(trace: Trace, step: Step) -> Evidence | None:
     if not tokens:
         mean = f"{facts.batch_size} requests of {facts.max_seqlen_k:,} tokens in the mean"
         return _kernels(calls, f"{caps}{mean}, and it costs time if one is far longer")
-    now = _most_splits(facts, tokens)
-    then = _most_splits(replace(facts, num_splits=earlier), tokens)
+    now = _most_splits(facts, tokens, DEFAULT)
+    then = _most_splits(facts, tokens, str(earlier))
     if now >= then:
         return None
     longest = f"the longest of {len(tokens)} requests has {max(tokens):,} tokens"
@@ -424,11 +424,10 @@ def _told_tokens(step: Step) -> tuple[int, ...]:
     return tokens if len(tokens) == step.batch_size else ()
 
 
-def _most_splits(facts: SchedulerFacts, tokens: Sequence[int]) -> int:
-    """The splits of the request that gets most, by the model, under the cap of the facts."""
+def _most_splits(facts: SchedulerFacts, tokens: Sequence[int], cap: str) -> int:
+    """The splits of the request that gets most under a cap, by the model."""
     q_lens = np.full(len(tokens), facts.max_seqlen_q)
-    capped = replace(facts, num_splits=facts.split_cap)
-    return int(plan_splits(capped, np.array(tokens), q_lens).num_splits.max())
+    return int(splits_under(facts, np.array(tokens), q_lens, cap).max())
 
 
 def _facts_of(trace: Trace, step: Step) -> SchedulerFacts | None:

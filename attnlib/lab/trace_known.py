@@ -8,7 +8,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from ..core.backends.limits import layer_facts
+from ..core.backends.limits import facts_for_limits
 from ..core.backends.table import FAMILIES, family_of
 from ..core.layer import parse_layer
 from ..measure.marks import DECODE, VERIFY
@@ -89,7 +89,7 @@ def _of_layer(shape: Shape) -> dict[str, Any]:
     given = {name: shape[name] for name in LAYER if name in shape}
     if "heads" not in given:
         return given
-    facts = layer_facts(parse_layer(**given))
+    facts = facts_for_limits(parse_layer(**given))
     guessed = {*LAYER, "dtypes", "head_dims", "fp8_query", "fp8_kv", "one_dtype"} - {*given}
     return {name: value for name, value in facts.items() if name not in guessed}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from ..core.backends.limits import LATENT_MODES, layer_facts
+from ..core.backends.limits import LATENT_MODES, facts_for_limits
 from ..core.checkpoints import served
 from ..core.layer import heads_named
 from ..core.spec import ELEMENT_BYTES, AttnSpec, nearest, require_word
@@ -258,7 +258,7 @@ def facts_of(
     facts = Facts(topk=call.topk, eagle_topk=call.eagle_topk)
     for name in OF_CALL:
         facts[name] = getattr(call, name)
-    facts |= layer_facts(spec)
+    facts |= facts_for_limits(spec)
     facts |= _lengths(spec, call, mode)
     if release is not None:
         facts["release"] = release

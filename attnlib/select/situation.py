@@ -17,18 +17,16 @@ from ..core.backends.limits import LATENT_MODES
 from ..core.call_text import parse_lengths
 from ..core.checkpoints import served
 from ..core.fa2.choice import PlanShape, choose
+from ..core.gpu import HOPPER_SMS
 from ..core.layer import parse_layer
-from ..core.schedule.caps import BOUNDED, DEFAULT, num_splits
+from ..core.schedule.caps import BOUNDED, DEFAULT, splits_under
 from ..core.schedule.facts import SchedulerFacts, latent_facts, layer_facts
-from ..core.schedule.splits import plan_splits
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
 from .explain import Choice
 from .facts import DRAFT_MODES, FLAGS, GPUS, NUMBERS, WORDS, Call, Facts, facts_of, gpu_named
 from .libraries import AUTO, LIBRARIES
 from .rules import Vocabulary
 
-SMS = 132
-"""Multiprocessors of an H100 or H200, whose splits and plans the models give."""
 SERVED_CONTEXT = 131_072
 """Tokens of the page table's width where no context is stated, or the longest request."""
 VLLM_CAP = "32"
@@ -333,7 +331,7 @@ def _by_models(
         capped = _splits(vllm, lens, VLLM_CAP)
         said["vllm_splits_lost"] = bool((capped < free).any())
     if spec.head_dim in (64, 128, 256):
-        shape = PlanShape.of(spec, lens, SMS, facts["max_q"])
+        shape = PlanShape.of(spec, lens, HOPPER_SMS, facts["max_q"])
         choice = choose(shape, lens)
         said["fa2_plan_loses"] = choice.chunk != int(choice.chunks[-1])
     return said
@@ -353,7 +351,7 @@ def _schedule(
         "columns": -(-context // spec.page_size),
         "batch_size": len(lens),
         "max_seqlen_q": facts["max_q"],
-        "num_sms": SMS,
+        "num_sms": HOPPER_SMS,
         "causal": True,
         "varlen_q": True,
         "build": build,
@@ -373,7 +371,5 @@ def _splits(
     cap: str,
 ) -> np.ndarray:
     """Splits of each request [bs] under a cap."""
-    chosen = num_splits(facts, cap) or facts.split_cap
-    facts = replace(facts, num_splits=chosen)
     q_lens = np.full(len(lens), facts.max_seqlen_q)
-    return plan_splits(facts, lens, q_lens).num_splits
+    return splits_under(facts, lens, q_lens, cap)

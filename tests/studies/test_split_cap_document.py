@@ -11,6 +11,7 @@ from functools import cache
 import pandas as pd
 import pytest
 
+from attnlib.core.gpu import HOPPER_SMS
 from attnlib.core.schedule.caps import (
     FLOAT32_BYTES,
     MOST_QUERY_TOKENS,
@@ -38,7 +39,6 @@ from attnlib.studies.splits.split_cap import (
     MLA_VERIFY,
     NOW,
     SHORT_PREFILL,
-    SMS,
     TRAFFIC_STEPS,
 )
 from attnlib.studies.splits.traffic import IN_FLIGHT, TRACES
@@ -296,7 +296,7 @@ def bound_phrases():
         head_dim_v=512,
         max_seqlen_q=1,
         max_seqlen_k=2048,
-        num_sms=SMS,
+        num_sms=HOPPER_SMS,
         page_size=1,
         causal=True,
         varlen_q=True,

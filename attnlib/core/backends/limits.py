@@ -49,7 +49,7 @@ class Limit:
     source: str
 
 
-def layer_facts(spec: AttnSpec) -> dict[str, Any]:
+def facts_for_limits(spec: AttnSpec) -> dict[str, Any]:
     """The facts of a layer that a rule may test."""
     return {
         "dtype": spec.dtype,
@@ -83,7 +83,7 @@ def why_not(
     from packaging.version import Version
 
     version = Version(release or "9999")
-    facts = {**layer_facts(spec), **PLAIN, **more}
+    facts = {**facts_for_limits(spec), **PLAIN, **more}
     facts["mode"] = mode
     facts["release"] = version
     kernels = ("fa2", "fa3") if kernel == "auto" else (kernel,)

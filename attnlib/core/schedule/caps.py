@@ -17,8 +17,11 @@ outputs. `bounded` keeps that promise by bytes: a prefill keeps the default.
 
 from dataclasses import replace
 
+import numpy as np
+
 from ..spec import require_int, require_word
 from .facts import MAX_NUM_SPLITS, SchedulerFacts
+from .splits import plan_splits
 
 DEFAULT, UPSTREAM, BOUNDED = "default", "upstream", "bounded"
 CAPS = (DEFAULT, UPSTREAM, BOUNDED)
@@ -81,3 +84,18 @@ def split_bytes(facts: SchedulerFacts) -> int:
     """Bytes of the partial outputs of one split of all requests: float32, one per output value."""
     rows = facts.batch_size * facts.max_seqlen_q * facts.num_qo_heads
     return rows * facts.head_dim_v * FLOAT32_BYTES
+
+
+def splits_under(
+    facts: SchedulerFacts,
+    seq_lens: np.ndarray,
+    q_lens: np.ndarray,
+    cap: str,
+) -> np.ndarray:
+    """Splits of each request [bs] int64 under a cap of `num_splits`, by the model.
+
+    `seq_lens` and `q_lens` are [bs] integers: tokens and query tokens of each request.
+    """
+    chosen = num_splits(facts, cap) or facts.split_cap
+    capped = replace(facts, num_splits=chosen)
+    return plan_splits(capped, seq_lens, q_lens).num_splits

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from ...core.call_text import CallText, nearest
+from ...core.call_text import CallText, did_you_mean
 from ...core.old_names import words_of_name
 from ...core.spec import EXTEND_MODES
 from .decode.case import DecodeCase
@@ -87,6 +87,6 @@ def _class_of_mode(mode: str) -> type[NamedCase]:
     calls = {cls.kind for cls in MODES.values()}
     modes = [*MODES, *sorted({*kinds()} - calls)]
     if mode not in modes:
-        near = nearest(mode, modes)
+        near = did_you_mean(mode, modes)
         raise ValueError(f"mode must be one of {', '.join(modes)}, got {mode!r}{near}")
     return class_of(mode)

@@ -19,16 +19,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ...core.schedule.caps import num_splits
+from ...core.gpu import HOPPER_SMS
+from ...core.schedule.caps import splits_under
 from ...core.schedule.facts import SchedulerFacts, latent_facts, layer_facts
-from ...core.schedule.splits import plan_splits
 from ...core.spec import AttnSpec, MlaSpec
 from ...measure.calls.decode.case import DecodeCase
 from ...measure.calls.extend.case import ExtendCase, sample_extend_lens
@@ -48,8 +48,6 @@ NOW = "0.4.10"
 CHANGED = "0.4.5"
 BEFORE = "0.4.4"
 """Releases of sglang-kernel: of SGLang 0.5.23, 0.5.16 and 0.5.15."""
-SMS = 132
-"""Multiprocessors of an H100 or H200, whose splits the model gives."""
 
 
 @dataclass(frozen=True)
@@ -385,7 +383,7 @@ def facts_of(case: Any) -> SchedulerFacts:
         columns=-(-width // case.spec.page_size),
         batch_size=len(lens),
         max_seqlen_q=int(q_lens.max()),
-        num_sms=SMS,
+        num_sms=HOPPER_SMS,
         causal=True,
         varlen_q=True,
         build="sglang",
@@ -394,11 +392,8 @@ def facts_of(case: Any) -> SchedulerFacts:
 
 def splits_of(case: Any, cap: str) -> np.ndarray:
     """Splits of each request [bs] int64 under a cap, by the model."""
-    facts = facts_of(case)
     q_lens, lens = lengths_of(case)
-    chosen = num_splits(facts, cap) or facts.split_cap
-    facts = replace(facts, num_splits=chosen)
-    return plan_splits(facts, lens, q_lens).num_splits
+    return splits_under(facts_of(case), lens, q_lens, cap)
 
 
 def loses_splits(case: Any) -> bool:
