@@ -27,6 +27,7 @@ from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.form import NamedCase
 from ..measure.calls.lengths import sample_seq_lens
 from ..measure.calls.mla.case import MlaCase
+from ..measure.stats import geometric_mean
 from ..run.look_up import OTHER_KERNEL, kernel_of, nearest_calls
 from ..run.study import in_about
 from ..select import Call, Choice, explain
@@ -165,10 +166,10 @@ class Advice(Shown):
         table["fastest in"] = fastest.astype(str) + " of " + times.count().astype(str)
         if self.ours:
             over = times.div(times[self.ours], axis=0)
-            table[f"{CHOICE_RATIO}: mean"] = _geometric_mean(over)
+            table[f"{CHOICE_RATIO}: mean"] = geometric_mean(over).round(3)
             table["min"] = over.min().round(3)
             table["max"] = over.max().round(3)
-        table[f"{FASTEST_RATIO}: mean"] = _geometric_mean(over_best)
+        table[f"{FASTEST_RATIO}: mean"] = geometric_mean(over_best).round(3)
         table[f"{FASTEST_RATIO}: max"] = over_best.max().round(3)
         if self.runs is not None:
             table["in the engine"] = [self.runs.get(name, "no") for name in table.index]
@@ -605,10 +606,6 @@ def _loses_splits(layer: AttnSpec | MlaSpec, lengths: Sequence[int]) -> bool:
     """Whether a request has fewer splits by SGLang's cap than by the bounded one, by the model."""
     fewer = _splits(layer, lengths, DEFAULT) < _splits(layer, lengths, BOUNDED)
     return bool(fewer.any())
-
-
-def _geometric_mean(ratios: pd.DataFrame) -> pd.Series:
-    return np.exp(np.log(ratios).mean()).round(3)
 
 
 def _listed(values: Sequence[Any]) -> str:

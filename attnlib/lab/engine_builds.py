@@ -10,12 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
 from ..core.backends.limits import LATENT_MODES
 from ..core.schedule.caps import BOUNDED, UPSTREAM
 from ..core.spec import AttnSpec
+from ..measure.stats import geometric_mean
 from ..run.releases import Version
 from ..select import Call, Choice, explain
 from ..select.libraries import AUTO, find
@@ -195,7 +195,8 @@ def slower_nearby(
         both = times[[own, name]].dropna()
         counts[name] = len(both)
         if len(both) >= FEWEST_BATCHES:
-            ratios[name] = float(np.exp(np.log(both[own] / both[name]).mean()))
+            over_rival = both[own] / both[name]
+            ratios[name] = float(geometric_mean(over_rival))
     best = max(ratios, key=ratios.__getitem__, default="")
     if not best or ratios[best] <= SLOWER_BY:
         return ""

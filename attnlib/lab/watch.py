@@ -316,7 +316,12 @@ def _how(path: str, name: str, before: Definition, after: Definition, new: Wheel
 
 def _difference(before: Definition, after: Definition) -> tuple[str, ...]:
     """The lines of a diff of two definitions, formatted alike."""
-    lines = difflib.unified_diff(before.text.split("\n"), after.text.split("\n"), lineterm="", n=2)
+    lines = difflib.unified_diff(
+        before.text.split("\n"),
+        after.text.split("\n"),
+        lineterm="",
+        n=2,
+    )
     return tuple(lines)[2:]
 
 

@@ -16,6 +16,7 @@ is stricter: Holm's steps keep the chance of any wrong verdict in the table near
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +90,11 @@ class _Means:
 def margin_of(us: float) -> float:
     """The smallest effect that is worth a verdict in a call of `us` microseconds."""
     return SHORT_MARGIN if us < SHORT_US else LONG_MARGIN
+
+
+def geometric_mean(ratios: Any) -> Any:
+    """Of a Series of ratios a number; of a DataFrame a Series, a mean for each column."""
+    return np.exp(np.log(ratios).mean())
 
 
 def judge_ratios(

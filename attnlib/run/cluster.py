@@ -90,7 +90,10 @@ def measure_on_gpus(study: Study, sweep: Sweep, client: Client) -> tuple[int, li
     return total, [machine_slug(share.machine) for share in shares.values()]
 
 
-def deal(jobs: list[Job], on_record: dict[str, Counter[NamedCase]]) -> dict[str, list[Job]]:
+def deal(
+    jobs: list[Job],
+    on_record: dict[str, Counter[NamedCase]],
+) -> dict[str, list[Job]]:
     """Each GPU's part of the jobs, by its id; `on_record` counts each GPU's records of a case.
 
     Case i goes to GPU i % n, in the order of the jobs and of the ids, unless another GPU has more

@@ -90,7 +90,8 @@ def layers_of_family(spec: AttnSpec, call: Call, *, mode: str, **how: Any) -> li
 def own_class(kind: str, call: Call, library: str) -> str:
     """The class that a kind of layers takes in an engine, where no selector is asked."""
     engine = library.partition("==")[0]
-    own = LAYERS.get(FAMILIES[call.model], {}).get(kind, {}).get("own", {})
+    kinds = LAYERS.get(FAMILIES[call.model], {})
+    own = kinds.get(kind, {}).get("own", {})
     return str(own.get(engine, f"its own class, which was not read of {engine}"))
 
 

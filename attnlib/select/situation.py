@@ -288,7 +288,8 @@ def _facts(
     server: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The facts of a call that are known, those of the server, and what models say of the rest."""
-    facts: dict[str, Any] = dict(facts_of(spec, call, mode=mode, gpu=gpu, release=None))
+    of_call = facts_of(spec, call, mode=mode, gpu=gpu, release=None)
+    facts: dict[str, Any] = dict(of_call)
     for name in UNSTATED:
         if name not in stated:
             del facts[name]

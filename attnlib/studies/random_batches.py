@@ -9,12 +9,11 @@ measured none of the others. Four earlier draws are on record as the same study 
 import random
 from collections.abc import Iterable
 
-import numpy as np
 import pandas as pd
 
 from ..core.spec import AttnSpec
 from ..measure.calls.decode.case import DecodeCase
-from ..measure.stats import FASTER, NOT_SLOWER
+from ..measure.stats import FASTER, NOT_SLOWER, geometric_mean
 from ..run import store
 from ..run.frame import CUDA_CORES, FA2, FA3, good_rows, over
 from ..run.study import Grid, Study
@@ -217,7 +216,7 @@ def _line(table: pd.DataFrame) -> dict[str, object]:
     shown = table.verdict.isin((FASTER, NOT_SLOWER))
     return {
         "count": len(table),
-        "geometric mean": float(np.exp(np.log(ratio).mean())),
+        "geometric mean": float(geometric_mean(ratio)),
         "median": ratio.median(),
         "gains > 5 %": f"{(ratio > 1.05).mean():.1%}",
         "loses > 2 %": f"{(ratio < 1 - MOST_LOSS).mean():.1%}",

@@ -77,7 +77,11 @@ def defaults(function: Function) -> dict[str, Any]:
     return {name: parameter.default for name, parameter in parameters.items()}
 
 
-def named(parameters: dict[str, Any], args: Any, options: dict[str, Any]) -> dict[str, Any]:
+def named(
+    parameters: dict[str, Any],
+    args: Any,
+    options: dict[str, Any],
+) -> dict[str, Any]:
     """The arguments of a call by name; `parameters` are the function's `defaults`."""
     by_position = dict(zip(parameters, args, strict=False))
     return parameters | by_position | options

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from itertools import product
 
-import numpy as np
 import pandas as pd
 
+from ...measure.stats import geometric_mean
 from ...run.figures import charts
 from ...run.frame import intervals, over
 from ...run.study import Grid, Study
@@ -86,7 +86,7 @@ def width_ratios(frame: pd.DataFrame) -> pd.DataFrame:
             "time of": name,
             "over": base,
             "cases": len(table),
-            "geometric mean": np.exp(np.log(table.ratio).mean()),
+            "geometric mean": geometric_mean(table.ratio),
             "median": table.ratio.median(),
             "worst": table.ratio.max(),
             "faster": sum(table.verdict == "faster"),
