@@ -27,6 +27,7 @@ import numpy as np
 import pandas as pd
 
 from ...core.gpu import HOPPER_SMS
+from ...core.schedule.caps import num_splits as num_splits  # notebooks call it here
 from ...core.schedule.caps import splits_under
 from ...core.schedule.facts import SchedulerFacts, latent_facts, layer_facts
 from ...core.spec import AttnSpec, MlaSpec
