@@ -66,7 +66,7 @@ def seconds_until(explorer, title, act, *arguments):
 def test_the_start_notebook_ones_own_function_a_control_advice_and_a_saved_figure(lab, page, asked):
     logged = []
     page.on("console", lambda each: logged.append((each.type, each.text)))
-    start = nbformat.read(NOTEBOOKS / "00_start_here.ipynb", as_version=4).cells
+    start = nbformat.read(NOTEBOOKS / "01_start.ipynb", as_version=4).cells
     lab.run(page, *start, SAVE, OWN, EXPLORE, "1 / 0")
     assert errors_on(page) == ["ZeroDivisionError: division by zero"], "it would be noticed"
     prompts = page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()

@@ -84,7 +84,7 @@ def test_what_was_too_long_is_told_until_an_engine_looks(wrapper):
 
 
 def notebook_snippet():
-    cells = json.loads((ROOT / "notebooks/07_plan_on_the_gpu.ipynb").read_text())["cells"]
+    cells = json.loads((ROOT / "notebooks/07_fixes_you_can_switch_on.ipynb").read_text())["cells"]
     (text,) = ("".join(cell["source"]) for cell in cells if "Fa2Planner(wrapper" in str(cell))
     return text.split("```python\n")[1].split("```")[0]
 
