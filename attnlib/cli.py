@@ -33,7 +33,9 @@ from .measure.printable import printable
 
 if TYPE_CHECKING:
     from .lab.advise import Advice
+    from .lab.stacks import Stacks
     from .run.study import Study, Sweep
+    from .select.facts import Call
 
 FAILED = 1
 USAGE = 2
@@ -454,7 +456,8 @@ def _advise(
     batch: int | None = None,
     measure: bool = False,
     heads: str = "",
-    model: str = "",
+    model: Sequence[str] = (),
+    diff: Sequence[str] = (),
     server: Sequence[str] = (),
     call: Sequence[str] = (),
     as_json: bool = False,
@@ -462,8 +465,9 @@ def _advise(
 ) -> int:
     """Say what runs a decode call, its known problems, and the nearest records.
 
-    DeepSeek-V3, or heads such as 128/1 with --head-dim 576, are MLA. Exit status: 4 if a known
-    problem holds of which a size was measured or reported, 0 if none does, 2 for wrong use.
+    DeepSeek-V3, or heads such as 128/1 with --head-dim 576, are MLA. Several models, or --diff,
+    make a table with a row per kind of layers. Exit status: 4 if a known problem holds of which a
+    size was measured or reported (with --diff: if one comes), 0 if none does, 2 for wrong use.
     """
     from .lab.advise import advise
     from .measure.calls.cases import case_of
@@ -482,27 +486,77 @@ def _advise(
         unused.append("call")
     if server:
         unused.append("server")
-    if words:
-        text = " ".join(words)
-        _require_alone(text, lens=lens, batch=batch, heads=heads, model=model, **options)
+    models = _split_models(model)
+    text = " ".join(words)
+    if text:
+        _require_alone(text, lens=lens, batch=batch, heads=heads, model=models, **options)
+        models = _split_models([CallText.read(text).model or ""])
+    if diff or len(models) > 1:
+        said = CallText.read(text) if text else None
+        if said is None:
+            said = _said_by_options(heads, "", _lens_given(lens, batch), **options)
+        if measure:
+            raise ValueError("--measure must be left out with --diff and several models")
+        return _advised_together(said, models, diff, Call(**stated), how, as_json)
+    if text:
         if measure:
             return _measured(unused, text)
         return _advised(advise(text, facts=Call(**stated), **how), as_json)
-    if not lens:
-        raise ValueError(f"a call must be given, such as {EXAMPLE}, or --heads and --lens")
-    sizes = Lens.read(lens, batch=batch)
-    if is_checkpoint(model):
-        said = _said_by_options(heads, model, sizes, **options)
+    sizes = _lens_given(lens, batch)
+    one_model = "".join(models)
+    if is_checkpoint(one_model):
+        said = _said_by_options(heads, one_model, sizes, **options)
         if measure:
             return _measured(unused, case_of(said))
         return _advised(advise(said, facts=Call(**stated), **how), as_json)
     facts = Call(**(_facts_of_options(options) | stated))
     if options.get("head_dim") == MLA_HEAD_DIM:
         options.setdefault("page_size", LATENT_PAGE)
-    layer = parse_layer(heads, model=model, **options)
+    layer = parse_layer(heads, model=one_model, **options)
     if measure:
         return _measured(unused, layer, sizes.tokens)
     return _advised(advise(layer, sizes.tokens, facts=facts, **how), as_json)
+
+
+def _split_models(named: Sequence[str]) -> list[str]:
+    """The models of `--model A --model B` and of `A,B`."""
+    names: dict[str, None] = {}
+    for text in named:
+        # a layer by its heads has a comma of its own: 8/1 heads, head_dim 64
+        names |= dict.fromkeys(map(str.strip, re.split(r",(?! *head_dim)", text)))
+    return list(filter(None, names))
+
+
+def _lens_given(lens: str, batch: int | None) -> Lens:
+    """What --lens and --batch say; ValueError where no call is given."""
+    if not lens:
+        raise ValueError(f"a call must be given, such as {EXAMPLE}, or --heads and --lens")
+    return Lens.read(lens, batch=batch)
+
+
+def _advised_together(
+    said: CallText,
+    models: Sequence[str],
+    diff: Sequence[str],
+    facts: "Call",
+    how: dict[str, Any],
+    as_json: bool,
+) -> int:
+    """Print the table of several models or of two stacks; the exit status of `_advise`."""
+    from .lab.advise import LIBRARY, RECORDED_GPU
+    from .lab.stacks import advise_stacks
+
+    if diff and "library" in how:
+        raise ValueError(f"--library must be left out with --diff, got {how['library']}")
+    library = how.pop("library", LIBRARY)
+    table = advise_stacks(
+        said,
+        diff or [library],
+        models=models,
+        facts=facts,
+        **{"gpu": RECORDED_GPU} | how,
+    )
+    return _advised(table, as_json)
 
 
 def _measured(unused: Sequence[str], *call: Any) -> int:
@@ -515,7 +569,7 @@ def _measured(unused: Sequence[str], *call: Any) -> int:
     return 0
 
 
-def _advised(advice: "Advice", as_json: bool) -> int:
+def _advised(advice: "Advice | Stacks", as_json: bool) -> int:
     """Print advice; returns the exit status: `KNOWN_PROBLEM` if one holds that has a size."""
     _say(_in_json(advice.to_dict()) if as_json else advice)
     return KNOWN_PROBLEM if advice.holding else 0
@@ -524,7 +578,7 @@ def _advised(advice: "Advice", as_json: bool) -> int:
 def _require_alone(call: str, **options: Any) -> None:
     """ValueError for options that say a part of a call beside its text."""
     for name, value in options.items():
-        if value not in ("", None):
+        if value not in ("", None, []):
             word = OTHER_NAMES.get(name, name)
             raise ValueError(
                 f"{name} must be left out beside the text of a call, got {value!r}: "
@@ -830,6 +884,18 @@ ADVISE: Options = {
     **CALL,
     **WORDS,
     **LAYER,
+    "--model": dict(
+        action="append",
+        metavar="NAME",
+        help="a model of data/checkpoints.yaml, and how it is served: 'DeepSeek-V3 at TP 8 with DP "
+        "attention'; repeatable, or several with commas between them",
+    ),
+    "--diff": dict(
+        nargs=2,
+        metavar=("OLD", "NEW"),
+        help="two releases of one engine, such as sglang==0.5.15 sglang==0.5.23: what is picked by "
+        "each, and which known problems come or end",
+    ),
     **SERVED,
     **BATCH,
     **DTYPES,
