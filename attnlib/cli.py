@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
@@ -56,6 +56,8 @@ or with diagnose --fail-on pattern if AFTER shows a new one;
 {CHANGED} if watch names what must be read again;
 {128 + signal.SIGINT} after Ctrl-C."""
 DEFAULT_REPORT = Path("build/report/index.html")
+PACKAGES = ("sglang", "vllm", "flashinfer")
+"""Releases that --shape may state, SGLang's as sglang=0.5.23."""
 SIZES = ("tp", "head_dim", "page_size")
 SPELLINGS = {
     "--engine": "--library",
@@ -256,16 +258,25 @@ def _diagnose(
 
 
 def _facts_of_shape(shape: str) -> dict[str, int | str]:
-    """The words of a call, or the facts of `heads=32/8,kv_len=8192` as older releases had them."""
+    """The words of a call, and releases such as `sglang=0.5.23` beside them; or the facts of
+    `heads=32/8,kv_len=8192` as older releases had them."""
+    if not re.search(r"\b(lens|page)=", shape):
+        return _listed_facts(filter(None, re.split("[, ]", shape)))
+    words = shape.split()
+    releases = [word for word in words if word.partition("=")[0] in PACKAGES]
+    call = [word for word in words if word not in releases]
+    return CallText.read(" ".join(call)).given | _listed_facts(releases)
+
+
+def _listed_facts(words: Iterable[str]) -> dict[str, int | str]:
+    """The facts of words NAME=VALUE, each once."""
     facts: dict[str, int | str] = {}
-    if re.search(r"\b(lens|page)=", shape):
-        return CallText.read(shape).given
-    for part in filter(None, shape.split(",")):
-        name, given, value = part.partition("=")
+    for word in words:
+        name, given, value = word.partition("=")
         if not given:
-            raise ValueError(f"--shape must be N=V, got {part!r}")
+            raise ValueError(f"--shape must be N=V, got {word!r}")
         if name in facts:
-            raise ValueError(f"--shape must name each fact once, got {shape!r}")
+            raise ValueError(f"--shape must name each fact once, got {name!r} again")
         facts[name] = int(value) if value.isdecimal() else value
     return facts
 
@@ -481,7 +492,7 @@ def _advise(
     named = [name for name in ("library", "backend", "gpu") if name in options]
     for name in named:
         how[name] = options.pop(name)
-    unused: list[str] = list(named)
+    unused: list[str] = []
     if call:
         unused.append("call")
     if server:
@@ -498,24 +509,30 @@ def _advise(
         if measure:
             raise ValueError("--measure must be left out with --diff and several models")
         return _advised_together(said, models, diff, Call(**stated), how, as_json)
+    facts = Call(**stated)
+    asked: list[Any]
     if text:
-        if measure:
-            return _measured(unused, text)
-        return _advised(advise(text, facts=Call(**stated), **how), as_json)
-    sizes = _lens_given(lens, batch)
-    one_model = "".join(models)
-    if is_checkpoint(one_model):
-        said = _said_by_options(heads, one_model, sizes, **options)
-        if measure:
-            return _measured(unused, case_of(said))
-        return _advised(advise(said, facts=Call(**stated), **how), as_json)
-    facts = Call(**(_facts_of_options(options) | stated))
-    if options.get("head_dim") == MLA_HEAD_DIM:
-        options.setdefault("page_size", LATENT_PAGE)
-    layer = parse_layer(heads, model=one_model, **options)
+        asked = [text]
+        measured = asked
+    elif is_checkpoint("".join(models)):
+        said = _said_by_options(heads, "".join(models), _lens_given(lens, batch), **options)
+        asked = [said]
+        measured = [case_of(said)]
+    else:
+        facts = Call(**(_facts_of_options(options) | stated))
+        sizes = _lens_given(lens, batch)
+        if options.get("head_dim") == MLA_HEAD_DIM:
+            options.setdefault("page_size", LATENT_PAGE)
+        asked = [parse_layer(heads, model="".join(models), **options), sizes.tokens]
+        measured = asked
     if measure:
-        return _measured(unused, layer, sizes.tokens)
-    return _advised(advise(layer, sizes.tokens, facts=facts, **how), as_json)
+        _measured(unused, *measured)
+    advice = advise(*asked, facts=facts, **how)
+    if not measure:
+        return _advised(advice, as_json)
+    if named:
+        _say(f"{advice.choice.library} on {advice.choice.gpu} runs {advice.runs_as}")
+    return 0
 
 
 def _split_models(named: Sequence[str]) -> list[str]:
@@ -559,14 +576,13 @@ def _advised_together(
     return _advised(table, as_json)
 
 
-def _measured(unused: Sequence[str], *call: Any) -> int:
+def _measured(unused: Sequence[str], *call: Any) -> None:
     """Print the times of all backends at a call, then which options say nothing of them."""
     from .lab.view import measure_call
 
     _say(measure_call(*call))
     if unused:
         _say(f"all backends are measured here; not used: {', '.join(unused)}", file=sys.stderr)
-    return 0
 
 
 def _advised(advice: "Advice | Stacks", as_json: bool) -> int:
@@ -959,7 +975,8 @@ DIAGNOSE: Options = {
     ),
     "--shape": dict(
         metavar="CALL",
-        help="what the trace does not record, such as 'heads=32/8 page=16 lens=8192x16'",
+        help="what the trace does not record: 'heads=32/8 page=16 lens=8192x16', with the release "
+        "that served, 'lens=8192x16 sglang=0.5.23'",
     ),
     "--fail-on": dict(
         choices=["slower", "pattern"],

@@ -155,7 +155,18 @@ class Advice(Shown):
             return ""
         # What is measured has no window.
         case = _case_of(replace(self.layer, window=0), self.lengths)
-        return f"python -m attnlib advise --measure {case.label}"
+        asked = [f"--engine {self.choice.library}", f"--gpu {self.card_name or self.choice.gpu}"]
+        if self.choice.policy != AUTO:
+            asked.append(f"--backend {self.choice.policy}")
+        return f"python -m attnlib advise {' '.join(asked)} --measure {case.label}"
+
+    @property
+    def runs_as(self) -> str:
+        """The engine's choice, and what it is called in records of measurements."""
+        names = [name for name in builds(self.choice) if name in BACKENDS]
+        if not names or names[0] == self.choice.picked:
+            return self.choice.picked
+        return f"{self.choice.picked}, here {names[0]}"
 
     def table(self) -> pd.DataFrame:
         """A row per backend, best first, over the nearest batches: in how many of those that have
