@@ -339,6 +339,17 @@ def gpu_calls():
     return found + list(mla_gpu_calls())
 
 
+UNJUDGED = {"flashinfer-graph-auto": "what FlashInfer chooses in a CUDA graph: fa2 or fa3"}
+"""Backends that no call compares with the oracle, and why."""
+
+
+def calls_of_new_backends():
+    """Standard calls of each backend that no table above names."""
+    named = {name.partition("@")[0] for name, _ in (*CALLS, *gpu_calls())} | {*UNJUDGED}
+    new = [entry for entry in backends.TABLE.values() if entry.name not in named]
+    return [call for entry in new for call in calls.standard_calls(entry)]
+
+
 def mla_gpu_calls():
     sizes = {"batch_size": 9, "kv_len": 3000}
     sparse = [(128, 2048), (64, 512), (32, 512), (16, 70), (8, 1)]
@@ -362,13 +373,18 @@ def mla_gpu_calls():
     return found
 
 
-UNJUDGED = {"flashinfer-graph-auto": "what FlashInfer chooses in a CUDA graph: fa2 or fa3"}
-"""Backends that no call compares with the oracle, and why."""
-
-
 def test_every_backend_is_compared_with_the_oracle():
-    judged = {name.partition("@")[0] for name, _ in (*CALLS, *gpu_calls())}
-    assert {*backends.TABLE} - judged == {*UNJUDGED}, "add calls: tests/support/backend_calls.py"
+    judged = {name.partition("@")[0] for name, _ in (*CALLS, *gpu_calls(), *NEW)}
+    assert {*backends.TABLE} - judged == {*UNJUDGED}, "it must take a call of calls.STANDARD"
+
+
+NEW = calls_of_new_backends()
+
+
+@each(NEW)
+def test_a_new_backend_matches_the_oracle_wherever_it_runs(name, case):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    calls.assert_matches_oracle(calls.able(name, case), case, device)
 
 
 @pytest.mark.gpu
@@ -395,6 +411,7 @@ def test_on_a_gpu_every_mode_matches_the_oracle_and_says_its_family(name, case, 
 @each(
     [(n, DecodeCase(calls.spec_of(4, 16), 7, 1500, "ragged")) for n in backends.BACKENDS]
     + [(n, case) for n in backends.BACKENDS for case in WINDOWS]
+    + NEW
     + [pair for pair in EXTEND if pair[0] != POD]
     + [(name, replace(case, batch_size=7, kv_len=3000)) for name, case in MLA]
 )

@@ -138,6 +138,30 @@ CALLS = [
     *MLA,
 ]
 """A call of every backend that has a stand-in, or needs none."""
+STANDARD = {
+    "decode": [
+        DECODE,
+        *(
+            DecodeCase(spec_of(group, page), 7, 1500, "ragged")
+            for group in (1, 4)
+            for page in (1, 16, 64)
+        ),
+        *(DecodeCase(AttnSpec(8, 2, dim, 16, *dtypes), 5, 999, "ragged") for dim, *dtypes in KINDS),
+        *WINDOWS,
+    ],
+    "extend": list(MODES),
+    "mla": [mla_case("", top_k=top_k) for top_k in (0, 70)],
+}
+"""Of each mode the calls of a backend that has none above: those that it says it can run."""
+
+
+def standard_calls(entry):
+    """The standard calls of an entry that its library takes."""
+    return [
+        (entry.name, case)
+        for case in STANDARD[entry.plans]
+        if not backends.unsupported(entry.name, case.spec, mask=getattr(case, "mask", "causal"))
+    ]
 
 
 class Call(Workload):
