@@ -25,7 +25,7 @@ from support.backend_calls import (
 )
 
 from attnlib.core import backends
-from attnlib.core.backends import base, planned
+from attnlib.core.backends import base, planned, sdpa
 from attnlib.core.backends.table import FAMILIES, entry_of, family_of
 from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.fa2.library import RELEASES
@@ -178,7 +178,12 @@ def test_a_mask_that_is_none_and_a_layer_of_another_mode_are_refused():
             backends.unsupported(name, spec)
 
 
-@pytest.mark.parametrize("name", [name for name in backends.TABLE if name != "sdpa"])
+NEEDS_GPU = [
+    name for name in backends.TABLE if not issubclass(backends.backend_class(name), sdpa.Sdpa)
+]
+
+
+@pytest.mark.parametrize("name", NEEDS_GPU)
 def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeypatch, without_gpu):
     monkeypatch.setattr(base, "installed_version", lambda _: "")
     monkeypatch.setattr(library, "find_module", lambda name: "")
