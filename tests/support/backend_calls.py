@@ -37,17 +37,16 @@ MODES = (
 """Every mode with several queries per request, over its masks; last, chunks beside decodes."""
 ALL_MODES = [(name, case) for case in MODES for name in backends.EXTEND_BACKENDS]
 PLANNED, UNIFORM = (f"flashinfer-prefill-fa2-{how}" for how in ("planned", "uniform"))
-POD = "flashinfer-batch-pod"
 SGLANG, SGLANG_MLA, SGLANG_EXTEND = (
     f"sglang-flash-attn-3{mode}" for mode in ("", "-mla", "-extend")
 )
 
 
 def takes(name, case):
-    """Some plans are for as many queries of each request, POD's for chunks beside decodes."""
+    """Some plans are for as many queries of each request."""
     alike = not case.q_lengths and case.mode not in ("draft_extend", "prefill_ragged")
     paged = case.mode != "prefill_ragged"
-    needs = {PLANNED: alike, UNIFORM: alike, POD: bool(case.q_lengths), SGLANG_EXTEND: paged}
+    needs = {PLANNED: alike, UNIFORM: alike, SGLANG_EXTEND: paged}
     return needs.get(name, True)
 
 

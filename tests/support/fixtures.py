@@ -172,7 +172,6 @@ def fake_fa2(monkeypatch):
     fakes.FakeWrapper.made = made = []
     module = SimpleNamespace(
         BatchAttention=fakes.FakeBatchAttention,
-        BatchPODWithPagedKVCacheWrapper=fakes.FakeBatchPod,
         BatchDecodeWithPagedKVCacheWrapper=fakes.FakeDecode,
         BatchPrefillWithPagedKVCacheWrapper=fakes.FakePaged,
         BatchPrefillWithRaggedKVCacheWrapper=fakes.FakeRagged,
