@@ -34,7 +34,7 @@ from ..core.releases import read_releases
 from ..core.spec import dtype_name
 from . import points
 from .arms import STATE, VLLM
-from .capture import Capture, Step, joined
+from .capture import Capture, CapturedStep, joined
 from .points import Function, Point
 
 OLDEST = "0.33.0"
@@ -154,7 +154,7 @@ def _write_if_due(capture: Capture, group: Any, batch: Any) -> None:
     kv_dtype = dtype_name(spec.dtype)
     if spec.kv_quant_mode.name != "NONE":  # stored as bytes
         kv_dtype = FP8.get(config.cache_config.cache_dtype, config.cache_config.cache_dtype)
-    step = Step(
+    step = CapturedStep(
         mode=mode,
         batch_size=requests,
         lengths=joined(lens),

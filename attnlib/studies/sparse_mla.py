@@ -76,7 +76,7 @@ for _format, _backend in KERNELS:
         _live = _sparse(heads=64, top_k=2048, batch=64, kv_format=_format)
         LIVE.append(replace(_all, cases=(_live,), headline=True))
 
-FA3 = "flash-attn-3-mla"
+FLASH_ATTN_3 = "flash-attn-3-mla"
 _FEW = [_sparse(heads, 512, 8, "bfloat16") for heads in HEADS]
 _MANY = [_sparse(heads, 1024, 64, "bfloat16") for heads in HEADS]
 AGAIN = (
@@ -97,7 +97,7 @@ STUDY = Study(
             backends=(),
             timers=COLD,
             rounds=4,
-            again=(FA3,),
+            again=(FLASH_ATTN_3,),
         ),
         Grid(
             cases=EITHER_SIDE,

@@ -61,7 +61,7 @@ class _SglangFlashAttn3(Backend[Batch, Cache]):
         facts = self.facts(batch)
         kept = {name: tensor.clone() for name, tensor in given.items()}
         return partial(
-            library.load(self.source).flash_attn_with_kvcache,
+            library.import_library(self.source).flash_attn_with_kvcache,
             **kept,
             max_seqlen_q=facts.max_seqlen_q,
             softmax_scale=batch.spec.softmax_scale,
@@ -148,7 +148,7 @@ class SglangDecode(_OfLayers[DecodeBatch]):
     def _schedule(self, batch: DecodeBatch, call: "partial[torch.Tensor]") -> torch.Tensor:
         """The schedule by the cap of the call; SGLang takes the longest request for the width."""
         spec = batch.spec
-        return library.load(self.source).get_scheduler_metadata(
+        return library.import_library(self.source).get_scheduler_metadata(
             batch_size=batch.batch_size,
             max_seqlen_q=1,
             max_seqlen_k=int(batch.seq_lens_cpu.max()),

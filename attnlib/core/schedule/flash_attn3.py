@@ -211,7 +211,7 @@ def ask_library(
     facts: SchedulerFacts, seq_lens: Tensor, cu_seqlens_q: Tensor | None = None
 ) -> Tensor:
     """The library's call, without any check of the arguments. See `precompute`."""
-    return library.load().get_scheduler_metadata(
+    return library.import_library().get_scheduler_metadata(
         # Builds agree in the order of these, not in their names.
         facts.batch_size,
         facts.max_seqlen_q,

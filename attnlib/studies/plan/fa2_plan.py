@@ -175,7 +175,7 @@ def _plan(page_size: int, batch: int) -> PlanCase:
 
 PLAN_PAGES = (16, 1)
 PLAN_BATCHES = (1, 8, 32, 128, 256, 1024)
-PLANS = tuple(_plan(*sizes) for sizes in product(PLAN_PAGES, PLAN_BATCHES))
+PLANNED_CASES = tuple(_plan(*sizes) for sizes in product(PLAN_PAGES, PLAN_BATCHES))
 FA2, PLANNED = "flashinfer-fa2", "flashinfer-fa2-planned"
 BOTH = (FA2, PLANNED)
 FLASH_ATTENTION = "flash-attn-3-precomputed"
@@ -189,7 +189,7 @@ STUDY = Study(
         Grid(REALISTIC, BOTH, rounds=3),
         Grid((ONE_LONG,), (FLASH_ATTENTION,), rounds=3),
         Grid((*VERIFIES, *OTHER_VERIFIES), SEVERAL, rounds=4),
-        Grid(PLANS, PLANNING, rounds=4),
+        Grid(PLANNED_CASES, PLANNING, rounds=4),
         Grid(OTHERS, BOTH, rounds=4),
         Grid(
             cases=AGAIN,
@@ -215,7 +215,7 @@ STUDY = Study(
 )
 
 PRESENT = "nvidia-h100-80gb-hbm3-e32c9749"
-"""The machine with `PLANS` by the present planner."""
+"""The machine with `PLANNED_CASES` by the present planner."""
 
 
 def chunks_of(case: DecodeCase, num_sms: int) -> dict[str, int]:
