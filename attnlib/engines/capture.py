@@ -155,7 +155,7 @@ class Capture:
 
 
 def joined(lengths: Any) -> str:
-    """Lengths on the host (a tensor, an array, a list) as `CapturedStep` has them; empty for None."""
+    """Lengths on the host (a tensor, an array, a list) as a step has them; empty for None."""
     if lengths is None:
         return ""
     return "+".join(map(str, np.asarray(lengths).tolist()))
