@@ -313,10 +313,10 @@ class Entry:
     """One mode of one library.
 
     `plans` is one of `PLANNABLE`, `code` the `module:class` in this folder, `family` the kernel
-    family that must run (empty: the library chooses). Releases before `since` lack the mode. `words`
-    are the names that engines use ("fa3" is SGLang's word for FlashAttention-3), `label` the name in
-    tables. `cap` is the cap of splits (`schedule.caps`), empty where the mode takes none: a name
-    may choose another, `sglang-flash-attn-3@bounded`.
+    family that must run (empty: the library chooses). Releases before `since` lack the mode.
+    `words` are the names that engines use ("fa3" is SGLang's word for FlashAttention-3), `label`
+    the name in tables. `cap` is the cap of splits (`schedule.caps`), empty where the mode takes
+    none: a name may choose another, `sglang-flash-attn-3@bounded`.
     """
 
     name: str
