@@ -92,19 +92,8 @@ STUDY = Study(
     question="Which kernel decodes sparse MLA fastest on Hopper, over which cache format?",
     grids=(
         *ALL_SHAPES,
-        Grid(
-            cases=AGAIN,
-            backends=(),
-            timers=COLD,
-            rounds=4,
-            again=(FLASH_ATTN_3,),
-        ),
-        Grid(
-            cases=EITHER_SIDE,
-            backends=OVERFLOWING,
-            releases=("0.6.4", "0.6.13"),
-            rounds=3,
-        ),
+        Grid(AGAIN, (), timers=COLD, rounds=4, again=(FLASH_ATTN_3,)),
+        Grid(EITHER_SIDE, OVERFLOWING, releases=("0.6.4", "0.6.13"), rounds=3),
         *LIVE,
     ),
     reference_machine="nvidia-h200-89dc5463",
