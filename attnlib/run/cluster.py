@@ -30,7 +30,7 @@ from .. import install_with
 from ..measure.calls.form import NamedCase
 from ..measure.machine import has_driver
 from . import store
-from .jobs import Job, StoppedError
+from .jobs import Job, Machine, StoppedError
 from .rows import Row, machine_slug, rows_of
 from .study import Study, Sweep, describe
 
@@ -51,7 +51,7 @@ class Gpu:
     """A GPU of the cluster: its Dask worker, its machine, and how often a case is on record."""
 
     address: str
-    machine: dict[str, Any]
+    machine: Machine
     on_record: Counter[NamedCase]
 
     @property
@@ -64,7 +64,11 @@ Tasks = dict[Any, tuple[Gpu, Job]]
 """Future of a job -> where it runs."""
 
 
-def measure_on_gpus(study: Study, sweep: Sweep, client: Client) -> tuple[int, list[str]]:
+def measure_on_gpus(
+    study: Study,
+    sweep: Sweep,
+    client: Client,
+) -> tuple[int, list[str]]:
     """Measure what `study` lacks on a cluster's GPUs; returns how many items, and the machines.
 
     Raises what `Sweep.jobs` does, ValueError for workers without a GPU of their own. At the end, if
@@ -77,11 +81,14 @@ def measure_on_gpus(study: Study, sweep: Sweep, client: Client) -> tuple[int, li
     if not gpus:
         raise RuntimeError("the Dask cluster must have a worker for each GPU, it has none")
     dealt = deal(jobs, {gpu.id: gpu.on_record for gpu in gpus})
-    there = Sweep(overlays=sweep.overlays, retry=sweep.retry, progress=partial(tqdm, disable=True))
+    there = Sweep(
+        overlays=sweep.overlays,
+        retry=sweep.retry,
+        progress=partial(tqdm, disable=True),
+    )
     left: Tasks = {}
     for gpu in gpus:
-        missing = sweep.missing(dealt[gpu.id], gpu.machine) if dealt[gpu.id] else []
-        for job in missing:
+        for job in sweep.missing(dealt[gpu.id], gpu.machine):
             task = client.submit(
                 _measure,
                 job,
@@ -146,8 +153,8 @@ def deal(
     home: dict[NamedCase | None, str] = {}
     for number, case in enumerate(cases):
         next_in_turn = gpu_ids[number % len(gpu_ids)]
-        # Of equals `max` takes the first.
-        home[case] = max([next_in_turn, *gpu_ids], key=lambda gpu_id: on_record[gpu_id][case])
+        counts = {gpu_id: on_record[gpu_id][case] for gpu_id in [next_in_turn, *gpu_ids]}
+        home[case] = max(counts, key=counts.__getitem__)  # of equals the first
     parts: dict[str, list[Job]] = {gpu_id: [] for gpu_id in gpu_ids}
     for gpu_id in set(home.values()):
         for job in jobs:
@@ -173,7 +180,7 @@ def _find_gpus(client: Client, study: Study) -> list[Gpu]:
     return [gpus[gpu_id] for gpu_id in sorted(gpus)]
 
 
-def _keep(study: str, machine: dict[str, Any], rows: list[Row]) -> None:
+def _keep(study: str, machine: Machine, rows: list[Row]) -> None:
     """Write what the data folder lacks: nothing where it is the worker's folder too."""
     have = {row["id"]: row for row in _rows(study, machine)}
     for row in rows:
@@ -181,15 +188,17 @@ def _keep(study: str, machine: dict[str, Any], rows: list[Row]) -> None:
             store.keep(row)
 
 
-def _rows(study: str, machine: dict[str, Any]) -> list[Row]:
+def _rows(study: str, machine: Machine) -> list[Row]:
     slug = machine_slug(machine)
-    return rows_of(store.read(study, slug)) if slug in store.machines(study) else []
+    if slug not in store.machines(study):
+        return []
+    return rows_of(store.read(study, slug))
 
 
 # ---- on a worker
 
 
-async def _look_around(study: str, device: str) -> tuple[dict[str, Any], Counter[NamedCase]]:
+async def _look_around(study: str, device: str) -> tuple[Machine, Counter[NamedCase]]:
     """The worker's GPU, and how many records of each case its data folder has."""
     # In a thread: the description takes seconds, and the worker must go on answering.
     machine = await asyncio.to_thread(describe, device)

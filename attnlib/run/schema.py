@@ -56,6 +56,14 @@ class Column(NamedTuple):
         return "" if self.type == TEXT else 0
 
 
+STATE = {
+    "memory_clock_mhz": "clock of the GPU's memory",
+    "power_w": "watts",
+    "sm_clock_mhz": "SM clock",
+    "temperature_c": "temperature",
+    "throttle_reasons": "NVML's bits, why clocks are held down,",
+}
+"""What changes of a GPU while it works (`measure.machine.describe_state`)."""
 COLUMNS = (
     Column(
         "id",
@@ -250,28 +258,11 @@ COLUMNS = (
     Column("machine.memory_gib", NUMBER, "memory of the GPU"),
     Column("machine.num_sms", COUNT, "multiprocessors of the GPU", in_frame=True),
     Column("machine.power_limit_w", COUNT, "power limit of the GPU in watts", in_frame=True),
-    Column(
-        "state_before.memory_clock_mhz",
-        COUNT,
-        "clock of the GPU's memory before the measurement",
+    *(
+        Column(f"state_{when}.{name}", COUNT, f"{meaning} {when} the measurement")
+        for when in ("before", "after")
+        for name, meaning in STATE.items()
     ),
-    Column("state_before.power_w", COUNT, "watts before the measurement"),
-    Column("state_before.sm_clock_mhz", COUNT, "SM clock before the measurement"),
-    Column("state_before.temperature_c", COUNT, "temperature before the measurement"),
-    Column(
-        "state_before.throttle_reasons",
-        COUNT,
-        "NVML's bits before the measurement: why clocks are held down",
-    ),
-    Column(
-        "state_after.memory_clock_mhz",
-        COUNT,
-        "clock of the GPU's memory after the measurement",
-    ),
-    Column("state_after.power_w", COUNT, "watts after the measurement"),
-    Column("state_after.sm_clock_mhz", COUNT, "SM clock after the measurement"),
-    Column("state_after.temperature_c", COUNT, "temperature after the measurement"),
-    Column("state_after.throttle_reasons", COUNT, "NVML's bits after the measurement"),
     *(
         Column(f"versions.{name}", TEXT, f"release of `{name}`")
         for name in sorted((*RECORDED, "python", "cuda"))

@@ -304,8 +304,7 @@ def test_a_model_is_split_over_gpus_as_engines_do():
     assert parse_layer(model="Llama-3.1-70B", tp=8) == AttnSpec(8, 1, 128, 16)
     assert parse_layer(model="Llama-3.1-70B at TP 8") == AttnSpec(8, 1, 128, 16)
     assert parse_layer(model="Qwen3-30B-A3B", tp=8) == AttnSpec(4, 1, 128, 16)
-    for name in ("heads=24/8 head_dim=64", "24/8 heads, head_dim 64"):  # the second is of old
-        assert parse_layer(model=name) == AttnSpec(24, 8, 64, 16)
+    assert parse_layer(model="heads=24/8 head_dim=64") == AttnSpec(24, 8, 64, 16)
     for name, sizes in MODELS.items():
         assert parse_layer(model=name) == AttnSpec(*sizes, 16)
 

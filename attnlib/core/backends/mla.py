@@ -41,10 +41,8 @@ class FlashInferMla(Backend[MlaBatch, Tensor]):
         """FlashInfer's own plan, after chosen tokens were checked. Synchronises."""
         sums, pages, lens, page_size = attended_pages(batch)
         wrapper = self._wrapper(batch) if held is None else held[0]
-        rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
-        rows = rows * batch.q_len
         lengths = {
-            "qo_indptr": rows,
+            "qo_indptr": batch.paged.qo_indptr * batch.q_len,
             "kv_indptr": sums,
             "kv_indices": pages,
             "kv_len_arr": lens,

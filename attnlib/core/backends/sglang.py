@@ -123,15 +123,10 @@ class SglangDecode(_OfLayers[DecodeBatch]):
 
     def tensors(self, batch: DecodeBatch) -> dict[str, torch.Tensor]:
         """Lengths, pages, and one query row per request."""
-        rows = torch.arange(
-            batch.batch_size + 1,
-            dtype=torch.int32,
-            device=self.device,
-        )
         return {
             "cache_seqlens": batch.seq_lens,
             "page_table": batch.page_table,
-            "cu_seqlens_q": rows,
+            "cu_seqlens_q": batch.qo_indptr,
         }
 
     def prepare(self, batch: DecodeBatch, held: Any) -> "partial[torch.Tensor]":
@@ -213,15 +208,10 @@ class SglangMla(_SglangFlashAttn3[MlaBatch, torch.Tensor]):
 
     def tensors(self, batch: MlaBatch) -> dict[str, torch.Tensor]:
         """Lengths, pages, and `q_len` query rows per request."""
-        rows = torch.arange(
-            batch.batch_size + 1,
-            dtype=torch.int32,
-            device=self.device,
-        )
         return {
             "cache_seqlens": batch.paged.seq_lens,
             "page_table": batch.paged.page_table,
-            "cu_seqlens_q": rows * batch.q_len,
+            "cu_seqlens_q": batch.paged.qo_indptr * batch.q_len,
         }
 
     def attend(
