@@ -54,6 +54,12 @@ class Fragment:
         """`02` of `02_slug`."""
         return self.anchor.split("_")[0]
 
+    @property
+    def tab(self) -> str:
+        """`Choose a backend` of `06_choose_a_backend`."""
+        _, *words = self.anchor.split("_")
+        return " ".join(words).capitalize()
+
 
 def notebook_fragment(
     notebook: NotebookNode,
@@ -120,10 +126,18 @@ def _name_parts(soup: BeautifulSoup, anchor: str) -> None:
         element["id"] = f"{anchor}-{element['id']}"
     for heading in soup.select(".text_cell :is(h1, h2, h3, h4, h5)"):
         heading.name = f"h{int(heading.name[1]) + 1}"
-    for number, image in enumerate(soup.find_all("img"), 1):
-        above = image.find_previous(re.compile("h[2-6]"))
-        section = f": {above.get_text()}" if above else ""
-        image["alt"] = f"Figure {number} of notebook {anchor[:2]}{section}"
+    for image in soup.select(".output img"):
+        image["alt"] = _what_is_shown(image)
+
+
+def _what_is_shown(image: Tag) -> str:
+    """The heading above a figure, and the paragraph that leads to it."""
+    words = []
+    for name in (re.compile("h[2-6]"), "p"):
+        above = image.find_previous(name)
+        if above:
+            words.append(" ".join(above.get_text().split()))
+    return ": ".join(words) or "figure"
 
 
 def _point_links(soup: BeautifulSoup, shown: Collection[str]) -> None:
