@@ -32,6 +32,8 @@ ACTIVE = (
 """Elements that load, run or restyle. The page's content policy stops other ways to run."""
 OUTSIDE = ("https://", "http://", "mailto:")
 USES = re.compile(r"attnlib\.(?:advise|compare|diagnose)\(")
+SPELLING = {"flashinfer": "FlashInfer", "sglang": "SGLang", "mla": "MLA"}
+"""Words of the files' names that are no plain ones."""
 NOTEBOOK = re.compile(r"([^/#]+)\.ipynb(?:#.*)?")
 
 
@@ -57,8 +59,9 @@ class Fragment:
     @property
     def tab(self) -> str:
         """`Choose a backend` of `06_choose_a_backend`."""
-        _, *words = self.anchor.split("_")
-        return " ".join(words).capitalize()
+        _, first, *words = self.anchor.split("_")
+        spelled = [SPELLING.get(word, word) for word in words]
+        return " ".join([SPELLING.get(first, first.capitalize()), *spelled])
 
 
 def notebook_fragment(
