@@ -288,7 +288,8 @@ _PLANS = (
 _INIT = ("self", "model_runner")
 _BATCH = ("self", "forward_batch")
 _WORDS_OF_CALL = ("scheduler_metadata",)
-_OF_LAYERS = ("metadata", "splits")
+_ONE_LAUNCH = (f"metadata={ONE_LAUNCH}",)
+_OF_LAYERS = (*_ONE_LAUNCH, "splits")
 _ANY_SCHEDULE = ("metadata", "schedule", "splits")
 _ALL_ARMS = ("metadata", "schedule", "splits", "decode", "guard")
 POINTS = (
@@ -299,9 +300,9 @@ POINTS = (
     Point(_OF_LAYERS, f"{_BACKEND}.__init__", "after", splits.ready_splits, since=OWN_CAP),
     Point(("splits",), _DECODE, "around", splits.cap_decode, _CALL, since=OWN_CAP),
     Point(("splits",), _EXTEND, "around", splits.cap_verification, _CALL, since=OWN_CAP),
-    Point(("metadata",), _DECODE, "around", schedules.attend, _CALL, since=OWN_CAP),
-    Point(("metadata",), _EXTEND, "around", schedules.attend, _CALL, since=OWN_CAP),
-    Point(("metadata",), _KVCACHE, "around", schedules.give_words, _WORDS_OF_CALL, since=OWN_CAP),
+    Point(_ONE_LAUNCH, _DECODE, "around", schedules.attend, _CALL, since=OWN_CAP),
+    Point(_ONE_LAUNCH, _EXTEND, "around", schedules.attend, _CALL, since=OWN_CAP),
+    Point(_ONE_LAUNCH, _KVCACHE, "around", schedules.give_words, _WORDS_OF_CALL, since=OWN_CAP),
     Point(("decode",), _MAKE, "after", pin_decode, _INIT),
     Point(("decode", "guard"), _BEGIN, "around", begin_forward, _LENGTHS, _PLANS),
     Point(_ALL_ARMS, _FORWARD, "after", steps.judge_step, _BATCH),

@@ -85,21 +85,16 @@ def ready_splits(
 ) -> None:
     """After a FlashAttention backend is made: refuse by name what SPLITS, and METADATA where it is
     one-launch, cannot reach."""
-    asked = []
-    if STATE.arms.get("metadata") == ONE_LAUNCH:
-        asked.append(f"{PREFIX}METADATA={ONE_LAUNCH}")
-    if "splits" in STATE.arms:
-        asked.append(f"{PREFIX}SPLITS={STATE.arms['splits']}")
-    if not asked:
-        return
+    has_cap = "splits" in STATE.arms
+    asked = f"SPLITS={STATE.arms['splits']}" if has_cap else f"METADATA={ONE_LAUNCH}"
     gpu = torch.cuda.get_device_properties(torch.device(backend.device))
     not_met = {
         "FlashAttention-3": backend.fa_impl_ver != 3,
         "a Hopper GPU": gpu.major != HOPPER,
-        "no splits of SGLang's own (no --enable-deterministic-inference)": "splits" in STATE.arms
+        "no splits of SGLang's own (no --enable-deterministic-inference)": has_cap
         and backend.num_splits,
     }
-    require_met(" and ".join(asked), not_met)
+    require_met(PREFIX + asked, not_met)
     setattr(backend, OWN, sglang_build())  # read once: it looks at files
 
 

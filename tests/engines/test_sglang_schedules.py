@@ -140,6 +140,10 @@ def test_one_launch_writes_every_schedule_of_a_step(graphs, name, splits):
         assert prepared(calls) == len(layers) and not hasattr(metadata, GRAPH), "SGLang's kernel"
         return
     assert len(calls) == len(layers) and prepared(calls) == 0
+    tokens = np.full(REQUESTS, TOKENS[mode])
+    if mode == "target_verify":  # a ragged layout tells other counts
+        tokens = np.array([4, 0, 4, 1, 4])
+        metadata.cu_seqlens_q[1:] = torch.tensor(tokens.cumsum())
     assert graphs.replay(mode) == [] and len(graphs.launches) == 1
     lens = LENGTHS.numpy()
     assert metadata.cache_seqlens_int32.tolist() == lens.tolist()
@@ -151,7 +155,6 @@ def test_one_launch_writes_every_schedule_of_a_step(graphs, name, splits):
         assert kind.facts.is_local == (layer.sliding_window_size > 0)
         assert kind.facts.num_qo_heads == layer.tp_q_head_num
         assert kind.facts.split_cap == (call["num_splits"] or kind.facts.split_cap)
-        tokens = np.full(REQUESTS, TOKENS[mode])
         assert kind.words.tolist() == schedule_words(kind.facts, lens, tokens).tolist()
     assert arms.STATE.calls["metadata=one-launch"] == 1
 
