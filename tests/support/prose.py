@@ -28,6 +28,7 @@ TOOLS = {
     "changes",
     "compare",
     "compare_releases",
+    "decisions",
     "diagnose",
     "explain",
     "explore",
