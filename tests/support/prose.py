@@ -31,6 +31,8 @@ TOOLS = {
     "decisions",
     "diagnose",
     "explain",
+    "by_rounds",
+    "clocks",
     "explore",
     "guard",
     "judge_ratios",
