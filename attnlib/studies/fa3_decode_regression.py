@@ -201,4 +201,5 @@ def bisection(result: Any) -> pd.DataFrame:
     steps = pd.DataFrame([step.to_dict() for step in result.steps])
     steps["95 % CI"] = intervals(steps)
     columns = ["release", "ran", "reference_ran", "ratio", "95 % CI", "verdict", "rounds"]
-    return steps[columns].round({"ratio": 2})
+    heads = {"reference_ran": "reference ran"}
+    return steps[columns].round({"ratio": 2}).rename(columns=heads)

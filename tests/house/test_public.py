@@ -32,12 +32,14 @@ DONE = {
     "ceilings",
     "changes",
     "compare",
+    "decisions",
     "decode_call",
     "decode_rows",
     "explain",
     "good_rows",
     "guard",
     "judge_ratios",
+    "known_patterns",
     "load",
     "load_or_measure",
     "mode",
@@ -47,6 +49,7 @@ DONE = {
     "sample_seq_lens",
     "save",
     "savings",
+    "show",
     "tally",
 }
 """Names of `attnlib` whose docstrings have the sections of numpydoc."""

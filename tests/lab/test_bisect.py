@@ -205,7 +205,7 @@ def test_the_command_prints_steps_answer_and_how_to_repeat_it(lab, capsys):
     lines = printed.splitlines()
     table = lines[lines.index("") + 1 : -2]
     assert table[0].split() == [
-        *("release", "ran", "reference_ran", "ratio", "95", "%", "CI", "verdict", "rounds"),
+        *("release", "ran", "reference", "ran", "ratio", "95", "%", "CI", "verdict", "rounds"),
     ]
     assert [[*row.split()[:4], *row.split()[-2:]] for row in table[1:]] == [
         [release, "fa3", "fa2", "4.0", "slower", "3"] for release in ("0.6.3", "0.6.1", "0.6.0")
