@@ -42,6 +42,7 @@ HOME = {
     "sample_seq_lens": "measure.calls.lengths",
     "save": "run.figures.style",
     "savings": "run.frame",
+    "show": "lab.show",
     "tally": "run.frame",
     "view": "lab.view",
 }

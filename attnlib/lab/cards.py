@@ -123,7 +123,7 @@ def as_text(card: Card) -> str:
     if card.code:
         lines += [card.code_caption, card.code, ""]
     lines.append(card.footer)
-    text = printable("\n".join(lines))
+    text = printable("\n".join(lines)).strip("\n")
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 

@@ -48,6 +48,7 @@ DONE = {
     "sample_seq_lens",
     "save",
     "savings",
+    "show",
     "tally",
 }
 """Names of `attnlib` whose docstrings have the sections of numpydoc."""
