@@ -34,6 +34,7 @@ TOOLS = {
     "guard",
     "judge_ratios",
     "known",
+    "play_schedule",
     "profile",
     "verdicts",
     "view",
