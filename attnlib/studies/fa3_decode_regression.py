@@ -6,7 +6,6 @@ Times are those of the timer `graph`, in microseconds, unless a table says other
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import pandas as pd
 
@@ -212,7 +211,7 @@ def slowdown_chart(frame: pd.DataFrame, release: str, *, page_size: int) -> char
         [f"{heads} heads" for heads in by_heads.index],
         (8.4, 3.3),
         records,
-        ("tokens of each request (log)", "slowdown of fa3 over fa2 (log)"),
+        ("tokens of each (log)", "slowdown of fa3 over fa2 (log)"),
         title=f"FlashInfer {release}, one decode call, pages of {page_size} tokens",
         share_y=True,
     )
@@ -240,19 +239,3 @@ def by_release(frame: pd.DataFrame) -> pd.DataFrame:
             table = over(rows, backend, FA2).merge(families, on="case")
             tables.append(table.assign(release=release, backend=backend))
     return pd.concat(tables, ignore_index=True)
-
-
-def bisection(result: Any) -> pd.DataFrame:
-    """The steps that `attnlib.bisect` took, in order: release over reference, and what both ran."""
-    steps = pd.DataFrame([step.to_dict() for step in result.steps])
-    steps["95 % CI"] = intervals(steps)
-    (reference, *_) = result.releases
-    names = {
-        "release": "release",
-        "ran": "kernel",
-        "reference_ran": f"kernel of {reference}",
-        "ratio": f"time / time of {reference}",
-        "95 % CI": "95 % CI",
-        "verdict": "verdict",
-    }
-    return steps[[*names]].rename(columns=names)
