@@ -2,8 +2,7 @@
 
 A line has the call as text (`core.call_text`; its mode is the engine's word), and what no call
 says: `{"call": "mode=decode heads=32/8 head_dim=128 page=16 lens=552x3", "batch_size": 3, ...}`.
-Lines of older releases, which have a field for each number, are still read. `studies.captured`
-turns steps into cases.
+`studies.captured` turns steps into cases.
 """
 
 import io
@@ -28,8 +27,8 @@ BESIDE = ("batch_size", "kind", "backend", "release", "draft")
 """The fields of a step that its call does not say."""
 EVERY = 10
 """One of this many steps of each mode is captured, beginning with the first."""
-BEGINNINGS = (b'{"call": ', b'{"mode": ')
-"""Of each line, and of those of older releases."""
+BEGINNING = b'{"call": '
+"""Of each line."""
 
 
 @dataclass(frozen=True)
@@ -177,15 +176,14 @@ def read(path: str | Path) -> list[Step]:
             continue
         try:
             form = json.loads(line)
-            if "call" in form:
-                form |= _fields_said(CallText.read(form.pop("call")))
+            form |= _fields_said(CallText.read(form.pop("call")))
             steps.append(Step(**form))
             require_types(fields(Step), form)
         except json.JSONDecodeError as error:
-            if not line.startswith(BEGINNINGS):
+            if not line.startswith(BEGINNING):
                 raise _no_step(path, number, error) from None
             logger.warning("%s:%d was cut short and is left out", path, number)
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise _no_step(path, number, error) from None
     return steps
 

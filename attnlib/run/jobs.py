@@ -21,7 +21,8 @@ from typing import IO, Any
 from ..measure.calls.form import Item
 from . import store
 from .rows import record_id, row_of, strip_folders
-from .worker import CANNOT_WRITE, now
+from .schema import now
+from .worker import CANNOT_WRITE
 
 ITEM_TIMEOUT_S = 600.0
 """Long enough for FlashInfer to compile a kernel module first: fa3 took 54 s on 16 cores."""

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.backends.table import COMPARED, compared_package
-from ..core.old_names import words_of_name
 from ..measure.calls.cases import read_case
 from ..measure.calls.form import Item, NamedCase
 from ..measure.machine import has_driver
@@ -70,10 +69,6 @@ class Grid:
                 yield Item(backend, timer, case, release)
             for backend, timer in product(self.again, self.timers):
                 yield Item(backend, timer, case, release, again=1)
-
-
-def _without_seed(case: NamedCase) -> str:
-    return str(replace(case.said, seed=None))
 
 
 @dataclass(frozen=True)
@@ -137,24 +132,17 @@ class Study:
             raise ValueError(f"study {self.name!r} cannot be measured any more: {self.retired}")
 
     def case_named(self, name: str) -> NamedCase:
-        """The case with this text, or key or label of old; ValueError names the nearest ones.
-
-        A label of old has no seed: it names the one case that has its other words. So does a text
-        without context.
-        """
+        """The case with this text, whose context may be left out; ValueError names near ones."""
         self.require_measurable()
-        text = words_of_name(name)
         why = ""
         try:
-            wanted = read_case(text).label
+            wanted = read_case(name).label
         except ValueError as error:
             wanted = name
             why = f" ({error})"
         matches = [case for case in self.cases if case.label == wanted]
         if not matches:  # the context may be left out where there is one alone
             matches = [case for case in self.cases if case.label.startswith(f"{wanted} context=")]
-        if text != name and " " in name:
-            matches = [case for case in self.cases if _without_seed(case) == wanted]
         if len(matches) != 1:
             texts = [case.label for case in self.cases]
             near = "; ".join(get_close_matches(wanted, texts, 5, 0))

@@ -54,11 +54,17 @@ def test_the_line_that_measures_parses_to_the_same_call(monkeypatch, capsys):
     assert cli.main(shlex.split(line)[3:]) == 0
     ((text,),) = seen
     assert read_case(text) == DecodeCase(layer, 4, 40, "7+9+9+40")
-    assert not capsys.readouterr().err
-    assert cli.main([*shlex.split(line)[3:], "--gpu", "b200"]) == 0
-    assert "all backends are measured here; not used: gpu\n" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert not printed.err
+    assert printed.out.endswith("flashinfer==0.7.2 on sm90 runs fa2, here flashinfer-fa2\n")
+    options = {"library": "vllm==0.33.0", "gpu": "h100", "backend": "TRITON_ATTN"}
+    line = attnlib.advise(AttnSpec(8, 1, 128, 16), (7, 9), **options).command
+    asked = "--engine vllm==0.33.0 --gpu h100 --backend TRITON_ATTN"
+    assert line.startswith(f"python -m attnlib advise {asked} --measure heads=8/1 ")
+    assert cli.main(shlex.split(line)[3:]) == 0
+    assert "vllm==0.33.0 on sm90 runs TRITON_ATTN, here vllm-triton\n" in capsys.readouterr().out
     assert cli.main([*shlex.split(line)[3:], "--server", "context=131072"]) == 0
-    assert "not used: server\n" in capsys.readouterr().err
+    assert "all backends are measured here; not used: server\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", range(3))

@@ -30,7 +30,7 @@ from attnlib.core.schedule import flash_attn3 as scheduler
 from attnlib.core.schedule import library
 from attnlib.measure import timer
 from attnlib.run import store, study
-from attnlib.run.worker import now
+from attnlib.run.schema import now
 
 # One thread per process, and per process that a test starts: two workers share few cores.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -172,7 +172,6 @@ def fake_fa2(monkeypatch):
     fakes.FakeWrapper.made = made = []
     module = SimpleNamespace(
         BatchAttention=fakes.FakeBatchAttention,
-        BatchPODWithPagedKVCacheWrapper=fakes.FakeBatchPod,
         BatchDecodeWithPagedKVCacheWrapper=fakes.FakeDecode,
         BatchPrefillWithPagedKVCacheWrapper=fakes.FakePaged,
         BatchPrefillWithRaggedKVCacheWrapper=fakes.FakeRagged,

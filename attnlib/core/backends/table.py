@@ -454,7 +454,6 @@ _ENTRIES = (
         "batch_attention:BatchAttention",
         "batch-attention",
     ),
-    Entry("flashinfer-batch-pod", "extend", "flashinfer:BatchPod", "batch-pod", since="0.5.3"),
     Entry("flash-attn-3-extend", "extend", "flash_attn3:FlashAttn3Extend", "flash-attn-3"),
     Entry(
         "sglang-flash-attn-3-extend",

@@ -30,6 +30,15 @@ from .facts import SchedulerFacts
 from .splits import num_words
 from .words import require_known_words
 
+COUNTED = {
+    "batch_size": "requests",
+    "num_qo_heads": "query heads",
+    "num_kv_heads": "KV heads",
+    "max_seqlen_q": "query tokens",
+    "num_sms": "multiprocessors",
+}
+"""Facts that a message counts -> what they count."""
+
 
 @dataclass(frozen=True, eq=False)
 class SchedulerMetadata:
@@ -264,10 +273,15 @@ def writes(words: Tensor) -> int | None:
 
 def misfit(differing: Mapping[str, tuple[object, object]]) -> str:
     """The message for fields that differ: name -> (the metadata's value, the call's)."""
-    fields = "; ".join(
-        f"{name} must be {made!r}, got {call!r}" for name, (made, call) in differing.items()
-    )
-    return f"scheduler metadata does not fit the call: {fields}"
+    made_for = ", ".join(_said(name, made) for name, (made, _) in differing.items())
+    got = ", ".join(str(call) for _, call in differing.values())
+    words = f"the schedule was made for {made_for}; this call has {got}"
+    return f"scheduler metadata does not fit the call: {words}"
+
+
+def _said(name: str, value: object) -> str:
+    """`4 query heads`, `num_splits 29`."""
+    return f"{value} {COUNTED[name]}" if name in COUNTED else f"{name} {value}"
 
 
 def _require_packing(facts: SchedulerFacts) -> None:
