@@ -31,6 +31,7 @@ HOME = {
     "good_rows": "run.frame",
     "guard": "core.schedule.guard",
     "judge_ratios": "measure.stats",
+    "known_patterns": "lab.pattern_table",
     "load": "run.store",
     "load_or_measure": "run.study",
     "mode": "run.study",
@@ -111,7 +112,8 @@ __getattr__, __dir__ = late(__name__, HOME, "__version__")
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext attnlib`: the cell magic `%%attn_profile` (`lab.magic`)."""
-    from .lab.magic import register
+    """`%load_ext attnlib`: the cell magic `%%attn_profile` (`lab.magic`), and cards for choices."""
+    from .lab import choice_card, magic
 
-    register(shell)
+    magic.register(shell)
+    choice_card.register(shell)

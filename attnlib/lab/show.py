@@ -1,14 +1,10 @@
 """A table as a reader wants it: no index, no NaN, three digits."""
 
-from typing import Any
-
-import numpy as np
 import pandas as pd
 
 from ..core.spec import require_int
-from .cards import NOTHING, Card, Shown
+from .cards import DIGITS, Card, Shown, in_digits
 
-DIGITS = 3
 MOST_DIGITS = 9
 
 
@@ -81,21 +77,5 @@ def show(
         flat.columns = [" ".join(map(str, parts)).strip() for parts in flat.columns]
     if any(flat.index.names):
         flat = flat.reset_index()
-    words = {str(name): [_said(value, digits) for value in flat[name]] for name in flat}
+    words = {str(name): [in_digits(value, digits) for value in flat[name]] for name in flat}
     return Table(pd.DataFrame(words), caption, source)
-
-
-def _said(value: Any, digits: int) -> str:
-    """A cell in words: `NOTHING` for what is missing, a fraction with its significant digits."""
-    if pd.api.types.is_scalar(value) and pd.isna(value):
-        return NOTHING
-    if isinstance(value, bool | np.bool_):
-        return "yes" if value else "no"
-    if isinstance(value, int | np.integer):
-        return f"{value:,}"
-    if not isinstance(value, float | np.floating):
-        return str(value)
-    magnitude = 1
-    if value and np.isfinite(value):
-        magnitude = int(np.floor(np.log10(abs(float(f"{value:.{digits - 1}e}"))))) + 1
-    return f"{value:,.{max(0, digits - max(magnitude, 1))}f}"

@@ -38,6 +38,7 @@ DONE = {
     "good_rows",
     "guard",
     "judge_ratios",
+    "known_patterns",
     "load",
     "load_or_measure",
     "mode",

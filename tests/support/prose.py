@@ -18,7 +18,7 @@ FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 TARGET = re.compile(r"\]\([^)]*\)")
 QUOTED = re.compile(r"`[^`]*`")
 NUMBER = re.compile(r"(?<![\w.#/=-])\d[\d,.]*")
-MAGICS = ("%%attn_profile", "%attn_profile")
+MAGICS = ("%%attn_profile", "%attn_profile", "%run -m attnlib")
 TOOLS = {
     "Fa2Planner",
     "advise",
@@ -34,7 +34,7 @@ TOOLS = {
     "explore",
     "guard",
     "judge_ratios",
-    "known",
+    "known_patterns",
     "play_schedule",
     "profile",
     "verdicts",
