@@ -35,8 +35,12 @@ TOOLS = {
     "guard",
     "judge_ratios",
     "known_patterns",
+    "plan_splits",
+    "plan_words",
     "play_schedule",
     "profile",
+    "require_fits",
+    "require_plan",
     "verdicts",
     "view",
 }
