@@ -242,9 +242,7 @@ COLUMNS = (
     Column("machine.memory_gib", NUMBER, "memory of the GPU"),
     Column("machine.num_sms", COUNT, "multiprocessors of the GPU"),
     Column("machine.power_limit_w", COUNT, "power limit of the GPU in watts"),
-    Column(
-        "served.ended_us", NUMBERS, "of a server: when each request's last token came, as below"
-    ),
+    Column("served.ended_us", NUMBERS, "of a server: when each request's last token came"),
     Column("served.first_us", NUMBERS, "when its first token came"),
     Column("served.itl_p50_us", NUMBER, "of a server: median time between tokens of a request"),
     Column("served.itl_p90_us", NUMBER, "the 90th percentile of it"),

@@ -46,6 +46,8 @@ class Served:
     backend: re.Pattern[str]
     dummy: tuple[str, ...] = ("--load-format", "dummy")
     """Options where the model's folder has no weights."""
+    inner_port: str = ""
+    """The option that names a second port, so that servers which start at once share none."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ ENGINES = {
         model_option="--model-path",
         options=("--skip-tokenizer-init", "--incremental-streaming-output"),
         path="/generate",
+        inner_port="--nccl-port",
         body=_sglang_body,
         new_tokens=_sglang_tokens,
         backend=re.compile(

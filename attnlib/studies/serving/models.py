@@ -94,6 +94,7 @@ DEEPSEEK: Config = _COMMON | {
 }
 MODELS: dict[str, Config] = {
     "llama-3.1-8b": LLAMA,
+    "llama-3.1-8b-8-layers": LLAMA | {"num_hidden_layers": 8},
     "qwen3-32b": QWEN,
     "deepseek-v3-8-layers": DEEPSEEK,
 }

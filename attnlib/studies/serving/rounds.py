@@ -1,8 +1,8 @@
 """Arms of a server in turns: a fresh server for each arm in each round, A B B A, records kept.
 
 What is on record is not measured again, so a run that was stopped goes on where it was. Where
-`together` is set, the servers of a round are started at once and stay up side by side; while one is
-loaded the others idle. That halves the time that starts take.
+`together` is set, the servers of a round are started at once and stay up side by side; they take
+turns at each case, and while one is loaded the others idle. That halves the time that starts take.
 """
 
 from __future__ import annotations
@@ -162,9 +162,10 @@ class _Run:
                 left_s = plan.until - time.monotonic()
                 self._start_s = server.wait(min(plan.start_s, left_s))
                 plan.say(f"round {number}: {server.arm.text} ready in {self._start_s:.0f} s")
-            for server in servers:
-                for case in self.missing(number, server.arm):
-                    if not self.case(number, server, case):
+            for load in plan.loads:  # the servers take turns at each case
+                for server in servers:
+                    is_missing = load.case in self.missing(number, server.arm)
+                    if is_missing and not self.case(number, server, load.case):
                         return False
         return True
 

@@ -48,6 +48,8 @@ class Setup:
         """What starts a server of this arm."""
         has_weights = any(next(self.model.glob(each), None) for each in WEIGHTS)
         options = () if has_weights else self.engine.dummy
+        if self.engine.inner_port:
+            options += (self.engine.inner_port, str(port + 1))
         return [
             sys.executable,
             "-m",
