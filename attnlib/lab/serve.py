@@ -138,16 +138,6 @@ class Asked:
     together: bool = False
     minutes: float = 0.0
 
-    @property
-    def command(self) -> str:
-        """What asks the same again."""
-        words = ["python", "-m", "attnlib", "serve", "--engine", self.engine]
-        words += ["--model", Path(self.model).name]
-        for arm in self.arms:
-            words += ["--arm", arm]
-        words += ["--traffic", self.traffic, "--rounds", str(self.rounds)]
-        return shlex.join(words)
-
 
 def serve(
     asked: Asked,
@@ -168,7 +158,7 @@ def serve(
             raise RuntimeError(
                 f"serve must run on a CUDA GPU, where it takes {about}; none is here"
             )
-        say(f"{plan.rounds} rounds of {len(plan.arms)} arms, {len(plan.loads)} loads: {about}")
+        say(f"rounds: {plan.rounds}, arms: {len(plan.arms)}, loads: {len(plan.loads)}; {about}")
         machine = describe("cuda")
         drive(plan, machine)
     slug = machine_slug(machine)
@@ -195,7 +185,6 @@ def plan_of(
         setup=Setup(engine, model, tuple(shlex.split(asked.options)), folder),
         arms=arms,
         loads=tuple(Load(case, asked.rounds) for case in cases),
-        command=asked.command,
         port=asked.port,
         together=asked.together,
         until=until,

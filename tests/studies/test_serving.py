@@ -1,6 +1,7 @@
 """Servers under load: what is kept of one that works, and that one which fails leaves nothing."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from support.studies import CPU
 
+from attnlib.cli import build_parser
 from attnlib.measure.calls.cases import read_case
 from attnlib.run import store
 from attnlib.run.rows import machine_slug
@@ -68,7 +70,6 @@ def plan_of(data, free_port):
             setup=setup,
             arms=tuple(read_arm(arm, stand_in) for arm in arms),
             loads=tuple(Load(case, rounds) for case in cases),
-            command="python -m attnlib serve",
             port=free_port,
             **{"say": lambda words: None, **fields},
         )
@@ -241,6 +242,44 @@ def test_the_log_must_say_what_was_asked_for(plan_of, monkeypatch, backend, arm,
         drive(plan_of(arms=(arm,), rounds=1), CPU)
 
 
+@pytest.mark.parametrize(
+    ("engine", "line", "backend"),
+    [
+        ("sglang", "Attention backend not specified. Use fa3 backend by default.", "fa3"),
+        (
+            "sglang",
+            "server_args={'tp': 1, 'attention_backend': 'flashinfer', 'x': None}",
+            "flashinfer",
+        ),
+        ("sglang", "ServerArgs(tp=1, attention_backend='triton', x=None)", "triton"),
+        ("sglang", "server_args={'mm_attention_backend': 'fa3', 'attention_backend': None}", ""),
+        (
+            "vllm",
+            "Using FLASH_ATTN attention backend out of potential",
+            "FLASH_ATTN",
+        ),
+        ("vllm", "Using AttentionBackendEnum.FLASHINFER backend.", "FLASHINFER"),
+        ("vllm", "Using NCCL backend.", ""),
+    ],
+)
+def test_the_backend_is_read_in_the_log(engine, line, backend):
+    found = engine_named(engine).backend.search(line)
+    assert "".join(filter(None, found.groups() if found else ())) == backend
+
+
+def test_a_record_says_what_measures_it_again(plan_of):
+    plan = plan_of(together=True)
+    opened = replace(CASE, load=60)
+    words = cli_words(plan.command(opened))
+    assert words.traffic == "40+10+20" and words.open_at == [60] and words.together
+    assert words.arms == ["default", "splits=bounded"]
+
+
+def cli_words(command):
+    """The options of a command, as its parser reads them."""
+    return build_parser().parse_args(shlex.split(command)[3:])
+
+
 def test_two_runs_may_not_share_a_port(plan_of, data):
     plan = plan_of(rounds=1)
     with servers.hold_ports(plan.port, 1):
@@ -286,7 +325,7 @@ from attnlib.studies.serving.rounds import Load, Plan, drive
 stand_in = replace(ENGINES["sglang"], module={MODULE!r})
 setup = server.Setup(stand_in, Path("model"), (), Path({str(data / "logs")!r}))
 case = ServingCase("demo", 2, 9, "9+9", output_len=5000)
-plan = Plan("served", "sglang", setup, (read_arm("default", stand_in),), (Load(case, 1),), "",
+plan = Plan("served", "sglang", setup, (read_arm("default", stand_in),), (Load(case, 1),),
             port={free_port}, say=lambda words: print(words, flush=True))
 drive(plan, CPU)
 """

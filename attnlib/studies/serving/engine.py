@@ -155,7 +155,8 @@ ENGINES = {
         body=_sglang_body,
         new_tokens=_sglang_tokens,
         backend=re.compile(
-            r"(?:Use (\w+) backend by default|(?<!\w)attention_backend='(\w+)')",
+            r"Use (\w+) backend by default"
+            r"|(?<!\w)attention_backend'?[=:] ?'(\w+)'",
         ),
     ),
     "vllm": Served(
@@ -166,7 +167,10 @@ ENGINES = {
         path="/v1/completions",
         body=_vllm_body,
         new_tokens=_vllm_tokens,
-        backend=re.compile(r"Using (?:AttentionBackendEnum\.)?(\w+) (?:attention )?backend"),
+        backend=re.compile(
+            r"Using (\w+) attention backend"
+            r"|Using AttentionBackendEnum\.(\w+) backend",
+        ),
     ),
 }
 """Name of an engine -> its server."""

@@ -112,7 +112,7 @@ def make_model(folder: Path, name: str) -> Path:
 
 def write_model(folder: Path, config: Config) -> None:
     """Write what an engine reads with `--load-format dummy`, for a config.json."""
-    tokenizer = {
+    tokenizer: Config = {
         "version": "1.0",
         "added_tokens": [],
         "pre_tokenizer": {"type": "Whitespace"},

@@ -7,6 +7,7 @@ turns at each case, and while one is loaded the others idle. That halves the tim
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -56,7 +57,6 @@ class Plan:
     setup: Setup
     arms: tuple[Arm, ...]
     loads: tuple[Load, ...]
-    command: str
     port: int = PORT
     together: bool = False
     until: float = float("inf")
@@ -71,6 +71,22 @@ class Plan:
     def item(self, arm: Arm, case: ServingCase) -> Item[ServingCase]:
         """What a record of this arm is called by."""
         return Item(backend_of(self.engine, arm), TIMER, case)
+
+    def command(self, case: ServingCase) -> str:
+        """What measures a case again."""
+        words = ["python", "-m", "attnlib", "serve"]
+        words += ["--engine", self.engine, "--model", case.model]
+        for arm in self.arms:
+            words += ["--arm", arm.text]
+        words += ["--traffic", str(case.said.lens)]
+        words += ["--output", str(case.output_len), "--turns", str(case.turns)]
+        if case.load:
+            words += ["--open", str(case.load)]
+        if self.setup.options:
+            words.append(f"--options={shlex.join(self.setup.options)}")
+        if self.together:
+            words.append("--together")
+        return shlex.join(words)
 
     def seconds(self) -> float:
         """About how long it takes, kernels not yet built."""
@@ -190,7 +206,7 @@ class _Run:
             study=plan.study,
             round=number,
             versions=self.versions,
-            command=plan.command,
+            command=plan.command(case),
             started_at=started_at,
             state_before=before,
             state_after=self.memory.state(),
