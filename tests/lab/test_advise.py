@@ -294,7 +294,7 @@ def test_the_nearest_batches_choose_well_on_layers_left_out():
         (["--lens", "9"], "pass either heads or model, got neither"),
         (["--heads", "8/1", "--tp", "2", "--lens", "9"], "tp must go with a model"),
         (
-            ["--model", "8/1 heads, head_dim 64", "--head-dim", "128", "--lens", "9"],
+            ["--model", "heads=8/1 head_dim=64", "--head-dim", "128", "--lens", "9"],
             "which contains it, got 128",
         ),
         (
@@ -317,8 +317,7 @@ def test_a_model_is_split_over_gpus_as_engines_do():
     assert parse_layer(model="Llama-3.1-70B", tp=8) == AttnSpec(8, 1, 128, 16)
     assert parse_layer(model="Llama-3.1-70B at TP 8") == AttnSpec(8, 1, 128, 16)
     assert parse_layer(model="Qwen3-30B-A3B", tp=8) == AttnSpec(4, 1, 128, 16)
-    for name in ("heads=24/8 head_dim=64", "24/8 heads, head_dim 64"):  # the second is of old
-        assert parse_layer(model=name) == AttnSpec(24, 8, 64, 16)
+    assert parse_layer(model="heads=24/8 head_dim=64") == AttnSpec(24, 8, 64, 16)
     for name, sizes in MODELS.items():
         assert parse_layer(model=name) == AttnSpec(*sizes, 16)
 

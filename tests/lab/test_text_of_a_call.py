@@ -4,7 +4,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from support.old_names import old_key, old_label
 
 import attnlib
 from attnlib import cli
@@ -35,7 +34,7 @@ def told(capsys, line):
 
 @pytest.mark.parametrize(
     "call",
-    [TEXT, CASE, old_key(CASE), old_label(CASE), "lens=8192x16 page=16 model=Llama-3.1-8B"],
+    [TEXT, CASE, "lens=8192x16 page=16 model=Llama-3.1-8B"],
     ids=str,
 )
 def test_a_view_of_a_call_is_that_of_its_axes(call):
@@ -98,7 +97,6 @@ def test_advice_on_a_text_is_that_on_its_case_or_without_a_page_on_its_layer():
     asked = {"library": "sglang==0.5.23"}
     of_case = attnlib.advise(CASE, **asked)
     assert same_advice(attnlib.advise(TEXT, **asked), of_case)
-    assert same_advice(attnlib.advise(old_key(CASE), **asked), of_case)
     assert of_case.layer.page_size == 16, "the page of a case is pinned"
     of_layer = attnlib.advise(LAYER, [8192] * 16, **asked)
     assert of_layer.layer.page_size == 1, "the engine's own"
@@ -202,9 +200,9 @@ def test_what_cannot_be_explained_is_refused(call, error, words):
 # ---- compare, diagnose
 
 
-def test_a_comparison_takes_words_and_keys_of_old(capsys, tmp_path):
+def test_a_comparison_takes_words_and_files(capsys, tmp_path):
     file = tmp_path / "calls.txt"
-    file.write_text(f"{old_key(CASE)}\n{TEXT}  # no comment\n".replace("  # no comment", ""))
+    file.write_text(f"{TEXT}\n")
     line = "compare --base 0.6.3 --new 0.6.4"
     assert told(capsys, f"{line} {TEXT}") == told(capsys, f"{line} --cases {file}")
 
