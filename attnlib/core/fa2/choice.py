@@ -80,8 +80,6 @@ class PlanShape(Grouped):
         Tokens of the longest usual request.
     num_sms : int
         SMs of the GPU.
-    q_len : int
-        Queries per request.
     window : int
         Tokens that a query sees before itself; -1: all.
     page_size : int
@@ -108,7 +106,6 @@ class PlanShape(Grouped):
     max_batch_size: int
     max_seq_len: int
     num_sms: int
-    q_len: int = 1
     window: int = -1
     page_size: int = 1
 
@@ -124,7 +121,6 @@ class PlanShape(Grouped):
         spec: AttnSpec,
         lens: np.ndarray,
         num_sms: int,
-        q_len: int = 1,
     ) -> "PlanShape":
         """The shape captured for requests of `lens` [bs] tokens, in whole pages."""
         return cls(
@@ -135,7 +131,6 @@ class PlanShape(Grouped):
             max_batch_size=len(lens),
             max_seq_len=int(in_pages(lens.max(), spec.page_size)),
             num_sms=num_sms,
-            q_len=q_len,
             window=spec.window - 1,
             page_size=spec.page_size,
         )
@@ -143,12 +138,12 @@ class PlanShape(Grouped):
     @property
     def tile(self) -> int:
         """Query rows of a block."""
-        return tile_rows(self.q_len * self.group_size, self.head_dim)
+        return tile_rows(self.group_size, self.head_dim)
 
     @property
     def q_tiles(self) -> int:
         """Tiles of query rows per request."""
-        return ceil_div(self.q_len * self.group_size, self.tile)
+        return ceil_div(self.group_size, self.tile)
 
     @property
     def copies(self) -> int:
