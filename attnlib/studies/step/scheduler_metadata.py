@@ -5,6 +5,7 @@ A saving pairs the two ways round by round, in microseconds per step.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from itertools import product
 
@@ -20,43 +21,50 @@ from ...run.study import Grid, Study
 from .case import EACH, ONCE, StepCase
 
 
-def _qwen_step(layers: int, batch: int, kv_len: int, page: int) -> StepCase:
-    """Layers of Qwen3-32B on one GPU of four, as in SGLang's pull request."""
-    spec = AttnSpec(num_qo_heads=16, num_kv_heads=2, head_dim=128, page_size=page)
-    return StepCase(DecodeCase(spec, batch, kv_len, "ragged"), layers)
+def _qwen_steps(layers: int, sizes: Iterable[tuple[int, int, int]]) -> tuple[StepCase, ...]:
+    """Steps of batch, kv_len and page size, of layers of Qwen3-32B on one GPU of four, as in
+    SGLang's pull request."""
+    steps = []
+    for batch, kv_len, page_size in sizes:
+        spec = AttnSpec(
+            num_qo_heads=16,
+            num_kv_heads=2,
+            head_dim=128,
+            page_size=page_size,
+        )
+        decode = DecodeCase(spec, batch, kv_len, "ragged")
+        steps.append(StepCase(decode, layers))
+    return tuple(steps)
 
 
 BATCHES = (1, 4, 16, 64, 128)
 LENGTHS = (512, 2048, 8192, 32768)
 PAGES = (1, 64)
-STEPS_64 = []
-for _batch, _kv_len, _page in product(BATCHES, LENGTHS, PAGES):
-    STEPS_64.append(_qwen_step(64, _batch, _kv_len, _page))
-STEPS_32_80 = []
-_SIZES = product((32, 80), (1, 16, 128), (2048, 8192))
-for _layers, _batch, _kv_len in _SIZES:
-    STEPS_32_80.append(_qwen_step(_layers, _batch, _kv_len, page=64))
-STEPS_EAGER = (
-    _qwen_step(64, batch=1, kv_len=2048, page=64),
-    _qwen_step(64, batch=16, kv_len=2048, page=64),
-    _qwen_step(64, batch=64, kv_len=2048, page=64),
-    _qwen_step(64, batch=128, kv_len=2048, page=64),
+STEPS_64 = _qwen_steps(64, product(BATCHES, LENGTHS, PAGES))
+FEW_SIZES = tuple(product((1, 16, 128), (2048, 8192), (64,)))
+STEPS_32_80 = _qwen_steps(32, FEW_SIZES) + _qwen_steps(80, FEW_SIZES)
+STEPS_EAGER = _qwen_steps(64, product((1, 16, 64, 128), (2048,), (64,)))
+STEPS_AGAIN = _qwen_steps(
+    64,
+    (
+        (1, 512, 1),
+        (1, 8192, 64),
+        (4, 2048, 1),
+        (4, 32768, 64),
+        (16, 8192, 1),
+        (64, 512, 64),
+        (64, 32768, 1),
+        (128, 2048, 64),
+    ),
 )
-STEPS_AGAIN = (
-    _qwen_step(64, batch=1, kv_len=512, page=1),
-    _qwen_step(64, batch=1, kv_len=8192, page=64),
-    _qwen_step(64, batch=4, kv_len=2048, page=1),
-    _qwen_step(64, batch=4, kv_len=32768, page=64),
-    _qwen_step(64, batch=16, kv_len=8192, page=1),
-    _qwen_step(64, batch=64, kv_len=512, page=64),
-    _qwen_step(64, batch=64, kv_len=32768, page=1),
-    _qwen_step(64, batch=128, kv_len=2048, page=64),
-)
-STEPS_LIVE = (
-    _qwen_step(64, batch=1, kv_len=512, page=1),
-    _qwen_step(64, batch=4, kv_len=8192, page=1),
-    _qwen_step(64, batch=64, kv_len=512, page=1),
-    _qwen_step(64, batch=128, kv_len=8192, page=1),
+STEPS_LIVE = _qwen_steps(
+    64,
+    (
+        (1, 512, 1),
+        (4, 8192, 1),
+        (64, 512, 1),
+        (128, 8192, 1),
+    ),
 )
 WAYS = (EACH, ONCE)
 _eager = partial(Grid, timers=("eager",), isolated=True)
@@ -67,8 +75,8 @@ STUDY = Study(
     grids=(
         _eager(STEPS_EAGER, WAYS, rounds=4),
         _eager(STEPS_EAGER, (), rounds=2, again=WAYS),
-        Grid(tuple(STEPS_64), WAYS, rounds=4),
-        Grid(tuple(STEPS_32_80), WAYS, rounds=4),
+        Grid(STEPS_64, WAYS, rounds=4),
+        Grid(STEPS_32_80, WAYS, rounds=4),
         Grid(STEPS_AGAIN, (), rounds=4, again=(ONCE,)),
         Grid(STEPS_LIVE, WAYS, rounds=3, headline=True),
     ),
