@@ -158,7 +158,7 @@ def _reasons(name: str, runner: Any, batch: Any) -> Iterator[str]:
     if name == "guard" and STATE.arms.get("schedule") == "layer":
         yield f"{PREFIX}SCHEDULE=layer leaves no schedule to check"
     if name == "metadata" and batch.forward_mode.name == "TARGET_VERIFY":
-        yield "steps of speculative decoding keep SGLang's own metadata"
+        yield "steps of speculative decoding keep SGLang's own metadata (one-launch: to 0.5.21)"
     if not decodes_in_graphs(server):
         yield "the server decodes without CUDA graphs"
 
