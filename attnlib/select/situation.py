@@ -332,7 +332,7 @@ def _by_models(
         capped = _splits(vllm, lens, VLLM_CAP)
         said["vllm_splits_lost"] = bool((capped < free).any())
     if spec.head_dim in (64, 128, 256):
-        shape = PlanShape.of(spec, lens, HOPPER_SMS)
+        shape = PlanShape.of(spec, lens, HOPPER_SMS, facts["max_q"])
         choice = choose(shape, lens)
         said["fa2_plan_loses"] = choice.chunk != int(choice.chunks[-1])
     return said

@@ -17,6 +17,7 @@ from support.backend_calls import (
     MLA,
     MODES,
     PAGED,
+    PLANNED,
     SPARSE,
     SPEC,
     WINDOWS,
@@ -85,13 +86,29 @@ CUSTOM = [(name, case) for name, case in calls.ALL_MODES if case.mask in CUSTOM_
 
 
 @each([pair for pair in CUSTOM if pair not in EXTEND])
-def test_fa3_refuses_a_custom_mask(name, case, libraries):
+def test_fa3_and_a_plan_on_the_gpu_refuse_a_custom_mask(name, case, libraries):
     with pytest.raises(RuntimeError, match=f"takes no custom mask, got {case.mask}"):
         calls.backend_for(name, case, "cpu")
 
 
-def test_a_release_whose_plan_was_not_read_is_refused(monkeypatch):
-    name = "flashinfer-fa2-planned"
+def test_a_plan_on_the_gpu_refuses_what_its_words_cannot_say(libraries):
+    cases = {case.mode: case for case in MODES}
+    backend = calls.backend_for(PLANNED, MODES[0], "cpu")
+    plan = backend.plan(calls.call_of(MODES[0], "cpu").batch)
+    fewer = replace(MODES[0], q_len=39)
+    for case, out, words in (
+        (cases["draft_extend"], None, r"5 queries of each request.* a paged one and \[5, "),
+        (cases["prefill_ragged"], None, r"must have a paged cache.* got a contiguous one"),
+        (fewer, plan, r"40 queries of each request.* got a paged one and \[39, 39"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            backend.plan(calls.call_of(case, "cpu").batch, out=out)
+    with pytest.raises(RuntimeError, match="must be 64, 128 or 256, got 512"):
+        backends.create(PLANNED, replace(SPEC, head_dim=512))
+
+
+@pytest.mark.parametrize("name", ["flashinfer-fa2-planned", PLANNED])
+def test_a_release_whose_plan_was_not_read_is_refused(name, monkeypatch):
     unread = f"{RELEASES[-1]} and older is known, got 9.9.9"
     for release, words in (("9.9.9", unread), ("0.7.2", "")):
         monkeypatch.setattr(planned, "installed_version", lambda _, found=release: found)
@@ -217,7 +234,6 @@ MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
         ("flashinfer-batch-attention", replace(SPEC, window=64), "window must be 0, got 64"),
         ("flashinfer-batch-attention", replace(SPEC, **FP8), "dtype must be bfloat16 or float16"),
         ("flashinfer-batch-attention", replace(SPEC, head_dim=512), "head_dim must be 64, 128 or"),
-        ("flashinfer-fa2-planned", replace(SPEC, head_dim=512), "head_dim must be"),
         ("flashinfer-prefill-fa3", replace(SPEC, head_dim=80), "head_dim must be"),
         ("flashinfer-prefill-auto", replace(SPEC, **FP8), "dtype must be"),
         ("flashinfer-prefill-fa3", replace(SPEC, **MIXED), "got bfloat16/float8_e4m3fn"),

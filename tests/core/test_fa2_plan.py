@@ -28,9 +28,8 @@ SHAPES = {
     "one KV head": replace(SHAPE, num_qo_heads=5, num_kv_heads=1),
     "no groups": replace(SHAPE, num_kv_heads=32),
     "FP8": replace(SHAPE, kv_bytes=1),
-    "tile of 64": replace(SHAPE, num_kv_heads=1),
-    "two tiles of 64": replace(SHAPE, num_qo_heads=128, num_kv_heads=1, head_dim=256),
-    "tile of 128": replace(SHAPE, num_qo_heads=128, num_kv_heads=1),
+    "tile of 64": replace(SHAPE, q_len=7),
+    "tiles of 128": replace(SHAPE, num_qo_heads=128, q_len=24),
     "window": replace(SHAPE, window=500),
     "odd batch, small GPU": replace(SHAPE, max_batch_size=37, num_sms=16),
     "very long": replace(SHAPE, max_seq_len=2**21),
@@ -109,9 +108,10 @@ def test_blocks_see_every_token_of_every_query_tile_once_and_fit(shape):
             for part in range(count)
         ]
         assert found == wanted
+        rows = np.repeat(parts, shape.q_len)
         merged = np.diff(words.merge_indptr)
-        assert (merged[: len(parts)] == parts).all() and not merged[len(parts) :].any()
-        assert (words.merge_indptr == words.o_indptr).all()
+        assert (merged[: len(rows)] == rows).all() and not merged[len(rows) :].any()
+        assert (words.merge_indptr[:: shape.q_len] == words.o_indptr).all()
         layout = PlanLayout.of(shape)
         lse, sums = layout.info[FA2_INFO.index("s_offset")], 4 * shape.num_qo_heads
         assert words.o_indptr[-1] * sums * shape.head_dim <= lse

@@ -36,11 +36,11 @@ def wrapper(monkeypatch):
 
 
 def test_a_plan_is_in_the_wrappers_workspace_until_it_plans_itself(wrapper):
-    planner = Fa2Planner(wrapper, **LAYER, num_sms=132)
-    assert wrapper._qo_indptr_buf.tolist() == [0, 1, 2, 3]
+    planner = Fa2Planner(wrapper, **LAYER, num_sms=132, q_len=2)
+    assert wrapper._qo_indptr_buf.tolist() == [0, 2, 4, 6]
     planner.plan(torch.tensor([4096, 10, 0], dtype=torch.int32))
     assert wrapper._plan_info is planner.info and len(planner.info) == 15
-    assert planner.info[:2] + planner.info[3:4] == [planner.shape.max_blocks, 3, 16]
+    assert planner.info[:2] + planner.info[3:4] == [planner.shape.max_blocks, 6, 16]
     words = wrapper._int_workspace_buffer[: planner.layout.int_bytes].view(torch.int32)
     assert words.tolist() == plan_words(planner.shape, [4096, 10, 0]).image(len(words)).tolist()
 
@@ -99,7 +99,7 @@ def test_a_published_snippet_names_the_query_dtype_and_plans_before_the_capture(
     plan = Fa2Planner.plan
     counted = lambda *a, **k: (events.append("ours"), plan(*a, **k))  # noqa: E731
     monkeypatch.setattr(Fa2Planner, "plan", counted)
-    monkeypatch.setattr(Fa2Planner.__init__, "__kwdefaults__", {"page_size": 0})
+    monkeypatch.setattr(Fa2Planner.__init__, "__kwdefaults__", {"q_len": 1, "page_size": 0})
     Fa2Planner.__init__.__kwdefaults__["num_sms"] = 132
 
     @contextmanager
@@ -168,6 +168,7 @@ def test_a_wrapper_whose_private_names_have_moved_is_refused(wrapper, name):
         ({"_cached_kv_data_type": torch.uint8}, {}, "kv_data_type must be one of .*e4m3.*uint8"),
         ({}, {"page_size": 24}, "page_size must be a power of two, got 24"),
         ({}, {"page_size": 8}, "kv_indices buffer must have 512 pages .*, got 256"),
+        ({}, {"q_len": 0}, "q_len must be an integer >= 1, got 0"),
         ({}, {"num_sms": -4}, "num_sms must be an integer >= 1, got -4"),
         ({"_int_workspace_buffer": torch.zeros(99, dtype=torch.uint8)}, {}, "int workspace must"),
         ({"_float_workspace_buffer": torch.zeros(99, dtype=torch.uint8)}, {}, "float workspace"),
@@ -207,42 +208,48 @@ def page_arrays_of(lens, page_size, seed):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("by_table", [False, True])
+@pytest.mark.parametrize("q_len", [1, 4])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("heads", [(32, 8), (5, 1)], ids=str)
 def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
-    heads, page_size, by_table
+    heads, page_size, q_len, by_table
 ):
     calls.able("flashinfer-fa2", DecodeCase(AttnSpec(*heads, 128, page_size), 3, 8000))
     import flashinfer
 
-    batches = ([900, 40, 8000], [1] * 3, [20000, 300, 7], [5000] * 3)
+    batches = ([900, 40, 8000], [q_len] * 3, [20000, 300, 7], [5000] * 3)
     pool, device = 40000 // page_size, torch.device("cuda", torch.cuda.current_device())
     floats = torch.zeros(512 * 2**20, dtype=torch.uint8, device=device)
     sums, pages, last, _ = (x.to(device) for x in page_arrays_of(batches[0], page_size, 0))
     held = torch.zeros(pool, dtype=torch.int32, device=device)
     held[: len(pages)] = pages
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        floats,
-        "NHD",
-        use_cuda_graph=True,
-        use_tensor_cores=True,
-        backend="fa2",
-        paged_kv_indptr_buffer=sums,
-        paged_kv_indices_buffer=held,
-        paged_kv_last_page_len_buffer=last,
-    )
+    rows = torch.arange(4, dtype=torch.int32) * q_len
+    form = "Decode" if q_len == 1 else "Prefill"
+    suffix = "buffer" if q_len == 1 else "buf"
+    arguments = {
+        f"paged_kv_indptr_{suffix}": sums,
+        f"paged_kv_indices_{suffix}": held,
+        f"paged_kv_last_page_len_{suffix}": last,
+    }
+    arguments |= {"use_tensor_cores": True} if q_len == 1 else {"qo_indptr_buf": rows.to(device)}
+    cls = getattr(flashinfer, f"Batch{form}WithPagedKVCacheWrapper")
+    wrapper = cls(floats, "NHD", use_cuda_graph=True, backend="fa2", **arguments)
     cache = torch.randn(2, pool, page_size, heads[1], 128, device=device, dtype=torch.bfloat16)
-    q = torch.randn(3, heads[0], 128, device=device, dtype=torch.bfloat16)
+    q = torch.randn(3 * q_len, heads[0], 128, device=device, dtype=torch.bfloat16)
     layer = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
+    layer |= {} if q_len == 1 else {"causal": True}
     wanted = []
     for seed, lens in enumerate(batches):
         given = page_arrays_of(lens, page_size, seed)
-        wrapper.plan(given[0], given[1].to(device), given[2], *heads, 128, page_size, **layer)
+        first = () if q_len == 1 else (rows,)
+        wrapper.plan(
+            *first, given[0], given[1].to(device), given[2], *heads, 128, page_size, **layer
+        )
         out, lse = wrapper.run(q, tuple(cache), return_lse=True)
         wanted.append((given, out.clone(), lse.clone()))
 
     # The batch of 20,000 tokens is longer than what the grid is sized for, and planned whole.
-    layer = {"head_dim": 128, "max_seq_len": 8000}
+    layer = {"head_dim": 128, "max_seq_len": 8000, "q_len": q_len}
     planner = Fa2Planner(wrapper, **layer, page_size=page_size * by_table)
     lens = torch.tensor(batches[0], dtype=torch.int32, device=device)
     table = torch.zeros(8, 20000 // page_size + 3, dtype=torch.int32, device=device)[:4, :-3]
@@ -274,4 +281,4 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
         lens[1] = 20001
         graph.replay()
         assert planner.overflow.tolist() == [20001, 0]
-        assert not out[1].any() and out[0].any()
+        assert not out[q_len : 2 * q_len].any() and out[:q_len].any()

@@ -36,17 +36,17 @@ MODES = (
 )
 """Every mode with several queries per request, over its masks; last, chunks beside decodes."""
 ALL_MODES = [(name, case) for case in MODES for name in backends.EXTEND_BACKENDS]
-UNIFORM = "flashinfer-prefill-fa2-uniform"
+PLANNED, UNIFORM = (f"flashinfer-prefill-fa2-{how}" for how in ("planned", "uniform"))
 SGLANG, SGLANG_MLA, SGLANG_EXTEND = (
     f"sglang-flash-attn-3{mode}" for mode in ("", "-mla", "-extend")
 )
 
 
 def takes(name, case):
-    """A plan that is promised as many queries of each request takes no others."""
+    """Some plans are for as many queries of each request."""
     alike = not case.q_lengths and case.mode not in ("draft_extend", "prefill_ragged")
     paged = case.mode != "prefill_ragged"
-    needs = {UNIFORM: alike, SGLANG_EXTEND: paged}
+    needs = {PLANNED: alike, UNIFORM: alike, SGLANG_EXTEND: paged}
     return needs.get(name, True)
 
 

@@ -43,7 +43,7 @@ class Compiler:
 
 
 def plan_call(page_size, by_table=False):
-    shape = PlanShape(32, 8, 128, 2, max_batch_size=12, max_seq_len=4096, num_sms=132)
+    shape = PlanShape(32, 8, 128, 2, max_batch_size=12, max_seq_len=4096, num_sms=132, q_len=3)
     words = torch.zeros(PlanLayout.of(shape).int_bytes // WORD, dtype=torch.int32)
     paged = kv_arguments(Shape(12, 4096, page_size or 1))
     del paged["max_pages"]

@@ -447,6 +447,7 @@ _ENTRIES = (
         "fa2",
         since="0.7.2.post1",
     ),
+    Entry("flashinfer-prefill-fa2-planned", "extend", "planned:PlannedPrefill", "fa2"),
     Entry(
         "flashinfer-batch-attention-extend",
         "extend",

@@ -80,6 +80,8 @@ class PlanShape(Grouped):
         Tokens of the longest usual request.
     num_sms : int
         SMs of the GPU.
+    q_len : int
+        Queries per request.
     window : int
         Tokens that a query sees before itself; -1: all.
     page_size : int
@@ -106,6 +108,7 @@ class PlanShape(Grouped):
     max_batch_size: int
     max_seq_len: int
     num_sms: int
+    q_len: int = 1
     window: int = -1
     page_size: int = 1
 
@@ -121,6 +124,7 @@ class PlanShape(Grouped):
         spec: AttnSpec,
         lens: np.ndarray,
         num_sms: int,
+        q_len: int = 1,
     ) -> "PlanShape":
         """The shape captured for requests of `lens` [bs] tokens, in whole pages."""
         return cls(
@@ -131,6 +135,7 @@ class PlanShape(Grouped):
             max_batch_size=len(lens),
             max_seq_len=int(in_pages(lens.max(), spec.page_size)),
             num_sms=num_sms,
+            q_len=q_len,
             window=spec.window - 1,
             page_size=spec.page_size,
         )
@@ -138,12 +143,12 @@ class PlanShape(Grouped):
     @property
     def tile(self) -> int:
         """Query rows of a block."""
-        return tile_rows(self.group_size, self.head_dim)
+        return tile_rows(self.q_len * self.group_size, self.head_dim)
 
     @property
     def q_tiles(self) -> int:
         """Tiles of query rows per request."""
-        return ceil_div(self.group_size, self.tile)
+        return ceil_div(self.q_len * self.group_size, self.tile)
 
     @property
     def copies(self) -> int:

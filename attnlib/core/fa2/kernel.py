@@ -1,8 +1,8 @@
 """A plan for FlashInfer's fa2 in one launch: the choice of `choice`, the words of `words`.
 
     parts[i]     = ceil(len[i] / chunk), 0 of an empty request
-    o_indptr     = 0 and running sums of parts
-    merge_indptr = the same: a request has one query
+    o_indptr     = 0 and running sums of parts * q_len
+    merge_indptr = 0 and, per query row, running sums of parts
     block j      : of request r its parts, one query tile after another, r after r
 
 Each of `lead` programs chooses for itself, since waiting for another would cost more, then writes
@@ -256,6 +256,15 @@ def chosen_chunk(
 
 
 @triton.jit
+def write_requests(sums_ptr, merge_ptr, parts, ends, rows, inside, Q_LEN: tl.constexpr):
+    """`o_indptr` and `merge_indptr` behind requests `rows`, which end with part `ends`."""
+    tl.store(sums_ptr + 1 + rows, ends * Q_LEN, mask=inside)
+    for query in range(Q_LEN):
+        sums = (ends - parts) * Q_LEN + (query + 1) * parts
+        tl.store(merge_ptr + 1 + rows * Q_LEN + query, sums, mask=inside)
+
+
+@triton.jit
 def write_blocks(request_ptr, q_tile_ptr, kv_tile_ptr, rows, parts, ends, Q_TILES: tl.constexpr):
     """The blocks of requests `rows`."""
     divisor = tl.maximum(parts, 1)[:, None]
@@ -326,6 +335,7 @@ def plan_kernel(
     capacity,
     # the shape
     PAGE: tl.constexpr,
+    Q_LEN: tl.constexpr,
     Q_TILES: tl.constexpr,
     COPIES: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -408,14 +418,14 @@ def plan_kernel(
             before_of += tl.where(rows < first, parts, 0)
         before, total = tl.reduce((before_of, total_of), 0, both_sums)
         blocks = (words_ptr + REQUEST_AT, words_ptr + Q_TILE_AT, words_ptr + KV_TILE_AT)
+        sums = (words_ptr + O_INDPTR_AT, words_ptr + MERGE_INDPTR_AT)
         for start in range(first, end, WRITTEN):
             rows = start + tl.arange(0, WRITTEN)
             parts = parts_of(counted_lengths(seq_lens_ptr, rows, *limits), inverse).to(tl.int32)
             parts = tl.where(rows < end, parts, 0)
             ends = before + tl.cumsum(parts, 0)
             before += tl.sum(parts, 0)
-            tl.store(words_ptr + O_INDPTR_AT + 1 + rows, ends, mask=rows < end)
-            tl.store(words_ptr + MERGE_INDPTR_AT + 1 + rows, ends, mask=rows < end)
+            write_requests(*sums, parts, ends, rows, rows < end, Q_LEN)
             write_blocks(*blocks, rows, parts, ends, Q_TILES)
         mask_ptr = (words_ptr + MASK_AT).to(tl.pointer_type(tl.uint8))
         write_unused(*blocks, mask_ptr, here, lead, total * Q_TILES, max_blocks)
@@ -423,7 +433,7 @@ def plan_kernel(
             tl.store(words_ptr + O_INDPTR_AT, 0)
             tl.store(words_ptr + MERGE_INDPTR_AT, 0)
             tl.store(words_ptr + CHUNK_AT, chunk)
-            tl.store(words_ptr + ROWS_AT, max_batch)
+            tl.store(words_ptr + ROWS_AT, max_batch * Q_LEN)
             if overflow_ptr is not None:
                 tl.store(overflow_ptr, refused, mask=refused > 0)
                 tl.store(overflow_ptr + 1, pages, mask=pages > 0)
@@ -513,6 +523,7 @@ def prepare(tensors: tuple[Any, ...], shape: PlanShape, page_size: int) -> Launc
     width = triton.next_power_of_2(room)
     constants = (
         shape.page_size,
+        shape.q_len,
         shape.q_tiles,
         shape.copies,
         shape.slots,

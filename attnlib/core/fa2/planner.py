@@ -81,6 +81,8 @@ class Fa2Planner:
     max_seq_len : int
         Tokens of the longest usual request. They size the grid, whose unused blocks take time;
         longer requests are right too, but cut into fewer chunks.
+    q_len : int
+        Queries per request.
     page_size : int
         Tokens of a page of the cache that `run` gets, for chunks of whole pages and for `plan` to
         write the page arrays; neither if 0.
@@ -127,6 +129,7 @@ class Fa2Planner:
         *,
         head_dim: int,
         max_seq_len: int,
+        q_len: int = 1,
         page_size: int = 0,
         num_sms: int = 0,
     ) -> None:
@@ -151,6 +154,7 @@ class Fa2Planner:
             max_batch_size=state.fixed_batch_size,
             max_seq_len=max_seq_len,
             num_sms=num_sms or torch.cuda.get_device_properties(device).multi_processor_count,
+            q_len=q_len,
             window=state.window_left,
             page_size=max(page_size, 1),
         )
@@ -168,7 +172,7 @@ class Fa2Planner:
         self._fixed = [getattr(wrapper, name) for name in FIXED]
         self._mark = torch.zeros(1, device=device)
         setattr(wrapper, OUR_INFO, self.info)
-        state.qo_indptr_buf.copy_(torch.arange(self.shape.max_batch_size + 1))
+        state.qo_indptr_buf.copy_(torch.arange(self.shape.max_batch_size + 1) * q_len)
 
     def _reserved(self, state: Any) -> Tensor:
         """The words of the plan in the wrapper's workspace; ValueError for too small buffers."""

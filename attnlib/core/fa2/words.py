@@ -70,21 +70,22 @@ class PlanLayout:
         """The layout of `shape`."""
         blocks = shape.max_blocks
         batch = shape.max_batch_size
-        partial = blocks // shape.q_tiles
+        rows = batch * shape.q_len
+        partial = blocks // shape.q_tiles * shape.q_len
         lse = partial * shape.num_qo_heads * shape.head_dim * WORD
         counts = {
             "request_indices": blocks,
             "qo_tile_indices": blocks,
             "kv_tile_indices": blocks,
             "o_indptr": batch + 1,
-            "merge_indptr": batch + 1,
+            "merge_indptr": rows + 1,
             "kv_chunk_size_ptr": 1,
             "total_num_rows": 1,
             "block_valid_mask": 0,  # the last one, in bytes
         }
         info = offsets(counts) | {
             "padded_batch_size": blocks,
-            "total_num_rows": batch,
+            "total_num_rows": rows,
             "cta_tile_q": shape.tile,
             "s_offset": lse,
             "enable_cuda_graph": True,
@@ -223,15 +224,15 @@ def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
     indices = block_indices(np.full_like(parts, shape.q_tiles), parts)
     unused = (0, most - blocks)
     requests, q_tiles, kv_tiles = (np.pad(index, unused) for index in indices)
-    sums = prefix_sums(parts)
+    rows = np.repeat(parts, shape.q_len)
     return Words(
         info=PlanLayout.of(shape).info,
         request_indices=requests,
         qo_tile_indices=q_tiles,
         kv_tile_indices=kv_tiles,
-        o_indptr=sums,
-        merge_indptr=sums,
+        o_indptr=prefix_sums(parts * shape.q_len),
+        merge_indptr=prefix_sums(rows),
         kv_chunk_size=chunk,
-        total_num_rows=len(parts),
+        total_num_rows=len(rows),
         block_valid_mask=np.arange(ceil_div(most, WORD) * WORD) < blocks,
     )
