@@ -14,7 +14,7 @@ RUNS = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 30)), min_size=1
 
 
 @pytest.mark.parametrize(
-    ("text", "tokens", "printed"),
+    "text, tokens, printed",
     [
         ("8192x16", (8192,) * 16, "8192x16"),
         ("8192x2+300", (8192, 8192, 300), "8192x2+300"),
@@ -28,7 +28,8 @@ RUNS = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 30)), min_size=1
 def test_lengths_are_read_as_items_and_printed_in_one_form(text, tokens, printed):
     lens = Lens.read(text)
     assert lens.tokens == tokens
-    assert (lens.batch_size, lens.kv_len) == (len(tokens), max(tokens))
+    assert lens.batch_size == len(tokens)
+    assert lens.kv_len == max(tokens)
     assert str(lens) == printed
 
 
@@ -57,7 +58,7 @@ def test_a_record_that_lists_equal_lengths_is_another_than_one_of_fixed_lengths(
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text, words",
     [
         (
             "8192*16",
@@ -114,7 +115,7 @@ def test_a_latent_layer_has_one_kv_head():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text, words",
     [
         ("", "a call must be words such as heads=32/8 .*, got ''"),
         ("32/8", "a call must be words such as heads=32/8 .*, got '32/8'"),
@@ -159,7 +160,7 @@ def test_a_model_with_dp_attention_is_words_of_a_call():
 
 
 @pytest.mark.parametrize(
-    ("text", "by_heads"),
+    "text, by_heads",
     [
         ("model=DeepSeek-V3 tp=8 lens=9x4", "mode=mla heads=16/1 lens=9x4"),
         ("mode=decode model=DeepSeek-V3 tp=8 dp=8 lens=9", "mode=mla heads=128/1 lens=9"),

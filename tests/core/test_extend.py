@@ -34,13 +34,20 @@ def test_prefix_sums_and_sizes_follow_from_the_queries():
     batch = ExtendBatch.build(paged(*LENS), int32(2, 4, 1))
     assert batch.qo_indptr.tolist() == [0, 2, 6, 7]
     assert batch.qo_indptr.dtype == torch.int32
-    assert (batch.rows, batch.max_q_len, batch.spec) == (7, 4, SPEC)
+    assert batch.rows == 7
+    assert batch.max_q_len == 4
+    assert batch.spec == SPEC
     assert batch.custom_mask is None
 
 
 def test_a_custom_mask_is_what_is_before_the_drafts_and_the_drafts_request_by_request():
     drafts = torch.tensor([[[1, 0], [0, 1]], [[1, 0], [1, 1]]]).bool()
-    batch = ExtendBatch.build(paged(3, 2), int32(2, 2), mask="tree", drafts=drafts)
+    batch = ExtendBatch.build(
+        paged(3, 2),
+        int32(2, 2),
+        mask="tree",
+        drafts=drafts,
+    )
     assert batch.custom_mask.int().tolist() == [1, 1, 0, 1, 0, 1, 1, 0, 1, 1]
 
 
@@ -50,7 +57,7 @@ WIDE = {"mask": "chain", "drafts": torch.ones(3, 2, 3).bool()}
 
 
 @pytest.mark.parametrize(
-    ("q_lens", "options", "words"),
+    "q_lens, options, words",
     [
         (int32(1, 1, 1), {"mask": "window"}, "mask must be one of causal, full, tree, chain, got"),
         (int32(1, 5, 1), {}, r"q_lens must lie in 1..4 \(tokens\) for request 1, got 5"),
@@ -79,7 +86,7 @@ def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries():
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    "other, words",
     [
         (ExtendBatch.build(paged(*LENS), int32(2, 4, 1), mask="full"), ALIKE),
         (ExtendBatch.build(in_order(*LENS), int32(*LENS), ragged=True), ALIKE),

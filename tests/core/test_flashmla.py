@@ -14,10 +14,12 @@ def walked(tiles, lens):
     """Block numbers of each request in the order of the parts, a block at a time."""
     read = [[] for _ in lens]
     for first, last, begin, end, *_ in tiles.tolist():
-        request, block = first, begin
+        request = first
+        block = begin
         while first < len(lens) and request <= last:
             if block >= (end if request == last else -(-lens[request] // 64)):
-                request, block = request + 1, 0
+                request = request + 1
+                block = 0
                 continue
             read[request].append(block)
             block += 1
@@ -27,11 +29,9 @@ def walked(tiles, lens):
 @pytest.mark.parametrize("seed", range(40))
 def test_a_schedule_has_every_block_once_in_equal_parts_and_counts_its_splits(seed):
     draw = np.random.default_rng(seed)
-    batch, parts, longest = (
-        draw.integers(1, 200),
-        draw.choice([132, 66, 7, 1]),
-        2 ** (3 + seed % 14),
-    )
+    batch = draw.integers(1, 200)
+    parts = draw.choice([132, 66, 7, 1])
+    longest = 2 ** (3 + seed % 14)
     lens = draw.integers(seed % 2, longest + 1, batch)
     tiles, sums = schedule_words(lens, parts)
     blocks = -(-lens // 64)

@@ -25,9 +25,11 @@ def test_a_buffer_that_another_steps_metadata_took_over_is_refused_until_renewed
     buffer = torch.full((max_words(8),), -1, dtype=torch.int32)
     large = replace(FACTS, batch_size=8)
     first = precompute(FACTS, LENS, out=buffer)
-    assert first.words.data_ptr() == buffer.data_ptr() and len(first.words) == 17
+    assert first.words.data_ptr() == buffer.data_ptr()
+    assert len(first.words) == 17
     assert torch.equal(first.words, precompute(FACTS, LENS).words)
-    assert not buffer[17:].any() and len(buffer[17:]) == 16
+    assert not buffer[17:].any()
+    assert len(buffer[17:]) == 16
     second = precompute(large, torch.full((8,), 900, dtype=torch.int32), out=buffer)
     second.require_fits(large, device=CPU)
     with pytest.raises(ValueError, match="words must be those of this scheduler metadata"):
@@ -90,7 +92,9 @@ def test_every_fact_that_two_calls_must_share_is_guarded():
 
 def test_renewing_writes_new_lengths_into_the_same_words(fake_fa3, metadata):
     words, before = metadata.words, metadata.words.tolist()
-    assert (FACTS.num_splits, FACTS.split_cap, metadata.facts.num_splits) == (0, 14, 14)
+    assert FACTS.num_splits == 0
+    assert FACTS.split_cap == 14
+    assert metadata.facts.num_splits == 14
     metadata.renew(torch.tensor([1, 2, 3], dtype=torch.int32))
     assert metadata.words is words and words.tolist() != before
     assert [call["num_splits"] for call in fake_fa3.scheduled] == [14, 14]
@@ -98,7 +102,7 @@ def test_renewing_writes_new_lengths_into_the_same_words(fake_fa3, metadata):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    "arguments, words",
     [
         ({"seq_lens": LENS[:2]}, r"seq_lens must be \[3\] int32, got \[2\]"),
         ({"seq_lens": LENS.long()}, r"seq_lens must be \[3\] int32, got \[3\] int64"),

@@ -102,7 +102,9 @@ def test_the_facts_of_layers_of_vllm(said, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     group = vllm_fakes.AttentionGroup("TRITON_ATTN")
     facts = vllm.server_facts(group)
-    assert (facts["heads"], facts["head_dim"], facts["page_size"]) == ("32/8", 128, 16)
+    assert facts["heads"] == "32/8"
+    assert facts["head_dim"] == 128
+    assert facts["page_size"] == 16
     assert facts["kv_dtype"] == "float8_e4m3fn" and facts["context"] == 64
     lines = said(facts, engine=arms.VLLM)
     assert any("for some lengths" in line and "[vllm-triton-unsplit]" in line for line in lines)

@@ -55,7 +55,7 @@ def test_a_line_is_answered_by_a_line_until_the_group_is_closed(started):
 
 
 @pytest.mark.parametrize(
-    ("run", "limit_s", "status", "reason"),
+    "run, limit_s, status, reason",
     [
         ("sys.exit(3)", 20, "error", "ended with status 3"),
         ("os.kill(os.getpid(), 11)", 20, "crashed", "ended with status 139"),

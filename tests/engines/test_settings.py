@@ -57,7 +57,7 @@ def idle(caplog):
     return [message for message in caplog.messages if " in a decode step of " in message]
 
 
-@pytest.mark.parametrize(("name", "value"), EACH)
+@pytest.mark.parametrize("name, value", EACH)
 @pytest.mark.parametrize("backend", OTHERS)
 def test_an_arm_of_another_attention_backend_says_so_at_the_first_decode_step(
     loaded, caplog, name, value, backend
@@ -77,7 +77,7 @@ def test_an_arm_of_another_attention_backend_says_so_at_the_first_decode_step(
 
 
 @pytest.mark.parametrize(
-    ("variables", "backend"),
+    "variables, backend",
     [({"DECODE": "planned"}, "fa3"), ({"METADATA": "fused"}, "flashinfer")],
 )
 def test_of_two_backends_that_have_arms_each_has_its_own(loaded, caplog, variables, backend):
@@ -93,7 +93,7 @@ def test_the_backend_of_decode_counts_where_prefill_has_another(loaded, caplog):
 
 
 @pytest.mark.parametrize(
-    ("variables", "server", "mode", "words"),
+    "variables, server, mode, words",
     [
         ({"METADATA": "fused"}, {"disable_cuda_graph": True}, "DECODE", "without CUDA graphs"),
         ({"METADATA": "eager"}, {}, "TARGET_VERIFY", "speculative decoding keep SGLang's own"),
@@ -214,7 +214,7 @@ ROW = ("req_pool_indices", r"must lie in 0..4, got \[2, 5, 4\]")
 
 
 @pytest.mark.parametrize("backend", (*OTHERS, "fa3", "flashinfer"))
-@pytest.mark.parametrize(("what", "words"), [SLOT, ROW])
+@pytest.mark.parametrize("what, words", [SLOT, ROW])
 def test_slots_of_any_backend_are_held_to_the_pool(loaded, caplog, backend, what, words):
     runner = loaded(GUARD="raise").ModelRunner(attention_backend=backend)
     table = runner.req_to_token_pool.req_to_token.clone()
@@ -244,7 +244,7 @@ def test_a_runner_that_the_guard_cannot_read_is_one_message(loaded, caplog):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes, words",
     [
         ({}, ""),
         ({"page_table": 26}, "^attnlib: page_table must have pages in 0..25 for request 2 of 60"),
@@ -268,7 +268,8 @@ def test_tables_that_flashattention_reads_are_held_to_lengths_and_pools(
     call["swa_page_table"][2, 0] = -1  # before the window
     sglang_steps.guard_tables(call)
     found = [m for m in caplog.messages if " must " in m]
-    assert len(found) == bool(words) and all(re.search(words, message) for message in found)
+    assert len(found) == bool(words)
+    assert all(re.search(words, message) for message in found)
 
 
 def test_sglangs_metadata_of_a_step_is_checked_where_it_is_written(loaded, caplog, monkeypatch):

@@ -85,7 +85,8 @@ def test_help_lists_the_commands_that_readme_names(capsys):
         cli.main(["--help"])
     (line,) = [line for line in README.splitlines() if "--help` lists" in line]
     named = set(re.findall(r"`(\w+)`", line))
-    assert len(named) == 4 and named <= set(capsys.readouterr().out.split())
+    assert len(named) == 4
+    assert named <= set(capsys.readouterr().out.split())
 
 
 def text_of(notebook):

@@ -655,6 +655,7 @@ def test_the_first_step_and_cut_ones_count_in_no_mean_and_other_layers_do_not_co
     for alone in (old, late):
         told = repr(attnlib.diagnose(alone.save(tmp_path / "alone")))
         assert "no known pattern" in told and "The only decode steps are the first or last" in told
+        assert diagnosis.NO_WHOLE_STEP in told
 
 
 THREADS = {

@@ -32,7 +32,7 @@ def test_the_call_itself_comes_before_another_at_no_distance():
 
 
 @pytest.mark.parametrize(
-    ("other", "distance"),
+    "other, distance",
     [
         (replace(CALL, kv_len=2048), 1.0),
         (replace(CALL, spec=AttnSpec(64, 8, 128, 16)), GROUP_WEIGHT),

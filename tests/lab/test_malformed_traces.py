@@ -25,7 +25,12 @@ SPOILS = [
     *((("args", "grid"), value) for value in ("x", 7, {"x": 1}, [132, "1", 1], [1.5, 1, 1])),
 ]
 """Where a kernel's event is spoiled, and by what."""
-HEADERS = ([7], ["H200"], [{"id": [], "name": "H200"}], [{"id": 0, "name": 7}])
+HEADERS = (
+    [7],
+    ["H200"],
+    [{"id": [], "name": "H200"}],
+    [{"id": 0, "name": 7}],
+)
 HEADERS += ([{"id": 0, "name": "H200", "numSms": "132"}],)
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 QUERIES = (
@@ -51,7 +56,12 @@ def server():
     writer = Writer()
     for _ in range(2):
         plan = [lambda writer: writer.copy("DtoH", 68), lambda writer: writer.wait()]
-        writer.step([runs(traces.FA2_16)], layers=2, ahead=plan, mark="step[DECODE bs=16]")
+        writer.step(
+            [runs(traces.FA2_16)],
+            layers=2,
+            ahead=plan,
+            mark="step[DECODE bs=16]",
+        )
     return writer
 
 
@@ -117,10 +127,21 @@ OF_NSIGHT = (spoil_an_export, spoil_an_export, cut_an_export_short)
 def test_a_malformed_trace_is_one_line_that_names_it_and_nothing_is_written(
     seed, tmp_path, fails, export
 ):
-    pick, path = random.Random(seed), tmp_path / "server.json"
+    pick = random.Random(seed)
+    path = tmp_path / "server.json"
     for _ in range(PER_SEED):
         spoil = pick.choice((*OF_PROFILER, *OF_NSIGHT))
         spoil(pick, path, *([export] if spoil in OF_NSIGHT else []))
-        line = fails("diagnose", str(path), *pick.choice([(), ("--json",), (str(path),)]))
+        line = fails(
+            "diagnose",
+            str(path),
+            *pick.choice(
+                [
+                    (),
+                    ("--json",),
+                    (str(path),),
+                ]
+            ),
+        )
         assert str(path) in line and len(line) < 600, (spoil.__name__, line)
         assert [*tmp_path.iterdir()] == [path]

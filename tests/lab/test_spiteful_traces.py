@@ -53,7 +53,7 @@ def test_a_name_without_end_is_cut_before_it_is_searched(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "short"),
+    "name, short",
     [
         ("void ns::f<A<int>, (B)1>(A<int>*)", "f"),
         ("f<A<int>>::g<B>", "g"),
@@ -131,7 +131,12 @@ def test_names_of_a_trace_do_not_steer_the_terminal(tmp_path, capsys):
     path = tmp_path / "a\x1b[2J.json"
     document = {**HEAD, "deviceProperties": [gpu], "traceEvents": writer.events}
     path.write_text(json.dumps(document))
-    for more in ([], [str(path)], ["--json"], ["--shape", "heads=\x1b[2J"]):
+    for more in (
+        [],
+        [str(path)],
+        ["--json"],
+        ["--shape", "heads=\x1b[2J"],
+    ):
         status = cli.main(["diagnose", str(path), *more])
         out, err = capsys.readouterr()
         assert status == (cli.USAGE if "--shape" in more else 0)
@@ -193,7 +198,7 @@ def test_a_mistake_in_the_file_of_claims_is_one_line_that_names_the_file(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text, words",
     [
         ("library: toy\n  a: b\n", "toy.yaml:2: must be YAML: mapping values are not allowed"),
         ("library: toy\nlibrary: toy\n", "toy.yaml:2: a key must stand once, 'library' stands"),

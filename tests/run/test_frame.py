@@ -40,7 +40,12 @@ def ran(*names):
 
 
 def test_ratios_pair_round_by_round_and_leave_out_a_round_that_lacks_one_side():
-    both = [timed("a", 0, 2.0), timed("b", 0, 1.0), timed("a", 1, 40.0), timed("b", 1, 20.0)]
+    both = [
+        timed("a", 0, 2.0),
+        timed("b", 0, 1.0),
+        timed("a", 1, 40.0),
+        timed("b", 1, 20.0),
+    ]
     found = rows.over(frame(*both, timed("a", 2, 9.0)), "a", "b")
     assert found[["ratio", "low", "high", "rounds"]].to_numpy().tolist() == [[2.0, 2.0, 2.0, 2]]
     nothing = rows.over(frame(*both), "a", "c")
@@ -48,8 +53,13 @@ def test_ratios_pair_round_by_round_and_leave_out_a_round_that_lacks_one_side():
 
 
 @pytest.mark.parametrize(
-    ("column", "other"),
-    [("gpu_id", "deadbeef"), ("power_limit_w", 350), ("timer", "eager"), ("schema", 2)],
+    "column, other",
+    [
+        ("gpu_id", "deadbeef"),
+        ("power_limit_w", 350),
+        ("timer", "eager"),
+        ("schema", 2),
+    ],
 )
 def test_nothing_is_divided_or_tabled_across_what_moves_times(column, other):
     work = {"work_per_call": 1e9}
@@ -83,9 +93,11 @@ def test_only_ok_rows_of_one_timer_and_release_are_decode_rows():
 
 
 def test_cases_with_another_seed_or_length_are_cases_of_their_own_in_order():
-    longer, other = replace(CASE, kv_len=2048), replace(CASE, seed=3)
+    longer = replace(CASE, kv_len=2048)
+    other = replace(CASE, seed=3)
     found = rows.times(frame(row(longer, "a", 0, 3.0), row(other, "a", 0, 2.0)))
-    assert found.case.tolist() == [other, longer] and found.a.tolist() == [2.0, 3.0]
+    assert found.case.tolist() == [other, longer]
+    assert found.a.tolist() == [2.0, 3.0]
     assert found[rows.SHAPE].to_numpy().tolist() == [["8/2", 16, 4, 1024], ["8/2", 16, 4, 2048]]
 
 
@@ -96,9 +108,11 @@ def test_launches_are_those_of_the_trace_by_name():
 
 
 def test_ceilings_are_work_over_time_in_their_units_and_refused_by_name_where_one_lacks():
-    copy, matmul = ("copy", 0, 2000.0), ("matmul", 0, 1000.0)
+    copy = ("copy", 0, 2000.0)
+    matmul = ("matmul", 0, 1000.0)
     both = frame(timed(*copy, work_per_call=8.0e9), timed(*matmul, work_per_call=8.0e11))
     found = rows.ceilings(both)
-    assert (found.copy_gbps, found.matmul_tflops) == (4000.0, 800.0)
+    assert found.copy_gbps == 4000.0
+    assert found.matmul_tflops == 800.0
     with pytest.raises(ValueError, match="frame must hold a 'copy' ceiling"):
         rows.ceilings(both[1:])

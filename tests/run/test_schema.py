@@ -14,12 +14,19 @@ from attnlib.measure.timer import RUN_TIMERS
 from attnlib.run.schema import BY_NAME, COLUMNS, NULLABLE, REQUIRED, STATUSES
 
 ROOT = Path(__file__).resolve().parents[2]
-ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+ARROW = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+}
 
 
 def test_every_column_has_a_meaning_and_a_name_of_its_own():
-    assert all(column.meaning for column in COLUMNS) and len(BY_NAME) == len(COLUMNS)
-    assert {*REQUIRED, *NULLABLE} <= set(BY_NAME) and not {*REQUIRED} & {*NULLABLE}
+    assert all(column.meaning for column in COLUMNS)
+    assert len(BY_NAME) == len(COLUMNS)
+    assert {*REQUIRED, *NULLABLE} <= set(BY_NAME)
+    assert not {*REQUIRED} & {*NULLABLE}
 
 
 def test_whatever_a_case_an_item_or_a_worker_writes_is_declared():

@@ -92,7 +92,7 @@ def flashinfer_agrees(line):
 
 
 @pytest.mark.parametrize(
-    ("engine", "agrees", "releases", "count", "refused"),
+    "engine, agrees, releases, count, refused",
     [
         ("vllm", vllm_agrees, 15, 2873, 0),
         ("sglang", sglang_agrees, 21, 3178, 200),

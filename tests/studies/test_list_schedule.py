@@ -29,7 +29,7 @@ MLA = SchedulerFacts(
 
 
 @pytest.mark.parametrize(
-    ("lengths", "splits", "end"),
+    "lengths, splits, end",
     [
         # Two tiles of 64 query rows each, of 64 tokens a block and two blocks of start.
         ((640, 64, 64), (1, 1, 1), 12),
@@ -57,7 +57,14 @@ def test_one_multiprocessor_takes_the_blocks_of_all_heads_and_a_start_for_each_t
     plan = model.plan_of(replace(MLA, num_sms=1), (640, 64, 64))
     split = replace(plan, num_splits=np.array([3, 1, 1]))  # of 4, 4 and 2 blocks
     assert model.end_of_last(split) == 2 * (10 + 1 + 1) + 2 * 5 * model.START_BLOCKS
-    grouped = replace(MLA, num_sms=1, num_qo_heads=8, num_kv_heads=4, head_dim_v=64, num_splits=1)
+    grouped = replace(
+        MLA,
+        num_sms=1,
+        num_qo_heads=8,
+        num_kv_heads=4,
+        head_dim_v=64,
+        num_splits=1,
+    )
     tokens = 10 * grouped.tile[1]
     assert model.end_of_last(model.plan_of(grouped, (tokens,) * 3)) == 4 * 3 * (10 + 2)
 

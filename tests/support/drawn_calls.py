@@ -11,8 +11,29 @@ from attnlib.core.schedule.caps import CAPS, num_splits
 from attnlib.core.schedule.splits import SchedulerFacts, plan_splits
 
 HEADS = (
-    *((32, 8), (32, 32), (8, 1), (16, 2), (64, 8), (28, 4), (40, 8), (5, 1), (6, 6), (128, 1)),
-    *((16, 16), (12, 4), (96, 8), (1, 1), (24, 3), (16, 1), (2, 2), (14, 2), (64, 64)),
+    *(
+        (32, 8),
+        (32, 32),
+        (8, 1),
+        (16, 2),
+        (64, 8),
+        (28, 4),
+        (40, 8),
+        (5, 1),
+        (6, 6),
+        (128, 1),
+    ),
+    *(
+        (16, 16),
+        (12, 4),
+        (96, 8),
+        (1, 1),
+        (24, 3),
+        (16, 1),
+        (2, 2),
+        (14, 2),
+        (64, 64),
+    ),
 )
 HEAD_DIMS = (64, 64, 128, 128, 128, 128, 256, 192, 96, 80, 112, 32, 160)
 VALUE_DIMS = {192: (128,), 64: (256, 512)}
@@ -106,7 +127,11 @@ def _draw_step(rng, num_sms, build, most_requests):
         dtype="bfloat16",
         has_softcap=False,
     )
-    kinds = {"full": full, "window": replace(full, window=(pick(WINDOWS), 0)), "mla": latent}
+    kinds = {
+        "full": full,
+        "window": replace(full, window=(pick(WINDOWS), 0)),
+        "mla": latent,
+    }
     seq_lens = LengthSpec(pick([*KINDS]), full.max_seqlen_k, int(rng.integers(2**31)))
     q_lens = None
     if full.varlen_q:
@@ -143,7 +168,8 @@ def _draw_call(rng, num_sms, hdim96, build):
     def chance(share):
         return bool(rng.random() < share)
 
-    heads, head_dim = pick(HEADS), pick(HEAD_DIMS)
+    heads = pick(HEADS)
+    head_dim = pick(HEAD_DIMS)
     dtype = pick(("bfloat16", "bfloat16", "bfloat16", "float16", "float8_e4m3fn"))
     head_dim_v = pick(VALUE_DIMS[head_dim]) if head_dim in VALUE_DIMS and chance(0.1) else head_dim
     page_size = pick(PAGE_SIZES) if chance(0.75) else None
@@ -183,7 +209,12 @@ def _draw_call(rng, num_sms, hdim96, build):
 
 def _draw_batch_size(rng):
     share = rng.random()
-    bounds = ((0.6, 1, 17), (0.85, 17, 129), (0.94, 129, 601), (1.0, 601, 2001))
+    bounds = (
+        (0.6, 1, 17),
+        (0.85, 17, 129),
+        (0.94, 129, 601),
+        (1.0, 601, 2001),
+    )
     low, high = next((low, high) for upto, low, high in bounds if share < upto)
     return int(rng.integers(low, high))
 

@@ -188,7 +188,14 @@ def mutated_trace(pick, folder):
         data = json.dumps(document).encode()
         data = _mutated_bytes(pick, data)
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    more = pick.choice([[], ["--json"], [str(path)], ["--shape", pick.choice(WORDS)]])
+    more = pick.choice(
+        [
+            [],
+            ["--json"],
+            [str(path)],
+            ["--shape", pick.choice(WORDS)],
+        ]
+    )
     return ["diagnose", str(path), *more]
 
 

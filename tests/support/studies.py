@@ -30,7 +30,14 @@ def study_of(*grids, **fields):
 
 
 def grid_of(*cases, **fields):
-    return Grid(cases, **{"backends": ("sdpa",), "timers": ("host",), **fields})
+    return Grid(
+        cases,
+        **{
+            "backends": ("sdpa",),
+            "timers": ("host",),
+            **fields,
+        },
+    )
 
 
 def hand_made(folder, name, version):

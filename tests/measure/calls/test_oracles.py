@@ -17,7 +17,13 @@ from attnlib.measure.calls.extend import measure as extend
 from attnlib.measure.calls.mla.case import MlaCase
 from attnlib.measure.calls.mla.format import dequantize
 
-CASE = DecodeCase(AttnSpec(4, 2, 64, 16), batch_size=3, kv_len=70, lengths="ragged", seed=1)
+CASE = DecodeCase(
+    AttnSpec(4, 2, 64, 16),
+    batch_size=3,
+    kv_len=70,
+    lengths="ragged",
+    seed=1,
+)
 FP8 = "float8_e4m3fn"
 CACHED = DecodeCase(AttnSpec(6, 2, 16, 4), 4, 50, "ragged", seed=1)
 
@@ -28,14 +34,17 @@ def latent(top_k, kv_format):
 
 def token_rows(cache, row, length, head):
     """Rows [length, head_dim] of one KV head of one request, a page-table look-up each."""
-    page_size, cache = cache.shape[1], cache.double().numpy()
+    page_size = cache.shape[1]
+    cache = cache.double().numpy()
     return np.stack([cache[row[t // page_size], t % page_size, head] for t in range(length)])
 
 
 def dense_attention(work):
     """softmax(q K^T / sqrt(d)) V for every request and query head, in float64."""
-    q, caches = work.q.double().numpy(), (work.kv.k_cache, work.kv.v_cache)
-    table, lens = work.batch.page_table.numpy(), work.batch.seq_lens.tolist()
+    q = work.q.double().numpy()
+    caches = (work.kv.k_cache, work.kv.v_cache)
+    table = work.batch.page_table.numpy()
+    lens = work.batch.seq_lens.tolist()
     group_size = q.shape[1] // caches[0].shape[2]
     out = np.empty_like(q)
     for i, j in np.ndindex(*q.shape[:2]):
@@ -49,10 +58,13 @@ def dense_attention(work):
 
 def sdpa(work):
     """torch's own attention in float64, request by request, with a mask made from the mode."""
-    batch, out, done = work.batch, [], 0
+    batch = work.batch
+    out = []
+    done = 0
     for i, q in enumerate(work.q.double().split(batch.q_lens_cpu.tolist())):
         k, v = gather_tokens(work.kv, batch.paged, i)
-        rows, n = len(q), len(k)
+        rows = len(q)
+        n = len(k)
         mask = torch.ones(rows, n, dtype=torch.bool)
         if batch.custom_mask is not None:
             mask = batch.custom_mask[done : done + rows * n].view(rows, n)
@@ -98,7 +110,7 @@ def test_the_oracle_is_dense_attention_for_every_layer(spec):
 
 
 @pytest.mark.parametrize("block", [1, 700, 2**28])
-@pytest.mark.parametrize(("mode", "mask"), MASKS)
+@pytest.mark.parametrize("mode, mask", MASKS)
 def test_of_several_queries_it_is_masked_softmax_whatever_its_blocks(
     mode, mask, block, monkeypatch
 ):
@@ -122,16 +134,29 @@ def test_of_mla_a_query_sees_its_own_token_and_all_before_it():
         paged = work.batch.paged
         earlier = MlaBatch.build(case.spec, paged.seq_lens_cpu - back, paged.page_table)
         one = replace(work, batch=earlier, q=q[:, 3 - back].contiguous())
-        torch.testing.assert_close(out[:, 3 - back], exact(one), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            out[:, 3 - back],
+            exact(one),
+            rtol=1e-12,
+            atol=1e-12,
+        )
 
 
 def test_slots_that_nobody_attends_to_may_hold_anything():
-    work, sparse = work_of(CASE), latent(24, "bfloat16")
+    work = work_of(CASE)
+    sparse = latent(24, "bfloat16")
     requests = zip(work.batch.page_table.tolist(), work.batch.seq_lens.tolist(), strict=True)
     live = [row[t // 16] * 16 + t % 16 for row, length in requests for t in range(length)]
     chosen = sparse.batch.slots().flatten()
     caches = (work.kv.k_cache, work.kv.v_cache)
-    for call, kept, read in ((work, caches, live), (sparse, [sparse.kv], chosen[chosen >= 0])):
+    for call, kept, read in (
+        (work, caches, live),
+        (
+            sparse,
+            [sparse.kv],
+            chosen[chosen >= 0],
+        ),
+    ):
         right = exact(call)
         for slots in (cache.flatten(0, 1) for cache in kept):
             dead = torch.ones(len(slots), dtype=torch.bool)
