@@ -23,10 +23,9 @@ from support.backend_calls import (
     WINDOWS,
 )
 
-from attnlib.core import backends
+from attnlib.core import DecodeBatch, PagedKV, backends
 from attnlib.core.backends import base, planned, sdpa
 from attnlib.core.backends.table import FAMILIES, entry_of, family_of
-from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.fa2.library import RELEASES
 from attnlib.core.schedule import library
 from attnlib.core.spec import CUSTOM_MASKS, AttnSpec, MlaSpec

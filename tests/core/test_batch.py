@@ -10,8 +10,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec, DecodeBatch, PagedKV
 
 SPEC = AttnSpec(num_qo_heads=8, num_kv_heads=2, head_dim=16, page_size=4)
 HUGE = 2**31 - 1

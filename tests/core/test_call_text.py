@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnlib.core import AttnSpec, MlaSpec
 from attnlib.core.call_text import DRAWN, CallText, Lens, parse_lengths, shortened
-from attnlib.core.spec import AttnSpec, MlaSpec
 
 SOME_TOKENS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
 RUNS = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 30)), min_size=1, max_size=4)

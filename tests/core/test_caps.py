@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import drawn_calls
 
+from attnlib.core import SchedulerFacts
 from attnlib.core.schedule.caps import (
     CAPS,
     MOST_QUERY_TOKENS,
@@ -15,7 +16,6 @@ from attnlib.core.schedule.caps import (
     require_cap,
     split_bytes,
 )
-from attnlib.core.schedule.facts import SchedulerFacts
 
 MLA = SchedulerFacts(
     batch_size=64,

@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnlib.core.batch import DecodeBatch
-from attnlib.core.extend import ExtendBatch
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec, DecodeBatch, ExtendBatch
 
 SPEC = AttnSpec(4, 2, 16, 4)
 LENS = (9, 4, 6)

@@ -12,7 +12,7 @@ import torch
 from support import backend_calls as calls
 from support.library_fakes import PlannedWrapper
 
-from attnlib.core.batch import DecodeBatch
+from attnlib.core import AttnSpec, DecodeBatch
 from attnlib.core.fa2 import planner as module
 from attnlib.core.fa2.library import FA2_INFO
 from attnlib.core.fa2.planner import PRIVATE, Fa2Planner
@@ -23,7 +23,6 @@ from attnlib.core.fa2.words import (
     offsets,
     plan_words,
 )
-from attnlib.core.spec import AttnSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.lengths import shuffled_pages
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import drawn_calls
 
+from attnlib.core import SchedulerFacts
 from attnlib.core.schedule import guard
-from attnlib.core.schedule.facts import SchedulerFacts
 
 DECODE = SchedulerFacts(4, 32, 8, 128, 1, 4096, 132, page_size=16, causal=True)
 FP8 = {"dtype": "float8_e4m3fn"}

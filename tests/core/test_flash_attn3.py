@@ -7,13 +7,10 @@ import torch
 from support.backend_calls import DECODE, backend_for
 from support.workloads import query_rows
 
-from attnlib.core import backends
+from attnlib.core import AttnSpec, DecodeBatch, backends, precompute
 from attnlib.core.backends import flash_attn3
 from attnlib.core.backends.table import family_of
-from attnlib.core.batch import DecodeBatch
-from attnlib.core.schedule.flash_attn3 import precompute
 from attnlib.core.schedule.splits import max_words
-from attnlib.core.spec import AttnSpec
 from attnlib.measure.calls.check import Judge
 from attnlib.measure.calls.decode import measure as decode
 from attnlib.measure.calls.decode.case import DecodeCase

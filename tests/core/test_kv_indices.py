@@ -13,7 +13,7 @@ from support.metadata_cases import (
     kv_arguments,
 )
 
-from attnlib.core.metadata.kv_indices import build_kv_indices
+from attnlib.core import build_kv_indices
 
 
 @pytest.mark.parametrize(

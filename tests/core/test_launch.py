@@ -12,8 +12,8 @@ import torch
 from support.metadata_cases import DECODE, DEVICE, Shape, arguments, poison
 from triton import knobs
 
+from attnlib.core import build_decode_metadata
 from attnlib.core.metadata import decode, launch
-from attnlib.core.metadata.decode import build_decode_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from attnlib.core import MlaSpec
 from attnlib.core.mla import MlaBatch, attended_pages
-from attnlib.core.spec import MlaSpec
 
 SPEC = MlaSpec(2, top_k=3, page_size=4)
 TABLE = torch.tensor([[5, 2], [7, 0]], dtype=torch.int32)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from support.metadata_cases import Shape, kv_arguments
 
-from attnlib.core.metadata.kv_indices import build_kv_indices
+from attnlib.core import build_kv_indices
 from attnlib.core.schedule.pages import require_arrays, require_table
 
 PAGE = 4

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attnlib.core import SchedulerFacts
 from attnlib.core.schedule import library
-from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.flash_attn3 import COUNTED, precompute
 from attnlib.core.schedule.splits import max_words
 

@@ -10,8 +10,7 @@ from support import backend_calls as calls
 from support import library_fakes as fakes
 from support.backend_calls import MLA, MODES, SPARSE
 
-from attnlib.core.batch import PagedKV
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec, PagedKV
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.decode.measure import attend
 

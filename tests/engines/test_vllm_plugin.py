@@ -11,8 +11,7 @@ from support.sglang_code import installed, stand_in_guard
 from support.vllm_fakes import FLASHINFER, LENS, PAGE, batch
 from support.vllm_points import FILE
 
-from attnlib.core.fa2.words import plan_words
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec, plan_words
 from attnlib.engines import arms, capture, plans, points, vllm
 
 if torch.cuda.is_available():

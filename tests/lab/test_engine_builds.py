@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.lab.engine_builds import (
     ANOTHER_BUILD,
     own_build,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.core import AttnSpec, MlaSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase
 from attnlib.measure.calls.mla.case import MlaCase

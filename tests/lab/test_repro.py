@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from attnlib import cli
+from attnlib.core import SchedulerFacts
 from attnlib.core.schedule import caps
-from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.lab import repro
 
 TEXT = repro.script("split_cap")

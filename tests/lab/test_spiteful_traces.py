@@ -24,6 +24,7 @@ from attnlib.select import libraries
 
 CASES = ("--base", "0.6.3", "--new", "0.6.4", "--cases")
 DEEP = 32_000
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 DECODE = {"mark": "step[DECODE bs=16]"}
 
 
@@ -86,6 +87,40 @@ def test_a_view_in_an_nsight_export_is_refused_and_never_run(table, how, tmp_pat
         base.commit()
     line = fails("diagnose", str(path))
     assert line.endswith(f"{path} must hold {table} as a table, it is a view")
+
+
+@pytest.mark.parametrize(
+    "query, words",
+    [
+        (f"DROP TABLE {KERNELS}", "has no kernels: capture with"),
+        (
+            "INSERT INTO StringIds SELECT id, value FROM StringIds",
+            "StringIds must have each id once",
+        ),
+        ("DELETE FROM StringIds", "StringIds must have id 4, the name of a kernel"),
+        (f"UPDATE {KERNELS} SET start = 'x'", "'x'"),
+        (f"UPDATE {KERNELS} SET end = NULL", "None"),
+        (f"UPDATE {KERNELS} SET gridX = 'x'", "'x'"),
+        (f"UPDATE {KERNELS} SET demangledName = x'ff'", "x"),
+        (f"DELETE FROM {KERNELS}", "has no kernel of a GPU"),
+    ],
+)
+def test_a_fault_of_an_nsight_export_is_named(query, words, tmp_path, fails):
+    path = served(runs(traces.FA2_16), **DECODE).export(tmp_path / "a.sqlite")
+    with closing(sqlite3.connect(path)) as base:
+        base.execute(query)
+        base.commit()
+    line = fails("diagnose", str(path))
+    assert str(path) in line
+    assert words in line
+
+
+@pytest.mark.parametrize("gpu", [7, {"id": []}, {"id": 0, "name": 7}, {"id": 0, "numSms": "132"}])
+def test_a_gpu_without_a_right_name_or_count_of_sms_is_refused(gpu, tmp_path, fails):
+    path = tmp_path / "a.json"
+    events = served(runs(traces.FA2_16), **DECODE).events
+    path.write_text(json.dumps({"deviceProperties": [gpu], "traceEvents": events}))
+    assert str(path) in fails("diagnose", str(path))
 
 
 @pytest.mark.parametrize("suffix", ["", ".jsonl"])

@@ -7,7 +7,7 @@ import pytest
 
 import attnlib
 from attnlib import cli
-from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.core import AttnSpec, MlaSpec
 from attnlib.lab.diagnose import facts_said
 from attnlib.lab.source import _with_only_context, variant_of, wishes_said
 from attnlib.measure.calls.decode.case import DecodeCase

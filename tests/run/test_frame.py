@@ -6,7 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.spans import Kernel
 from attnlib.run import frame as rows

@@ -17,7 +17,7 @@ import pytest
 from support.records import told
 from support.studies import CPU, INSTANT
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.form import Item
 from attnlib.measure.machine import describe_machine

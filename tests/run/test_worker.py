@@ -12,9 +12,9 @@ import pytest
 import torch
 from support.records import found, measure, right_row
 
+from attnlib.core import AttnSpec
 from attnlib.core.backends import TABLE
 from attnlib.core.backends.sdpa import Sdpa
-from attnlib.core.spec import AttnSpec
 from attnlib.measure import timer
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.decode.measure import DecodeSubject, build_workload

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from packaging.version import Version
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.select import Call, explain
 from attnlib.select.known import (
     HOLDS,

@@ -3,8 +3,8 @@
 import pytest
 from packaging.version import Version
 
+from attnlib.core import AttnSpec
 from attnlib.core.releases import read_releases
-from attnlib.core.spec import AttnSpec
 from attnlib.select import LIBRARIES, MODES, Call
 from attnlib.select.facts import facts_of
 from attnlib.select.libraries import load

@@ -6,7 +6,7 @@ import pytest
 
 import attnlib
 from attnlib import cli
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.select import Call, explain
 from attnlib.select.text import parse_call, parse_layer, render
 

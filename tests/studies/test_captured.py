@@ -7,7 +7,7 @@ import torch
 from support.records import full_disk
 
 from attnlib import cli
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.engines import capture
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.decode.measure import build_workload

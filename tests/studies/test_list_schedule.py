@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnlib.core import SchedulerFacts
 from attnlib.core.schedule.caps import num_splits
-from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.words import batch_order
 from attnlib.studies.splits import list_schedule as model
 from attnlib.studies.splits.traffic import batches

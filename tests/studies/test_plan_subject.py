@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from support.records import measure
 
-from attnlib.core.fa2.choice import PlanShape
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec, PlanShape
 from attnlib.measure.calls.base import Bench
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.form import Item

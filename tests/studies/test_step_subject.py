@@ -4,8 +4,7 @@ import pytest
 import torch
 from support.records import measure
 
-from attnlib.core import backends
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec, backends
 from attnlib.measure.calls.base import Bench
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.form import Item

@@ -7,9 +7,7 @@ import pytest
 import torch
 from support.workloads import judge_of, work_of
 
-from attnlib.core import backends
-from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.mla import MlaBatch
+from attnlib.core import DecodeBatch, MlaBatch, PagedKV, backends
 from attnlib.core.spec import CUSTOM_MASKS, AttnSpec, MlaSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase

@@ -10,11 +10,10 @@ from support.metadata_cases import BUILDERS, SCHEDULES, Shape, kv_arguments
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from attnlib.core import PlanShape, build_step_schedules
 from attnlib.core.fa2 import kernel as fa2
-from attnlib.core.fa2.choice import PlanShape
 from attnlib.core.fa2.words import WORD, PlanLayout
 from attnlib.core.metadata import launch
-from attnlib.core.metadata.schedules import build_step_schedules
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {torch.int32: "*i32", torch.int64: "*i64"}

@@ -1,6 +1,6 @@
 """Made-up records for the explorer's tests: a study of a model, on a GPU that does not exist."""
 
-from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.core import AttnSpec, MlaSpec
 from attnlib.lab import source
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.form import Item

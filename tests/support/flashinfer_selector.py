@@ -13,7 +13,7 @@ import torch
 from packaging.version import Version
 from support.flashinfer_wrappers import as_if_on, installed, resolve
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.select import GPUS, Call
 
 LENGTH_OF_DRAW = 150

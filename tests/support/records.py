@@ -4,7 +4,7 @@ import resource
 from contextlib import contextmanager
 from types import SimpleNamespace
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.form import Item
 from attnlib.run import rows, store

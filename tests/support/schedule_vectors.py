@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core import SchedulerFacts
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "data" / "vectors" / "fa3_scheduler_metadata.jsonl.xz"

@@ -1,6 +1,6 @@
 """Small studies of a CPU, and a release's folder as `pip install --target` leaves it."""
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.run.study import Grid, Study
 
 SPEC = AttnSpec(4, 2, 16, 4)

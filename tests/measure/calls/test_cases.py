@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 from support.workloads import MASKS, extend_case
 
-from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.core import AttnSpec, MlaSpec
 from attnlib.measure.calls.cases import parse_cases, read_case
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase

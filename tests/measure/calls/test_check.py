@@ -7,8 +7,7 @@ import pytest
 import torch
 from support.workloads import MASKS, exact, extend_case, judge_of, rounded, work_of
 
-from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.core import AttnSpec, DecodeBatch, MlaSpec, PagedKV
 from attnlib.measure.calls.check import Judge, OracleCheck, worst_row_error
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.mla.case import MlaCase

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.studies.metadata.case import MetadataCase
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own name
 from support.workloads import MASKS, exact, extend_case, work_of
 
-from attnlib.core.mla import MlaBatch
+from attnlib.core import MlaBatch
 from attnlib.core.spec import MLA_TOKEN_BYTES, AttnSpec, MlaSpec
 from attnlib.measure.calls.check import worst_row_error
 from attnlib.measure.calls.decode.case import DecodeCase
