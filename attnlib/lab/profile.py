@@ -29,7 +29,7 @@ from ..measure.files import write_whole
 from ..measure.progress import progress_bar
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
 from ..run.store import data_root
-from .cards import Card, Shown, in_words
+from .cards import SHORT, Card, Shown, in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ WARM_UP = 3
 NO_GPU = {"gpu": "", "gpu_id": "cpu"}
 NOT_RECORDED = {"note", "spans", "packed_trace"}
 RECORDED_KINDS = ("kernel", "memcpy", "memset")
-FORMATS = dict.fromkeys(("us", "us each", "shortest", "longest"), ",.2f")
+FORMATS = dict.fromkeys(("us", "us each", "shortest", "longest"), SHORT)
 BLIND = (
     "torch.profiler saw no CUDA call, not even its own: is CUPTI in use by another tool? "
     "device='cpu' shows the operators"

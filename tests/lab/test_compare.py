@@ -59,15 +59,15 @@ def test_kernels_gone_and_new_are_named_with_their_launches_the_largest_differen
 def test_totals_are_those_of_the_two_profiles():
     a, b = made({"k": each(10, 10)}, host_us=50.0), made({"k": each(5, 5)}, host_us=100.0)
     totals = {name: sides for name, *sides in compare(a, b).totals()}
-    assert totals["their time, us"] == [10, 5] and totals["kernels"] == [1, 1]
-    assert totals["host time, us, untraced"] == [50, 100]
+    assert totals["time of kernels, us"] == [10, 5] and totals["kernels"] == [1, 1]
+    assert totals["until the call returns, us (no tracing)"] == [50, 100]
 
 
 def test_names_are_escaped_and_no_verdict_is_claimed():
     a, b = made({"k<int>&": each(10)}), made({"<script>": each(10)})
     shown = compare(a, b)._repr_html_()
     assert "<script>" not in shown and "k&lt;int&gt;&amp;" in shown
-    assert "a verdict on speed takes rounds" in shown and "1 gone" in shown and "1 new" in shown
+    assert "several rounds in fresh processes" in shown and "1 gone" in shown and "1 new" in shown
 
 
 def test_what_must_not_be_compared_is_refused():
