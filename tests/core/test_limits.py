@@ -96,6 +96,9 @@ def test_head_dim_512_is_for_fa2_cuda_cores_and_xqa(release, able, installed):
     installed(release)
     asked = able | {"flashinfer-fa2", "flashinfer-fa3", "flashinfer-xqa"}
     assert {n for n in asked if not unsupported(n, AttnSpec(8, 2, 512, 16))} == able
+    widest = 512 if "flashinfer-xqa" in able else 256
+    words = f"head_dim must be a multiple of 16 up to {widest}, got 72"
+    assert unsupported("flashinfer-xqa", AttnSpec(8, 2, 72, 16)) == words
 
 
 def test_auto_is_refused_only_what_neither_of_its_kernels_can_run(installed):

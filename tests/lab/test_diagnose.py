@@ -327,6 +327,15 @@ def test_what_is_said_is_of_the_middle_half_of_the_steps_by_length(path):
     assert row["us a step"] == 40.0
 
 
+@pytest.mark.parametrize("short, kept", [(3, {4}), (6, {2, 4})])
+def test_unmarked_steps_with_fewer_calls_are_cut_ones_where_they_are_rarer(short, kept, path):
+    writer = Writer()
+    for layers in [4] * 3 + [2] * short + [4] * 3:
+        writer.step([runs(traces.FLASH_ATTN_3)], layers=layers)
+    found = attnlib.diagnose(writer.save(path))
+    assert {len(step.attention) for step in found.usual["decode or verify"]} == kept
+
+
 def test_a_batch_size_that_no_mark_tells_is_taken_from_the_shape(path):
     split = (runs(traces.FA2_16, grid=(24, 1, 8)), runs(traces.MERGE, 2.0))
     found = attnlib.diagnose(served(*split).save(path))
@@ -476,12 +485,6 @@ def test_what_is_new_in_the_second_trace_has_its_fix_evidence_and_gain(before, a
     assert set(listed.index) == {pattern.name for pattern in (*new, *gone)}
     assert (listed.loc[[pattern.name for pattern in gone], "after"] == "-").all()
     assert listed.fix.to_dict() == {pattern.name: pattern.fix for pattern in (*new, *gone)}
-
-
-def test_a_pattern_of_both_traces_is_not_new(tmp_path):
-    trace = TRACES / "fa3_decode.json.gz"
-    change = attnlib.diagnose(trace, trace)
-    assert change.new_patterns == [] and len(change.patterns()) == 1
 
 
 def longer(path, us, count=STEPS, mark="step[DECODE bs=16]"):

@@ -386,27 +386,6 @@ def test_what_a_living_writer_has_not_finished_is_not_removed():
     assert names_in(measured_folder()) == [name]
 
 
-def write_rounds(published):
-    for number, row in enumerate(rounds(24)):
-        if number in (8, 16):  # not before the first were published, and once more
-            published.acquire()
-        store.keep(row)
-
-
-def test_a_writer_loses_nothing_while_its_records_are_published_again_and_again():
-    times = 0
-    published = FORK.Semaphore(0)
-    writer = FORK.Process(target=write_rounds, args=(published,))
-    writer.start()
-    while writer.is_alive():
-        if store.machines("demo", published=False):
-            store.publish("demo")
-            times += 1
-            published.release()
-    assert writer.exitcode == 0 and times > 1
-    assert [row["round"] for row in found()] == list(range(24))
-
-
 def test_a_record_that_is_measured_again_while_it_is_published_stays(monkeypatch):
     keep(*rounds(2))
     again = right_row(run_us=(99.0,), started_at="2026-01-03")

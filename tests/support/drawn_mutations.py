@@ -3,7 +3,8 @@
     python tests/support/drawn_mutations.py SEED COUNT DATA FILE...     in a copy of the tree
 
 DATA is what `coverage` with `dynamic_context = test_function` wrote of the tests as they are. A
-line comes out per mutation, with the test that failed; each file is put back.
+line comes out per mutation, with the test that failed; each file is put back. Of a line that many
+tests run some are drawn, so try a survivor again with all tests of its module.
 """
 
 import ast
@@ -77,8 +78,10 @@ def tests_of(contexts):
     """The tests of coverage's contexts, such as `test_stats.test_a_ratio`, as pytest names them."""
     for context in contexts:
         module, _, test = context.partition(".")
+        name = test.rpartition(".")[2]
         for path in (ROOT / "tests").rglob(f"{module}.py"):
-            yield f"{path}::{test.rpartition('.')[2]}"
+            if f"def {name}(" in path.read_text():
+                yield f"{path}::{name}"
 
 
 def first_failure(tests):
