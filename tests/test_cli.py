@@ -160,7 +160,11 @@ def test_a_crash_of_ours_has_a_status_of_its_own_and_is_no_verdict(
     def crash(**_):
         raise error
 
-    monkeypatch.setitem(cli.COMMANDS, name, cli.COMMANDS[name]._replace(run=crash, arguments={}))
+    monkeypatch.setitem(
+        cli.COMMANDS,
+        name,
+        cli.COMMANDS[name]._replace(run=crash, arguments={}),
+    )
     assert cli.main([name]) == cli.CRASHED == 5
     assert cli.CRASHED not in cli.OUTCOMES.values()
     out, err = capsys.readouterr()

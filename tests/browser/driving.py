@@ -203,7 +203,12 @@ def _environment(folder):
     places = "JUPYTER_CONFIG JUPYTER_RUNTIME JUPYTERLAB_SETTINGS JUPYTERLAB_WORKSPACES"
     for name in places.split():
         own[f"{name}_DIR"] = str(folder / name.split("_")[1].lower())
-    own["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    own["PYTHONPATH"] = os.pathsep.join(
+        [
+            str(ROOT),
+            os.environ.get("PYTHONPATH", ""),
+        ]
+    )
     return {name: v for name, v in os.environ.items() if name not in SWITCHES} | own
 
 

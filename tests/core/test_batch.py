@@ -29,7 +29,10 @@ def int32(values):
 def shuffled_table(lens, page_size, spare, garbage):
     """A page table of distinct pages in random order; dead columns and spare ones hold garbage."""
     used = [-(-n // page_size) for n in lens]
-    pool = random.Random(0).sample(range(2 * sum(used)), sum(used))
+    pool = random.Random(0).sample(
+        range(2 * sum(used)),
+        sum(used),
+    )
     width = max(used) + spare
     return [[pool.pop() for _ in range(n)] + [garbage] * (width - n) for n in used]
 
@@ -125,7 +128,13 @@ def test_a_batch_refuses_what_does_not_describe_a_decode_step(argument, got, seq
         DecodeBatch.build(SPEC, seq_lens, page_table)
 
 
-@pytest.mark.parametrize("v_cache", [torch.zeros(3, 4, 2, 32), torch.zeros(4, 2, 16)])
+@pytest.mark.parametrize(
+    "v_cache",
+    [
+        torch.zeros(3, 4, 2, 32),
+        torch.zeros(4, 2, 16),
+    ],
+)
 def test_a_cache_whose_halves_differ_is_refused(v_cache):
     with refused("k_cache and v_cache", list(v_cache.shape)[-1]):
         PagedKV(torch.zeros(3, 4, 2, 16), v_cache)

@@ -10,7 +10,14 @@ from attnlib.core import AttnSpec, MlaSpec
 from attnlib.core.call_text import DRAWN, CallText, Lens, parse_lengths, shortened
 
 SOME_TOKENS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
-RUNS = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 30)), min_size=1, max_size=4)
+RUNS = st.lists(
+    st.tuples(
+        st.integers(1, 10**6),
+        st.integers(1, 30),
+    ),
+    min_size=1,
+    max_size=4,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +49,11 @@ def test_any_lengths_are_printed_in_one_form_and_read_back(tokens):
         assert len(str(each)) <= len("listed:") + len("+".join(map(str, tokens)))
 
 
-@given(st.sampled_from(DRAWN[:-1]), st.integers(1, 10**6), st.integers(1, 300))
+@given(
+    st.sampled_from(DRAWN[:-1]),
+    st.integers(1, 10**6),
+    st.integers(1, 300),
+)
 def test_drawn_lengths_say_how_how_long_and_how_many(how, longest, count):
     lens = Lens(count, longest, how)
     assert Lens.read(f"{how}:{longest}x{count}") == Lens.read(str(lens)) == lens

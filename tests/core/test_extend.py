@@ -39,7 +39,12 @@ def test_prefix_sums_and_sizes_follow_from_the_queries():
 
 
 def test_a_custom_mask_is_what_is_before_the_drafts_and_the_drafts_request_by_request():
-    drafts = torch.tensor([[[1, 0], [0, 1]], [[1, 0], [1, 1]]]).bool()
+    drafts = torch.tensor(
+        [
+            [[1, 0], [0, 1]],
+            [[1, 0], [1, 1]],
+        ]
+    ).bool()
     batch = ExtendBatch.build(
         paged(3, 2),
         int32(2, 2),
@@ -75,7 +80,11 @@ def test_what_does_not_fit_is_refused_by_name(q_lens, options, words):
 
 
 def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries():
-    assert ExtendBatch.build(in_order(*LENS), int32(*LENS), ragged=True).rows == sum(LENS)
+    assert ExtendBatch.build(
+        in_order(*LENS),
+        int32(*LENS),
+        ragged=True,
+    ).rows == sum(LENS)
     with pytest.raises(ValueError, match="q_lens must be the requests' tokens"):
         ExtendBatch.build(in_order(*LENS), int32(9, 4, 5), ragged=True)
     shuffled = paged(*LENS, page_size=1)
@@ -86,13 +95,30 @@ def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries():
 @pytest.mark.parametrize(
     "other, words",
     [
-        (ExtendBatch.build(paged(*LENS), int32(2, 4, 1), mask="full"), ALIKE),
-        (ExtendBatch.build(in_order(*LENS), int32(*LENS), ragged=True), ALIKE),
+        (
+            ExtendBatch.build(
+                paged(*LENS),
+                int32(2, 4, 1),
+                mask="full",
+            ),
+            ALIKE,
+        ),
+        (
+            ExtendBatch.build(
+                in_order(*LENS),
+                int32(*LENS),
+                ragged=True,
+            ),
+            ALIKE,
+        ),
         (ExtendBatch.build(paged(*LENS), int32(5, 4, 1)), "at most 4, as first planned, got 5"),
     ],
 )
 def test_a_batch_that_is_not_alike_or_has_more_queries_is_refused(other, words):
-    held = ExtendBatch.build(paged(*LENS), int32(2, 4, 1)).cloned()
+    held = ExtendBatch.build(
+        paged(*LENS),
+        int32(2, 4, 1),
+    ).cloned()
     with pytest.raises(ValueError, match=words):
         held.overwrite(other)
     assert held.qo_indptr.tolist() == [0, 2, 6, 7]

@@ -51,7 +51,11 @@ def test_a_plan_without_splits_reads_whole_requests_that_have_a_block():
     words, image = image_of(shape, [64, 64])
     info = list(words.info)
     info[-1] = 0  # split_kv
-    assert tokens_read(image, tuple(info), [500, 7]).tolist() == [500, 7]
+    assert tokens_read(
+        image,
+        tuple(info),
+        [500, 7],
+    ).tolist() == [500, 7]
 
 
 def wrapper_of(words, image, window):
@@ -64,7 +68,10 @@ def wrapper_of(words, image, window):
 
 def test_a_window_of_ones_own_token_needs_a_tile_of_each_request():
     planned = image_of(shape_of(3, 8192, window=0), [16, 16, 16])
-    require_plan(wrapper_of(*planned, window=0), torch.tensor([8192, 16, 300]))
+    require_plan(
+        wrapper_of(*planned, window=0),
+        torch.tensor([8192, 16, 300]),
+    )
 
 
 @pytest.mark.parametrize("window", [-1, 1023])
@@ -152,9 +159,18 @@ def test_flashinfers_own_plan_covers_its_lengths_and_no_longer_ones():
         paged_kv_last_page_len_buffer=last,
         backend="fa2",
     )
-    ends = torch.cat([torch.zeros(1, dtype=torch.int32), pages.cumsum(0).int()])
+    ends = torch.cat(
+        [
+            torch.zeros(1, dtype=torch.int32),
+            pages.cumsum(0).int(),
+        ]
+    )
     dtypes = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
-    indices = torch.arange(int(ends[-1]), dtype=torch.int32, device="cuda")
+    indices = torch.arange(
+        int(ends[-1]),
+        dtype=torch.int32,
+        device="cuda",
+    )
     wrapper.plan(
         ends.cuda(),
         indices,

@@ -172,7 +172,10 @@ def test_a_graph_of_many_layers_replays_with_metadata_renewed_in_a_buffer(on_hop
 def test_the_guard_refuses_during_capture_and_leaves_the_graph_usable(on_hopper):
     work = build_workload(DecodeCase(GQA, 4, 2000, "ragged"), device="cuda")
     facts = flash_attn3.facts_of(work.batch)
-    unfit = precompute(replace(facts, batch_size=3), work.batch.seq_lens[:3].contiguous())
+    unfit = precompute(
+        replace(facts, batch_size=3),
+        work.batch.seq_lens[:3].contiguous(),
+    )
     fit = precompute(facts, work.batch.seq_lens)
     flash_attn3.attend(work.q, work.kv, work.batch, metadata=fit)
     torch.cuda.synchronize()

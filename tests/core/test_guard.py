@@ -228,11 +228,19 @@ def test_a_plan_is_held_to_the_lengths_that_a_graph_is_replayed_for(engines, mon
     """TensorRT-LLM #18769: no new plan was made for the second replay."""
     shape = PlanShape(32, 8, 128, 2, 8, 8192, 132, page_size=16)
     lens = torch.tensor([8192, *[1] * 7])
-    words = plan_words(shape, lens.numpy(), 320).image(PlanLayout.of(shape).int_bytes // 4)
+    words = plan_words(
+        shape,
+        lens.numpy(),
+        320,
+    ).image(PlanLayout.of(shape).int_bytes // 4)
     wrapper = SimpleNamespace(_plan_info=PlanLayout.of(shape).info, _window_left=-1)
     wrapper._int_workspace_buffer = torch.tensor(words).view(torch.uint8)
     monkeypatch.setattr(plans, "GUARD_EVERY", 1)
-    monkeypatch.setattr(plans, "STATE", State({"guard": "raise"}, guard=attnlib.guard("sglang")))
+    monkeypatch.setattr(
+        plans,
+        "STATE",
+        State({"guard": "raise"}, guard=attnlib.guard("sglang")),
+    )
     plans.guard_plan(wrapper, lens, page_size=16, num_pages=lambda: 0, layers="layers 0 to 7")
     graph = Graph()
     later = Graph()
@@ -492,7 +500,13 @@ def test_the_call_that_does_not_fit_is_numbered(engines, caplog):
 def test_without_prefix_sums_each_request_has_the_query_tokens_of_its_row():
     cache = torch.zeros(8, PAGE, MODEL.kv_heads, MODEL.head_dim, dtype=torch.bfloat16)
     arguments = defaults(flash_attn_with_kvcache)
-    arguments["q"] = torch.zeros(3, 2, MODEL.heads, MODEL.head_dim, dtype=torch.bfloat16)
+    arguments["q"] = torch.zeros(
+        3,
+        2,
+        MODEL.heads,
+        MODEL.head_dim,
+        dtype=torch.bfloat16,
+    )
     arguments["k_cache"] = arguments["v_cache"] = cache
     arguments["page_table"] = torch.zeros(3, 4, dtype=torch.int32)
     facts = facts_of(arguments, "sglang")

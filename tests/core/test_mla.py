@@ -7,9 +7,21 @@ from attnlib.core import MlaSpec
 from attnlib.core.mla import MlaBatch, attended_pages
 
 SPEC = MlaSpec(2, top_k=3, page_size=4)
-TABLE = torch.tensor([[5, 2], [7, 0]], dtype=torch.int32)
+TABLE = torch.tensor(
+    [
+        [5, 2],
+        [7, 0],
+    ],
+    dtype=torch.int32,
+)
 LENS = torch.tensor([6, 3], dtype=torch.int32)
-CHOSEN = torch.tensor([[5, 0, 3], [2, -1, 1]], dtype=torch.int32)
+CHOSEN = torch.tensor(
+    [
+        [5, 0, 3],
+        [2, -1, 1],
+    ],
+    dtype=torch.int32,
+)
 
 
 DENSE = MlaBatch.build(MlaSpec(2, page_size=4), LENS, TABLE)
@@ -25,7 +37,10 @@ def batch_with(places):
 
 def test_a_slot_is_page_times_page_size_plus_offset():
     slots = batch_with({}).slots()
-    assert slots.tolist() == [[9, 20, 23], [30, -1, 29]]
+    assert slots.tolist() == [
+        [9, 20, 23],
+        [30, -1, 29],
+    ]
     assert slots.dtype == torch.int32
 
 

@@ -26,7 +26,13 @@ def is_good(table, lens, window):
 def test_a_table_passes_if_every_token_that_is_seen_has_a_page_of_the_pool(seed):
     draw = np.random.default_rng(seed)
     lens = torch.tensor(draw.integers(0, 22, 3))
-    table = torch.tensor(draw.integers(-1 if seed % 3 == 0 else 0, POOL + seed % 2, (3, 5)))
+    table = torch.tensor(
+        draw.integers(
+            -1 if seed % 3 == 0 else 0,
+            POOL + seed % 2,
+            (3, 5),
+        )
+    )
     window = int(draw.choice([0, 1, 4, 9]))
     options = {"page_size": PAGE, "num_pages": POOL, "window": window}
     if is_good(table, lens, window):

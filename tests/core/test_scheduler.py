@@ -30,7 +30,11 @@ def test_a_buffer_that_another_steps_metadata_took_over_is_refused_until_renewed
     assert torch.equal(first.words, precompute(FACTS, LENS).words)
     assert not buffer[17:].any()
     assert len(buffer[17:]) == 16
-    second = precompute(large, torch.full((8,), 900, dtype=torch.int32), out=buffer)
+    second = precompute(
+        large,
+        torch.full((8,), 900, dtype=torch.int32),
+        out=buffer,
+    )
     second.require_fits(large, device=CPU)
     with pytest.raises(ValueError, match="words must be those of this scheduler metadata"):
         first.require_fits(FACTS, device=CPU)
@@ -125,7 +129,11 @@ def test_bad_input_is_refused_by_name_before_the_library_is_asked(fake_fa3, argu
 def test_query_offsets_need_an_entry_more_than_requests(fake_fa3):
     facts = replace(FACTS, varlen_q=True, max_seqlen_q=4)
     sums = torch.tensor([0, 4, 5, 7], dtype=torch.int32)
-    assert precompute(facts, LENS, cu_seqlens_q=sums).words[4:7].tolist() == [1, 1, 1]
+    assert precompute(
+        facts,
+        LENS,
+        cu_seqlens_q=sums,
+    ).words[4:7].tolist() == [1, 1, 1]
     with pytest.raises(ValueError, match=r"cu_seqlens_q must be \[4\] int32"):
         precompute(facts, LENS, cu_seqlens_q=sums[:3].contiguous())
 

@@ -34,7 +34,11 @@ def test_wrong_lengths_are_refused_by_name(lens, words):
 
 def test_query_lengths_go_with_a_call_that_passes_them():
     facts = replace(FACTS, batch_size=2, varlen_q=True, max_seqlen_q=100)
-    plan = plan_splits(facts, np.array([4096, 4096]), np.array([1, 100]))
+    plan = plan_splits(
+        facts,
+        np.array([4096, 4096]),
+        np.array([1, 100]),
+    )
     assert plan.num_m_blocks.tolist() == [1, 4]
     with pytest.raises(ValueError, match="q_lens must be given if facts.varlen_q, and only then"):
         plan_splits(facts, np.array([4096, 4096]))
@@ -62,7 +66,13 @@ def test_every_plan_keeps_its_cap_and_orders_each_request_once(seed):
     assert np.array_equal(words, words_of(plan_splits(settled, lens, q_lens)))
 
 
-@pytest.mark.parametrize("path, count", [(vectors.COMMITTED, 2000), (vectors.SGLANG, 1600)])
+@pytest.mark.parametrize(
+    "path, count",
+    [
+        (vectors.COMMITTED, 2000),
+        (vectors.SGLANG, 1600),
+    ],
+)
 def test_the_model_agrees_with_the_library_word_for_word(path, count):
     header, lines = vectors.read(path)
     answered = [(call, words) for call, words in lines if words is not None]

@@ -88,8 +88,12 @@ def test_the_facts_of_a_server_of_sglang(said, monkeypatch):
         context_len=65536,
     )
     facts = sglang_steps.server_facts(runner)
-    assert facts["mode"] == "mla" and facts["heads"] == "16/1" and "head_dim" not in facts
-    assert facts["speculative"] and facts["draft_tokens"] == 4 and facts["context"] == 65536
+    assert facts["mode"] == "mla"
+    assert facts["heads"] == "16/1"
+    assert "head_dim" not in facts
+    assert facts["speculative"]
+    assert facts["draft_tokens"] == 4
+    assert facts["context"] == 65536
     assert [line for line in said(facts) if CAP in line]
     runner.server_args.attention_backend = "unread"
     with pytest.raises(ValueError, match="backend must be one that was read of SGLang"):

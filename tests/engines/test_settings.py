@@ -121,7 +121,8 @@ def test_planned_says_at_the_first_batch_beyond_the_graphs_that_sglang_plans(loa
     replay = (3, ROWS, LENS, 94, None, sglang_code.DECODE, None, LENS)
     runner.attend = lambda: backend.init_forward_metadata_replay_cuda_graph(*replay)
     runner.forward(step_of())
-    assert idle(caplog) == [] and caplog.messages.count("attnlib runs decode=planned") == 1
+    assert idle(caplog) == []
+    assert caplog.messages.count("attnlib runs decode=planned") == 1
     updater = backend.indices_updater_decode
     (plain,) = backend.decode_wrappers
     runner.attend = lambda: updater.call_begin_forward(
@@ -129,7 +130,11 @@ def test_planned_says_at_the_first_batch_beyond_the_graphs_that_sglang_plans(loa
     )
     with pytest.MonkeyPatch.context() as patched:
         empty = torch.empty
-        patched.setattr(torch, "empty", lambda *size, **how: empty(*size, dtype=how["dtype"]))
+        patched.setattr(
+            torch,
+            "empty",
+            lambda *size, **how: empty(*size, dtype=how["dtype"]),
+        )
         runner.forward(step_of(requests=300))
         runner.forward(step_of(requests=300))
     (message,) = idle(caplog)
@@ -156,7 +161,8 @@ def test_an_arm_that_runs_is_named_once_and_only_then(loaded, caplog):
     runner.attend = attend
     for _ in range(3):
         runner.forward(step_of())
-    assert caplog.messages.count("attnlib runs metadata=fused") == 1 and idle(caplog) == []
+    assert caplog.messages.count("attnlib runs metadata=fused") == 1
+    assert idle(caplog) == []
 
 
 def test_a_wrapper_of_another_kernel_is_not_said_to_run(loaded, caplog):
@@ -258,7 +264,11 @@ def test_tables_that_flashattention_reads_are_held_to_lengths_and_pools(
     loaded, caplog, changes, words
 ):
     loaded(GUARD="log")
-    arms.STATE.pool = arms.Pool(slots=26 * 16, window_slots=5 * 16, window=20)
+    arms.STATE.pool = arms.Pool(
+        slots=26 * 16,
+        window_slots=5 * 16,
+        window=20,
+    )
     call = {
         "page_table": torch.zeros(3, 4, dtype=torch.int32),
         "swa_page_table": torch.zeros(3, 4, dtype=torch.int32),

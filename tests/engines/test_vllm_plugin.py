@@ -89,7 +89,8 @@ def test_planned_takes_a_graphs_wrapper_over_with_lengths_and_pages_of_the_gpu(l
         used = torch.cat([row[:count] for row, count in pages])
         assert wrapper._paged_kv_indices_buf[: len(used)].tolist() == used.tolist()
     assert (builder.graph.plans, builder.plain.plans) == (1, 2), "vLLM plans once, or always"
-    assert own.shape.max_seq_len == 64 and not hasattr(builder.plain, "attnlib")
+    assert own.shape.max_seq_len == 64
+    assert not hasattr(builder.plain, "attnlib")
     assert arms.STATE.calls["decode=planned"] == 2
 
 
@@ -213,7 +214,8 @@ def test_what_is_not_known_ends_the_process(load, release, variable, value, word
 def test_a_later_release_is_warned_of_once(load, caplog):
     load("9.34.0", DECODE="planned")
     words = f"vLLM 9.34.0 is newer than {vllm.NEWEST}"
-    assert len(caplog.messages) == 2 and words in caplog.messages[0]
+    assert len(caplog.messages) == 2
+    assert words in caplog.messages[0]
 
 
 WHEEL = json.loads(FILE.read_text())

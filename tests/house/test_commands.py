@@ -21,7 +21,13 @@ CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
 
 def commands(text):
     """Commands of fenced blocks without a language, and code spans; two blanks begin a comment."""
-    blocks = "".join(re.findall(r"^```\n(.*?)^```$", CONSOLE.sub("", text), re.M | re.S))
+    blocks = "".join(
+        re.findall(
+            r"^```\n(.*?)^```$",
+            CONSOLE.sub("", text),
+            re.M | re.S,
+        )
+    )
     lines = [*blocks.splitlines(), *re.findall(r"`([^`\n]+)`", text)]
     return [re.sub(r"^([A-Z_]+=\S+ )+| {2,}.*", "", line).strip() for line in lines]
 
@@ -99,7 +105,11 @@ def text_of(notebook):
     return "\n".join([cell.source for cell in cells if cell.cell_type == "markdown"] + words)
 
 
-FINDINGS = re.findall(r"^- \*\*.*?(?=^- |\n\n)", README.partition("## Links")[0], re.M | re.S)
+FINDINGS = re.findall(
+    r"^- \*\*.*?(?=^- |\n\n)",
+    README.partition("## Links")[0],
+    re.M | re.S,
+)
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=["fa3", "splits", "plan"])

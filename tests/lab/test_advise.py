@@ -65,7 +65,11 @@ def test_the_line_that_measures_parses_to_the_same_call(monkeypatch, capsys):
     assert not printed.err
     assert printed.out.endswith("flashinfer==0.7.2 on sm90 runs fa2, here flashinfer-fa2\n")
     options = {"library": "vllm==0.33.0", "gpu": "h100", "backend": "TRITON_ATTN"}
-    line = attnlib.advise(AttnSpec(8, 1, 128, 16), (7, 9), **options).command
+    line = attnlib.advise(
+        AttnSpec(8, 1, 128, 16),
+        (7, 9),
+        **options,
+    ).command
     asked = "--engine vllm==0.33.0 --gpu h100 --backend TRITON_ATTN"
     assert line.startswith(f"python -m attnlib advise {asked} --measure heads=8/1 ")
     assert cli.main(shlex.split(line)[3:]) == 0
@@ -113,7 +117,12 @@ def test_what_the_records_do_not_have_is_said():
     for sentence, given in words.items():
         layer = given.pop("layer", AttnSpec(8, 1, 128, 16))
         assert sentence in repr(attnlib.advise(layer, [4096] * 4, **given))
-        assert sentence not in repr(attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4))
+        assert sentence not in repr(
+            attnlib.advise(
+                AttnSpec(8, 1, 128, 16),
+                [4096] * 4,
+            )
+        )
 
 
 def test_records_of_this_very_call_are_shown_of_every_study_and_far_batches_are_said():
@@ -171,7 +180,11 @@ def test_a_backend_that_the_engine_lacks_is_said_to_be_none_of_its(engine, gpu, 
     assert name not in note
     assert advice.runs[name].startswith(words)
     assert {*table[table == "no"].index} <= {*note.rstrip(".").split(": ")[1].split(", ")}
-    fp8 = attnlib.advise(AttnSpec(8, 1, 128, 16, kv_dtype=FP8), [9], library="mini-sglang")
+    fp8 = attnlib.advise(
+        AttnSpec(8, 1, 128, 16, kv_dtype=FP8),
+        [9],
+        library="mini-sglang",
+    )
     assert {*fp8.table()["in the engine"]} == {"no"}, "its cache has 16 bits"
     of_library = attnlib.advise(*call, gpu=gpu)
     assert "in the engine" not in of_library.table() and "Not in" not in repr(of_library)
@@ -185,7 +198,11 @@ def test_a_call_is_found_however_its_lengths_are_written_and_wide_its_page_table
     assert "sglang-flash-attn-3@bounded (sglang-kernel 0.4.10) " in words
     wide = DecodeCase(layer, 256, 1024, context=131072)
     assert attnlib.advise(wide, gpu="H100").same.equals(advice.same)
-    assert attnlib.advise(layer, [1024] * 255 + [1025], gpu="H100").same.empty
+    assert attnlib.advise(
+        layer,
+        [1024] * 255 + [1025],
+        gpu="H100",
+    ).same.empty
 
 
 @pytest.mark.parametrize("release, has_caps", [("0.5.15", False), ("0.5.16", True)])
@@ -255,7 +272,13 @@ def test_a_window_of_few_blocks_is_split_by_no_cap_and_told_nothing_of_it():
 
 
 def test_an_h100_has_batches_of_its_own_with_the_present_planner():
-    told = repr(attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4, gpu="H100"))
+    told = repr(
+        attnlib.advise(
+            AttnSpec(8, 1, 128, 16),
+            [4096] * 4,
+            gpu="H100",
+        )
+    )
     assert "NVIDIA H100 80GB HBM3, FlashInfer 0.6.13" in told and "by the planner" not in told
     assert "flashinfer-batch-attention" in told and "2026-11-26" in told
 
@@ -291,7 +314,10 @@ def test_lengths_are_those_of_the_call(call, lengths, words):
         attnlib.advise((32, 8), lengths)
     with pytest.raises(ValueError, match="a call must be words such as heads=32/8"):
         attnlib.advise("32/8")
-    assert attnlib.advise(AttnSpec(8, 1, 128, 16), np.array([7, 9])).lengths == (7, 9)
+    assert attnlib.advise(
+        AttnSpec(8, 1, 128, 16),
+        np.array([7, 9]),
+    ).lengths == (7, 9)
 
 
 def test_the_nearest_batches_choose_well_on_layers_left_out():

@@ -71,7 +71,14 @@ def test_more_than_five_percent_over_nearby_batches_is_said(times, words):
     said = slower_nearby(OWN, [batches], RUNS)
     assert words in said
     assert bool(said) == bool(words)
-    assert slower_nearby(OWN, [batches.head(2), batches.tail(2)], RUNS) == ""
+    assert (
+        slower_nearby(
+            OWN,
+            [batches.head(2), batches.tail(2)],
+            RUNS,
+        )
+        == ""
+    )
 
 
 def test_records_of_other_gpus_are_not_mixed():

@@ -96,7 +96,8 @@ def test_every_control_has_its_label_and_the_whole_has_its_class(published):
     assert {name: c.description for name, c in published.controls.items()} == DESCRIPTIONS
     assert CSS_CLASS in published._dom_classes
     bundle = published._repr_mimebundle_()
-    assert bundle["text/plain"] == repr(published.view) and "<table>" in bundle["text/html"]
+    assert bundle["text/plain"] == repr(published.view)
+    assert "<table>" in bundle["text/html"]
 
 
 def test_a_choice_that_no_longer_holds_is_replaced_and_said_once_above_the_figure(published):

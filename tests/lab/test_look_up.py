@@ -33,7 +33,11 @@ def nearest(call, *cases):
 
 def test_the_first_distance_decides_and_ties_are_for_the_next_then_as_they_stand():
     rows = pd.DataFrame({"name": ["a", "b", "c", "d"]})
-    assert look_up(rows, [2, 1, 1, 1], [0, 5, 3, 3]).name.tolist() == ["c", "d", "b", "a"]
+    assert look_up(
+        rows,
+        [2, 1, 1, 1],
+        [0, 5, 3, 3],
+    ).name.tolist() == ["c", "d", "b", "a"]
 
 
 def test_the_call_itself_comes_before_another_at_no_distance():

@@ -51,10 +51,20 @@ def test_a_profile_without_a_gpu_never_speaks_of_kernels_but_to_deny_them(taken,
     assert capfd.readouterr().err == "", "the profiler's own words"
 
 
-@pytest.mark.parametrize("warmup, ran", [(0, 3 + 3), (2, 2 + 3 + 1 + 3)])
+@pytest.mark.parametrize(
+    "warmup, ran",
+    [
+        (0, 3 + 3),
+        (2, 2 + 3 + 1 + 3),
+    ],
+)
 def test_a_profile_tells_how_often_it_called(warmup, ran, without_gpu):
     calls = []
-    taken = attnlib.profile(lambda: calls.append(torch.ones(2)), calls=3, warmup=warmup)
+    taken = attnlib.profile(
+        lambda: calls.append(torch.ones(2)),
+        calls=3,
+        warmup=warmup,
+    )
     assert len(calls) == taken.ran == ran
     assert f"the callable itself ran {ran} times" in repr(taken)
 
@@ -250,7 +260,13 @@ def test_a_recorded_profile_stands_for_no_other_call(
         attnlib.profile(**{"fn": FA2, "recorded": "decode_fa2", **arguments})
 
 
-@pytest.mark.parametrize("count", [(3,), (3, 4, (3, 65))])
+@pytest.mark.parametrize(
+    "count",
+    [
+        (3,),
+        (3, 4, (3, 65)),
+    ],
+)
 def test_a_call_is_its_arguments_types_and_shapes_too(count, without_gpu, published_records):
     tables = [torch.zeros(size, dtype=torch.int32) for size in count]
     with pytest.raises(ValueError, match=r"is of the call 'fused\(int32 \[3\], .*not of 'fused"):

@@ -100,7 +100,9 @@ def attention(clock, spoil):
         num_splits,
         ver,
     ):
-        assert causal and ver == 3 and q.dtype == k_cache.dtype == torch.bfloat16
+        assert causal
+        assert ver == 3
+        assert q.dtype == k_cache.dtype == torch.bfloat16
         assert {t.dtype for t in (cache_seqlens, page_table, cu_seqlens_q)} == {torch.int32}
         clock.call(num_splits)
         out = []
@@ -122,7 +124,13 @@ def attention(clock, spoil):
             scores = torch.einsum("qhd,kod->hqk", query.float(), k.float()) * softmax_scale
             for token in range(max_seqlen_q):
                 scores[:, token, length - max_seqlen_q + token + 1 :] = -torch.inf
-            out.append(torch.einsum("hqk,kod->qhd", scores.softmax(-1), v.float()))
+            out.append(
+                torch.einsum(
+                    "hqk,kod->qhd",
+                    scores.softmax(-1),
+                    v.float(),
+                )
+            )
         out = torch.cat(out).bfloat16()
         return spoil(out, num_splits)
 
@@ -194,7 +202,8 @@ def facts_of(mla, heads, tokens, *, batch_size, context, build):
 def test_the_script_is_short_and_needs_torch_the_library_and_python_alone():
     tree = ast.parse(TEXT, feature_version=(3, 10))
     lines = TEXT.splitlines()
-    assert len(lines) <= 185 and max(map(len, lines)) <= 100
+    assert len(lines) <= 185
+    assert max(map(len, lines)) <= 100
     documented = [n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.FunctionDef)]
     texts = [node.body[0] for node in documented if ast.get_docstring(node)]
     others = {n for text in texts for n in range(text.lineno, text.end_lineno + 1)}
@@ -233,7 +242,8 @@ def test_caps_of_its_layouts_are_those_of_the_models(run, release):
         measure=lambda kernel, num_splits: (8.0, 1.0),
         **full,
     )
-    assert status == 0 and [batch[:3] for batch in batches] == LAYERS
+    assert status == 0
+    assert [batch[:3] for batch in batches] == LAYERS
     differ, alike, again, one_long = (lengths for *_, lengths in batches)
     assert differ == again
     assert sum(differ) == sum(alike)
@@ -264,7 +274,12 @@ def drawn_facts(pick):
             num_qo_heads=pick.choice((1, 4, 8, 16, 128)) * (1 if mla else kv_heads),
             num_kv_heads=1 if mla else kv_heads,
             max_seqlen_q=pick.randint(1, 8),
-            max_seqlen_k=pick.choice((pick.randint(1, 3000), pick.randint(1, 300_000))),
+            max_seqlen_k=pick.choice(
+                (
+                    pick.randint(1, 3000),
+                    pick.randint(1, 300_000),
+                )
+            ),
             num_sms=pick.choice((78, 114, 132, pick.randint(60, 160))),
             page_size=1,
             causal=True,
@@ -408,7 +423,9 @@ def test_what_it_cannot_run_on_is_refused_in_one_line(run, how, words):
     assert status == 2
     assert out == ""
     assert err.count("\n") == 1
-    assert err.startswith("split_cap.py: ") and words in err and len(err) < 600
+    assert err.startswith("split_cap.py: ")
+    assert words in err
+    assert len(err) < 600
 
 
 @pytest.mark.gpu

@@ -46,7 +46,11 @@ def served(*attention, steps=5, **how):
     ],
 )
 def test_a_name_without_end_is_cut_before_it_is_searched(name, tmp_path):
-    path = served(runs(name), runs(traces.FA2_16), **DECODE).save(tmp_path / "a.json")
+    path = served(
+        runs(name),
+        runs(traces.FA2_16),
+        **DECODE,
+    ).save(tmp_path / "a.json")
     began = time.process_time()
     diagnosis = attnlib.diagnose(path)
     assert time.process_time() - began < 5
@@ -115,7 +119,15 @@ def test_a_fault_of_an_nsight_export_is_named(query, words, tmp_path, fails):
     assert words in line
 
 
-@pytest.mark.parametrize("gpu", [7, {"id": []}, {"id": 0, "name": 7}, {"id": 0, "numSms": "132"}])
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        7,
+        {"id": []},
+        {"id": 0, "name": 7},
+        {"id": 0, "numSms": "132"},
+    ],
+)
 def test_a_gpu_without_a_right_name_or_count_of_sms_is_refused(gpu, tmp_path, fails):
     path = tmp_path / "a.json"
     events = served(runs(traces.FA2_16), **DECODE).events
@@ -181,8 +193,16 @@ def test_names_of_a_trace_do_not_steer_the_terminal(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", [r"f$\frac$", "a$x_1$b", "a$_0$_1"])
 def test_a_dollar_in_a_name_is_no_formula(name, tmp_path):
-    path = served(runs(name, 30.0), runs(traces.FA2_16), **DECODE).save(tmp_path / "a.json")
-    more = served(runs(name, 60.0), runs(traces.FA2_16), **DECODE).save(tmp_path / f"{name}.json")
+    path = served(
+        runs(name, 30.0),
+        runs(traces.FA2_16),
+        **DECODE,
+    ).save(tmp_path / "a.json")
+    more = served(
+        runs(name, 60.0),
+        runs(traces.FA2_16),
+        **DECODE,
+    ).save(tmp_path / f"{name}.json")
     figure = attnlib.diagnose(path, more).figure()
     figure.canvas.draw()
     attnlib.save(figure, tmp_path / "a.png")

@@ -30,7 +30,13 @@ def test_a_row_is_a_kernel_a_bar_a_launch_and_gaps_are_shaded():
         kernel("b", 120, 30),
     ]
     rows, gaps = bars_of(draw_timeline(spans, "call", "nowhere"))
-    assert rows == {"b": [(0, 10), (20, 50)], "a": [(15, 20)]}
+    assert rows == {
+        "b": [
+            (0, 10),
+            (20, 50),
+        ],
+        "a": [(15, 20)],
+    }
     assert gaps == [(10, 15)]
 
 

@@ -264,7 +264,8 @@ def test_a_library_that_goes_along_with_every_release_may_alone_have_the_wish(de
     keep(make_record, "demo", timed("sdpa", replace(QWEN, batch_size=4), ""), 100.0)
     for wishes in ({"batch": 4}, {"batch": 4, "release": "0.6.3"}):
         seen = view(MODEL, **wishes)
-        assert seen.backends == ["sdpa"] and seen.choice.arguments["release"] == "0.6.3"
+        assert seen.backends == ["sdpa"]
+        assert seen.choice.arguments["release"] == "0.6.3"
     assert view(MODEL).choice.case == QWEN
 
 
@@ -363,7 +364,8 @@ def test_a_known_problem_of_a_backend_and_release_is_a_note_and_others_are_silen
     assert PROBLEMS[auto].do in note
     assert slow.known[FA2] == []
     mended = view(LLAMA, release="0.6.4")
-    assert auto not in repr(mended) and mended.known["flashinfer-auto"] == []
+    assert auto not in repr(mended)
+    assert mended.known["flashinfer-auto"] == []
     assert [answer.problem.id for answer in mended.known[FA3]] == ["flashinfer-fa3-decode-by-name"]
 
 

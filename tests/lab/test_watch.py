@@ -259,7 +259,9 @@ def test_without_an_index_there_is_one_error(index, capsys, monkeypatch, tmp_pat
 )
 def test_wrong_use(index, capsys, words, message):
     status, out, err = run(capsys, *words)
-    assert (status, out) == (cli.USAGE, "") and message in err
+    assert status == cli.USAGE
+    assert out == ""
+    assert message in err
 
 
 def test_two_given_releases_are_compared_and_nothing_is_written(index, capsys):

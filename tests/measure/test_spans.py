@@ -45,7 +45,10 @@ def test_a_trace_that_marks_no_call_is_refused():
 def test_times_count_from_the_first_call():
     ran = [event("cpu_op", "aten::mm", start, 5) for start in (1010, 1530)]
     spans = read(call(1000), call(1500, 40), *ran)
-    assert [(s.start_us, s.end_us, s.call) for s in spans] == [(10, 15, 0), (530, 535, 1)]
+    assert [(s.start_us, s.end_us, s.call) for s in spans] == [
+        (10, 15, 0),
+        (530, 535, 1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,14 @@ def test_of_nested_api_calls_the_outer_one_is_the_launch():
 def test_a_trace_that_holds_no_cuda_call_proves_no_absence_of_kernels():
     sync = event("cuda_runtime", "cudaDeviceSynchronize", 90.0, 5.0)
     assert spans.saw_cuda({"traceEvents": [call(0.0), sync]})
-    assert not spans.saw_cuda({"traceEvents": [call(0.0), event("cpu_op", "aten::mm", 1, 2)]})
+    assert not spans.saw_cuda(
+        {
+            "traceEvents": [
+                call(0.0),
+                event("cpu_op", "aten::mm", 1, 2),
+            ]
+        }
+    )
 
 
 def test_an_operators_own_time_is_without_the_operators_it_calls():
@@ -152,10 +162,16 @@ def test_an_operators_own_time_is_without_the_operators_it_calls():
 
 
 def test_operators_outside_of_the_calls_are_left_out_and_threads_are_apart():
-    events = [event("cpu_op", "aten::mm", 10, 5), event("cpu_op", "aten::later", 500, 5)]
+    events = [
+        event("cpu_op", "aten::mm", 10, 5),
+        event("cpu_op", "aten::later", 500, 5),
+    ]
     other = event("cpu_op", "aten::mm_backward", 12, 5, tid=4711)
     operators = spans.operators(read(call(0.0), *events, other))
-    assert [(s.name, s.self_us) for s in operators] == [("aten::mm", 5), ("aten::mm_backward", 5)]
+    assert [(s.name, s.self_us) for s in operators] == [
+        ("aten::mm", 5),
+        ("aten::mm_backward", 5),
+    ]
 
 
 def of(start, length, name="k", number=0):
@@ -170,7 +186,10 @@ def test_gaps_lie_where_nothing_runs_name_their_neighbours_and_between_calls_are
         of(18, 7, "c"),
         of(30, 1, "d", 1),
     ]
-    assert find_gaps(works) == (Gap(10, 5, "a", "b", 0), Gap(25, 5, "c", "d", NO_CALL))
+    assert find_gaps(works) == (
+        Gap(10, 5, "a", "b", 0),
+        Gap(25, 5, "c", "d", NO_CALL),
+    )
 
 
 def test_back_to_back_spans_have_no_gap_however_the_clock_rounds():

@@ -67,7 +67,8 @@ def test_one_round_decides_nothing_and_rounds_that_do_not_pair_are_refused(judge
     (result,) = judge([([3.0], [1.0])])
     assert result.verdict == "ambiguous"
     assert result.rounds == 1
-    assert math.isnan(result.low) and math.isnan(result.high)
+    assert math.isnan(result.low)
+    assert math.isnan(result.high)
     assert judge([]) == []
     for left, right in (
         ([1.0, 2.0], [1.0]),
@@ -194,7 +195,10 @@ def test_about_one_table_in_twenty_or_fewer_has_a_wrong_saving():
 def test_a_row_is_judged_with_what_the_table_knows_of_noise():
     rng = np.random.default_rng(5)
     steady = [(2 * np.exp(rng.normal(0, 0.001, 4)), np.ones(4)) for _ in range(7)]
-    doubtful = (np.exp(np.log(1.05) + 0.02 * np.array([-1, 1, -1, 1])), np.ones(4))
+    doubtful = (
+        np.exp(np.log(1.05) + 0.02 * np.array([-1, 1, -1, 1])),
+        np.ones(4),
+    )
     alone = judged(doubtful)
     among = judge_ratios([doubtful, *steady])[0]
     assert among.ratio == alone.ratio == pytest.approx(1.05)
@@ -202,7 +206,14 @@ def test_a_row_is_judged_with_what_the_table_knows_of_noise():
 
 
 def test_a_saving_is_the_mean_difference_with_students_interval():
-    (result,) = judge_savings([([10.0, 12.0, 14.0], [9.0, 9.0, 9.0])])
+    (result,) = judge_savings(
+        [
+            (
+                [10.0, 12.0, 14.0],
+                [9.0, 9.0, 9.0],
+            )
+        ]
+    )
     reach = 4.302653 * 2 / math.sqrt(3)
     assert (
         result.saved,

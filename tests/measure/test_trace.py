@@ -126,7 +126,13 @@ def test_a_trace_names_the_kernels_of_a_call_and_how_often_they_run():
 def test_kernel_times_are_of_each_call_and_calls_that_differ_are_refused():
     x = torch.zeros(2**20, device="cuda")
     calls = iter(range(99))
-    times = trace.kernel_times(lambda: (x.add_(1), x.mul_(2)), 5)
+    times = trace.kernel_times(
+        lambda: (
+            x.add_(1),
+            x.mul_(2),
+        ),
+        5,
+    )
     assert len(times) == 5 and min(times) > 0
     with pytest.raises(RuntimeError, match="2 calls must run equally many kernels, saw 3 in all"):
         trace.kernel_times(lambda: [x.add_(1) for _ in range(next(calls))], 2)

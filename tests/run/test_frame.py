@@ -63,8 +63,14 @@ def test_ratios_pair_round_by_round_and_leave_out_a_round_that_lacks_one_side():
 )
 def test_nothing_is_divided_or_tabled_across_what_moves_times(column, other):
     work = {"work_per_call": 1e9}
-    mixed = frame(timed("a", 0, 2.0), timed("b", 0, 1.0, **{column: other}))
-    limit = frame(timed("copy", 0, 2.0, **work), timed("matmul", 0, 1.0, **work, **{column: other}))
+    mixed = frame(
+        timed("a", 0, 2.0),
+        timed("b", 0, 1.0, **{column: other}),
+    )
+    limit = frame(
+        timed("copy", 0, 2.0, **work),
+        timed("matmul", 0, 1.0, **work, **{column: other}),
+    )
     words = rf"{column} must be the same .*, got {timed('a', 0, 2.0)[column]!r} and {other!r}"
     for call, *arguments in (
         (rows.over, mixed, "a", "b"),
@@ -76,7 +82,11 @@ def test_nothing_is_divided_or_tabled_across_what_moves_times(column, other):
 
 
 def test_a_third_backend_from_elsewhere_does_not_stand_in_the_way_of_a_ratio():
-    found = frame(timed("a", 0, 2.0), timed("b", 0, 1.0), timed("c", 0, 9.0, gpu_id="deadbeef"))
+    found = frame(
+        timed("a", 0, 2.0),
+        timed("b", 0, 1.0),
+        timed("c", 0, 9.0, gpu_id="deadbeef"),
+    )
     assert rows.over(found, "a", "b").ratio.item() == pytest.approx(2.0)
 
 
@@ -95,14 +105,25 @@ def test_only_ok_rows_of_one_timer_and_release_are_decode_rows():
 def test_cases_with_another_seed_or_length_are_cases_of_their_own_in_order():
     longer = replace(CASE, kv_len=2048)
     other = replace(CASE, seed=3)
-    found = rows.times(frame(row(longer, "a", 0, 3.0), row(other, "a", 0, 2.0)))
+    found = rows.times(
+        frame(
+            row(longer, "a", 0, 3.0),
+            row(other, "a", 0, 2.0),
+        )
+    )
     assert found.case.tolist() == [other, longer]
     assert found.a.tolist() == [2.0, 3.0]
-    assert found[rows.SHAPE].to_numpy().tolist() == [["8/2", 16, 4, 1024], ["8/2", 16, 4, 2048]]
+    assert found[rows.SHAPE].to_numpy().tolist() == [
+        ["8/2", 16, 4, 1024],
+        ["8/2", 16, 4, 2048],
+    ]
 
 
 def test_launches_are_those_of_the_trace_by_name():
-    found = frame(timed("a", 0, 1.0, kernels=ran("one", "two", "two")), timed("b", 0, 1.0))
+    found = frame(
+        timed("a", 0, 1.0, kernels=ran("one", "two", "two")),
+        timed("b", 0, 1.0),
+    )
     assert rows.launches(found).tolist() == [3, 0]
     assert rows.launches(found, "tw").tolist() == [2, 0]
 

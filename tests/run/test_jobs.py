@@ -143,7 +143,11 @@ def test_a_stop_kills_the_worker_with_its_children_and_leaves_its_item_without_a
 ):
     done, (alive, held) = [], pipe
     with pytest.raises(StoppedError):
-        watch = Watch(done.append, stop=lambda: bool(sum(done)), held=(held,))
+        watch = Watch(
+            done.append,
+            stop=lambda: bool(sum(done)),
+            held=(held,),
+        )
         run_job(job_of("stopped", 16, WAITS, 32), CPU, faults, watch)
     os.close(held)
     assert_no_writer_left(alive)

@@ -66,7 +66,11 @@ def test_an_item_before_its_first_look_has_no_verdict():
 
 def test_as_many_rounds_found_later_take_the_place_of_the_first_and_fewer_do_not():
     comparison = compare((4,))
-    for study, new_us in (("first", NEW_US), ("later", NEW_US), ("short", NEW_US[:3])):
+    for study, new_us in (
+        ("first", NEW_US),
+        ("later", NEW_US),
+        ("short", NEW_US[:3]),
+    ):
         comparison.take(frame_with(study, new_us))
     (pairs,) = comparison.pairs.values()
     assert {row.study for pair in pairs for row in pair} == {"later"}

@@ -46,7 +46,11 @@ def test_meanings_name_what_there_is():
 
 
 def test_the_example_of_the_readme_runs_with_pandas_alone():
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "data" / "README.md").read_text(), re.S)
+    (code,) = re.findall(
+        r"```python\n(.*?)```",
+        (ROOT / "data" / "README.md").read_text(),
+        re.S,
+    )
     command = [sys.executable, "-c", f"{code}import sys\nassert 'attnlib' not in sys.modules"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("backend"), done.stderr

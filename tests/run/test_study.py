@@ -116,7 +116,13 @@ def test_the_command_of_a_job_is_the_studys_own_or_quotes_its_name():
 
 def test_a_grid_is_the_product_of_its_parts_case_by_case():
     grid = grid_of(SMALL, LARGE, backends=("a", "b"), timers=("graph", "eager"))
-    expected = list(itertools.product((SMALL, LARGE), ("a", "b"), ("graph", "eager")))
+    expected = list(
+        itertools.product(
+            (SMALL, LARGE),
+            ("a", "b"),
+            ("graph", "eager"),
+        )
+    )
     assert [(i.case, i.backend, i.timer) for i in grid.items()] == expected
     twice = [(i.case, i.backend, i.again) for i in replace(grid, again=("b",)).items()]
     assert twice[:6] == [(SMALL, name, 0) for name in "aabb"] + [(SMALL, "b", 1)] * 2

@@ -62,7 +62,13 @@ def test_a_right_output_gets_times_an_oracle_and_a_pedigree():
     assert record.started_at.endswith("+00:00")
 
 
-@pytest.mark.parametrize("factor, error", [(1.1, pytest.approx(0.1, abs=0.02)), (nan, None)])
+@pytest.mark.parametrize(
+    "factor, error",
+    [
+        (1.1, pytest.approx(0.1, abs=0.02)),
+        (nan, None),
+    ],
+)
 def test_a_wrong_output_is_incorrect_and_has_no_times(monkeypatch, factor, error):
     honest = Sdpa.run
     monkeypatch.setattr(Sdpa, "run", lambda self, *inputs: honest(self, *inputs) * factor)

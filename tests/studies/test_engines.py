@@ -54,7 +54,13 @@ def test_processes_with_more_arms_are_compared_while_their_contexts_are_equally_
 
 def test_processes_that_never_had_equal_contexts_are_refused():
     with pytest.raises(ValueError, match="must have steps at equal contexts"):
-        engine._of_equal_contexts((np.arange(3.0), np.arange(3.0)), (9, 1))
+        engine._of_equal_contexts(
+            (
+                np.arange(3.0),
+                np.arange(3.0),
+            ),
+            (9, 1),
+        )
 
 
 def test_releases_are_kept_apart(monkeypatch):

@@ -2,7 +2,7 @@
 
 import json
 import lzma
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 from support.schedule_vectors import KINDS, Call, LengthSpec
@@ -132,7 +132,11 @@ def _draw_step(rng, num_sms, build, most_requests):
         "window": replace(full, window=(pick(WINDOWS), 0)),
         "mla": latent,
     }
-    seq_lens = LengthSpec(pick([*KINDS]), full.max_seqlen_k, int(rng.integers(2**31)))
+    seq_lens = LengthSpec(
+        pick([*KINDS]),
+        full.max_seqlen_k,
+        int(rng.integers(2**31)),
+    )
     q_lens = None
     if full.varlen_q:
         q_lens = LengthSpec(pick(("fixed", "fixed", "uniform", "zeros")), tokens, 1)
@@ -152,10 +156,13 @@ def write(path, lines):
 
 def to_line(call):
     """JSON form; what is usual goes unsaid."""
-    told = {f.name: getattr(call.facts, f.name) for f in fields(call.facts)}
-    usual = {f.name: f.default for f in fields(call.facts) if f.default is not MISSING}
+    unusual = {}
+    for field in fields(call.facts):
+        value = getattr(call.facts, field.name)
+        if value != field.default:
+            unusual[field.name] = value
     return {
-        "facts": {k: v for k, v in told.items() if k not in usual or v != usual[k]},
+        "facts": unusual,
         "seq_lens": asdict(call.seq_lens),
         "q_lens": asdict(call.q_lens) if call.q_lens else None,
     }
@@ -202,9 +209,19 @@ def _draw_call(rng, num_sms, hdim96, build):
         build=build,
     )
     q_lens = (
-        LengthSpec(pick(CALL_LENGTHS), max_q, int(rng.integers(2**31))) if facts.varlen_q else None
+        LengthSpec(
+            pick(CALL_LENGTHS),
+            max_q,
+            int(rng.integers(2**31)),
+        )
+        if facts.varlen_q
+        else None
     )
-    return Call(facts, LengthSpec(pick(CALL_LENGTHS), most, int(rng.integers(2**31))), q_lens)
+    return Call(
+        facts,
+        LengthSpec(pick(CALL_LENGTHS), most, int(rng.integers(2**31))),
+        q_lens,
+    )
 
 
 def _draw_batch_size(rng):

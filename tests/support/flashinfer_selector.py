@@ -195,7 +195,13 @@ def _ragged_edge(draw, newest):
             DTYPES[1],
         )
     )
-    call = {"kv_lens": _lengths(draw, batch, draw.choice((128, 255, 256, 300, 4096)))}
+    call = {
+        "kv_lens": _lengths(
+            draw,
+            batch,
+            draw.choice((128, 255, 256, 300, 4096)),
+        )
+    }
     if head_dim == 192:
         call["head_dim_vo"] = 128
     if draw.random() < 0.3:

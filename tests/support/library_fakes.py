@@ -4,6 +4,7 @@ They read what the libraries read (prefix sums, pages, packed mask bits, slots),
 ours, and attend request by request. Each checks what its library demands.
 """
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,7 +30,8 @@ def attend(q, q_lens, tokens, sees, scale):
 
 def attend_latent(q, tokens, scale, q_len=1):
     """[rows, heads, 512] of `q_len` queries per request over its tokens [n, 576], causal."""
-    kv = [(each[:, None], each[:, None, :512]) for each in tokens]
+    keys = [each[:, None] for each in tokens]
+    kv = [(key, key[..., :512]) for key in keys]
     q_lens = [q_len] * len(kv)
     return attend(
         q,
@@ -45,15 +47,36 @@ def masks_of(q_lens, kv_lens, causal, left=-1):
     before it."""
     shapes = zip(q_lens, kv_lens, strict=True)
     full = (torch.ones(shape, dtype=torch.bool) for shape in shapes)
-    found = [sees.tril(sees.shape[1] - len(sees)) if causal else sees for sees in full]
-    return [x.triu(x.shape[1] - len(x) - left) if left >= 0 else x for x in found]
+    found = []
+    for sees in full:
+        before = sees.shape[1] - len(sees)
+        if causal:
+            sees = sees.tril(before)
+        if left >= 0:
+            sees = sees.triu(before - left)
+        found.append(sees)
+    return found
 
 
 def gather(pages, lens, caches):
     """Of each request, its tokens in each cache; pages beyond its length are not read."""
     size = caches[0].shape[1]
-    rows = [(row[: -(-n // size)].long(), n) for row, n in zip(pages, lens, strict=True)]
-    return [[cache[row].flatten(0, 1)[:n] for cache in caches] for row, n in rows]
+    found = []
+    for row, length in zip(pages, lens, strict=True):
+        read = row[: -(-length // size)].long()
+        found.append([cache[read].flatten(0, 1)[:length] for cache in caches])
+    return found
+
+
+def slices(values, starts):
+    """The values from each start to the next."""
+    return [values[begin:end] for begin, end in pairwise(starts)]
+
+
+def split_both(k, v, lens):
+    """Of each request its K and V, which lie one behind the other."""
+    count = sum(lens)
+    return zip(k[:count].split(lens), v[:count].split(lens), strict=True)
 
 
 class FakeWrapper:
@@ -90,7 +113,7 @@ class FakeWrapper:
 
     def tokens_of(self, lens, *caches):
         starts = self.told["kv_indptr"].tolist()
-        pages = [self.told["kv_indices"][a:b] for a, b in zip(starts, starts[1:], strict=False)]
+        pages = slices(self.told["kv_indices"], starts)
         return gather(pages, lens, caches)
 
 
@@ -173,7 +196,7 @@ class FakeBatchAttention:
 
     def run(self, q, kv_cache):
         assert self.dtypes == (q.dtype, kv_cache[0].dtype)
-        pages = [self.kv_indices[a:b] for a, b in zip(self.starts, self.starts[1:], strict=False)]
+        pages = slices(self.kv_indices, self.starts)
         sees = masks_of(self.q_lens, self.kv_lens, self.causal)
         out = attend(
             q,
@@ -230,7 +253,8 @@ class FakeDecode(FakePaged):
 
     def __init__(self, workspace, use_tensor_cores, **given):
         assert use_tensor_cores
-        super().__init__(workspace, **{n.replace("_buffer", "_buf"): v for n, v in given.items()})
+        short = {name.replace("_buffer", "_buf"): value for name, value in given.items()}
+        super().__init__(workspace, **short)
 
     def plan(self, *, indptr, indices, last_page_len, head_dim, **options):
         super().plan(
@@ -289,7 +313,7 @@ class FakeRagged(FakePrefill):
     def run(self, q, k, v):
         assert k.ndim == v.ndim == 3
         lens = self.kv_lens()
-        return self.attend(q, zip(*(x[: sum(lens)].split(lens) for x in (k, v)), strict=True))
+        return self.attend(q, split_both(k, v, lens))
 
 
 def fake_xqa(*, query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len, **given):
@@ -306,7 +330,8 @@ def fake_xqa(*, query, kv_cache, workspace_buffer, block_tables, seq_lens, max_s
     lens = seq_lens.tolist()
     assert size in (16, 32, 64, 128)
     assert max_seq_len == block_tables.shape[1] * size
-    assert query.dtype == kv_cache[0].dtype and workspace_buffer.count_nonzero() == 0
+    assert query.dtype == kv_cache[0].dtype
+    assert workspace_buffer.count_nonzero() == 0
     sees = masks_of([1] * len(lens), lens, True, given.pop("window_left"))
     scale = given.pop("bmm1_scale")
     tokens = gather(block_tables, lens, kv_cache)
@@ -414,7 +439,11 @@ class FakeFlashAttention:
         lens = given["cache_seqlens"]
         assert lens.dtype == given["page_table"].dtype == torch.int32
         assert torch.equal(scheduler_metadata, lens), "a stale schedule"
-        found = gather(given["page_table"], lens.tolist(), (latent[:, :, 0], rope[:, :, 0]))
+        found = gather(
+            given["page_table"],
+            lens.tolist(),
+            (latent[:, :, 0], rope[:, :, 0]),
+        )
         tokens = (torch.cat(each, -1) for each in found)
         rows = torch.cat([qv, q], -1).flatten(0, 1)
         out = attend_latent(rows, tokens, given["softmax_scale"], q.shape[1])
@@ -423,7 +452,7 @@ class FakeFlashAttention:
     def flash_attn_varlen_func(self, *, q, k, v, cu_seqlens_q, cu_seqlens_k, **given):
         lens = cu_seqlens_k.diff().tolist()
         assert max(lens) <= given["max_seqlen_k"]
-        tokens = zip(*(x[: sum(lens)].split(lens) for x in (k, v)), strict=True)
+        tokens = split_both(k, v, lens)
         return self._attend(q, lens, tokens, cu_seqlens_q, given["max_seqlen_q"], given)
 
     def _attend(self, q, kv_lens, tokens, q_sums, longest, given):
@@ -475,7 +504,11 @@ class FakeSglangFlashAttention:
         q_lens = given["cu_seqlens_q"].diff().tolist()
         assert max(q_lens) <= given["max_seqlen_q"]
         if qv is not None:
-            latent = gather(table, lens.tolist(), (v_cache[:, :, 0], k_cache[:, :, 0]))
+            latent = gather(
+                table,
+                lens.tolist(),
+                (v_cache[:, :, 0], k_cache[:, :, 0]),
+            )
             tokens = (torch.cat(each, -1) for each in latent)
             (q_len,) = {*q_lens}
             assert causal

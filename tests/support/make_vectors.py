@@ -33,7 +33,12 @@ def ask_library(call):
     line = drawn_calls.to_line(call)
     cu_seqlens_q = None
     if q_lens is not None:
-        sums = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
+        sums = np.concatenate(
+            [
+                [0],
+                np.cumsum(q_lens),
+            ]
+        ).astype(np.int32)
         cu_seqlens_q = torch.from_numpy(sums).to(DEVICE)
     try:
         words = flash_attn3.ask_library(

@@ -58,7 +58,11 @@ ON_A_GPU += [(name, MlaCase(spec, 8, 4096)) for name, spec in SHAPES.items()]
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("timer", ["graph", "graph-cold", "eager", "profiler"])
-@pytest.mark.parametrize("name, case", ON_A_GPU, ids=lambda x: getattr(x, "key", x))
+@pytest.mark.parametrize(
+    "name, case",
+    ON_A_GPU,
+    ids=lambda x: getattr(x, "key", x),
+)
 def test_every_backend_is_measured_by_every_timer_or_refused(name, case, timer):
     if reason := backends.unavailable(name):
         pytest.skip(reason)

@@ -89,7 +89,11 @@ def extends(draw):
     case = replace(case, spec=replace(case.spec, window=0))
     mask = draw(st.sampled_from(EXTEND_MODES[mode]))
     if mode == "prefill_ragged":
-        return ExtendCase(replace(case, spec=replace(case.spec, page_size=1)), mode, case.kv_len)
+        return ExtendCase(
+            replace(case, spec=replace(case.spec, page_size=1)),
+            mode,
+            case.kv_len,
+        )
     if mode == "prefill_paged" and case.lengths not in LENGTHS and draw(st.booleans()):
         tokens = [int(length) for length in case.lengths.split("+")]
         queries = [draw(st.integers(1, length)) for length in tokens]

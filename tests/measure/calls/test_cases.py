@@ -44,7 +44,10 @@ MORE = [extend_case(CACHED, *pair) for pair in MASKS]
 SWA = replace(CACHED, spec=replace(CACHED.spec, window=40))
 LISTED = DecodeCase(AttnSpec(64, 8, 64, 16, **MIXED_HALF, window=9), 4, 9, "9+1+2+3")
 MORE += [LISTED, SWA, PlanCase(SWA), StepCase(SWA, 4), WIDE]
-MORE += [DecodeCase(AttnSpec(8, 2, 128, 1), 4, 100), MlaCase(MlaSpec(128), 1, 100)]
+MORE += [
+    DecodeCase(AttnSpec(8, 2, 128, 1), 4, 100),
+    MlaCase(MlaSpec(128), 1, 100),
+]
 SEVERAL = MlaCase(
     MlaSpec(16, page_size=1),
     3,
@@ -61,7 +64,11 @@ MORE += [
 MORE += [extend_case(replace(CACHED, context=4096), "target_verify", "causal")]
 
 
-@pytest.mark.parametrize("case", [*EVERY, *MORE], ids=lambda case: type(case).__name__)
+@pytest.mark.parametrize(
+    "case",
+    [*EVERY, *MORE],
+    ids=lambda case: type(case).__name__,
+)
 def test_a_case_survives_its_json_form_and_its_text(case):
     form = case.to_dict()
     assert case_from_dict(form) == case

@@ -61,7 +61,15 @@ def one_page_swapped(work):
 
 
 def kv_heads_swapped(work):
-    return rounded(replace(work, kv=PagedKV(work.kv.k_cache.flip(2), work.kv.v_cache.flip(2))))
+    return rounded(
+        replace(
+            work,
+            kv=PagedKV(
+                work.kv.k_cache.flip(2),
+                work.kv.v_cache.flip(2),
+            ),
+        )
+    )
 
 
 def off_by(scale):
@@ -70,7 +78,16 @@ def off_by(scale):
 
 def another_mask(work):
     mask = "full" if work.batch.mask != "full" else "causal"
-    return rounded(replace(work, batch=replace(work.batch, mask=mask, custom_mask=None)))
+    return rounded(
+        replace(
+            work,
+            batch=replace(
+                work.batch,
+                mask=mask,
+                custom_mask=None,
+            ),
+        )
+    )
 
 
 def pages_of_k_swapped(work):
@@ -108,7 +125,11 @@ PLANTED = {
     "row of zeros": lambda work: filled(work, (2, 5), 0),
     "NaN": lambda work: filled(work, (1, 2, 0), math.nan),
     "infinity": lambda work: filled(work, (1, 2, 0), math.inf),
-    "another's head": lambda work: filled(work, (0, 3), rounded(work)[1, 3]),
+    "another's head": lambda work: filled(
+        work,
+        (0, 3),
+        rounded(work)[1, 3],
+    ),
 }
 PLANTED_EXTEND = {
     "another mask": another_mask,

@@ -1,6 +1,7 @@
 """The oracles against second ones, written otherwise: decode, extend and MLA."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -48,7 +49,8 @@ def dense_attention(work):
     group_size = q.shape[1] // caches[0].shape[2]
     out = np.empty_like(q)
     for i, j in np.ndindex(*q.shape[:2]):
-        k, v = (token_rows(cache, table[i], lens[i], j // group_size) for cache in caches)
+        head = j // group_size
+        k, v = (token_rows(cache, table[i], lens[i], head) for cache in caches)
         scores = np.exp(k @ q[i, j] / np.sqrt(q.shape[2]))
         window = work.case.spec.window or lens[i]
         scores *= np.arange(lens[i]) >= lens[i] - window
@@ -61,7 +63,8 @@ def sdpa(work):
     batch = work.batch
     out = []
     done = 0
-    for i, q in enumerate(work.q.double().split(batch.q_lens_cpu.tolist())):
+    queries = work.q.double().split(batch.q_lens_cpu.tolist())
+    for i, q in enumerate(queries):
         k, v = gather_tokens(work.kv, batch.paged, i)
         rows = len(q)
         n = len(k)
@@ -84,7 +87,11 @@ def masked_softmax(work):
     if cache.dtype == torch.float8_e4m3fn:
         cache = cache.float() / 64
     keys = (dequantize(cache) if cache.dtype == torch.uint8 else cache).double()
-    mask = torch.full((work.batch.batch_size, len(keys)), float("-inf"), dtype=torch.float64)
+    mask = torch.full(
+        (work.batch.batch_size, len(keys)),
+        float("-inf"),
+        dtype=torch.float64,
+    )
     for i, length in enumerate(work.batch.paged.seq_lens_cpu.tolist()):
         places = range(length) if work.batch.chosen is None else work.batch.chosen[i].tolist()
         for place in (p for p in places if p >= 0):
@@ -99,8 +106,10 @@ def assert_matches(work, second):
     torch.testing.assert_close(exact(work), second(work), rtol=1e-12, atol=1e-12)
 
 
-LAYERS = [AttnSpec(2 * group, 2, 64, page) for page in (1, 16, 64) for group in range(1, 9)]
-LAYERS += [AttnSpec(8, 2, dim, 16, dtype) for dim in (64, 128, 256) for dtype in ("float16", FP8)]
+GROUPS = product((1, 16, 64), range(1, 9))
+KINDS = product((64, 128, 256), ("float16", FP8))
+LAYERS = [AttnSpec(2 * group, 2, 64, page) for page, group in GROUPS]
+LAYERS += [AttnSpec(8, 2, head_dim, 16, dtype) for head_dim, dtype in KINDS]
 WINDOWS = [replace(CASE.spec, window=window) for window in (1, 16, 23, 70, 1000)]
 
 
@@ -133,7 +142,11 @@ def test_of_mla_a_query_sees_its_own_token_and_all_before_it():
         # One query of its own, over requests that end with its token.
         paged = work.batch.paged
         earlier = MlaBatch.build(case.spec, paged.seq_lens_cpu - back, paged.page_table)
-        one = replace(work, batch=earlier, q=q[:, 3 - back].contiguous())
+        one = replace(
+            work,
+            batch=earlier,
+            q=q[:, 3 - back].contiguous(),
+        )
         torch.testing.assert_close(
             out[:, 3 - back],
             exact(one),
@@ -145,8 +158,10 @@ def test_of_mla_a_query_sees_its_own_token_and_all_before_it():
 def test_slots_that_nobody_attends_to_may_hold_anything():
     work = work_of(CASE)
     sparse = latent(24, "bfloat16")
-    requests = zip(work.batch.page_table.tolist(), work.batch.seq_lens.tolist(), strict=True)
-    live = [row[t // 16] * 16 + t % 16 for row, length in requests for t in range(length)]
+    table = work.batch.page_table.tolist()
+    live = []
+    for row, length in zip(table, work.batch.seq_lens.tolist(), strict=True):
+        live += [row[token // 16] * 16 + token % 16 for token in range(length)]
     chosen = sparse.batch.slots().flatten()
     caches = (work.kv.k_cache, work.kv.v_cache)
     for call, kept, read in (
@@ -168,7 +183,8 @@ def test_slots_that_nobody_attends_to_may_hold_anything():
 
 def test_large_scores_do_not_overflow():
     work = work_of(CASE)
-    assert bool(torch.isfinite(exact(replace(work, q=work.q * 1e4))).all())
+    large = replace(work, q=work.q * 1e4)
+    assert bool(torch.isfinite(exact(large)).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
@@ -182,4 +198,5 @@ def test_only_the_weights_are_rounded_and_not_their_sum():
     work = work_of(CASE)
     work.kv.v_cache.fill_(1.0)
     assert float((exact(work) - 1).abs().max()) < 1e-12
-    assert float((exact(work, torch.bfloat16) - 1).abs().max()) > 1e-6
+    rounded_sum = exact(work, torch.bfloat16)
+    assert float((rounded_sum - 1).abs().max()) > 1e-6

@@ -135,7 +135,11 @@ def test_small_batches_of_short_requests_keep_to_their_longest(lengths, sizes):
     ],
 )
 def test_values_are_standard_normal_in_the_cases_dtypes_and_never_zeros(dtype, kv_dtype):
-    case = replace(RAGGED, spec=replace(SPEC, dtype=dtype, kv_dtype=kv_dtype), lengths="fixed")
+    case = replace(
+        RAGGED,
+        spec=replace(SPEC, dtype=dtype, kv_dtype=kv_dtype),
+        lengths="fixed",
+    )
     work = work_of(case)
     tensors = (work.q, work.kv.k_cache, work.kv.v_cache)
     assert [str(x.dtype)[6:] for x in tensors] == [
@@ -145,9 +149,13 @@ def test_values_are_standard_normal_in_the_cases_dtypes_and_never_zeros(dtype, k
     ]
     floats = [x.float() for x in tensors]
     for values in floats:
-        assert (values.mean(), values.std()) == pytest.approx((0, 1), abs=0.1)
+        assert (
+            values.mean(),
+            values.std(),
+        ) == pytest.approx((0, 1), abs=0.1)
         assert bool(values.flatten(0, -2).any(-1).all())
-    assert len({tuple(values.flatten()[:64].tolist()) for values in floats}) == 3  # drawn apart
+    first = {tuple(values.flatten()[:64].tolist()) for values in floats}
+    assert len(first) == 3, "drawn apart"
 
 
 @pytest.mark.parametrize("mode", EXTEND_MODES)
@@ -172,7 +180,8 @@ def test_a_draft_sees_itself_and_what_its_parent_sees():
         for draft in range(1, 6):
             ancestors = tree[draft] & (np.arange(6) != draft)
             assert any((ancestors == tree[parent]).all() for parent in range(draft))
-    assert (sample_drafts(extended("target_verify", "chain")) == np.tri(6, dtype=bool)).all()
+    chain = sample_drafts(extended("target_verify", "chain"))
+    assert (chain == np.tri(6, dtype=bool)).all()
 
 
 @pytest.mark.parametrize("mode, mask", MASKS)
@@ -224,7 +233,8 @@ def test_a_cache_made_in_pieces_is_filled_to_its_end_in_whole_pages(monkeypatch)
     cache = work_of(LATENT).kv
     assert cache.shape[1:] == (16, 576)
     assert cache.numel() * 2 == LATENT.cost.cache_bytes
-    assert bool((cache.float().std(dim=(1, 2)) > 0.9).all())
+    spread = cache.float().std(dim=(1, 2))
+    assert bool((spread > 0.9).all())
 
 
 @pytest.mark.parametrize(
