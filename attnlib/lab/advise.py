@@ -54,6 +54,8 @@ from .known_sizes import nearest_sizes
 from .recorded import NEAREST, batches_for, recorded_calls
 from .source import FLASHINFER, ROUNDS
 
+LIBRARY = "flashinfer==0.7.2"
+"""Asked by default."""
 SHOWN_BATCHES = 3
 SHOWN_STUDIES = 2
 PRESENT_PLANNER = "2026-11-26"
@@ -153,7 +155,18 @@ class Advice(Shown):
             return ""
         # What is measured has no window.
         case = _case_of(replace(self.layer, window=0), self.lengths)
-        return f"python -m attnlib advise --measure {case.label}"
+        asked = [f"--engine {self.choice.library}", f"--gpu {self.card_name or self.choice.gpu}"]
+        if self.choice.policy != AUTO:
+            asked.append(f"--backend {self.choice.policy}")
+        return f"python -m attnlib advise {' '.join(asked)} --measure {case.label}"
+
+    @property
+    def runs_as(self) -> str:
+        """The engine's choice, and what it is called in records of measurements."""
+        names = [name for name in builds(self.choice) if name in BACKENDS]
+        if not names or names[0] == self.choice.picked:
+            return self.choice.picked
+        return f"{self.choice.picked}, here {names[0]}"
 
     def table(self) -> pd.DataFrame:
         """A row per backend, best first, over the nearest batches: in how many of those that have
@@ -278,20 +291,32 @@ class Advice(Shown):
             notes.append(f"Times of the engine's choice below are of another build{lacks}.")
         return notes
 
-    def _slower_notes(self) -> list[str]:
+    @property
+    def slower_by_records(self) -> str:
         """The pick's time over that of another backend of the engine: of this very call, or, where
-        that is not on record, of the nearest batches if it is slower there."""
+        that is not on record, of the nearest batches if it is slower there; else empty."""
         own = own_build(self.choice)
-        has_caps = f"{own}@{BOUNDED}" in (self.runs or {})
-        loses = has_caps and _loses_splits(self.layer, self.lengths)
         said = time_on_record(own, self.same, self.runs)
-        if not said:
-            times = self._comparable_times(own, loses) if has_caps else self.times
-            said = slower_nearby(own, times, self.runs)
-        notes = [said] if said else []
-        if has_caps and not loses:
+        if said:
+            return said
+        times = self.times
+        if self._has_caps():
+            times = self._comparable_times(own, self._loses_splits())
+        return slower_nearby(own, times, self.runs)
+
+    def _slower_notes(self) -> list[str]:
+        """`slower_by_records`, and whether SGLang's other cap can help at all."""
+        notes = list(filter(None, [self.slower_by_records]))
+        if self._has_caps() and not self._loses_splits():
             notes.append("No request loses splits in this call: SPLITS=bounded does not help.")
         return notes
+
+    def _has_caps(self) -> bool:
+        """Whether the pick is a build of FlashAttention-3 whose cap of splits can be chosen."""
+        return f"{own_build(self.choice)}@{BOUNDED}" in (self.runs or {})
+
+    def _loses_splits(self) -> bool:
+        return _loses_splits(self.layer, self.lengths)
 
     def _comparable_times(self, own: str, loses: bool) -> pd.DataFrame:
         """`times`, those of a build's other caps only in batches that lose splits as the call does,
@@ -376,7 +401,7 @@ def advise(
     call: DecodeCase | MlaCase | AttnSpec | MlaSpec | CallText | str,
     lengths: Sequence[int] = (),
     *,
-    library: str = "flashinfer==0.7.2",
+    library: str = LIBRARY,
     backend: str = AUTO,
     gpu: str = RECORDED_GPU,
     facts: Call | None = None,
@@ -436,10 +461,36 @@ def advise(
         server, of_model = _served(call, server)
         call, lengths, stated = _said(call, lengths, stated)
     kv_lens = _lengths_of(call, lengths)
+    return advise_layer(
+        call,
+        kv_lens,
+        stated,
+        known_facts(stated, is_stated, has_model),
+        library=library,
+        backend=backend,
+        gpu=gpu,
+        server=server,
+        of_model=of_model,
+    )
+
+
+def advise_layer(
+    call: DecodeCase | MlaCase | AttnSpec | MlaSpec,
+    kv_lens: tuple[int, ...],
+    given: Call,
+    known: Sequence[str],
+    *,
+    library: str,
+    backend: str,
+    gpu: str,
+    server: Mapping[str, Any],
+    of_model: str = "",
+) -> Advice:
+    """The advice for a case, or for a layer and its lengths; `known` are the fields of `given` that
+    are known."""
     is_case = isinstance(call, DecodeCase | MlaCase)
     layer = _layer_of(call)
     mode = MLA_MODE if layer.head_dim == MLA_HEAD_DIM else "decode"
-    given = stated
     stated = replace(
         given,
         kv_lens=kv_lens,
@@ -462,7 +513,7 @@ def advise(
         choice,
         layer,
         stated,
-        stated=_known_facts(given, is_stated, has_model),
+        stated=known,
         gpu=gpu,
         server=server,
     )
@@ -496,6 +547,12 @@ def _served(said: CallText, server: Mapping[str, Any]) -> tuple[Mapping[str, Any
     return server, f"{words}, not of {names}."
 
 
+def require_decode_text(said: CallText) -> None:
+    """ValueError for the text of a call of another mode."""
+    if said.mode not in (None, DECODE):
+        raise ValueError(f"call must be of mode decode, got {str(said)!r}")
+
+
 def _require_decode(case: NamedCase) -> DecodeCase | MlaCase:
     """The case; ValueError for one of another mode."""
     if not isinstance(case, DecodeCase | MlaCase):
@@ -525,7 +582,7 @@ def _said(
     return case.spec, sample_seq_lens(case).tolist(), facts
 
 
-def _known_facts(given: Call, is_stated: bool, has_model: bool) -> list[str]:
+def known_facts(given: Call, is_stated: bool, has_model: bool) -> list[str]:
     """The fields of a call that are known: a decode step is in a graph and has no drafts, a model
     by name says its architecture, and the others where they are not those of a plain call."""
     plain = Call()

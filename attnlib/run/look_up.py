@@ -23,7 +23,7 @@ from ..measure.calls.lengths import explicit_lengths, sample_seq_lens
 from ..measure.calls.mla.case import MlaCase
 from . import store
 
-Call = DecodeCase | MlaCase | ExtendCase
+AttentionCase = DecodeCase | MlaCase | ExtendCase
 Recorded = Mapping[Any, list[Any]]
 OTHER_KERNEL = 6.0
 """The distance of another head_dim, element size or mode."""
@@ -40,7 +40,7 @@ def look_up(rows: pd.DataFrame, *apart: Sequence[float]) -> pd.DataFrame:
     return rows.iloc[order]
 
 
-def nearest_calls(call: Call, rows: pd.DataFrame) -> pd.DataFrame:
+def nearest_calls(call: AttentionCase, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows, each a `case` with columns of `sizes_of`, nearest to `call` first.
 
     `distance` is how far a case is from the call. The call itself comes before others at 0.
@@ -51,7 +51,7 @@ def nearest_calls(call: Call, rows: pd.DataFrame) -> pd.DataFrame:
     return look_up(rows, rows.distance, is_other)
 
 
-def distances(call: Call, rows: pd.DataFrame) -> NDArray[np.float64]:
+def distances(call: AttentionCase, rows: pd.DataFrame) -> NDArray[np.float64]:
     """How far each row, of columns of `sizes_of`, is from a call."""
     apart = np.zeros(len(rows))
     for name, value in sizes_of(call).items():
@@ -63,7 +63,7 @@ def distances(call: Call, rows: pd.DataFrame) -> NDArray[np.float64]:
     return apart
 
 
-def sizes_of(call: Call) -> dict[str, Any]:
+def sizes_of(call: AttentionCase) -> dict[str, Any]:
     """What tells how near a call is: its `features`, and what has kernels of its own."""
     if isinstance(call, ExtendCase):
         return sizes_of(call.cached) | {"mode": call.mode}
@@ -98,7 +98,7 @@ def kernel_of(layer: AttnSpec | MlaSpec) -> dict[str, Any]:
     }
 
 
-def plain(call: Call) -> Call:
+def plain(call: AttentionCase) -> AttentionCase:
     """A call without what does not change it: explicit lengths that are all alike are fixed ones,
     and a page table (`context`) may be wider than the longest request."""
     if isinstance(call, ExtendCase):
@@ -109,7 +109,7 @@ def plain(call: Call) -> Call:
     return replace(call, context=0, **Lens.of(lengths).fields)
 
 
-def recorded_as(call: Call, study: str, machine: str) -> list[Any]:
+def recorded_as(call: AttentionCase, study: str, machine: str) -> list[Any]:
     """The cases on record of a study on a machine that are this call (`plain`)."""
     return calls_on_record(study, machine).get(plain(call), [])
 

@@ -1,5 +1,7 @@
 """Timers against each other, A/A noise, cold caches, on cases that fit a cache or do not."""
 
+from functools import partial
+
 from ..run.frame import CUDA_CORES, FA2
 from ..run.study import Grid, Study
 from .fa3_decode_regression import FIXED, PAIR, PINNED, decode_case
@@ -13,41 +15,16 @@ TRUST = (
 )
 """From 0.5 MiB, which any cache holds, to 2 GiB, which none does."""
 TIMERS = ("graph", "graph-cold", "eager", "profiler")
-RELEASE = (FIXED,)
+_trust = partial(Grid, TRUST, releases=(FIXED,), rounds=4)
 
 STUDY = Study(
     name="measurement_trust",
     question="How far can a number of this workbench be trusted?",
     grids=(
-        Grid(
-            cases=TRUST,
-            backends=PINNED,
-            releases=RELEASE,
-            rounds=10,
-        ),
-        Grid(
-            cases=TRUST,
-            backends=PINNED,
-            releases=RELEASE,
-            timers=TIMERS,
-            rounds=4,
-            again=PAIR,
-        ),
-        Grid(
-            cases=TRUST,
-            backends=(FA2,),
-            releases=RELEASE,
-            timers=TIMERS,
-            rounds=4,
-            headline=True,
-        ),
-        Grid(
-            cases=TRUST,
-            backends=(FA2, CUDA_CORES),
-            releases=RELEASE,
-            rounds=4,
-            headline=True,
-        ),
+        _trust(PINNED, rounds=10),
+        _trust(PINNED, timers=TIMERS, again=PAIR),
+        _trust((FA2,), timers=TIMERS, headline=True),
+        _trust((FA2, CUDA_CORES), headline=True),
     ),
     reference_machine="nvidia-h200-b6c8df1f",
 )

@@ -54,11 +54,17 @@ def test_the_line_that_measures_parses_to_the_same_call(monkeypatch, capsys):
     assert cli.main(shlex.split(line)[3:]) == 0
     ((text,),) = seen
     assert read_case(text) == DecodeCase(layer, 4, 40, "7+9+9+40")
-    assert not capsys.readouterr().err
-    assert cli.main([*shlex.split(line)[3:], "--gpu", "b200"]) == 0
-    assert "all backends are measured here; not used: gpu\n" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert not printed.err
+    assert printed.out.endswith("flashinfer==0.7.2 on sm90 runs fa2, here flashinfer-fa2\n")
+    options = {"library": "vllm==0.33.0", "gpu": "h100", "backend": "TRITON_ATTN"}
+    line = attnlib.advise(AttnSpec(8, 1, 128, 16), (7, 9), **options).command
+    asked = "--engine vllm==0.33.0 --gpu h100 --backend TRITON_ATTN"
+    assert line.startswith(f"python -m attnlib advise {asked} --measure heads=8/1 ")
+    assert cli.main(shlex.split(line)[3:]) == 0
+    assert "vllm==0.33.0 on sm90 runs TRITON_ATTN, here vllm-triton\n" in capsys.readouterr().out
     assert cli.main([*shlex.split(line)[3:], "--server", "context=131072"]) == 0
-    assert "not used: server\n" in capsys.readouterr().err
+    assert "all backends are measured here; not used: server\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -281,7 +287,7 @@ def test_the_nearest_batches_choose_well_on_layers_left_out():
         (["--lens", "9"], "pass either heads or model, got neither"),
         (["--heads", "8/1", "--tp", "2", "--lens", "9"], "tp must go with a model"),
         (
-            ["--model", "8/1 heads, head_dim 64", "--head-dim", "128", "--lens", "9"],
+            ["--model", "heads=8/1 head_dim=64", "--head-dim", "128", "--lens", "9"],
             "which contains it, got 128",
         ),
         (
@@ -304,8 +310,7 @@ def test_a_model_is_split_over_gpus_as_engines_do():
     assert parse_layer(model="Llama-3.1-70B", tp=8) == AttnSpec(8, 1, 128, 16)
     assert parse_layer(model="Llama-3.1-70B at TP 8") == AttnSpec(8, 1, 128, 16)
     assert parse_layer(model="Qwen3-30B-A3B", tp=8) == AttnSpec(4, 1, 128, 16)
-    for name in ("heads=24/8 head_dim=64", "24/8 heads, head_dim 64"):  # the second is of old
-        assert parse_layer(model=name) == AttnSpec(24, 8, 64, 16)
+    assert parse_layer(model="heads=24/8 head_dim=64") == AttnSpec(24, 8, 64, 16)
     for name, sizes in MODELS.items():
         assert parse_layer(model=name) == AttnSpec(*sizes, 16)
 

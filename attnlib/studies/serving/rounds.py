@@ -20,7 +20,7 @@ from ...measure.machine import describe_versions
 from ...run import store
 from ...run.lock import hold_gpu
 from ...run.rows import machine_slug, record_id, row_of
-from ...run.worker import now
+from ...run.schema import now
 from .case import CACHED, ServingCase
 from .engine import Arm
 from .gpu import Memory
