@@ -18,6 +18,7 @@ from attnlib.measure.calls.cases import read_case
 from attnlib.run import store
 from attnlib.run.rows import machine_slug
 from attnlib.studies.serving import measure as measuring
+from attnlib.studies.serving import served as study
 from attnlib.studies.serving import server as servers
 from attnlib.studies.serving.case import Request, ServingCase
 from attnlib.studies.serving.engine import ENGINES, ServerError, engine_named, read_arm
@@ -133,6 +134,12 @@ def test_the_faster_arm_is_found_and_a_second_run_measures_nothing(plan_of, monk
     assert table.ratio["time per token"] < 0.75
     assert table.rounds.eq(2).all()
     assert table.base_ms["ITL p50"] > 10
+    saved = study.saved(frame, [("sglang splits=bounded", "sglang")], "request")
+    lives = [np.median(np.subtract(row.ended_us, row.started_us)) for row in frame.itertuples()]
+    means = frame.assign(life=lives).groupby("backend").life.mean()
+    whole = 100 * (1 - means["sglang splits=bounded"] / means["sglang"])
+    assert saved.saved.iloc[0] == pytest.approx(whole)
+    assert saved.rounds.iloc[0] == 2
     assert throughput(frame)["sglang"].iloc[0] == pytest.approx(
         frame[frame.backend == "sglang"].tokens_per_s.median()
     )
@@ -429,6 +436,18 @@ def test_tokens_are_counted_while_every_client_is_served():
     assert window(opened, answers) == (0.0, 0.5)
     with pytest.raises(ServerError, match="ask for more tokens"):
         window(case, [answer(0, 0.0, 1.0, 2.0), answer(1, 3.0, 4.0, 5.0)])
+
+
+def test_the_loads_of_the_study_are_of_models_that_can_be_made_up():
+    loads = [*study.CONVERSATION, *study.CLOSED, *study.OPEN, *study.ONE_LONG, *study.LATE]
+    loads += [*study.ONE_LONG_MLA, *study.CONTROLS, *study.FLASHINFER, *study.BEST, *study.WORST]
+    assert len({load.label for load in loads}) == len(loads)
+    assert {load.model for load in loads} <= {*MODELS}
+    assert [load.lengths for load in study.CONTROLS] == ["fixed", "fixed"]
+    assert study.CONVERSATION[0].batch_size == 32
+    for text in (study.BOUNDED, study.EAGER, study.FA2, study.FA3):
+        engine, _, arm = text.partition(" ")
+        assert backend_of(engine, read_arm(arm, engine_named(engine))) == text
 
 
 @pytest.mark.parametrize("name", MODELS)
