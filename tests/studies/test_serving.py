@@ -157,12 +157,17 @@ def test_an_open_loop_asks_at_a_share_of_what_the_base_has_served(plan_of):
 
 
 def test_new_prompts_are_not_in_the_cache_and_one_client_may_begin_late(plan_of):
-    late = replace(CASE, late_s=1, output_len=600, turns=1)
+    late = replace(CASE, late_s=1, output_len=900, turns=1)
     new = replace(CASE, prompts="new")
     assert drive(plan_of(cases=(late, new), arms=("default",), rounds=1), CPU) == 2
     frame = store.load("served", SLUG)
     requests = requests_of(frame[frame.case == late].iloc[0])
     assert requests.started_s[0] >= 1.0 > requests.started_s[1]
+    figure = study.life_chart(frame, late, ["sglang"])
+    (axis,) = figure.axes
+    assert axis.get_legend_handles_labels()[1] == ["a request of 40 tokens decodes"]
+    (dots,) = axis.lines
+    assert len(dots.get_xdata()) == 1000
 
 
 def test_an_open_loop_without_its_closed_one_is_refused(plan_of):

@@ -15,6 +15,7 @@ import pandas as pd
 
 from ...core.call_text import Lens
 from ...measure.stats import judge_ratios, judge_savings
+from ...run.figures import charts, style
 from ...run.frame import good_rows, require_comparable
 from ...run.study import Study
 from ..splits.traffic import batches
@@ -247,3 +248,30 @@ def requests_of(row: pd.Series) -> pd.DataFrame:
             "ended_s": np.divide(row.ended_us, 1e6),
         }
     )
+
+
+def life_chart(frame: pd.DataFrame, case: ServingCase, arms: Sequence[str]) -> charts.Figure:
+    """Time between tokens over a load, a panel per arm; the life of the longest request is shaded.
+
+    The first round of each arm; a dot is a token, and only some are drawn (`measure.MOST_SAMPLES`).
+    """
+    rows = served_rows(frame)
+    rows = rows[(rows.case == case) & rows.backend.isin(arms)]
+    drawn = rows.sort_values("round").groupby("backend").first().reindex(arms)
+    words = ("seconds after the load began", "time between two tokens, ms")
+    size = (3.6 * len(arms), 3.0)
+    figure, axes = charts.panels(arms, size, rows, words, share_y=True)
+    for axis, arm in zip(axes, arms, strict=True):
+        row = drawn.loc[arm]
+        tokens = tokens_over_time(row)
+        requests = requests_of(row)
+        longest = requests.loc[requests.prompt.idxmax()]
+        axis.axvspan(
+            longest.first_s,
+            longest.ended_s,
+            color="0.9",
+            label=f"a request of {longest.prompt:,.0f} tokens decodes",
+        )
+        axis.plot(tokens.at_s, tokens.itl_ms, ".", markersize=2, color=style.PALETTE[0].color)
+        axis.legend(loc="upper left", fontsize=7)
+    return figure
