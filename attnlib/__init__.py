@@ -38,6 +38,7 @@ HOME = {
     "mode": "run.study",
     "neighbour_loss": "lab.recorded",
     "over": "run.frame",
+    "play_schedule": "lab.play_schedule",
     "profile": "lab.profile",
     "recorded_batches": "lab.recorded",
     "sample_seq_lens": "measure.calls.lengths",

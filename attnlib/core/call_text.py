@@ -31,7 +31,6 @@ import numpy as np
 
 from .checkpoints import LATENT, served
 from .layer import heads_named, parse_layer
-from .old_names import words_of_name
 from .spec import INT32_MAX, LENGTHS, AttnSpec, MlaSpec, require_int
 
 EXAMPLE = "heads=32/8 head_dim=128 page=16 lens=8192x16"
@@ -247,14 +246,14 @@ class CallText:
 
     @classmethod
     def read(cls, text: str, own: Collection[str] = ()) -> Self:
-        """Inverse of `str`, which also reads `core.old_names`.
+        """Inverse of `str`.
 
         ValueError names the word, what it must be and what it was. `own` are the names of words
         that only its mode has.
         """
         said: dict[str, Any] = {}
         read = WORDS | dict.fromkeys(own, _integer_or_text)
-        for word in words_of_name(text).split():
+        for word in text.split():
             name, given, value = word.partition("=")
             if not given or not value:
                 raise ValueError(f"a call must be words such as {EXAMPLE}, got {word!r}")

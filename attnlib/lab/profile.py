@@ -24,9 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ..core.backends.table import RECORDED
-from ..core.old_names import words_of_name
 from ..core.spec import require_int, require_word
-from ..measure.calls.cases import read_case
 from ..measure.files import write_whole
 from ..measure.progress import progress_bar
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
@@ -458,7 +456,6 @@ def load_profile(name: str) -> Profile:
     form = json.loads(path.read_text())
     spans = [_span_of(span) for span in form.pop("spans")]
     form["host_us"] = tuple(form["host_us"])
-    form["call"] = _call_in_words(form["call"])
     return Profile(
         **form,
         spans=tuple(spans),
@@ -488,15 +485,6 @@ def _form_of(span: Span) -> dict[str, Any]:
         if form[field.name] == field.default:
             del form[field.name]
     return form
-
-
-def _call_in_words(call: str) -> str:
-    """What a profile is of, its case by the text that it has now: older releases wrote a label."""
-    backend, comma, name = call.partition(", ")
-    words = words_of_name(name)
-    if words == name:
-        return call
-    return f"{backend}{comma}{read_case(words).label}"
 
 
 def _span_of(form: dict[str, Any]) -> Span:

@@ -21,7 +21,6 @@ from packaging.version import Version
 from ..core.backends.table import BACKENDS, COMPARED, compared_package
 from ..core.call_text import CallText, Lens, shortened_lens
 from ..core.layer import MODELS, name_of, parse_layer
-from ..core.old_names import words_of_name
 from ..core.spec import LENGTHS, MLA, require_int, require_word
 from ..measure.calls.cases import read_case
 from ..measure.calls.decode.case import DecodeCase
@@ -528,7 +527,6 @@ def wishes_said(call: object) -> dict[str, Any] | None:
     if not isinstance(text, str):
         words = "model must be a model, the text of a call or a case"
         raise ValueError(f"{words}, got {call!r}")
-    text = words_of_name(text)
     if "=" not in text:
         return None
     said = CallText.read(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -23,41 +24,16 @@ TRUST = (
 )
 """From 0.5 MiB, which any cache holds, to 2 GiB, which none does."""
 TIMERS = ("graph", "graph-cold", "eager", "profiler")
-RELEASE = (FIXED,)
+_trust = partial(Grid, TRUST, releases=(FIXED,), rounds=4)
 
 STUDY = Study(
     name="measurement_trust",
     question="How far can a number of this workbench be trusted?",
     grids=(
-        Grid(
-            cases=TRUST,
-            backends=PINNED,
-            releases=RELEASE,
-            rounds=10,
-        ),
-        Grid(
-            cases=TRUST,
-            backends=PINNED,
-            releases=RELEASE,
-            timers=TIMERS,
-            rounds=4,
-            again=PAIR,
-        ),
-        Grid(
-            cases=TRUST,
-            backends=(FA2,),
-            releases=RELEASE,
-            timers=TIMERS,
-            rounds=4,
-            headline=True,
-        ),
-        Grid(
-            cases=TRUST,
-            backends=(FA2, CUDA_CORES),
-            releases=RELEASE,
-            rounds=4,
-            headline=True,
-        ),
+        _trust(PINNED, rounds=10),
+        _trust(PINNED, timers=TIMERS, again=PAIR),
+        _trust((FA2,), timers=TIMERS, headline=True),
+        _trust((FA2, CUDA_CORES), headline=True),
     ),
     reference_machine="nvidia-h200-b6c8df1f",
 )

@@ -8,7 +8,7 @@ import torch
 
 from attnlib.core.schedule import library
 from attnlib.core.schedule.facts import SchedulerFacts
-from attnlib.core.schedule.flash_attn3 import precompute
+from attnlib.core.schedule.flash_attn3 import COUNTED, precompute
 from attnlib.core.schedule.splits import max_words
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ MISFITS = {
     "num_kv_heads": (2, "8"),
     "head_dim": (120, "128"),
     "head_dim_v": (64, "128"),
-    "dtype": ("float16", "'bfloat16'"),
+    "dtype": ("float16", "bfloat16"),
     "causal": (False, "True"),
     "window": ((99, 0), "(-1, -1)"),
     "page_size": (32, "16"),
@@ -68,9 +68,14 @@ MISFITS = {
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_call_that_differs_is_refused_with_the_field_and_both_values(metadata, name):
     got, must = MISFITS[name]
-    words = re.escape(f"{name} must be {must}, got {got!r}")
-    with pytest.raises(ValueError, match=f"does not fit the call: .*{words}"):
+    made = f"{must} {COUNTED[name]}" if name in COUNTED else f"{name} {must}"
+    with pytest.raises(
+        ValueError, match="does not fit the call: the schedule was made for"
+    ) as found:
         metadata.require_fits(replace(FACTS, **{name: got}), device=CPU)
+    made_for, _, has = str(found.value).partition("; this call has ")
+    assert re.search(rf"(for |, ){re.escape(made)}(,|$)", made_for)
+    assert str(got) in has
 
 
 def test_a_call_on_another_device_is_refused(metadata):

@@ -25,6 +25,7 @@ def load(monkeypatch):
     monkeypatch.setattr(vllm.importlib.util, "find_spec", lambda name: name)
     engine = installed(monkeypatch, fakes.parts())
     engine.guarded = stand_in_guard(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
 
     def loaded(release="0.33.0+cu129", **variables):
         monkeypatch.setattr(points, "installed_version", lambda name: release)

@@ -22,7 +22,7 @@ ROOMS = {
     "core": (),
     "measure": ("core",),
     "select": ("core",),
-    "engines": ("core",),
+    "engines": ("select", "core"),  # select late, at a server's first step
     "run": ("measure", "core"),
     "studies": ("run", "measure", "engines", "select", "core"),
     "lab": ("studies", "run", "measure", "select", "core"),

@@ -45,6 +45,7 @@ DONE = {
     "mode",
     "neighbour_loss",
     "over",
+    "play_schedule",
     "recorded_batches",
     "sample_seq_lens",
     "save",

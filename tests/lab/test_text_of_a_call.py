@@ -4,7 +4,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from support.old_names import old_key, old_label
 
 import attnlib
 from attnlib import cli
@@ -35,7 +34,7 @@ def told(capsys, line):
 
 @pytest.mark.parametrize(
     "call",
-    [TEXT, CASE, old_key(CASE), old_label(CASE), "lens=8192x16 page=16 model=Llama-3.1-8B"],
+    [TEXT, CASE, "lens=8192x16 page=16 model=Llama-3.1-8B"],
     ids=str,
 )
 def test_a_view_of_a_call_is_that_of_its_axes(call):
@@ -98,7 +97,6 @@ def test_advice_on_a_text_is_that_on_its_case_or_without_a_page_on_its_layer():
     asked = {"library": "sglang==0.5.23"}
     of_case = attnlib.advise(CASE, **asked)
     assert same_advice(attnlib.advise(TEXT, **asked), of_case)
-    assert same_advice(attnlib.advise(old_key(CASE), **asked), of_case)
     assert of_case.layer.page_size == 16, "the page of a case is pinned"
     of_layer = attnlib.advise(LAYER, [8192] * 16, **asked)
     assert of_layer.layer.page_size == 1, "the engine's own"
@@ -116,7 +114,7 @@ def test_the_command_advises_on_words_as_on_options(capsys):
     printed = told(capsys, "advise heads=8/1 page=16 lens=2048..30720x64")
     call = "heads=8/1 head_dim=128 page=16 lens=2048..30720x64"
     assert printed.startswith(f"{call}: 1,048,576 tokens\n")
-    assert f"python -m attnlib advise --measure {call}" in printed
+    assert f" --measure {call}" in printed
 
 
 @pytest.mark.parametrize(
@@ -202,9 +200,9 @@ def test_what_cannot_be_explained_is_refused(call, error, words):
 # ---- compare, diagnose
 
 
-def test_a_comparison_takes_words_and_keys_of_old(capsys, tmp_path):
+def test_a_comparison_takes_words_and_files(capsys, tmp_path):
     file = tmp_path / "calls.txt"
-    file.write_text(f"{old_key(CASE)}\n{TEXT}  # no comment\n".replace("  # no comment", ""))
+    file.write_text(f"{TEXT}\n")
     line = "compare --base 0.6.3 --new 0.6.4"
     assert told(capsys, f"{line} {TEXT}") == told(capsys, f"{line} --cases {file}")
 
@@ -215,6 +213,10 @@ def test_the_shape_of_a_trace_is_said_in_words_or_as_before():
     said = cli._facts_of_shape("heads=32/8 page=16 lens=8192x16")
     shape = attnlib.diagnose(trace, **said).shape
     assert shape == {**attnlib.diagnose(trace, **before).shape, "lens": "8192x16", "longest": 8192}
+    both = cli._facts_of_shape("sglang=0.5.23 heads=32/8 lens=8192x16")
+    assert both == cli._facts_of_shape("heads=32/8 lens=8192x16") | {"sglang": "0.5.23"}
+    with pytest.raises(ValueError, match="each fact once, got 'sglang' again"):
+        cli._facts_of_shape("lens=8192x16 sglang=0.5.23 sglang=0.5.22")
     assert facts_said(cli._facts_of_shape("lens=100+300")) == {"lens": "100+300"}
     assert facts_said({"page": 16}) == {"page_size": 16}
     with pytest.raises(ValueError, match="^page_size must be left out with page, got 9$"):

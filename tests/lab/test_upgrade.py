@@ -321,7 +321,7 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(
     for name in ("probe-1.0-py3-none-any.whl", "flashinfer_python-1.0-cp39-cp39-win32.whl"):
         (tmp_path / name).touch()
     (tmp_path / "blank.txt").write_text("# nothing\n\n")
-    (tmp_path / "odd.txt").write_bytes(b"\xef\xbb\xbf32/8,d128,p16,b8,k1024\nodd \xff\n")
+    (tmp_path / "odd.txt").write_bytes(b"\xef\xbb\xbfheads=32/8 page=16 lens=1024x8\nodd \xff\n")
 
     def refuse(package, release, given):
         if release == "0.9.9":

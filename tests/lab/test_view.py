@@ -381,5 +381,5 @@ def test_a_backend_that_came_with_the_machine_has_the_release_that_its_study_saw
 def test_every_backend_of_a_library_is_asked_about_but_those_that_we_mend():
     ours = {name for name in TABLE if name.endswith(("-planned", "-uniform"))}
     alone = {name for name in TABLE if library_of(name) in ("sdpa", "flash-attn-3", "flashmla")}
-    by_mode = {"flashinfer-batch-attention-extend", "flashinfer-batch-pod"}
+    by_mode = {"flashinfer-batch-attention-extend"}
     assert {*ASKED} == {*TABLE} - ours - alone - by_mode

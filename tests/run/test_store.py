@@ -219,27 +219,6 @@ def test_a_file_older_than_a_column_loads_with_it_empty():
     assert len(store.load("demo", MACHINE)) == 3
 
 
-def test_a_journal_of_an_earlier_version_is_read_and_published():
-    """A line a record, members as dicts, of one id the last; what was measured since is newer."""
-    first, second, third = rounds(3)
-    journal = store.published_path("demo", MACHINE).with_suffix(".jsonl")
-    journal.parent.mkdir(parents=True)
-    members = {name: rows.members(second, name) for name in ("case", "machine", "versions")}
-    nested = {name: value for name, value in second.items() if "." not in name} | members
-    old = right_row(round=0, run_us=(1.0,))
-    journal.write_text("".join(json.dumps(row) + "\n" for row in (old, first, nested)))
-    keep(third)
-    expected = whole(first, second, third)
-    for row in expected:
-        row.pop("state_before.sm_clock_mhz"), row.pop("state_after.sm_clock_mhz")
-    seen = [{k: v for k, v in row.items() if "state" not in k} for row in found()]
-    assert seen == expected and store.machines("demo") == [MACHINE]
-    store.publish("demo")
-    assert names_in(journal.parent) == ["demo.parquet"] and len(found()) == 3
-    journal.write_text(json.dumps(first) + "\n" + json.dumps(second)[:50])
-    assert_refused(rf"^{journal} line 2 must be a record")
-
-
 def test_a_study_nobody_measured_is_missing_with_the_machines_that_have_it():
     with pytest.raises(FileNotFoundError, match="'demo' on 'nowhere'; machines: none"):
         store.read("demo", "nowhere")

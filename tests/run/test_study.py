@@ -8,7 +8,6 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-from support.old_names import old_key, old_label
 from support.records import MACHINE
 from support.studies import SPEC, grid_of, hand_made, study_of
 
@@ -211,31 +210,26 @@ def test_live_measures_headline_cases_and_shows_all_that_is_on_record_and_replay
     assert instant_jobs.jobs == []
 
 
-def test_a_case_is_found_by_its_text_or_a_name_of_old_and_an_unknown_one_names_near_ones():
+def test_a_case_is_found_by_its_text_and_an_unknown_one_names_near_ones():
     assert TINY.cases == study_of(grid_of(SMALL, LARGE), grid_of(LARGE, FP8)).cases
     for case in TINY.cases:
-        for name in (case.label, old_key(case), old_label(case)):
-            assert TINY.case_named(name) == case
+        assert TINY.case_named(case.label) == case
     words = (
         r"case must be one of study 'demo', got '4/2' \(a call must be words .*\); near: heads=4/2"
     )
     with pytest.raises(ValueError, match=words):
         TINY.case_named("4/2")
-    words = "case must be one of study 'demo', got '8/2,d128,p16,b1,k8'; near: heads="
+    words = "case must be one of study 'demo', got 'heads=8/2 lens=8'; near: heads="
     with pytest.raises(ValueError, match=words):
-        TINY.case_named("8/2,d128,p16,b1,k8")
+        TINY.case_named("heads=8/2 lens=8")
 
 
-def test_a_label_of_old_has_no_seed_and_a_text_without_one_has_seed_0():
+def test_a_text_without_a_seed_has_seed_0():
     seeded = replace(SMALL, lengths="ragged", seed=3)
     study = study_of(grid_of(seeded))
-    assert study.case_named(old_label(seeded)) == seeded
-    for name in (replace(seeded, seed=0).label, old_key(replace(seeded, seed=0))):
-        with pytest.raises(ValueError, match="case must be one of study"):
-            study.case_named(name)
-    both = study_of(grid_of(seeded, replace(seeded, seed=4)))
+    assert study.case_named(seeded.label) == seeded
     with pytest.raises(ValueError, match="case must be one of study"):
-        both.case_named(old_label(seeded))
+        study.case_named(replace(seeded, seed=0).label)
 
 
 def test_a_retired_study_is_read_and_says_what_to_do_in_place_of_measuring(

@@ -25,16 +25,6 @@ LINES = """\
 {"call": "mode=decode heads=32/8 head_dim=128 page=16 lens=41+9+60", \
 "batch_size": 3, "kind": "mha", "backend": "fa3", "release": "0.5.11", "draft": false}
 """
-LINES_OF_OLD = """\
-{"mode": "extend", "batch_size": 2, "lengths": "40+8", "q_lengths": "30+8", \
-"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "dtype": "bfloat16", \
-"kv_dtype": "bfloat16", "kind": "mha", "backend": "fa3", "release": "0.5.11", \
-"draft": false}
-{"mode": "decode", "batch_size": 3, "lengths": "41+9+60", "q_lengths": "", \
-"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "dtype": "bfloat16", \
-"kv_dtype": "bfloat16", "kind": "mha", "backend": "fa3", "release": "0.5.11", \
-"draft": false}
-"""
 SPEC = AttnSpec(32, 8, 128, 16)
 DECODE = DecodeCase(SPEC, 3, 60, "41+9+60")
 EXTEND = ExtendCase(DecodeCase(SPEC, 2, 40, "40+8"), "prefill_paged", 30, q_lengths="30+8")
@@ -52,12 +42,6 @@ def test_the_lines_are_those_that_a_capture_writes(path, tmp_path):
     for step in capture.read(path):
         again.write(step)
     assert (tmp_path / "again").read_text() == LINES
-
-
-def test_lines_of_older_releases_are_read(path, tmp_path):
-    old = tmp_path / "old.jsonl"
-    old.write_text(LINES_OF_OLD)
-    assert capture.read(old) == capture.read(path)
 
 
 def test_a_step_is_read_back_but_for_lengths_where_a_request_has_no_tokens(path, tmp_path):

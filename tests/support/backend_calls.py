@@ -37,17 +37,16 @@ MODES = (
 """Every mode with several queries per request, over its masks; last, chunks beside decodes."""
 ALL_MODES = [(name, case) for case in MODES for name in backends.EXTEND_BACKENDS]
 PLANNED, UNIFORM = (f"flashinfer-prefill-fa2-{how}" for how in ("planned", "uniform"))
-POD = "flashinfer-batch-pod"
 SGLANG, SGLANG_MLA, SGLANG_EXTEND = (
     f"sglang-flash-attn-3{mode}" for mode in ("", "-mla", "-extend")
 )
 
 
 def takes(name, case):
-    """Some plans are for as many queries of each request, POD's for chunks beside decodes."""
+    """Some plans are for as many queries of each request."""
     alike = not case.q_lengths and case.mode not in ("draft_extend", "prefill_ragged")
     paged = case.mode != "prefill_ragged"
-    needs = {PLANNED: alike, UNIFORM: alike, POD: bool(case.q_lengths), SGLANG_EXTEND: paged}
+    needs = {PLANNED: alike, UNIFORM: alike, SGLANG_EXTEND: paged}
     return needs.get(name, True)
 
 
@@ -138,6 +137,30 @@ CALLS = [
     *MLA,
 ]
 """A call of every backend that has a stand-in, or needs none."""
+STANDARD = {
+    "decode": [
+        DECODE,
+        *(
+            DecodeCase(spec_of(group, page), 7, 1500, "ragged")
+            for group in (1, 4)
+            for page in (1, 16, 64)
+        ),
+        *(DecodeCase(AttnSpec(8, 2, dim, 16, *dtypes), 5, 999, "ragged") for dim, *dtypes in KINDS),
+        *WINDOWS,
+    ],
+    "extend": list(MODES),
+    "mla": [mla_case("", top_k=top_k) for top_k in (0, 70)],
+}
+"""Of each mode the calls of a backend that has none above: those that it says it can run."""
+
+
+def standard_calls(entry):
+    """The standard calls of an entry that its library takes."""
+    return [
+        (entry.name, case)
+        for case in STANDARD[entry.plans]
+        if not backends.unsupported(entry.name, case.spec, mask=getattr(case, "mask", "causal"))
+    ]
 
 
 class Call(Workload):

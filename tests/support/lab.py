@@ -1,7 +1,7 @@
 """A stand-in for a GPU that measures at once."""
 
 from attnlib.run import store, study
-from attnlib.run.worker import now
+from attnlib.run.schema import now
 
 SLUG = "test-gpu-0badcafe"
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "compute_capability": "9.0"}

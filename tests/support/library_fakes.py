@@ -190,31 +190,6 @@ class FakePaged(FakePrefill):
         assert (tokens_read(words, tuple(self._plan_info), lens) >= seen).all()
 
 
-class FakeBatchPod:
-    """BatchPODWithPagedKVCacheWrapper: fa2 for chunks, and for decodes."""
-
-    def __init__(self, workspace, **layout):
-        options = {"backend": "fa2", **layout}
-        self.chunks, self.decodes = (FakePaged(workspace, **options) for _ in range(2))
-
-    def plan(self, *, head_dim, **given):
-        assert given["qo_indptr_p"][0] == given["qo_indptr_d"][0] == 0
-        parts = {"p": {}, "d": {}}
-        for name in ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len"):
-            library_name = name if name == "qo_indptr" else f"paged_{name}"
-            library_name = library_name.replace("paged_last", "paged_kv_last")
-            for part, arguments in parts.items():
-                arguments[library_name] = given.pop(f"{name}_{part}")
-        self.chunks.plan(**parts["p"], head_dim_qk=head_dim, **given)
-        self.decodes.plan(**parts["d"], head_dim_qk=head_dim, **given)
-
-    def run(self, *, q_p, paged_kv_cache_p, q_d, paged_kv_cache_d, causal_p):
-        assert {*self.decodes.q_lens} == {1}
-        self.chunks.causal = causal_p
-        chunks = self.chunks.run(q_p, paged_kv_cache_p)
-        return chunks, self.decodes.run(q_d, paged_kv_cache_d)
-
-
 class FakeDecode(FakePaged):
     """BatchDecodeWithPagedKVCacheWrapper on tensor cores: one query of each request."""
 

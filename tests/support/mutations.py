@@ -60,10 +60,10 @@ VALUES = (
     *NAMES,
 )
 KEYS = (
-    "32/8,d128,p16,b16,k8192",
-    "8/1,d128,p16,b3,k33,33+1+9",
-    "32/8,d128,p16,b16,k8192,chat",
-    "prefill_paged,q128,32/8,d128,p16,b1,k8192",
+    "heads=32/8 page=16 lens=8192x16",
+    "heads=8/1 page=16 lens=33+1+9",
+    "heads=32/8 page=16 lens=chat:8192x16",
+    "mode=prefill_paged q_len=128 heads=32/8 page=16 lens=8192",
     "# words",
 )
 STEP = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,6 +43,12 @@ EAGER = "sglang-eager"
 FUSED = "sglang-fused"
 ONE_LAUNCH = "sglang-one-launch"
 LAYER = "sglang-layer"
+GROUP_ARMS = {
+    LAYER: "in each layer",
+    "sglang": "once per step",
+    "sglang-guarded": "once per step, with attnlib.guard",
+}
+"""Where the schedule was made for `GROUPS`, in words."""
 SPLITS = "sglang-upstream-splits"
 FA2 = "sglang-fa2"
 FA3 = "sglang-fa3"
@@ -216,6 +223,30 @@ def _own_spread(steps_us: np.ndarray) -> float:
     earlier = steps_us[:-1:2]
     later = steps_us[1::2]
     return abs(float(np.median(later - earlier)))
+
+
+def group_tokens(frame: pd.DataFrame) -> pd.DataFrame:
+    """What users got under DP attention, by where the schedule was made: a row per arm.
+
+    `other tokens` counts the requests whose tokens differ from those with a schedule per layer.
+    """
+    groups = frame[frame.case == GROUPS].drop_duplicates("backend").set_index("backend")
+    outputs = {}
+    for arm, reported in groups.reported_backend.items():
+        digests = reported.partition("outputs ")[2]
+        if digests:
+            outputs[arm] = digests.split("-")
+    lines = []
+    for arm, words in GROUP_ARMS.items():
+        line: dict[str, Any] = {"schedule": words, "engine": "serves"}
+        if arm in outputs:
+            pairs = zip(outputs[arm], outputs[LAYER], strict=True)
+            line["other tokens"] = sum(mine != theirs for mine, theirs in pairs)
+            line["of requests"] = GROUPS.batch_size
+        else:
+            line["engine"] = "stops with an error"
+        lines.append(line)
+    return pd.DataFrame(lines).astype({"other tokens": "Int64", "of requests": "Int64"})
 
 
 def launches_table(frame: pd.DataFrame) -> pd.DataFrame:

@@ -20,6 +20,7 @@ import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -31,6 +32,7 @@ from ...core.schedule.caps import num_splits as num_splits  # notebooks call it 
 from ...core.schedule.caps import splits_under
 from ...core.schedule.facts import SchedulerFacts, latent_facts, layer_facts
 from ...core.spec import AttnSpec, MlaSpec
+from ...engines import capture
 from ...measure.calls.decode.case import DecodeCase
 from ...measure.calls.extend.case import ExtendCase, sample_extend_lens
 from ...measure.calls.lengths import sample_seq_lens
@@ -427,6 +429,27 @@ def sides_of(
     if not tables:
         raise ValueError(f"rows must have {name_a} and {name_b} of a case, they have not")
     return _with_lookups(pd.concat(tables, ignore_index=True))
+
+
+def captured_table(path: str | Path, layouts: Iterable[Layout] = ()) -> pd.DataFrame:
+    """Which captured decode steps lose splits: a row each, with its own heads and with others.
+
+    `path` is a file that a plugin of ours wrote (`ATTNLIB_SGLANG_CAPTURE`).
+    """
+    lines = []
+    for step in capture.read(path):
+        if step.mode != "decode" or not step.lengths:
+            continue
+        own = Layout(step.num_qo_heads, 0 if step.kind == "mla" else step.num_kv_heads)
+        line: dict[str, Any] = {
+            "requests": step.batch_size,
+            "longest": max(int(length) for length in step.lengths.split("+")),
+        }
+        for layout in dict.fromkeys((own, *layouts)):
+            case = layout.case(step.lengths, page_size=step.page_size)
+            line[f"{layout.name}: loses splits"] = loses_splits(case)
+        lines.append(line)
+    return pd.DataFrame(lines)
 
 
 def traffic_table(

@@ -5,6 +5,8 @@ A saving pairs the two ways round by round, in microseconds per step.
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from itertools import product
 
 import pandas as pd
@@ -13,10 +15,14 @@ from ...core.spec import AttnSpec
 from ...measure.calls.decode.case import DecodeCase
 from ...measure.spans import Kernel
 from ...run import frame as frames
+from ...run import store
 from ...run.figures import charts, style
 from ...run.frame import decode_rows
 from ...run.study import Grid, Study
 from .case import EACH, ONCE, StepCase
+
+MISMATCHES = store.PUBLISHED / "captures" / "metadata_mismatch.json"
+"""What `tests/support/mismatch.py` recorded on a GPU."""
 
 
 def _qwen_step(layers: int, batch: int, kv_len: int, page: int) -> StepCase:
@@ -58,41 +64,18 @@ STEPS_LIVE = (
     _qwen_step(64, batch=128, kv_len=8192, page=1),
 )
 WAYS = (EACH, ONCE)
-EAGER = ("eager",)
+_eager = partial(Grid, timers=("eager",), isolated=True)
 
 STUDY = Study(
     name="scheduler_metadata",
     question="What does it save to compute FlashAttention-3's schedule once per step?",
     grids=(
-        Grid(
-            cases=STEPS_EAGER,
-            backends=WAYS,
-            timers=EAGER,
-            rounds=4,
-            isolated=True,
-        ),
-        Grid(
-            cases=STEPS_EAGER,
-            backends=(),
-            timers=EAGER,
-            rounds=2,
-            isolated=True,
-            again=WAYS,
-        ),
+        _eager(STEPS_EAGER, WAYS, rounds=4),
+        _eager(STEPS_EAGER, (), rounds=2, again=WAYS),
         Grid(tuple(STEPS_64), WAYS, rounds=4),
         Grid(tuple(STEPS_32_80), WAYS, rounds=4),
-        Grid(
-            cases=STEPS_AGAIN,
-            backends=(),
-            rounds=4,
-            again=(ONCE,),
-        ),
-        Grid(
-            cases=STEPS_LIVE,
-            backends=WAYS,
-            rounds=3,
-            headline=True,
-        ),
+        Grid(STEPS_AGAIN, (), rounds=4, again=(ONCE,)),
+        Grid(STEPS_LIVE, WAYS, rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-c9736401",
     ceilings=("copy",),
@@ -106,6 +89,35 @@ PARTS = {
 }
 """Kernel in the trace -> what it does. The tile counter is zeroed by prepare, by combine, or, where
 neither runs, by an elementwise kernel."""
+
+
+def mismatch_table() -> pd.DataFrame:
+    """What happened when a schedule of one call was passed to another, the worst first.
+
+    The records say what differed between the calls, whether the schedule has more splits than the
+    call has buffers for, the error of the output against float64, and what the guard did.
+    """
+    lines = []
+    for told in json.loads(MISMATCHES.read_text()):
+        error = told["relative error"]
+        refused = told["with guard"].startswith("refused")
+        line = {
+            "the calls differ in": told["differs"] or "nothing",
+            "output without guard": told["without guard"].removeprefix("output "),
+            "relative error": None if error is None else f"{error:.2g}",
+            "more splits than buffers": told["overruns"] or "no",
+            "guard": "refuses" if refused else "passes",
+        }
+        if error is None and told["without guard"] == "wrong":
+            line["relative error"] = "not finite"
+        lines.append(line)
+    severity = {"wrong": 0, "refused by the library": 1, "right": 2}
+    return pd.DataFrame(lines).sort_values(
+        "output without guard",
+        key=lambda outputs: outputs.map(severity),
+        kind="stable",
+        ignore_index=True,
+    )
 
 
 def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:

@@ -1,5 +1,7 @@
 """A notebook as a piece of the page: what runs is gone, names do not collide, links lead there."""
 
+from dataclasses import replace
+
 import pytest
 from bs4 import BeautifulSoup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -33,9 +35,11 @@ def test_question_finding_and_first_figure_are_taken_from_the_notebook():
     assert found.finding == "It is <code>5</code>."
     assert 'class="finding"' in found.body
     assert "What is it?" not in found.body
-    alt = "Figure 1 of notebook 03: Why"
+    alt = "Why: See there."
     assert found.figure == f'<img src="data:image/png;base64,{PNG}" alt="{alt}">'
     assert found.contents == (("03_slug-Why", "Why"),)
+    assert (found.number, found.tab) == ("03", "Slug")
+    assert replace(found, anchor="10_sparse_mla").tab == "Sparse MLA"
 
 
 def test_an_image_without_a_source_is_no_figure():

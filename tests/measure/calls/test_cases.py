@@ -203,9 +203,12 @@ def test_the_text_of_every_case_of_the_studies_is_read_back():
     ("line", "why"),
     [
         ("8q1s1k", "a call must be words such as heads=32/8"),
-        ("33/8,d128,p16,b1,k8", "num_qo_heads must be a multiple"),
-        ("32/8,d128,p16,b1,k8,sorted", "lens must be drawn as one of"),
-        ("prefill_paged,q9,32/8,d128,p16,b1,k8", r"q_len must be an integer in 1\.\.8"),
+        ("heads=33/8 lens=8", "num_qo_heads must be a multiple"),
+        ("heads=32/8 lens=sorted:8", "lens must be drawn as one of"),
+        (
+            "mode=prefill_paged q_len=9 heads=32/8 page=16 lens=8",
+            r"q_len must be an integer in 1\.\.8",
+        ),
     ],
 )
 def test_a_line_that_is_no_key_is_refused_with_its_number(line, why):
