@@ -25,6 +25,7 @@ TOOLS = {
     "bisect",
     "build_decode_metadata",
     "build_fa2_plan",
+    "build_step_metadata",
     "captured_table",
     "changes",
     "compare",
