@@ -23,6 +23,7 @@ HOME = {
     "changes": "select.changes",
     "compare": "lab.compare",
     "compare_releases": "lab.upgrade",
+    "decisions": "lab.decide",
     "decode_call": "measure.calls.decode.measure",
     "decode_rows": "run.frame",
     "diagnose": "lab.diagnose",

@@ -429,6 +429,42 @@ def _compare(
     return OUTCOMES[upgrade.outcome]
 
 
+def _serve(
+    arms: Sequence[str],
+    open_at: Sequence[int] = (),
+    not_slower: float = 0.02,
+    as_json: bool = False,
+    **given: Any,
+) -> int:
+    """Test under load whether an arm of an engine's server is slower than the first one.
+
+    Starts the engine's own server for each arm in each round, in turns, drives the load, and judges
+    time per token and time between tokens by rounds. Says first how many minutes that takes. Exit
+    status: 0 if each arm is shown to be not slower, 1 if one is slower or a server fails, 2 for
+    wrong use, 3 if inconclusive, 5 if attnlib itself crashed.
+    """
+    from .lab.serve import Asked, serve
+
+    asked = Asked(arms=arms, loads=open_at, **given)
+    reach = serve(
+        asked,
+        not_slower=not_slower,
+        say=lambda words: _say(words, file=sys.stderr),
+    )
+    _say(_in_json(reach.to_dict()) if as_json else reach)
+    _say(reach.conclusion, file=sys.stderr if as_json else sys.stdout)
+    return OUTCOMES[reach.outcome]
+
+
+def _known_loads() -> str:
+    from .studies.serving.engine import ENGINES
+    from .studies.serving.models import MODELS
+    from .studies.splits.traffic import TRACES
+
+    lists = f"engines: {', '.join(ENGINES)}; traffic: {', '.join(TRACES)}"
+    return f"{lists}; models with made-up weights: {', '.join(MODELS)}"
+
+
 def _percent(text: str) -> float:
     is_percent = re.fullmatch(r"\d+(\.\d+)?%", text)
     share = float(text.removesuffix("%")) / 100 if is_percent else 0.0
@@ -853,6 +889,77 @@ COMPARE: Options = {
     ),
     **JSON,
 }
+SERVE: Options = {
+    "--engine": dict(
+        choices=["sglang", "vllm"],
+        help="whose server is started, by this Python; default: sglang",
+    ),
+    "--model": dict(
+        required=True,
+        metavar="FOLDER",
+        help="a model's folder (weights may lack), or a name of the list below",
+    ),
+    "--arm": dict(
+        required=True,
+        action="append",
+        dest="arms",
+        metavar="ARM",
+        help="default, NAME=VALUE of the plugin such as splits=bounded, or options of the server "
+        "such as '--attention-backend flashinfer'; the first is the base; repeatable",
+    ),
+    "--traffic": dict(
+        metavar="LOAD",
+        help="prompts in flight: chat, kimi-conversation:32, 512x40+100000, or a log of lengths, "
+        ".csv or steps.jsonl; default: chat",
+    ),
+    "--output": dict(
+        type=int,
+        metavar="N",
+        help="tokens that a request makes; default: the log's mean, or 256",
+    ),
+    "--turns": dict(
+        type=int,
+        metavar="N",
+        help="requests of each client, one after the other; default: 3",
+    ),
+    "--open": dict(
+        type=int,
+        action="append",
+        dest="open_at",
+        metavar="PERCENT",
+        help="also an open loop: requests arrive at this share of what the base has served; "
+        "repeatable",
+    ),
+    "--rounds": dict(
+        type=int,
+        metavar="N",
+        help="fresh servers of each arm; default: 4",
+    ),
+    "--options": dict(
+        metavar="TEXT",
+        help="options of every server, such as --options='--context-length 131072'",
+    ),
+    "--together": dict(
+        action="store_true",
+        help="start the servers of a round at once: half the time, if all fit into the memory",
+    ),
+    "--minutes": dict(
+        type=float,
+        metavar="N",
+        help="measure nothing more after this time; default: no limit",
+    ),
+    "--port": dict(
+        type=int,
+        metavar="N",
+        help="of the first server, the next ones 1,000 higher; default: 30000",
+    ),
+    "--not-slower": dict(
+        type=_percent,
+        metavar="P",
+        help="non-inferiority margin: how much slower an arm may be; default: 2%%",
+    ),
+    **JSON,
+}
 PUBLISH: Options = {
     "study": dict(
         metavar="STUDY",
@@ -1012,6 +1119,7 @@ COMMANDS = {
     "publish": Command(_publish, PUBLISH),
     "bisect": Command(_bisect, BISECT),
     "compare": Command(_compare, COMPARE, status=USAGE),
+    "serve": Command(_serve, SERVE, known=_known_loads),
     "claims": Command(_claims, CLAIMS),
     "report": Command(_report, REPORT),
     "advise": Command(_advise, ADVISE, status=USAGE),

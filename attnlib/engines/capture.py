@@ -32,7 +32,7 @@ BEGINNING = b'{"call": '
 
 
 @dataclass(frozen=True)
-class Step:
+class CapturedStep:
     """One step of a model, as its attention layers see it.
 
     `mode` is the engine's word. `lengths` are the tokens of each request as records write them
@@ -95,7 +95,7 @@ def _lens_of(lengths: str) -> Lens | None:
 
 
 def _fields_said(said: CallText) -> dict[str, Any]:
-    """The fields of `Step` that a text says."""
+    """The fields of `CapturedStep` that a text says."""
     num_qo_heads, _, num_kv_heads = said.required("heads").partition("/")
     dtype = said.dtype or "bfloat16"
     return {
@@ -129,7 +129,7 @@ class Capture:
         self.seen[mode] += 1
         return (self.seen[mode] - 1) % EVERY == 0
 
-    def write(self, step: Step) -> None:
+    def write(self, step: CapturedStep) -> None:
         """Append a line; OSError if not all of it has room."""
         form = {"call": str(step.said)}
         form |= {name: getattr(step, name) for name in BESIDE}
@@ -155,13 +155,13 @@ class Capture:
 
 
 def joined(lengths: Any) -> str:
-    """Lengths on the host (a tensor, an array, a list) as `Step.lengths`; empty for None."""
+    """Lengths on the host (a tensor, an array, a list) as a step has them; empty for None."""
     if lengths is None:
         return ""
     return "+".join(map(str, np.asarray(lengths).tolist()))
 
 
-def read(path: str | Path) -> list[Step]:
+def read(path: str | Path) -> list[CapturedStep]:
     """The steps of a file. Blank lines are skipped, and with a warning lines that were cut short.
 
     ValueError names the first other line that is no step, or a file of more than `MOST_BYTES`.
@@ -177,8 +177,8 @@ def read(path: str | Path) -> list[Step]:
         try:
             form = json.loads(line)
             form |= _fields_said(CallText.read(form.pop("call")))
-            steps.append(Step(**form))
-            require_types(fields(Step), form)
+            steps.append(CapturedStep(**form))
+            require_types(fields(CapturedStep), form)
         except json.JSONDecodeError as error:
             if not line.startswith(BEGINNING):
                 raise _no_step(path, number, error) from None

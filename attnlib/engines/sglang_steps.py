@@ -11,7 +11,7 @@ from ..core.backends.base import installed_version
 from ..core.schedule.pages import require_table
 from ..core.spec import dtype_name
 from .arms import PREFIX, SGLANG, STATE, Pool
-from .capture import Step, joined
+from .capture import CapturedStep, joined
 from .known import mode_of, warn_once
 from .plans import guarding, sample
 from .points import ending_capture
@@ -158,7 +158,7 @@ def _reasons(name: str, runner: Any, batch: Any) -> Iterator[str]:
     if name == "guard" and STATE.arms.get("schedule") == "layer":
         yield f"{PREFIX}SCHEDULE=layer leaves no schedule to check"
     if name == "metadata" and batch.forward_mode.name == "TARGET_VERIFY":
-        yield "steps of speculative decoding keep SGLang's own metadata"
+        yield "steps of speculative decoding keep SGLang's own metadata (one-launch: to 0.5.21)"
     if not decodes_in_graphs(server):
         yield "the server decodes without CUDA graphs"
 
@@ -216,7 +216,7 @@ def capture_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
             capture.write(step)
 
 
-def _described(runner: Any, batch: Any, mode: str) -> Step | None:
+def _described(runner: Any, batch: Any, mode: str) -> CapturedStep | None:
     """The step from what the host knows; None on ranks that share their batch with another."""
     rank, of_layer, ranks_of_a_context = ranks()
     if rank:
@@ -225,7 +225,7 @@ def _described(runner: Any, batch: Any, mode: str) -> Step | None:
         raise ValueError("a step must have its whole context here, got decode context parallelism")
     config = runner.model_config
     backend = runner.server_args.attention_backend
-    return Step(
+    return CapturedStep(
         mode=mode,
         batch_size=batch.batch_size,
         lengths=joined(batch.seq_lens_cpu),

@@ -34,7 +34,7 @@ from ..core.releases import read_releases
 from ..core.spec import dtype_name
 from . import points
 from .arms import STATE, VLLM
-from .capture import Capture, Step, joined
+from .capture import Capture, CapturedStep, joined
 from .known import mode_of, warn_once
 from .points import Function, Point
 
@@ -152,7 +152,7 @@ def _write_if_due(capture: Capture, group: Any, batch: Any) -> None:
     builder = group.metadata_builders[0]
     config = builder.vllm_config
     spec = builder.kv_cache_spec
-    step = Step(
+    step = CapturedStep(
         mode=mode,
         batch_size=requests,
         lengths=joined(lens),

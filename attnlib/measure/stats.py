@@ -86,6 +86,10 @@ class _Means:
         reach = stdtrit(self.freedom, quantile) * self.error
         return self.mean - reach, self.mean + reach
 
+    def with_interval(self, confidence: float) -> Floats:
+        """Mean, low and high of each row, [rows, 3]."""
+        return np.stack([self.mean, *self.interval(confidence)], axis=1)
+
 
 def margin_of(us: float) -> float:
     """The smallest effect that is worth a verdict in a call of `us` microseconds."""
@@ -137,15 +141,13 @@ def judge_ratios(
     >>> row.verdict, round(row.ratio, 2)
     ('slower', 2.01)
     """
-    sides = [_paired(pair) for pair in pairs]
     of_rows = []
     log_ratios = []
-    for a, b in sides:
+    for a, b in map(_paired, pairs):
         shorter = min(median(a), median(b))
         of_rows.append(not_slower or margin_of(shorter))
         log_ratios.append(np.log(a / b))
-    margins = np.array(of_rows)
-    edges = np.log1p(margins)
+    edges = np.log1p(of_rows)
     means = _moderated(log_ratios)
 
     def word(
@@ -165,18 +167,11 @@ def judge_ratios(
         return SAME if is_inside else AMBIGUOUS
 
     verdicts = _by_holm(means, word, looks)
-    low, high = means.interval(CONFIDENCE)
     ratios = []
-    for row, (a, _) in enumerate(sides):
-        ratio = Ratio(
-            ratio=float(np.exp(means.mean[row])),
-            low=float(np.exp(low[row])),
-            high=float(np.exp(high[row])),
-            rounds=len(a),
-            margin=float(margins[row]),
-            verdict=verdicts[row],
-        )
-        ratios.append(ratio)
+    ends = np.exp(means.with_interval(CONFIDENCE))
+    for row, (ratio, low, high) in enumerate(ends.tolist()):
+        rounds = len(log_ratios[row])
+        ratios.append(Ratio(ratio, low, high, rounds, of_rows[row], verdicts[row]))
     return ratios
 
 
@@ -187,10 +182,9 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
     length of a call, so variances are shared over the rows relative to the time before.
     Raises ValueError as `judge_ratios`.
     """
-    sides = [_paired(pair) for pair in pairs]
     of_rows = []
     shares = []
-    for before, after in sides:
+    for before, after in map(_paired, pairs):
         unit = before.mean()
         of_rows.append(unit)
         shares.append((before - after) / unit)
@@ -212,17 +206,9 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
         return SLOWER if high < 0 else AMBIGUOUS
 
     verdicts = _by_holm(means, word)
-    low, high = means.interval(CONFIDENCE)
     savings = []
-    for row, (before, _) in enumerate(sides):
-        saving = Saving(
-            saved=float(means.mean[row]),
-            low=float(low[row]),
-            high=float(high[row]),
-            rounds=len(before),
-            verdict=verdicts[row],
-        )
-        savings.append(saving)
+    for row, (saved, low, high) in enumerate(means.with_interval(CONFIDENCE).tolist()):
+        savings.append(Saving(saved, low, high, len(shares[row]), verdicts[row]))
     return savings
 
 

@@ -31,7 +31,7 @@ SPARE_ROUNDS = 12
 """How many rounds a look may take beyond its number, because some are throttled."""
 Row = Any
 """A row of a frame of records, as `DataFrame.itertuples` gives it."""
-Pair = tuple[Row, Row]
+RowPair = tuple[Row, Row]
 Sides = dict[str, dict[int, Row]]
 """Release -> its rows by the number of the round."""
 
@@ -48,7 +48,7 @@ class Comparison:
     both: tuple[str, str]
     looks: Sequence[int]
     not_slower: float = 0.0
-    pairs: dict[Item, list[Pair]] = field(default_factory=dict)
+    pairs: dict[Item, list[RowPair]] = field(default_factory=dict)
     failed: dict[Item, Row] = field(default_factory=dict)
 
     def take(self, frame: pd.DataFrame) -> None:

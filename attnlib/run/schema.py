@@ -21,6 +21,8 @@ NUMBER = pa.float64()
 FLAG = pa.bool_()
 KERNEL = {"name": TEXT, "launches": NUMBER, "gpu_us": NUMBER}
 KERNELS = pa.list_(pa.struct(KERNEL))
+NUMBERS = pa.list_(NUMBER)
+COUNTS = pa.list_(COUNT)
 
 
 def now(device: str = "") -> str:
@@ -56,6 +58,14 @@ class Column(NamedTuple):
         return "" if self.type == TEXT else 0
 
 
+STATE = {
+    "memory_clock_mhz": "clock of the GPU's memory",
+    "power_w": "watts",
+    "sm_clock_mhz": "SM clock",
+    "temperature_c": "temperature",
+    "throttle_reasons": "NVML's bits, why clocks are held down,",
+}
+"""What changes of a GPU while it works (`measure.machine.describe_state`)."""
 COLUMNS = (
     Column(
         "id",
@@ -84,7 +94,7 @@ COLUMNS = (
         "reported_backend",
         TEXT,
         "the library's own word for what it chose, after `plan`; of an engine, its arm and a "
-        "hash of tokens and logits",
+        "hash of tokens and logits; of a server what its log says, and a hash of all tokens",
         in_frame=True,
     ),
     Column(
@@ -100,7 +110,12 @@ COLUMNS = (
         "every kernel of a call: its name, launches per call and microseconds per call "
         "(torch.profiler)",
     ),
-    Column("run_us", pa.list_(NUMBER), "microseconds of a call of `run`, a value per sample"),
+    Column(
+        "run_us",
+        NUMBERS,
+        "microseconds of a call of `run`, a value per sample; of a server the time between two "
+        "tokens of a request, at most 1,000 of them, evenly chosen",
+    ),
     Column("calls_per_sample", COUNT, "calls between the two events of a sample"),
     Column(
         "settle_us",
@@ -120,7 +135,7 @@ COLUMNS = (
         NUMBER,
         "worst relative L2 error of an output row against float64; of metadata, how many "
         "words differ; of an engine's `steps`, relative error of a request's logits; of "
-        "`offline`, requests or tokens that are missing",
+        "`offline` and of a server, requests or tokens that are missing",
         in_frame=True,
     ),
     Column(
@@ -132,8 +147,8 @@ COLUMNS = (
     Column(
         "peak_bytes",
         COUNT,
-        "bytes of GPU memory that one call allocates on top of what is held: output, partial "
-        "outputs, words; 0 or null: not measured",
+        "bytes of GPU memory that one call, or a load, allocates on top of what is held: output, "
+        "partial outputs, words; 0 or null: not measured",
     ),
     Column(
         "work_per_call",
@@ -145,15 +160,17 @@ COLUMNS = (
     Column(
         "backend",
         TEXT,
-        "what was asked for: a backend, a design of the metadata, or a ceiling (`copy`, `matmul`)",
+        "what was asked for: a backend, a design of the metadata, or a ceiling (`copy`, `matmul`); "
+        "of a server the engine and its arm",
         in_frame=True,
     ),
     Column(
         "timer",
         TEXT,
-        "`graph`, `graph-cold`, `graph-behind`, `eager`, `profiler`, `host` or `ahead`; "
+        "`graph`, `graph-cold`, `graph-behind`, `eager`, `profiler`, `host`, `ahead` or `served`; "
         "`attnlib/measure/timer.py` says what each of them times, "
-        "`attnlib/studies/engine/case.py` what of an engine",
+        "`attnlib/studies/engine/case.py` what of an engine, "
+        "`attnlib/studies/serving/measure.py` what of a server",
         in_frame=True,
     ),
     Column(
@@ -192,8 +209,8 @@ COLUMNS = (
     Column(
         "case.kind",
         TEXT,
-        "what a call is: `extend`, `mla`, `metadata`, `step`, `plan` or `engine` (read only);"
-        " null: decode",
+        "what a call is: `extend`, `mla`, `metadata`, `step`, `plan`, `engine` (read only) or "
+        "`serving`; null: decode",
     ),
     Column("case.kv_dtype", TEXT, "of the cache"),
     Column(
@@ -202,11 +219,18 @@ COLUMNS = (
         "of a token in an MLA cache: `bfloat16`, `fp8-656` (FlashMLA) or `fp8-576` (FlashInfer)",
     ),
     Column("case.kv_len", COUNT, "the most tokens of a request after the call"),
+    Column("case.late_s", COUNT, "of a server: seconds until the first client begins"),
     Column("case.layers", COUNT, "of a step: attention calls, one per layer"),
     Column(
         "case.lengths",
         TEXT,
         "how lengths are drawn (`attnlib/measure/calls/lengths.py`), or all of them: `33+1+60`",
+    ),
+    Column(
+        "case.load",
+        COUNT,
+        "of a server: percent of the rate that the base has served at which requests arrive; 0: "
+        "clients wait for their answers",
     ),
     Column("case.mask", TEXT, "`causal`, `full`, or drafts as a custom one, `chain` or `tree`"),
     Column("case.max_ctx", COUNT, "of metadata: tokens of the longest request"),
@@ -219,13 +243,16 @@ COLUMNS = (
     Column("case.model", TEXT, "of an engine"),
     Column("case.num_kv_heads", COUNT, "KV heads, of one GPU"),
     Column("case.num_qo_heads", COUNT, "query heads, of one GPU"),
-    Column("case.output_len", COUNT, "of an engine: decode steps"),
+    Column(
+        "case.output_len", COUNT, "of an engine: decode steps; of a server: tokens of a request"
+    ),
     Column("case.page_size", COUNT, "tokens of a KV page"),
     Column(
         "case.pool_size",
         COUNT,
         "of metadata: rows of the pool of requests, at least as many as requests",
     ),
+    Column("case.prompts", TEXT, "of a server: `cached` in its prefix cache before, or `new`"),
     Column("case.q_len", COUNT, "query tokens per request; of ragged ones the most"),
     Column("case.q_lengths", TEXT, "all query tokens, where they differ: `1+1+512`"),
     Column("case.seed", COUNT, "of lengths, pages and inputs"),
@@ -233,6 +260,7 @@ COLUMNS = (
     Column("case.swa", FLAG, "of metadata: whether the sliding window's page table is built too"),
     Column("case.top_k", COUNT, "of MLA: tokens of a request that are attended to; 0: all"),
     Column("case.tp", COUNT, "of an engine: GPUs that the model is split over"),
+    Column("case.turns", COUNT, "of a server: requests of each client, one after the other"),
     Column("case.window", COUNT, "tokens that a layer with a sliding window sees; null: all"),
     Column("machine.compute_capability", TEXT, "of the GPU, such as `9.0`", in_frame=True),
     Column("machine.cores", COUNT, "cores of the host's CPU"),
@@ -250,28 +278,31 @@ COLUMNS = (
     Column("machine.memory_gib", NUMBER, "memory of the GPU"),
     Column("machine.num_sms", COUNT, "multiprocessors of the GPU", in_frame=True),
     Column("machine.power_limit_w", COUNT, "power limit of the GPU in watts", in_frame=True),
+    Column("served.ended_us", NUMBERS, "of a server: when each request's last token came"),
+    Column("served.first_us", NUMBERS, "when its first token came"),
+    Column("served.itl_p50_us", NUMBER, "of a server: median time between tokens of a request"),
+    Column("served.itl_p90_us", NUMBER, "the 90th percentile of it"),
+    Column("served.itl_p99_us", NUMBER, "the 99th percentile of it"),
+    Column("served.output", COUNTS, "tokens that each request made"),
+    Column("served.prompt", COUNTS, "tokens of each request's prompt"),
+    Column("served.rate", NUMBER, "of an open loop: requests that arrive in a second, on average"),
     Column(
-        "state_before.memory_clock_mhz",
-        COUNT,
-        "clock of the GPU's memory before the measurement",
+        "served.started_us",
+        NUMBERS,
+        "when each request was sent, microseconds after the load began",
     ),
-    Column("state_before.power_w", COUNT, "watts before the measurement"),
-    Column("state_before.sm_clock_mhz", COUNT, "SM clock before the measurement"),
-    Column("state_before.temperature_c", COUNT, "temperature before the measurement"),
-    Column(
-        "state_before.throttle_reasons",
-        COUNT,
-        "NVML's bits before the measurement: why clocks are held down",
+    Column("served.token_at_us", NUMBERS, "when the token of each sample of `run_us` came"),
+    Column("served.tokens", COUNT, "of a server: tokens that came in the window"),
+    Column("served.tokens_per_s", NUMBER, "tokens of all requests in a second of the window"),
+    Column("served.ttft_p50_us", NUMBER, "of a server: median time to a request's first token"),
+    Column("served.ttft_p90_us", NUMBER, "the 90th percentile of it"),
+    Column("served.ttft_p99_us", NUMBER, "the 99th percentile of it"),
+    Column("served.window_s", NUMBER, "seconds in which tokens were counted"),
+    *(
+        Column(f"state_{when}.{name}", COUNT, f"{meaning} {when} the measurement")
+        for when in ("before", "after")
+        for name, meaning in STATE.items()
     ),
-    Column(
-        "state_after.memory_clock_mhz",
-        COUNT,
-        "clock of the GPU's memory after the measurement",
-    ),
-    Column("state_after.power_w", COUNT, "watts after the measurement"),
-    Column("state_after.sm_clock_mhz", COUNT, "SM clock after the measurement"),
-    Column("state_after.temperature_c", COUNT, "temperature after the measurement"),
-    Column("state_after.throttle_reasons", COUNT, "NVML's bits after the measurement"),
     *(
         Column(f"versions.{name}", TEXT, f"release of `{name}`")
         for name in sorted((*RECORDED, "python", "cuda"))

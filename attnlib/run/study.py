@@ -14,7 +14,6 @@ import math
 import os
 import shlex
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -31,7 +30,7 @@ from ..measure.calls.form import Item, NamedCase
 from ..measure.machine import has_driver
 from ..measure.progress import progress_bar
 from . import store
-from .jobs import Job, Watch, run_job, worker_environment
+from .jobs import WORKER, Job, Machine, Watch, run_job, worker_environment
 from .lock import hold_gpu
 from .releases import overlay_for
 from .rows import machine_slug
@@ -151,7 +150,12 @@ class Study:
             )
         return matches[0]
 
-    def jobs(self, *, headline: bool, rounds: int | None = None) -> list[Job]:
+    def jobs(
+        self,
+        *,
+        headline: bool,
+        rounds: int | None = None,
+    ) -> list[Job]:
         """Fresh processes in the order to run them: rounds outermost, odd rounds reversed."""
         self.require_measurable()
         grids = [grid for grid in self.grids if grid.headline or not headline]
@@ -252,7 +256,8 @@ def load_or_measure(study: Study) -> pd.DataFrame:
         Sweep(headline=True).measure(study)
     frame = store.load(study.name, record_machine(study))
     cases = frame[frame.case.notna()]
-    if mode() == "live" and len(cases) and not (cases.status == "ok").any():
+    is_ok = cases.status == "ok"
+    if mode() == "live" and len(cases) and not is_ok.any():
         why = f"no case of {study.name} could run here: {cases.reason.iloc[0]}"
         warnings.warn(why, stacklevel=2)
     return frame
@@ -336,16 +341,19 @@ class Sweep:
             # Asked again: the sweep that held the GPU until now may have measured some.
             left = self.missing(jobs, machine)
             total = sum(len(job.items) for job in left)
-            words = [jobs[0].study, *sorted({job.release for job in left} - {""})]
-            bar = self.progress(total=total, unit="item", desc=" ".join(words))
+            releases = sorted({job.release for job in left})
+            words = " ".join(filter(None, [jobs[0].study, *releases]))
+            bar = self.progress(total=total, unit="item", desc=words)
             with closing(bar):
                 for job in left:
                     overlay = _overlay(job, self.overlays)
                     run_job(job, machine, overlay, Watch(bar.update, self.stop, (held,)))
         return total
 
-    def missing(self, jobs: list[Job], machine: dict[str, Any]) -> list[Job]:
+    def missing(self, jobs: list[Job], machine: Machine) -> list[Job]:
         """What the `jobs` of one study lack on that machine."""
+        if not jobs:
+            return []
         rows = store.find(jobs[0].study, machine_slug(machine))
         if self.retry:
             rows = rows[~rows.status.isin(["error", "crashed", "timeout"])]
@@ -371,14 +379,18 @@ def in_about(*sweeps: tuple[int, int], pace: Study) -> str:
     means = gaps[gaps < LONGEST_GAP_S].groupby(starts).mean()
     process_s = means.get(True, 0.0)
     record_s = means[False]
-    minutes = [math.ceil((count * process_s + size * record_s) / 60) for count, size in sweeps]
-    return f", in about {' to '.join(map(str, minutes))} minute{'s' * (minutes[-1] > 1)}"
+    minutes = []
+    for count, size in sweeps:
+        seconds = count * process_s + size * record_s
+        minutes.append(math.ceil(seconds / 60))
+    words = " to ".join(str(each) for each in minutes)
+    return f", in about {words} minute{'s' if minutes[-1] > 1 else ''}"
 
 
 @lru_cache(maxsize=2)
-def describe(device: str) -> dict[str, Any]:
+def describe(device: str) -> Machine:
     """This machine, described by a worker process: ours never opens a CUDA context."""
-    command = [sys.executable, "-m", "attnlib.run.worker", "--describe", device]
+    command = [*WORKER, "--describe", device]
     done = subprocess.run(command, capture_output=True, text=True, env=worker_environment())
     if done.returncode:
         raise RuntimeError(f"the machine could not be described: {done.stderr.strip()[-800:]}")
@@ -386,17 +398,20 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def _overlay(job: Job, given: dict[str, Path]) -> Path | None:
-    packages = {item.backend: compared_package(item.backend) for item in job.items if item.release}
+    compared = [item.backend for item in job.items if item.release]
+    packages = {backend: compared_package(backend) for backend in compared}
+    if not packages:
+        return None
     if unknown := [backend for backend, package in packages.items() if not package]:
         raise ValueError(
             f"release must be empty for backends other than {', '.join(COMPARED)}-*, "
             f"got {job.release!r} for {', '.join(sorted(unknown))}"
         )
-    if len({*packages.values()}) > 1:
-        raise ValueError(
-            f"a job must have the releases of one distribution, got {sorted({*packages.values()})}"
-        )
-    return overlay_for([*packages.values()][0], job.release, given) if packages else None
+    distributions = sorted({*packages.values()})
+    if len(distributions) > 1:
+        words = "a job must have the releases of one distribution"
+        raise ValueError(f"{words}, got {distributions}")
+    return overlay_for(distributions[0], job.release, given)
 
 
 def _has_cuda() -> bool:

@@ -31,7 +31,7 @@ DECODES = (
 EXTENDS = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa3")
 
 
-def case_of(step: capture.Step) -> Case:
+def case_of(step: capture.CapturedStep) -> Case:
     """The attention call of one layer in `step`: the captured lengths, drawn pages and values.
 
     Raises ValueError with the reason if it cannot be a case.
@@ -54,7 +54,7 @@ def case_of(step: capture.Step) -> Case:
 
 
 def cases(
-    steps: Iterable[capture.Step],
+    steps: Iterable[capture.CapturedStep],
 ) -> tuple[Counter[Case], Counter[str]]:
     """How many steps each case stands for, and how many steps were left out for each reason."""
     counts: Counter[Case] = Counter()

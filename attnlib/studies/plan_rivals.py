@@ -11,6 +11,7 @@ request of the batch. Tables are those of `random_batches`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -68,7 +69,6 @@ PAGES_OF_16 = ("flashinfer-xqa", "vllm-flash-attn-3", "vllm-triton")
 """Rivals that refuse the layers with pages of one token. The H100's records have none of them."""
 FLASHINFER_ON_H200 = "0.7.2.post1"
 FLASHINFER_ON_H100 = "0.6.13"
-TIMERS = (COLD,)
 RIVALS = (FA2, BATCH_ATTENTION, FLASH_ATTENTION, *PAGES_OF_16)
 BACKENDS = (*RIVALS, PLANNED)
 WORDS = {
@@ -80,30 +80,15 @@ WORDS = {
     "vllm-triton": "vLLM's Triton kernel",
 }
 """Rivals as a reader knows them."""
+_cold = partial(Grid, timers=(COLD,))
 
 STUDY = Study(
     name="plan_rivals",
     question="Does fa2 by our plan lead its rivals, for batches that were drawn at random?",
     grids=(
-        Grid(
-            cases=CASES,
-            backends=BACKENDS,
-            timers=TIMERS,
-            rounds=2,
-        ),
-        Grid(
-            cases=AGAIN,
-            backends=(),
-            timers=TIMERS,
-            rounds=2,
-            again=(PLANNED,),
-        ),
-        Grid(
-            cases=LIVE,
-            backends=BACKENDS,
-            timers=TIMERS,
-            headline=True,
-        ),
+        _cold(CASES, BACKENDS, rounds=2),
+        _cold(AGAIN, (), rounds=2, again=(PLANNED,)),
+        _cold(LIVE, BACKENDS, headline=True),
     ),
     reference_machine="nvidia-h200-a1283d40",
     ceilings=("copy",),

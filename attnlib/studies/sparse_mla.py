@@ -76,7 +76,7 @@ for _format, _backend in KERNELS:
         _live = _sparse(heads=64, top_k=2048, batch=64, kv_format=_format)
         LIVE.append(replace(_all, cases=(_live,), headline=True))
 
-FA3 = "flash-attn-3-mla"
+FLASH_ATTN_3 = "flash-attn-3-mla"
 _FEW = [_sparse(heads, 512, 8, "bfloat16") for heads in HEADS]
 _MANY = [_sparse(heads, 1024, 64, "bfloat16") for heads in HEADS]
 AGAIN = (
@@ -92,19 +92,8 @@ STUDY = Study(
     question="Which kernel decodes sparse MLA fastest on Hopper, over which cache format?",
     grids=(
         *ALL_SHAPES,
-        Grid(
-            cases=AGAIN,
-            backends=(),
-            timers=COLD,
-            rounds=4,
-            again=(FA3,),
-        ),
-        Grid(
-            cases=EITHER_SIDE,
-            backends=OVERFLOWING,
-            releases=("0.6.4", "0.6.13"),
-            rounds=3,
-        ),
+        Grid(AGAIN, (), timers=COLD, rounds=4, again=(FLASH_ATTN_3,)),
+        Grid(EITHER_SIDE, OVERFLOWING, releases=("0.6.4", "0.6.13"), rounds=3),
         *LIVE,
     ),
     reference_machine="nvidia-h200-89dc5463",

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.metadata_cases import DECODE, POISON, STEP, Shape, arguments
+from support.metadata_cases import DECODE, POISON, SCHEDULES, Shape, arguments
 
 from attnlib.core.metadata.decode import build_decode_metadata
 
@@ -24,7 +24,7 @@ def test_a_slot_beyond_the_window_map_reads_nothing_and_gives_minus_one():
     assert call["swa_page_table"][0, :8].tolist() == [-1] * 8
 
 
-@pytest.mark.parametrize("builder", [DECODE, STEP], ids=["decode", "step"])
+@pytest.mark.parametrize("builder", [DECODE, SCHEDULES], ids=["decode", "schedules"])
 def test_lengths_may_be_their_own_output_where_they_stay_as_they_are(builder):
     call = builder.arguments(Shape(4, 64, 4, lens_dtype=torch.int32))
     call["cache_seqlens"] = call["seq_lens"]

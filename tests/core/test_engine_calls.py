@@ -8,7 +8,7 @@ import torch
 import yaml
 from support.metadata_cases import BUILDERS, DEVICE, POISON, facts_of
 
-from attnlib.core.schedule.flash_attn3 import reserve
+from attnlib.core import StepSchedules
 
 LISTED = yaml.safe_load((Path(__file__).parents[2] / "data/engine_calls.yaml").read_text())
 CALLS = {call["name"]: call for call in LISTED["calls"]}
@@ -44,10 +44,11 @@ def engine_call(listed):
             given = listed.get(GIVEN.get(name))
             values = random_values(name, view.shape, rng) if given is None else np.array(given)
             view.copy_(torch.from_numpy(values))
-    if "scheduler" in call:
+    if "schedules" in builder.outputs:
         # SGLang's call is causal and says where each query token lies.
-        facts = facts_of(call, varlen_q=True)
-        call["scheduler"] = reserve(facts, torch.device(DEVICE), out=buffers["scheduler"])
+        facts = {"full": facts_of(call, varlen_q=True)}
+        call["schedules"] = StepSchedules.reserve(facts, torch.device(DEVICE))
+        call["schedules"].words.fill_(POISON)
     return builder, call, buffers
 
 
@@ -59,7 +60,7 @@ def test_a_call_of_an_engine_is_taken_as_it_is(name, build):
     for _ in range(2 if getattr(builder, build) else 0):
         getattr(builder, build)(**call)
         builder.assert_right(call, tails=build == "ours")
-        for name in buffers.keys() - {"scheduler"}:
+        for name in buffers:
             beside, view = buffers[name].clone(), call[name]
             beside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(POISON)
             assert (beside == POISON).all(), name

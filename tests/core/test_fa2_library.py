@@ -9,8 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from attnlib.core.fa2.library import FA2_INFO, MIN_CHUNK, RELEASES, ROWS_SINCE, tile_rows
-from attnlib.core.fa2.words import in_order, library_words, offsets
+from attnlib.core.fa2.library import (
+    FA2_INFO,
+    MIN_CHUNK,
+    RELEASES,
+    ROWS_SINCE,
+    by_name,
+    tile_rows,
+)
+from attnlib.core.fa2.words import Words, block_indices, in_order, offsets, prefix_sums
+from attnlib.core.spec import ceil_div
 
 VECTORS = Path(__file__).resolve().parents[2] / "data" / "vectors" / "flashinfer_plans.jsonl.xz"
 HEADER, *EVERY = map(json.loads, lzma.decompress(VECTORS.read_bytes()).splitlines())
@@ -28,6 +36,32 @@ LINES = [
 def lengths(line, name):
     """Tokens of each request; a length that stands alone is that of all."""
     return np.full(line["bs"], line.get(name, 1))
+
+
+def library_words(
+    info: tuple[int, ...],
+    seen: np.ndarray,
+    q_lens: np.ndarray,
+    chunk: int,
+    group_size: int,
+) -> Words:
+    """What FlashInfer writes by a plan of these integers for requests of `q_lens` [bs] queries,
+    `seen` [bs] tokens cut into chunks of `chunk`; read in scheduler.cuh (PrefillPlan)."""
+    facts = by_name(info)
+    parts = ceil_div(seen, chunk)
+    tiles = ceil_div(q_lens * group_size, facts["cta_tile_q"])
+    requests, qo_tiles, kv_tiles = block_indices(tiles, parts)
+    return Words(
+        info=info,
+        request_indices=requests,
+        qo_tile_indices=qo_tiles,
+        kv_tile_indices=kv_tiles,
+        o_indptr=prefix_sums(q_lens * parts),
+        merge_indptr=prefix_sums(np.repeat(parts, q_lens)),
+        kv_chunk_size=chunk,
+        total_num_rows=int(q_lens.sum()),
+        block_valid_mask=np.arange(facts["padded_batch_size"]) < len(requests),
+    )
 
 
 def library_plan(line, release):

@@ -14,13 +14,8 @@ from support.library_fakes import PlannedWrapper
 
 from attnlib.core.batch import DecodeBatch
 from attnlib.core.fa2 import planner as module
-from attnlib.core.fa2.library import FA2_INFO
 from attnlib.core.fa2.planner import PRIVATE, Fa2Planner
 from attnlib.core.fa2.words import (
-    ARRAYS,
-    in_order,
-    library_words,
-    offsets,
     plan_words,
 )
 from attnlib.core.spec import AttnSpec
@@ -121,47 +116,6 @@ def test_a_published_snippet_names_the_query_dtype_and_plans_before_the_capture(
     names |= {"layers": range(2), "q": None, "cache": None, "Fa2Planner": Fa2Planner}
     exec(snippet(), names)
     assert events == [torch.bfloat16, "ours", "capture", "ours", "run", "run"]
-
-
-def patched(wrapper, monkeypatch, chunk=512):
-    """The wrapper planned by a build of one's own, which writes what FlashInfer does."""
-    monkeypatch.setattr(module, "installed_version", lambda _: "0.6.4+mine")
-    sizes = (33, 33, 33, 4, 1, 1, 4, 0)
-    names = ARRAYS[:4] + ARRAYS[5:7] + ARRAYS[4:5] + ARRAYS[7:]
-    info = dict(zip(FA2_INFO, wrapper._plan_info, strict=True))
-    info |= offsets(dict(zip(names, sizes, strict=True)))
-    wrapper._plan_info = list(in_order(info))
-    wrapper._paged_kv_indptr_buf = torch.tensor([0, 3, 103, 103], dtype=torch.int32)
-    wrapper._paged_kv_last_page_len_buf = torch.tensor([9, 16, 16], dtype=torch.int32)
-    wrapper._paged_kv_indices_buf = torch.zeros(256, dtype=torch.int32)
-    wrapper._qo_indptr_buf = torch.arange(4, dtype=torch.int32)
-    seen = np.array([41, 1600, 1])
-    plan = library_words(tuple(wrapper._plan_info), seen, np.ones(3, np.int64), chunk, 4)
-    image = plan.image(2**18, -1).view(np.uint8)
-    wrapper._int_workspace_buffer = torch.from_numpy(image)
-    return plan, image
-
-
-def test_a_build_of_a_known_release_is_taken_if_its_own_plan_is_word_for_word_the_releases(
-    wrapper, monkeypatch
-):
-    plan, image = patched(wrapper, monkeypatch)
-    before = image.copy()
-    layer = LAYER | {"num_sms": 132, "page_size": 16}
-    with pytest.raises(ValueError, match="page_size must be given, to compare the plan of .*mine"):
-        Fa2Planner(wrapper, **LAYER, num_sms=132)
-    for name, at, _ in plan.placed():
-        image[:] = before
-        image[at] ^= 1
-        named = name.removesuffix("_ptr")
-        with pytest.raises(RuntimeError, match=rf"0.6.4\+mine must plan as 0.6.4, .*{named}"):
-            Fa2Planner(wrapper, **layer)
-    image[:] = before
-    assert Fa2Planner(wrapper, **layer).plan(torch.tensor([5000])) is None
-    assert Fa2Planner(wrapper, **layer).info == wrapper._plan_info, "again, over our own plan"
-    patched(wrapper, monkeypatch, chunk=520)
-    with pytest.raises(RuntimeError, match="kv_chunk_size of this wrapper's plan"):
-        Fa2Planner(wrapper, **layer)
 
 
 def test_a_gpu_that_was_not_measured_is_named_once():

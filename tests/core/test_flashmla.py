@@ -77,7 +77,7 @@ def on_gpu():
 
 @pytest.mark.gpu
 def test_on_a_gpu_words_of_shorter_requests_are_refused_and_give_a_wrong_output(on_gpu):
-    flash_mla = library.load(library.FLASHMLA)
+    flash_mla = library.import_library(library.FLASHMLA)
     q = torch.randn(2, 1, 64, 576, device="cuda", dtype=torch.bfloat16)
     cache = torch.randn(8, 64, 1, 576, device="cuda", dtype=torch.bfloat16)
     table = torch.arange(8, device="cuda", dtype=torch.int32).view(2, 4)
@@ -104,7 +104,7 @@ def test_on_a_gpu_the_librarys_words_are_those_of_the_twin(on_gpu, heads):
     for batch in (1, 8, 300):
         lens = draw.integers(1, 2 ** draw.integers(4, 17), batch)
         seq_lens = torch.tensor(lens, dtype=torch.int32, device="cuda")
-        tiles, sums = library.load(library.FLASHMLA).get_mla_decoding_metadata(
+        tiles, sums = library.import_library(library.FLASHMLA).get_mla_decoding_metadata(
             seq_lens, heads, 1, heads, use_legacy=True
         )
         expected, expected_sums = schedule_words(lens, len(tiles))

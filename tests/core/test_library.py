@@ -9,7 +9,7 @@ from attnlib.core.schedule import library
 
 
 def clear():
-    library.load.cache_clear()
+    library.import_library.cache_clear()
     library._build_flags.cache_clear()
     library._distribution.cache_clear()
 
@@ -59,7 +59,7 @@ def test_the_supplier_is_the_distribution_that_owns_the_module(only, monkeypatch
 def test_a_missing_library_comes_with_its_install_line(only, name, install):
     only()
     with pytest.raises(RuntimeError, match=f"{name} is not installed: pip install {install}"):
-        library.load(name)
+        library.import_library(name)
 
 
 def test_a_library_that_does_not_load_says_why(only, monkeypatch):
@@ -70,7 +70,7 @@ def test_a_library_that_does_not_load_says_why(only, monkeypatch):
 
     monkeypatch.setattr(library.importlib, "import_module", fail)
     with pytest.raises(RuntimeError, match=r"cannot be loaded: libcudart.so.13"):
-        library.load()
+        library.import_library()
 
 
 @pytest.mark.parametrize(("disabled", "has"), [(True, False), (False, True), (None, True)])

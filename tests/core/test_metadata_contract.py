@@ -14,13 +14,11 @@ from support.metadata_cases import (
     OTHER_NUMBERS,
     POISON,
     SCHEDULES,
-    STEP,
     poison,
 )
 
 from attnlib.core.metadata import launch
 from attnlib.core.metadata.require import EITHER_WIDTH, IN_ROWS
-from attnlib.core.schedule.flash_attn3 import SchedulerMetadata
 from attnlib.core.schedule.kinds import StepSchedules
 from attnlib.studies.metadata import eager
 
@@ -163,7 +161,6 @@ PAGES = [
 ]
 WRONG = {
     DECODE: PAGES,
-    STEP: PAGES,
     SCHEDULES: PAGES,
     KV_INDICES: [
         *POOL,
@@ -284,8 +281,6 @@ def test_without_a_gpu_and_without_the_interpreter_it_says_so(builder, build, mo
     monkeypatch.setattr(launch, "interpreting", lambda: False)
     call = builder.arguments(builder.small)
     on_cpu = {name: value.cpu() for name, value in call.items() if torch.is_tensor(value)}
-    if made := call.get("scheduler"):
-        on_cpu["scheduler"] = SchedulerMetadata(made.words.cpu(), made.facts)
     if made := call.get("schedules"):
         on_cpu["schedules"] = StepSchedules(made.kinds, made.words.cpu(), made.table.cpu())
     with pytest.raises(ValueError, match="must be on a CUDA device .or set TRITON_INTERPRET=1"):
@@ -321,8 +316,6 @@ def test_calls_in_a_row_each_see_what_the_one_before_wrote(builder, build):
     call["seq_lens"].clamp_(max=20)
 
     def clone(value):
-        if isinstance(value, SchedulerMetadata):
-            return SchedulerMetadata(value.words.clone(), value.facts)
         if isinstance(value, StepSchedules):
             return StepSchedules(value.kinds, value.words.clone(), value.table)
         return value.clone() if torch.is_tensor(value) else value

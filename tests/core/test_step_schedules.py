@@ -185,15 +185,6 @@ def test_a_step_without_kv_or_without_queries_has_one_split_each():
             assert kind.words.tolist() == unsplit.tolist()
 
 
-def test_one_kind_alone_has_the_words_of_the_one_launch_for_it():
-    call = cases.step_arguments(SMALL)
-    cases.step.build_step_metadata(**call)
-    single = call.pop("scheduler")
-    schedules = StepSchedules.reserve({"full": single.facts}, torch.device(DEVICE))
-    build_step_schedules(**call, schedules=schedules)
-    assert torch.equal(schedules["full"].words, single.words)
-
-
 @pytest.fixture
 def step():
     """A call and its schedules."""

@@ -1,6 +1,7 @@
 """A setting that does nothing says so: at the start, or at the first decode step."""
 
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -24,13 +25,14 @@ EACH = [(name, value) for name, values in VALUES.items() for value in values]
 def loaded(monkeypatch):
     """Load the plugin with these variables, as SGLang does; its parts, hooked."""
     monkeypatch.setattr(RELEASE, lambda name: "0.5.16")
-    monkeypatch.setattr(sglang_hooks, "sm_count", lambda _: 132)
     engine = sglang_code.installed(monkeypatch, sglang_code.parts())
     for name in ("forward_decode", "forward_extend"):
         own = lambda self, q, layer, forward_batch: "output"  # noqa: E731
         setattr(engine.FlashAttentionBackend, name, own)
     prepare = lambda self, forward_batch, in_capture=False: None  # noqa: E731
     engine.FlashAttentionBackend.init_forward_metadata_out_graph = prepare
+    library = lambda scheduler_metadata=None: "output"  # noqa: E731
+    monkeypatch.setattr(sys.modules[sglang_code.FLASH], "flash_attn_with_kvcache", library, False)
     sglang_code.stand_in_guard(monkeypatch)
 
     def load(**variables):

@@ -96,7 +96,8 @@ def parameters(archive, path):
 def test_every_hook_point_has_the_parameters_that_are_read(wheel):
     release, archive = wheel
     points = known_in(release, sglang_hooks.POINTS)
-    with_caps = set() if release == sglang.OLDEST else {"splits"}
+    later = {"splits", "metadata=one-launch"}
+    with_caps = set() if release == sglang.OLDEST else later
     firsts = {"metadata", "decode", "guard", "capture"}
     assert {point.arms[0] for point in points} == firsts | with_caps
     assert [words for p in points if (words := unfit(p, {*parameters(archive, p.path)}))] == []

@@ -32,6 +32,7 @@ DONE = {
     "ceilings",
     "changes",
     "compare",
+    "decisions",
     "decode_call",
     "decode_rows",
     "explain",

@@ -68,10 +68,10 @@ def test_the_time_on_record_is_said_over_a_backend_of_the_engine(times, words):
 def test_more_than_five_percent_over_nearby_batches_is_said(times, words):
     same = recorded(sglang_flash_attn_3=100.0, **times)
     batches = pd.concat([same.set_index("backend").us.to_frame().T] * 3, ignore_index=True)
-    said = slower_nearby(OWN, batches, RUNS)
+    said = slower_nearby(OWN, [batches], RUNS)
     assert words in said
     assert bool(said) == bool(words)
-    assert slower_nearby(OWN, batches.head(2), RUNS) == ""
+    assert slower_nearby(OWN, [batches.head(2), batches.tail(2)], RUNS) == ""
 
 
 def test_records_of_other_gpus_are_not_mixed():

@@ -154,8 +154,9 @@ class Workers:
     def nthreads(self):
         return dict.fromkeys(self.addresses, 1)
 
-    def run(self, function, *arguments, workers, on_error):
-        return {address: ({"gpu_id": "x"}, Counter()) for address in workers}
+    def run(self, function, *arguments):
+        machine = {"gpu": "x", "gpu_id": "x"}
+        return {address: (machine, Counter()) for address in self.addresses}
 
 
 def test_workers_that_share_a_gpu_and_a_cluster_without_any_are_refused():
@@ -219,19 +220,24 @@ def kill_after_a_record(client, machine, kept):
 
 
 @pytest.mark.slow
-def test_a_killed_dask_worker_loses_no_record_and_its_share_goes_on(dask, pretended, monkeypatch):
+def test_a_killed_dask_worker_loses_no_record_and_the_same_command_goes_on(dask, pretended):
     bar, kept = Mock(), {}
     with on_two_gpus() as client:
         asked = client.run(dask.config.get, "distributed.diagnostics.nvml")
         assert set(asked.values()) == {False}
         killer = kill_after_a_record(client, X, kept)
-        assert measure_on_gpus(STUDY, Sweep(progress=bar), client) == (8, [X, Y])
+        died = "^not all was measured: GPU 'x': its Dask worker died$"
+        with pytest.raises(RuntimeError, match=died):
+            measure_on_gpus(STUDY, Sweep(progress=bar), client)
         killer.join()
-        assert 0 < len(kept) < 4
-        assert kept.items() <= files_of(X).items(), "what was on disk is not measured again"
+        assert 0 < len(kept) < 4 and len(files_of(Y)) == 4
         bar.assert_called_once_with(total=8, unit="item", desc="demo")
         assert sum(call.args[0] for call in bar().update.call_args_list) == 8
         bar().close.assert_called_once_with()
+        client.wait_for_workers(2, timeout=20)
+        count, machines = measure_on_gpus(STUDY, Sweep(), client)
+        assert (0 < count < 4, machines) == (True, [X, Y])
+        assert kept.items() <= files_of(X).items(), "what was on disk is not measured again"
         assert homes() == {A: on_gpu(X), B: on_gpu(Y), C: on_gpu(X), D: on_gpu(Y)}
         assert measure_on_gpus(STUDY, Sweep(), client) == (0, [X, Y])
         # In another order the cases stay where they are.
@@ -245,15 +251,6 @@ def test_a_killed_dask_worker_loses_no_record_and_its_share_goes_on(dask, preten
             C: on_gpu(X),
             D: on_gpu(Y),
         }
-        monkeypatch.setattr(cluster, "RETRIES", 0)
-        more = replace(STUDY, grids=(replace(STUDY.grids[0], rounds=4),))
-        for path in files_of(Y):
-            path.unlink()
-        killer = kill_after_a_record(client, Y, kept)
-        with pytest.raises(RuntimeError, match="measured: GPU 'y': its Dask worker died 1 times"):
-            measure_on_gpus(more, Sweep(), client)
-        killer.join()
-        assert len(files_of(X)) == 8
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from attnlib.studies.engine.engine_now import RAGGED
 from attnlib.studies.engine.engine_step import FA2, FA3
 
 CASE = engine.SCHEDULE[0]
-RETIRED = [study for study in STUDIES.values() if study.retired]
+RETIRED = [study for name, study in STUDIES.items() if name.startswith("engine_") and study.retired]
 
 
 def steps(base, arm, turns):

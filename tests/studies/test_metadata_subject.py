@@ -9,7 +9,7 @@ from support.records import measure
 
 from attnlib.measure.calls.base import Bench
 from attnlib.measure.calls.form import Item
-from attnlib.studies.metadata import eager, sglang
+from attnlib.studies.metadata import eager, schedules, sglang
 from attnlib.studies.metadata.case import MetadataCase
 from attnlib.studies.metadata.measure import BUILDERS, POISON, MetadataSubject
 
@@ -64,6 +64,39 @@ def test_one_wrong_word_is_incorrect_and_has_no_times(output, monkeypatch):
     record = measure(replace(EAGER, case=WINDOWED))
     assert (record.status, record.reason) == ("incorrect", "wrong words 1 over budget 0")
     assert (record.oracle_error, record.run_us) == (1.0, ())
+
+
+DRAFTED = replace(CASE, seq_len_delta=4)
+
+
+@pytest.mark.parametrize("backend", schedules.BACKENDS)
+def test_a_step_with_its_schedules_is_one_launch_or_one_in_each_layer(backend, monkeypatch):
+    asked = []
+    monkeypatch.setattr(schedules, "unavailable", lambda _: "")
+    monkeypatch.setattr(schedules, "ask_library", lambda *call: asked.append(call))
+    case = DRAFTED if backend.endswith("verify") else CASE
+    record = measure(Item(backend, "host", case))
+    assert (record.status, record.reason, record.oracle_error) == ("ok", "", 0.0)
+    way, _, model = backend.partition("-")
+    if way == schedules.ONCE:
+        assert asked == []
+        return
+    launches = {"gpt-oss-120b": 19, "deepseek-v3": 61, "llama-3.1-8b-verify": 32}[model]
+    assert len(asked) % launches == 0
+    facts, lens, sums = asked[0]
+    assert facts.max_seqlen_q == int(sums[1]) and len(sums) == len(lens) + 1
+
+
+def test_a_wrong_word_of_a_schedule_is_incorrect(monkeypatch):
+    twin = schedules.schedule_words
+    monkeypatch.setattr(schedules, "schedule_words", lambda *call: twin(*call) + 1)
+    record = measure(Item("once-gpt-oss-120b", "host", CASE))
+    assert record.status == "incorrect" and "wrong words 50" in record.reason
+
+
+def test_without_sglangs_library_its_launches_are_refused():
+    record = measure(Item("each-deepseek-v3", "host", CASE))
+    assert record.status == "refused" and "must be sglang-kernel's, got" in record.reason
 
 
 def test_without_sglang_its_kernel_is_refused_with_what_to_install(monkeypatch):

@@ -29,10 +29,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:1] = [str(ROOT), str(ROOT / "tests")]
 
-from support.model_folder import write_model  # noqa: E402
 from support.process_group import EndedError, Group  # noqa: E402
 
 from attnlib.engines.arms import PREFIX, RUNS  # noqa: E402
+from attnlib.studies.serving.models import write_model  # noqa: E402
 
 WIDTH, VOCAB, NEW = 131_072, 32_768, 64
 DECODED = (24_000, *(1_000 + 16 * n for n in range(15)))

@@ -192,7 +192,7 @@ def fake_fa2(monkeypatch):
 def fake_fa3(monkeypatch):
     """FlashAttention-3 of the model and the oracle, as on a GPU of 132 multiprocessors."""
     fake = fakes.FakeFlashAttention()
-    monkeypatch.setattr(library, "load", lambda *_: fake)
+    monkeypatch.setattr(library, "import_library", lambda *_: fake)
     monkeypatch.setattr(library, "_build_flags", dict)
     for module in (flash_attn3, scheduler):
         monkeypatch.setattr(module, "sm_count", lambda device: fakes.SMS)
@@ -220,5 +220,5 @@ def libraries(monkeypatch, fake_fa2, fake_fa3):
     }
     monkeypatch.setattr(library, "sglang_release", lambda: "0.4.10")
     monkeypatch.setattr(sglang, "sm_count", lambda device: fakes.SMS)
-    monkeypatch.setattr(library, "load", lambda name=library.FLASH_ATTN_3: loaded[name])
+    monkeypatch.setattr(library, "import_library", lambda name=library.FLASH_ATTN_3: loaded[name])
     return found

@@ -13,11 +13,11 @@ import torch
 import triton.language as tl
 from hypothesis import strategies as st
 
-from attnlib.core.metadata import decode, device, kv_indices, schedules, step
+from attnlib.core.metadata import decode, device, kv_indices, schedules
 from attnlib.core.metadata.launch import Launcher
 from attnlib.core.schedule import kinds, splits, words
 from attnlib.core.schedule.facts import SchedulerFacts
-from attnlib.core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
+from attnlib.core.schedule.flash_attn3 import SchedulerMetadata, sm_count
 from attnlib.core.schedule.kinds import StepSchedules
 from attnlib.core.schedule.splits import plan_splits
 from attnlib.core.schedule.words import words_of
@@ -111,17 +111,6 @@ def facts_of(call, **other):
     return SchedulerFacts(*sizes, page_size=page_size, causal=True, **other)
 
 
-def reserved(facts):
-    scheduler = reserve(facts, torch.device(DEVICE))
-    scheduler.words.fill_(POISON)
-    return scheduler
-
-
-def step_arguments(shape):
-    call = arguments(shape)
-    return call | {"scheduler": reserved(facts_of(call))}
-
-
 QUERY_TOKENS = 3
 
 
@@ -176,17 +165,10 @@ def expected_pages(have: Call) -> Rows:
     return {"cache_seqlens": [lens], "cu_seqlens_k": [sums]} | tables
 
 
-def expected_step(have: Call) -> Rows:
-    pages = expected_pages(have)
-    facts, (lens,) = have["scheduler"].facts, pages["cache_seqlens"]
-    plan = plan_splits(facts, lens, np.ones_like(lens) if facts.varlen_q else None)
-    return pages | {"scheduler": [words_of(plan)]}
-
-
 def expected_schedules(have: Call) -> Rows:
     pages = expected_pages(have)
     (lens,) = pages["cache_seqlens"]
-    return pages | {"schedules": [step_words(have["schedules"], lens, have["cu_seqlens_q"])]}
+    return pages | {"schedules": [step_words(have["schedules"], lens, have.get("cu_seqlens_q"))]}
 
 
 def step_words(made: StepSchedules, lens: Any, cu_seqlens_q: Any = None) -> np.ndarray:
@@ -275,7 +257,7 @@ class Builder:
         """Every word: the oracle's where it has one, poison elsewhere if `tails`."""
         have = {k: v.cpu().numpy() if torch.is_tensor(v) else v for k, v in call.items()}
         for name, rows in self.expected(have).items():
-            is_schedule = name in ("scheduler", "schedules")
+            is_schedule = name == "schedules"
             written = have[name].words.cpu().numpy() if is_schedule else have[name]
             for row, live in zip(np.atleast_2d(written), rows, strict=True):
                 np.testing.assert_array_equal(row[: len(live)], live, err_msg=name)
@@ -320,26 +302,15 @@ DECODE = Builder(
     small=SMALL,
     large=LARGE,
 )
-STEP = Builder(
-    ours=step.build_step_metadata,
-    launcher=step.LAUNCHER,
-    arguments=step_arguments,
-    expected=expected_step,
-    outputs=(*TABLES, "scheduler"),
-    # FlashAttention-3 has no schedule for an empty batch.
-    shapes={n: s for n, s in STEPS.items() if s.batch and (ON_GPU or s.batch * s.max_pages < 1e4)},
-    drawn=DRAWN_SHAPES.filter(lambda shape: shape.batch),
-    small=SMALL,
-    large=LARGE,
-)
 SCHEDULES = Builder(
     ours=schedules.build_step_schedules,
     launcher=schedules.LAUNCHER,
     arguments=schedules_arguments,
     expected=expected_schedules,
     outputs=(*TABLES, "schedules"),
-    shapes=STEP.shapes,
-    drawn=STEP.drawn,
+    # FlashAttention-3 has no schedule for an empty batch.
+    shapes={n: s for n, s in STEPS.items() if s.batch and (ON_GPU or s.batch * s.max_pages < 1e4)},
+    drawn=DRAWN_SHAPES.filter(lambda shape: shape.batch),
     small=SMALL,
     large=LARGE,
 )
@@ -356,7 +327,6 @@ KV_INDICES = Builder(
 )
 BUILDERS = {
     "decode": DECODE,
-    "step": STEP,
     "schedules": SCHEDULES,
     "kv_indices": KV_INDICES,
 }

@@ -1,30 +1,16 @@
 """A process with all that it starts, which never outlives us: JSON lines go in and come out.
 
-    python tests/support/process_group.py COMMAND...     (started by `Group`, not by hand)
-
-That guard starts COMMAND and passes its own stdin on. When its stdin ends, as when the process that
-started it dies, or when COMMAND ends, it kills whatever COMMAND has started, in other process
-groups too, so that nothing stays on the GPU.
+`attnlib.studies.serving.guard` starts it, and kills in the end whatever it has started.
 """
 
 import contextlib
-import ctypes
 import json
-import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 
-GONE_S = 10.0
-"""How long a killed process that held a GPU may take to disappear."""
-LEFT = 125
-"""The guard's exit status where one has not."""
-SUBREAPER = 36
-"""Linux's PR_SET_CHILD_SUBREAPER: orphans become our children; a container may have no init."""
+from attnlib.studies.serving import guard
 
 
 class EndedError(Exception):
@@ -40,7 +26,7 @@ class Group:
 
     def __init__(self, command, env):
         self._guard = subprocess.Popen(
-            [sys.executable, __file__, *command],
+            [sys.executable, guard.__file__, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=env,
@@ -77,45 +63,7 @@ class Group:
         """End all processes and wait until they are gone; the exit status, 128 + a signal."""
         with contextlib.suppress(BrokenPipeError):
             self._guard.stdin.close()
-        code = self._guard.wait(2 * GONE_S)
-        if code == LEFT:
-            raise RuntimeError(f"processes of a group must be gone after {GONE_S:g} s")
+        code = self._guard.wait(2 * guard.GONE_S)
+        if code == guard.LEFT:
+            raise RuntimeError(f"processes of a group must be gone after {guard.GONE_S:g} s")
         return code
-
-
-def guard(command):
-    """Run `command` until it or our stdin ends; its exit status, 128 + a signal, or LEFT."""
-    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-    leader = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
-    threading.Thread(target=pass_stdin_on, args=(leader,), daemon=True).start()
-    code = leader.wait()
-    if not kill_rest():
-        return LEFT
-    return code if code >= 0 else 128 - code
-
-
-def pass_stdin_on(leader):
-    """Copy our stdin to the leader's; kill the leader when ours ends."""
-    while data := os.read(0, 1 << 16):
-        with contextlib.suppress(BrokenPipeError):  # it may have closed its stdin
-            leader.stdin.write(data)
-    leader.kill()
-
-
-def kill_rest():
-    """Kill what the leader left to us, and theirs; whether all are gone in time."""
-    end = time.monotonic() + GONE_S
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while time.monotonic() < end:
-        for child in children.read_text().split():
-            os.kill(int(child), signal.SIGKILL)
-        try:
-            os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return True
-        time.sleep(0.01)
-    return False
-
-
-if __name__ == "__main__":
-    os._exit(guard(sys.argv[1:]))

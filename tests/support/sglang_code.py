@@ -25,7 +25,7 @@ import triton.language as tl
 
 from attnlib.core.fa2 import planner
 from attnlib.core.schedule import guard as guards
-from attnlib.engines import arms, sglang
+from attnlib.engines import arms, points, sglang
 
 from .library_fakes import PlannedWrapper
 
@@ -157,9 +157,46 @@ def _flash_code(release):
     return compile(tree, f"{release}:{path}", "exec"), names
 
 
+def _earlier(
+    cache_seqlens_int32,
+    cu_seqlens_k,
+    page_table,
+    req_to_token,
+    req_pool_indices,
+    strided_indices,
+    max_seq_pages,
+    seq_lens,
+    seq_len_delta,
+    page_size,
+    swa_page_table=None,
+    token_to_kv_pool=None,
+):
+    """In the place of SGLang's metadata of a step: the lengths alone."""
+    cache_seqlens_int32.copy_(seq_lens + seq_len_delta)
+
+
+def _later(
+    cache_seqlens_int32,
+    cu_seqlens_k,
+    page_table,
+    req_to_token,
+    req_pool_indices,
+    max_seq_pages,
+    seq_lens,
+    seq_len_delta,
+    page_size,
+    swa_page_table=None,
+    full_to_swa_index_mapping=None,
+    skip_page_table=False,
+):
+    """The same since 0.5.20, with a pool that has page tables of its own."""
+    cache_seqlens_int32.copy_(seq_lens + seq_len_delta)
+
+
 def flash_of(release, library):
     """SGLang's own FlashAttentionBackend of a release, calling `library` for attention; what else
     its module has are mocks, but for what decides a path."""
+    has_later = points.order(release) >= points.order("0.5.20")
     code, names = _flash_code(release)
     name = f"flashattention_backend_{release}"
     made = sys.modules[name] = ModuleType(name)
@@ -173,7 +210,7 @@ def flash_of(release, library):
         is_cp_active=lambda batch: False,
         is_cp_v2_active=lambda batch: False,
         paged_view=lambda cache, page_size: cache,
-        normal_decode_set_metadata=lambda *_, **__: None,
+        normal_decode_set_metadata=_later if has_later else _earlier,
     )
     exec(code, vars(made))  # noqa: S102
     return vars(made)

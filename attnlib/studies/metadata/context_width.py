@@ -60,19 +60,9 @@ STUDY = Study(
     name="context_width",
     question="What does the configured context cost the metadata of short requests?",
     grids=(
-        Grid(
-            cases=CASES,
-            backends=SGLANG,
-            releases=RELEASES,
-            rounds=2,
-        ),
+        Grid(CASES, SGLANG, releases=RELEASES, rounds=2),
         Grid(CASES, OURS, rounds=2),
-        Grid(
-            cases=AGAIN,
-            backends=(),
-            rounds=2,
-            again=("metadata-fused",),
-        ),
+        Grid(AGAIN, (), rounds=2, again=("metadata-fused",)),
         Grid((WIDEST,), OURS, headline=True),
     ),
     reference_machine="nvidia-h200-7fb603f2",

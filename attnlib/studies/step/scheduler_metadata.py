@@ -6,6 +6,7 @@ A saving pairs the two ways round by round, in microseconds per step.
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import product
 
 import pandas as pd
@@ -62,41 +63,18 @@ STEPS_LIVE = (
     _qwen_step(64, batch=128, kv_len=8192, page=1),
 )
 WAYS = (EACH, ONCE)
-EAGER = ("eager",)
+_eager = partial(Grid, timers=("eager",), isolated=True)
 
 STUDY = Study(
     name="scheduler_metadata",
     question="What does it save to compute FlashAttention-3's schedule once per step?",
     grids=(
-        Grid(
-            cases=STEPS_EAGER,
-            backends=WAYS,
-            timers=EAGER,
-            rounds=4,
-            isolated=True,
-        ),
-        Grid(
-            cases=STEPS_EAGER,
-            backends=(),
-            timers=EAGER,
-            rounds=2,
-            isolated=True,
-            again=WAYS,
-        ),
+        _eager(STEPS_EAGER, WAYS, rounds=4),
+        _eager(STEPS_EAGER, (), rounds=2, again=WAYS),
         Grid(tuple(STEPS_64), WAYS, rounds=4),
         Grid(tuple(STEPS_32_80), WAYS, rounds=4),
-        Grid(
-            cases=STEPS_AGAIN,
-            backends=(),
-            rounds=4,
-            again=(ONCE,),
-        ),
-        Grid(
-            cases=STEPS_LIVE,
-            backends=WAYS,
-            rounds=3,
-            headline=True,
-        ),
+        Grid(STEPS_AGAIN, (), rounds=4, again=(ONCE,)),
+        Grid(STEPS_LIVE, WAYS, rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-c9736401",
     ceilings=("copy",),
