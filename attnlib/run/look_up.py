@@ -52,12 +52,14 @@ def look_up(rows: pd.DataFrame, *apart: Sequence[float]) -> pd.DataFrame:
 def nearest_calls(call: AttentionCase, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows, each a `case` with columns of `sizes_of`, nearest to `call` first.
 
-    `distance` is how far a case is from the call. The call itself comes before others at 0.
+    `distance` is how far a case is from the call. Of those at one distance the call itself comes
+    first, then those of its layer.
     """
     wanted = plain(call)
     rows = rows.assign(distance=distances(call, rows).round(3))
     is_other = [plain(case) != wanted for case in rows.case]
-    return look_up(rows, rows.distance, is_other)
+    of_other_layer = [plain(case).spec != wanted.spec for case in rows.case]
+    return look_up(rows, rows.distance, is_other, of_other_layer)
 
 
 def distances(call: AttentionCase, rows: pd.DataFrame) -> NDArray[np.float64]:

@@ -58,6 +58,12 @@ def test_a_factor_of_two_is_three_and_another_kernel_is_more(other, distance):
     assert nearest(CALL, other) == [(other, distance)]
 
 
+def test_of_calls_at_one_distance_those_of_the_layer_come_first():
+    longer = replace(CALL, batch_size=8)
+    alike = DecodeCase(AttnSpec(32, 4, 128, 16), 8, 1024)  # as many requests x KV heads
+    assert nearest(CALL, alike, longer) == [(longer, 3.0), (alike, 3.0)]
+
+
 def test_past_the_gpus_slots_calls_are_further_apart():
     within, past = (replace(CALL, batch_size=batch) for batch in (32, 40))
     apart = nearest(within, past)[0][1]
