@@ -375,7 +375,6 @@ def _bisect(
     --bad. Records go to data/records/; without a GPU they are replayed.
     """
     from .lab.bisect import bisect
-    from .studies.fa3_decode_regression import bisection
 
     chosen = _study_named(study)
     searched = map(str.strip, releases.split(","))
@@ -395,7 +394,7 @@ def _bisect(
 first {search.word} release: {search.changed}
 searched {", ".join(search.releases)}; ratio: run time over that of {reference}
 
-{bisection(search).to_string(index=False)}
+{search.table.to_string(index=False)}
 
 repeat with: {search.command}{given}"""
     _say(text)

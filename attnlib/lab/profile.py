@@ -29,7 +29,7 @@ from ..measure.files import write_whole
 from ..measure.progress import progress_bar
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
 from ..run.store import data_root
-from .cards import Card, Shown, in_words
+from .cards import SHORT, Card, Shown, in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ WARM_UP = 3
 NO_GPU = {"gpu": "", "gpu_id": "cpu"}
 NOT_RECORDED = {"note", "spans", "packed_trace"}
 RECORDED_KINDS = ("kernel", "memcpy", "memset")
-FORMATS = dict.fromkeys(("us", "us each", "shortest", "longest"), ",.2f")
+FORMATS = dict.fromkeys(("us", "us each", "shortest", "longest"), SHORT)
 BLIND = (
     "torch.profiler saw no CUDA call, not even its own: is CUPTI in use by another tool? "
     "device='cpu' shows the operators"
@@ -275,7 +275,7 @@ def profile(
     ----------
     fn : callable
         Runs `warmup` + 2 x `calls` times, and once more under the profiler with any warm-up.
-    *args
+    *args : any
         Its arguments.
     calls, warmup : int
         Calls for the clock (1 or more) and as many traced ones; calls before them (0 or more).

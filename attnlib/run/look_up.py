@@ -1,7 +1,8 @@
 """Look up a call in the records: the exact one comes first, else the nearest.
 
-How far two calls are apart is a sum: 1 for each factor of two between their `features`, and
-`OTHER_KERNEL` for each thing that has kernels of its own and differs.
+How far two calls are apart is a sum over their `features`, and `OTHER_KERNEL` for each thing that
+has kernels of its own and differs. A factor of two in the tokens of each request, or in requests,
+is 3.
 """
 
 import math
@@ -16,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..core.call_text import Lens
+from ..core.gpu import HOPPER_SMS
 from ..core.spec import ELEMENT_BYTES, LENGTHS, AttnSpec, MlaSpec
 from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.extend.case import ExtendCase
@@ -28,8 +30,15 @@ Recorded = Mapping[Any, list[Any]]
 OTHER_KERNEL = 6.0
 """The distance of another head_dim, element size or mode."""
 GROUP_WEIGHT = 3.0
-"""The weight of a factor of two in query heads per KV head. Both were chosen among 24 settings by
-`lab.recorded.neighbour_loss`."""
+"""The weight of a factor of two in query heads per KV head."""
+UNITS_WEIGHT = 2.0
+"""The weight of a factor of two in requests x KV heads, which is what fills the GPU."""
+SLOTS_WEIGHT = 4.0
+"""The distance of calls that fit the GPU's slots of two blocks per SM from those that do not: past
+them some kernels split no request."""
+LONGEST_WEIGHT = 2.0
+"""The weight of a factor of two in the longest request. All weights were chosen among 108 settings
+by how well the nearest batches of other layers choose (`lab.recorded.neighbour_loss`)."""
 LOGARITHM = "log_"
 """How the names of sizes begin that are logarithms; others are alike or not."""
 
@@ -71,7 +80,7 @@ def sizes_of(call: AttentionCase) -> dict[str, Any]:
 
 
 def features(layer: AttnSpec | MlaSpec, lengths: NDArray[Any]) -> dict[str, float]:
-    """The logarithms of a call's sizes; heads count most."""
+    """The weighted logarithms of a call's sizes, and whether it fits the slots of a Hopper GPU."""
     kv_heads = 1
     group = layer.num_qo_heads
     if isinstance(layer, AttnSpec):
@@ -79,9 +88,12 @@ def features(layer: AttnSpec | MlaSpec, lengths: NDArray[Any]) -> dict[str, floa
         group = layer.group_size
     tokens = int(lengths.sum())
     longest = int(lengths.max())
+    units = len(lengths) * kv_heads
     return {
         "log_tokens": math.log2(tokens * kv_heads),
-        "log_batch": math.log2(len(lengths)),
+        "log_units": UNITS_WEIGHT * math.log2(units),
+        "log_slots": SLOTS_WEIGHT * (units > 2 * HOPPER_SMS),
+        "log_longest": LONGEST_WEIGHT * math.log2(longest),
         "log_skew": math.log2(longest * len(lengths) / tokens),
         "log_group": GROUP_WEIGHT * math.log2(group),
     }

@@ -63,7 +63,7 @@ def test_every_claim_has_a_verdict_and_its_records_are_in_the_store(published_re
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({}, r"claim 'a' must be valid: it must have one of .*, got \[\]"),
         ({"verdict": "open", "pairs": {}}, r"must have one of .*, got \['pairs', 'verdict'\]"),
@@ -89,7 +89,7 @@ def test_an_id_stands_once(write):
 
 
 @pytest.mark.parametrize(
-    ("support", "against", "undecided", "verdict"),
+    "support, against, undecided, verdict",
     [
         (3, 0, 0, "confirmed"),
         (0, 2, 0, "refuted"),
