@@ -14,10 +14,9 @@ import pandas as pd
 
 from ...core.spec import AttnSpec
 from ...measure.calls.decode.case import DecodeCase
-from ...measure.spans import Kernel
+from ...measure.stats import FASTER, SLOWER
 from ...run import frame as frames
 from ...run import store
-from ...run.figures import charts, style
 from ...run.frame import decode_rows
 from ...run.study import Grid, Study
 from .case import EACH, ONCE, StepCase
@@ -89,14 +88,6 @@ STUDY = Study(
     ceilings=("copy",),
 )
 STEP = ["layers", "page_size", "kv_len", "batch_size"]
-PARTS = {
-    "prepare_varlen_num_blocks_kernel": "prepare",
-    "FlashAttnFwdSm90": "attention",
-    "FlashAttnFwdCombine": "combine",
-    "vectorized_elementwise_kernel": "zeroing",
-}
-"""Kernel in the trace -> what it does. The tile counter is zeroed by prepare, by combine, or, where
-neither runs, by an elementwise kernel."""
 
 
 def mismatch_table() -> pd.DataFrame:
@@ -138,59 +129,19 @@ def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
     return table[columns].assign(gain=100 * table.saved / table.each)
 
 
-def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
-    """Microseconds per step by kernel, as traced; their sum, the untraced step, and the overlap.
-
-    `overlap` is sum - step: time in which two kernels ran at once, less the time in which none
-    ran. Medians over rounds, in a CUDA graph.
-    """
-    rows = decode_rows(frame[frame.layers == layers])
-    rows = rows[rows.backend.isin(WAYS)]
-    parts = list(PARTS.values())
-    us = rows.kernels.map(_us_by_part).tolist()
-    traced = pd.DataFrame(us, index=rows.index, columns=parts)
-    rows = rows.join(traced.fillna(0.0))
-    rows["way"] = rows.backend.str.removeprefix("flash-attn-3-step-")
-    rows = rows.rename(columns={"run_us": "step"})
-    by_step = rows.groupby(["page_size", "kv_len", "batch_size", "way"])
-    table = by_step[[*parts, "step"]].median()
-    table.insert(len(parts), "sum", table[parts].sum(axis=1))
-    table["overlap"] = table["sum"] - table["step"]
-    return table.reset_index()
-
-
-def _us_by_part(kernels: tuple[Kernel, ...]) -> dict[str, float]:
-    return {PARTS[kernel.name]: kernel.gpu_us for kernel in kernels}
-
-
-def savings_chart(frame: pd.DataFrame, page_size: int, layers: int = 64) -> charts.Figure:
-    """Microseconds saved per step over kv_len, a dot per batch size.
-
-    Bars are 95 % intervals over rounds; those of very long steps leave the picture.
-    """
-    shape = "layers == @layers and page_size == @page_size"
-    rows = savings(frame).query(shape)
-    drawn = decode_rows(frame).query(shape)
-    drawn = drawn[drawn.backend.isin(WAYS)]
-    title = f"One schedule per step: {layers} layers, page size {page_size}"
-    words = ("kv_len, tokens", "saved, us a step")
-    size = (3.8, 3.1)
-    figure, (axis,) = charts.panels([title], size, drawn, words)
-    lengths = sorted(rows.kv_len.unique())
-    charts.categories(axis, "x", (f"{length:,}" for length in lengths))
-    looks = style.looks(sorted(rows.batch_size.unique()))
-    aside = charts.spread(rows.batch_size, 0.12 * (len(looks) - 1))
-    rows["place"] = rows.kv_len.map(lengths.index) + aside
-    charts.dots(
-        axis,
-        rows,
-        "place",
-        "saved",
-        by="batch_size",
-        looks=looks,
-        interval="y",
-    )
-    axis.axhline(0, **style.RULE)
-    axis.set_ylim(rows.saved.min() - 150, rows.saved.max() + 150)
-    axis.legend(title="batch size", ncols=3, loc="lower left", frameon=True)
-    return figure
+def savings_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """What one schedule per step saves: a row per number of layers, over all shapes."""
+    lines = []
+    for layers, part in savings(frame).groupby("layers"):
+        line = {
+            "layers": layers,
+            "shapes": len(part),
+            "saved per step, us: median": part.saved.median(),
+            "least": part.saved.min(),
+            "most": part.saved.max(),
+            "saved, %: median": part.gain.median(),
+            "faster": int((part.verdict == FASTER).sum()),
+            "slower": int((part.verdict == SLOWER).sum()),
+        }
+        lines.append(line)
+    return pd.DataFrame(lines)
