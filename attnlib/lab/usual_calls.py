@@ -20,7 +20,7 @@ Layer = AttnSpec | str
 Sizes = dict[str, Any]
 Backends = Mapping[str, Sequence[str]]
 """Kind of a case -> the backends compared."""
-BACKENDS: Backends = {
+USUAL_BACKENDS: Backends = {
     "": ("flashinfer-auto",),
     "extend": ("flashinfer-prefill-auto",),
     "mla": ("flashinfer-mla-fa2", "flashinfer-mla-fa3"),
@@ -28,7 +28,7 @@ BACKENDS: Backends = {
 """By default; of MLA both kernels, which a caller names."""
 MLA_HEADS = (128, 16)
 """Of all heads on a GPU, and of one GPU of eight."""
-STEPS = ((1, 4096), (16, 8192), (128, 4096))
+DECODE_STEPS = ((1, 4096), (16, 8192), (128, 4096))
 """Batch and kv_len of the decode steps of a model."""
 EXTENDS = (
     ("prefill_paged", 2048, 1, 2048),
@@ -41,12 +41,12 @@ EXTENDS = (
 
 
 def backends_named(text: str, releases: Sequence[str]) -> Backends:
-    """Kind of a case -> the backends to compare: `BACKENDS`, or the one that `text` names.
+    """Kind of a case -> the backends to compare: `USUAL_BACKENDS`, or the one that `text` names.
 
     ValueError lists the names, and says since which release there is such a backend.
     """
     if not text:
-        return BACKENDS
+        return USUAL_BACKENDS
     prefix = f"{LIBRARY}-"
     short = text.lower().removeprefix(prefix)
     names = [name.removeprefix(prefix) for name in TABLE if name.startswith(LIBRARY)]
@@ -92,14 +92,14 @@ def items_of(cases: Sequence[NamedCase], backends: Backends) -> list[Item]:
     return items
 
 
-def calls_of(layer: Layer) -> list[NamedCase]:
+def usual_calls_of(layer: Layer) -> list[NamedCase]:
     """The usual calls of a layer in each mode that it has (a ragged prefill has no pages)."""
     cases: list[NamedCase] = []
     if not isinstance(layer, AttnSpec):
         for heads in MLA_HEADS:
-            cases += [MlaCase(MlaSpec(heads), batch, kv_len) for batch, kv_len in STEPS]
+            cases += [MlaCase(MlaSpec(heads), batch, kv_len) for batch, kv_len in DECODE_STEPS]
         return cases
-    for batch, kv_len in STEPS:
+    for batch, kv_len in DECODE_STEPS:
         cases.append(DecodeCase(layer, batch, kv_len))
     for mode, q_len, batch, kv_len in EXTENDS:
         paged = replace(layer, page_size=1) if mode == "prefill_ragged" else layer
