@@ -43,10 +43,11 @@ from ..run.study import Sweep, machine_shown, mode
 from ..select.changes import Changes, add_changes, change_in_words
 from ..select.libraries import LIBRARIES, find
 from ..studies import STUDIES
+from ..studies.serving.calls import calls_of_layer
+from .asked_calls import LIBRARY, Layer, backends_named, items_of, layers_named
 from .cards import Card, Shown, in_words
 from .known_calls import known_at, mode_of
 from .next_step import nearest_items, next_step, releases_on_record, why_not_run
-from .usual_calls import LIBRARY, Layer, backends_named, calls_of, items_of, layers_named
 
 PACKAGE = COMPARED[LIBRARY]
 NAME = f"compare_{LIBRARY}"
@@ -298,7 +299,7 @@ def _calls_asked(
         layers = [parse_layer(model=name) for name in MODELS]
         layers.append(MLA)
     if not listed:
-        listed = [case for layer in layers for case in calls_of(layer)]
+        listed = [case for layer in layers for case in calls_of_layer(layer)]
     return layers, listed
 
 

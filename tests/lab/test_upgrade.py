@@ -12,7 +12,6 @@ from attnlib.core.backends.table import BACKENDS
 from attnlib.core.layer import parse_layer
 from attnlib.lab import upgrade
 from attnlib.lab.upgrade import LOOKS, NAME
-from attnlib.lab.usual_calls import calls_of
 from attnlib.measure.calls.cases import parse_cases
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase
@@ -20,6 +19,7 @@ from attnlib.run import store
 from attnlib.run.pairs import SPARE_ROUNDS
 from attnlib.select.known import PROBLEMS
 from attnlib.studies import captured
+from attnlib.studies.serving.calls import calls_of_layer
 
 PACKAGE, MODEL = "flashinfer-python", "Llama-3.1-8B"
 BASE, NEW = "0.6.13", "0.7.2.post1"
@@ -51,7 +51,7 @@ def test_every_mode_of_a_model_is_measured_in_rounds_that_alternate_and_replays_
     lab, monkeypatch
 ):
     found = compare("", models=[MODEL])
-    assert found.rows.case.tolist() == [case.label for case in calls_of(parse_layer(model=MODEL))]
+    assert found.rows.case.tolist() == [case.label for case in calls_of_layer(parse_layer(model=MODEL))]
     assert {*found.rows.verdict} == {"same"} and not found.slower
     timers = {
         text.partition(" ")[0]: timer
@@ -265,7 +265,7 @@ def test_every_call_that_is_asked_for_has_a_row_and_nothing_else_decides(publish
         ({**heads, "page_size": 16}, [parse_layer("8/1")]),
     ):
         found = compare_releases(*both, **options)
-        asked = [case.label for layer in layers for case in calls_of(layer)]
+        asked = [case.label for layer in layers for case in calls_of_layer(layer)]
         assert found.rows.case.tolist() == asked and found.outcome == "not decided"
 
 
