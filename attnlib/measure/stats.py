@@ -51,7 +51,8 @@ Word = Callable[[int, float, float], str]
 class Ratio:
     """Time of side a over time of side b: geometric mean over rounds, interval, verdict on a.
 
-    With one round there is no spread to judge by: `low` and `high` are NaN, the verdict ambiguous.
+    With one round there is no spread to judge by: `low` and `high` are NaN. With fewer than
+    `LEAST_ROUNDS` the verdict is ambiguous.
     """
 
     ratio: float
@@ -104,13 +105,14 @@ def judge_ratios(
     pairs: Sequence[Pair],
     *,
     not_slower: float = 0.0,
+    widened: bool = False,
     looks: int = 1,
 ) -> list[Ratio]:
     """Ratio and verdict of each row of a table, judged together (Holm).
 
     `faster` and `slower` need an interval that excludes 1 and an effect beyond the margin
     (`margin_of` the shorter of both medians). `same` needs the whole interval inside the margin.
-    Everything else is `ambiguous`.
+    Everything else is `ambiguous`, and so is a row of fewer than `LEAST_ROUNDS` rounds.
 
     Parameters
     ----------
@@ -119,6 +121,8 @@ def judge_ratios(
     not_slower : float
         Asks for non-inferiority: 0.02 (2 %) becomes the margin, and a row whose interval ends below
         1 + margin is `not slower`. 0 asks for none.
+    widened : bool
+        Whether `not_slower` is at least `margin_of` the row: short calls differ more.
     looks : int
         How often the table is judged while more rounds are measured, this time included: the chance
         of a wrong verdict is shared among them (Bonferroni).
@@ -145,7 +149,9 @@ def judge_ratios(
     log_ratios = []
     for a, b in sides:
         shorter = min(median(a), median(b))
-        of_rows.append(not_slower or margin_of(shorter))
+        usual = margin_of(shorter)
+        asked = max(not_slower, usual) if widened else not_slower
+        of_rows.append(asked if not_slower else usual)
         log_ratios.append(np.log(a / b))
     margins = np.array(of_rows)
     edges = np.log1p(margins)
@@ -167,7 +173,7 @@ def judge_ratios(
         is_inside = -edge <= low and high <= edge
         return SAME if is_inside else AMBIGUOUS
 
-    verdicts = _by_holm(means, word, looks)
+    verdicts = _by_holm(means, _rows_with_rounds(sides), word, looks)
     low, high = means.interval(CONFIDENCE)
     ratios = []
     for row, (a, _) in enumerate(sides):
@@ -186,8 +192,8 @@ def judge_ratios(
 def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
     """What each row of a table saves; a pair is (times before, times after), round by round.
 
-    `faster` or `slower` where the interval excludes 0, else `ambiguous`. Noise grows with the
-    length of a call, so variances are shared over the rows relative to the time before.
+    `faster` or `slower` where the interval excludes 0, else `ambiguous`, as with fewer than
+    `LEAST_ROUNDS` rounds. Noise grows with the length of a call, so variances are shared over the rows relative to the time before.
     Raises ValueError as `judge_ratios`.
     """
     sides = [_paired(pair) for pair in pairs]
@@ -214,7 +220,7 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
             return FASTER
         return SLOWER if high < 0 else AMBIGUOUS
 
-    verdicts = _by_holm(means, word)
+    verdicts = _by_holm(means, _rows_with_rounds(sides), word)
     low, high = means.interval(CONFIDENCE)
     savings = []
     for row, (before, _) in enumerate(sides):
@@ -242,18 +248,24 @@ def _paired(pair: Pair) -> tuple[Floats, Floats]:
     return a, b
 
 
+def _rows_with_rounds(sides: Sequence[tuple[Floats, Floats]]) -> list[int]:
+    """The rows that have the rounds for a verdict."""
+    return [row for row, (a, _) in enumerate(sides) if len(a) >= LEAST_ROUNDS]
+
+
 def _by_holm(
     means: _Means,
+    rows: Sequence[int],
     word: Word,
     looks: int = 1,
 ) -> list[str]:
-    """The verdict of each row by Holm's steps.
+    """The verdict of each row by Holm's steps; of those that are not in `rows` `ambiguous`.
 
     With n undecided rows each is judged at confidence 1 - 5 % / n / looks, until a step decides no
     more.
     """
     verdicts = [AMBIGUOUS] * len(means.mean)
-    undecided = list(range(len(verdicts)))
+    undecided = list(rows)
     while undecided:
         error = (1 - CONFIDENCE) / len(undecided) / looks
         low, high = means.interval(1 - error)

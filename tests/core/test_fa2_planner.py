@@ -328,3 +328,27 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
         graph.replay()
         assert planner.overflow.tolist() == [20001, 0]
         assert not out[q_len : 2 * q_len].any() and out[:q_len].any()
+
+
+def test_a_wrapper_that_runs_xqa_reads_no_plan_and_is_refused(wrapper):
+    wrapper._use_xqa_mtp_decode = True
+    with pytest.raises(ValueError, match="planned for XQA: give it backend='fa2'"):
+        Fa2Planner(wrapper, **LAYER, num_sms=132)
+    wrapper._use_xqa_mtp_decode = False
+    assert Fa2Planner(wrapper, **LAYER, num_sms=132).info
+
+
+def test_a_plan_of_0_7_4_past_a_wave_has_no_merge_words_to_compare(wrapper, monkeypatch):
+    _, image = patched(wrapper, monkeypatch, chunk=1600)
+    info = dict(zip(FA2_INFO, wrapper._plan_info, strict=True))
+    wrapper._plan_info = list(in_order(info | {"split_kv": False, "merge_indptr_offset": 0}))
+    layer = LAYER | {"num_sms": 132, "page_size": 16}
+    before = image.copy()
+    assert Fa2Planner(wrapper, **layer).info
+    patched(wrapper, monkeypatch, chunk=1600)
+    wrapper._plan_info = list(in_order(info | {"split_kv": False, "merge_indptr_offset": 0}))
+    changed = before.copy()
+    changed[info["request_indices_offset"]] ^= 1
+    wrapper._int_workspace_buffer = torch.from_numpy(changed)
+    with pytest.raises(RuntimeError, match="request_indices of this wrapper's plan"):
+        Fa2Planner(wrapper, **layer)
