@@ -193,7 +193,8 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
     """What each row of a table saves; a pair is (times before, times after), round by round.
 
     `faster` or `slower` where the interval excludes 0, else `ambiguous`, as with fewer than
-    `LEAST_ROUNDS` rounds. Noise grows with the length of a call, so variances are shared over the rows relative to the time before.
+    `LEAST_ROUNDS` rounds. Noise grows with the length of a call, so variances are shared over the
+    rows relative to the time before.
     Raises ValueError as `judge_ratios`.
     """
     sides = [_paired(pair) for pair in pairs]

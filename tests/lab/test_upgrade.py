@@ -338,7 +338,7 @@ def test_without_a_gpu_and_records_it_is_not_decided(capsys, fails, without_gpu)
     *_, last = capsys.readouterr().out.splitlines()
     measured = "on a GPU the same command measures it"
     assert last.startswith(f"not decided: 52 not on record, of 52 calls; {measured}")
-    assert "must be a release up to 0.7.2.post1, or on record" in fails(*COMMAND[:-1], "99.0")
+    assert "must be a release up to 0.7.4, or on record" in fails(*COMMAND[:-1], "99.0")
     assert "the wheel or folder of 0.7.2+mine" in fails(*COMMAND[:-1], "0.7.2+mine")
     assert "nearest to it: 0.6.18.post1 and 0.7.0" in fails(*COMMAND[:-1], "0.6.99")
     for margin in ("2", "0%", "x%"):
