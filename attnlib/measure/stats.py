@@ -32,6 +32,8 @@ LONG_MARGIN = 0.02
 LEAST_ROUNDS = 3
 """Rounds of a row that gets a verdict. With two any wrong verdict in a table is up to three times as
 likely as it may be, where rows differ in noise or share a term of their round."""
+DRAWS = 4000
+"""Resamples of a bootstrap."""
 
 FASTER = "faster"
 SLOWER = "slower"
@@ -99,6 +101,33 @@ def margin_of(us: float) -> float:
 def geometric_mean(ratios: Any) -> Any:
     """Of a Series of ratios a number; of a DataFrame a Series, a mean for each column."""
     return np.exp(np.log(ratios).mean())
+
+
+def mean_interval(ratios: Any) -> tuple[float, float]:
+    """95 % interval of the geometric mean of ratios of batches, drawn as the batches were.
+
+    A percentile bootstrap over the batches: it says how much the mean would move with another draw
+    of them, not how well each was measured. NaN for fewer than two batches.
+
+    Parameters
+    ----------
+    ratios : sequence of float
+        One of each batch, above 0.
+
+    Examples
+    --------
+    >>> low, high = mean_interval([1.0] * 90 + [2.0] * 10)
+    >>> round(low, 2), round(high, 2)
+    (1.03, 1.12)
+    """
+    logs = np.log(np.asarray(ratios, float))
+    if len(logs) < 2:
+        return float("nan"), float("nan")
+    draw = np.random.default_rng(0)
+    picked = draw.integers(0, len(logs), (DRAWS, len(logs)))
+    means = np.exp(logs[picked].mean(axis=1))
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
 
 
 def judge_ratios(

@@ -12,6 +12,7 @@ from attnlib.measure.stats import (
     SHORT_MARGIN,
     judge_ratios,
     judge_savings,
+    mean_interval,
 )
 
 LOOKS = (4, 8, 16, 24)
@@ -227,3 +228,14 @@ def test_a_saving_is_the_mean_difference_with_students_interval():
     reach = 4.302653 * 2 / math.sqrt(3)
     assert (result.saved, result.low, result.high) == pytest.approx((3.0, 3 - reach, 3 + reach))
     assert result.verdict == "ambiguous"
+
+
+def test_the_interval_of_a_mean_over_batches_holds_the_truth_about_as_often_as_it_claims():
+    rng = np.random.default_rng(3)
+    held = 0
+    for _ in range(200):
+        ratios = np.exp(rng.normal(0.05, 0.2, 200))
+        low, high = mean_interval(ratios)
+        held += low <= np.exp(0.05) <= high
+    assert held / 200 == pytest.approx(CONFIDENCE, abs=0.04)
+    assert all(math.isnan(end) for end in mean_interval([1.5]))
