@@ -225,4 +225,3 @@ def _searched(found: Measured, between: list[str], sweep: Sweep) -> dict[str, st
         except (ValueError, RuntimeError) as error:
             changed[row.call] = f"not found: {error}"
     return changed
-

@@ -33,7 +33,9 @@ def lab(make_record, monkeypatch):
     monkeypatch.setattr(measured, "mode", lambda: "live")
     monkeypatch.setattr("attnlib.lab.bisect.mode", lambda: "live")
     monkeypatch.setattr(measured, "asked_gpus", lambda text: ["0"])
-    monkeypatch.setattr(measured, "describe", lambda device: {"gpu": "Test GPU", "gpu_id": "0badcafe"})
+    monkeypatch.setattr(
+        measured, "describe", lambda device: {"gpu": "Test GPU", "gpu_id": "0badcafe"}
+    )
     monkeypatch.setattr(measured, "overlay_for", lambda *given: None)
     monkeypatch.setattr("attnlib.lab.bisect.machine_shown", lambda *given: SLUG)
     monkeypatch.setattr(measured, "index_releases", lambda package: EACH)
@@ -48,7 +50,10 @@ def test_the_newest_release_is_measured_in_turns_beside_the_one_before(lab):
     assert (found.base, found.new) == ("0.7.2", "0.7.4")
     jobs = [(job.round, job.release) for job in lab.jobs if job.release]
     assert jobs == [(0, "0.7.2"), (0, "0.7.4"), (1, "0.7.4"), (1, "0.7.2")] + [
-        (2, "0.7.2"), (2, "0.7.4"), (3, "0.7.4"), (3, "0.7.2")
+        (2, "0.7.2"),
+        (2, "0.7.4"),
+        (3, "0.7.4"),
+        (3, "0.7.2"),
     ]
     assert found.slower.empty and set(found.rows.verdict) == {"same"}
     assert len(found.rows) == 8 and not found.drafts()

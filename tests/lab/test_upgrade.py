@@ -51,7 +51,9 @@ def test_every_mode_of_a_model_is_measured_in_rounds_that_alternate_and_replays_
     lab, monkeypatch
 ):
     found = compare("", models=[MODEL])
-    assert found.rows.case.tolist() == [case.label for case in calls_of_layer(parse_layer(model=MODEL))]
+    assert found.rows.case.tolist() == [
+        case.label for case in calls_of_layer(parse_layer(model=MODEL))
+    ]
     assert {*found.rows.verdict} == {"same"} and not found.slower
     timers = {
         text.partition(" ")[0]: timer

@@ -80,9 +80,7 @@ def kept(make_record, us=US, rounds=3):
                 noise = 1 + 0.001 * number
                 item = Item(backend, calls.timer_of(case), case, release)
                 store.keep(
-                    make_record(
-                        study="suite", round=number, item=item, run_us=(took * noise,) * 3
-                    )
+                    make_record(study="suite", round=number, item=item, run_us=(took * noise,) * 3)
                 )
     return frames.frame_of(*_read())
 
