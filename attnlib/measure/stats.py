@@ -30,7 +30,7 @@ to 3 % (95th percentile of A/A records)."""
 LONG_MARGIN = 0.02
 """The same in longer calls, where they differ by 1 to 2 %."""
 LEAST_ROUNDS = 3
-"""Rounds of a row that gets a verdict. With two any wrong verdict in a table is up to three times as
+"""Rounds of a row that gets a verdict. With two, a wrong verdict in a table is up to three times as
 likely as it may be, where rows differ in noise or share a term of their round."""
 DRAWS = 4000
 """Resamples of a bootstrap."""

@@ -191,8 +191,9 @@ def gain_summary(
 
     `not slower` is the share of batches in which ours is shown to be at most 2 % slower: by the
     batch's own 95 % interval, and by Holm's steps over the table, which takes three rounds.
-    `95 % CI of the mean` is a bootstrap over the batches (`mean_interval`). `plan, us` is the median of what
-    the rival's plan takes on the host. The plan of ours is the one of the records' date.
+    `95 % CI of the mean` is a bootstrap over the batches (`mean_interval`). `plan, us` is the
+    median of what the rival's plan takes on the host. The plan of ours is the one of the records'
+    date.
     """
     lines = []
     for rival in rivals:

@@ -1,8 +1,8 @@
 """Which release of a kernel package made a call that serving makes slower?
 
-The study has `HISTORY`, most of `calls.CALLS`, over the releases of `RELEASES`, so that a step shows
-where it came. `watch --measure` runs all calls of a package on its newest release beside the one
-before. The L2 is warm.
+The study has `HISTORY`, most of `calls.CALLS`, over the releases of `RELEASES`, so that a step
+shows where it came. `watch --measure` runs all calls of a package on its newest release beside the
+one before. The L2 is warm.
 """
 
 from __future__ import annotations
@@ -155,7 +155,9 @@ def history(frame: pd.DataFrame, package: str) -> pd.DataFrame:
     farthest = ratios.where(ratios >= 1, 1 / ratios).fillna(1.0)
     at = farthest.idxmax(axis=1)
     largest = [ratios.loc[call, release] for call, release in at.items()]
-    return table.assign(**{"largest step": largest, "at": at}).round(3)
+    table["largest step"] = largest
+    table["at"] = at
+    return table.round(3)
 
 
 def steps(frame: pd.DataFrame, package: str) -> pd.DataFrame:
