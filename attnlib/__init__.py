@@ -23,6 +23,7 @@ HOME = {
     "changes": "select.changes",
     "compare": "lab.compare",
     "compare_releases": "lab.upgrade",
+    "decisions": "lab.decide",
     "decode_call": "measure.calls.decode.measure",
     "decode_rows": "run.frame",
     "diagnose": "lab.diagnose",
@@ -31,16 +32,19 @@ HOME = {
     "good_rows": "run.frame",
     "guard": "core.schedule.guard",
     "judge_ratios": "measure.stats",
+    "known_patterns": "lab.pattern_table",
     "load": "run.store",
     "load_or_measure": "run.study",
     "mode": "run.study",
     "neighbour_loss": "lab.recorded",
     "over": "run.frame",
+    "play_schedule": "lab.play_schedule",
     "profile": "lab.profile",
     "recorded_batches": "lab.recorded",
     "sample_seq_lens": "measure.calls.lengths",
     "save": "run.figures.style",
     "savings": "run.frame",
+    "show": "lab.show",
     "tally": "run.frame",
     "view": "lab.view",
 }
@@ -109,7 +113,8 @@ __getattr__, __dir__ = late(__name__, HOME, "__version__")
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext attnlib`: the cell magic `%%attn_profile` (`lab.magic`)."""
-    from .lab.magic import register
+    """`%load_ext attnlib`: the cell magic `%%attn_profile` (`lab.magic`), and cards for choices."""
+    from .lab import choice_card, magic
 
-    register(shell)
+    magic.register(shell)
+    choice_card.register(shell)

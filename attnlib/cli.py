@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
@@ -33,7 +33,9 @@ from .measure.printable import printable
 
 if TYPE_CHECKING:
     from .lab.advise import Advice
+    from .lab.stacks import Stacks
     from .run.study import Study, Sweep
+    from .select.facts import Call
 
 FAILED = 1
 USAGE = 2
@@ -54,6 +56,8 @@ or with diagnose --fail-on pattern if AFTER shows a new one;
 {CHANGED} if watch names what must be read again, or a call that is slower;
 {128 + signal.SIGINT} after Ctrl-C."""
 DEFAULT_REPORT = Path("build/report/index.html")
+PACKAGES = ("sglang", "vllm", "flashinfer")
+"""Releases that --shape may state, SGLang's as sglang=0.5.23."""
 SIZES = ("tp", "head_dim", "page_size")
 SPELLINGS = {
     "--engine": "--library",
@@ -254,16 +258,25 @@ def _diagnose(
 
 
 def _facts_of_shape(shape: str) -> dict[str, int | str]:
-    """The words of a call, or the facts of `heads=32/8,kv_len=8192` as older releases had them."""
+    """The words of a call, and releases such as `sglang=0.5.23` beside them; or the facts of
+    `heads=32/8,kv_len=8192` as older releases had them."""
+    if not re.search(r"\b(lens|page)=", shape):
+        return _listed_facts(filter(None, re.split("[, ]", shape)))
+    words = shape.split()
+    releases = [word for word in words if word.partition("=")[0] in PACKAGES]
+    call = [word for word in words if word not in releases]
+    return CallText.read(" ".join(call)).given | _listed_facts(releases)
+
+
+def _listed_facts(words: Iterable[str]) -> dict[str, int | str]:
+    """The facts of words NAME=VALUE, each once."""
     facts: dict[str, int | str] = {}
-    if re.search(r"\b(lens|page)=", shape):
-        return CallText.read(shape).given
-    for part in filter(None, shape.split(",")):
-        name, given, value = part.partition("=")
+    for word in words:
+        name, given, value = word.partition("=")
         if not given:
-            raise ValueError(f"--shape must be N=V, got {part!r}")
+            raise ValueError(f"--shape must be N=V, got {word!r}")
         if name in facts:
-            raise ValueError(f"--shape must name each fact once, got {shape!r}")
+            raise ValueError(f"--shape must name each fact once, got {name!r} again")
         facts[name] = int(value) if value.isdecimal() else value
     return facts
 
@@ -362,7 +375,6 @@ def _bisect(
     --bad. Records go to data/records/; without a GPU they are replayed.
     """
     from .lab.bisect import bisect
-    from .studies.fa3_decode_regression import bisection
 
     chosen = _study_named(study)
     searched = map(str.strip, releases.split(","))
@@ -382,7 +394,7 @@ def _bisect(
 first {search.word} release: {search.changed}
 searched {", ".join(search.releases)}; ratio: run time over that of {reference}
 
-{bisection(search).to_string(index=False)}
+{search.table.to_string(index=False)}
 
 repeat with: {search.command}{given}"""
     _say(text)
@@ -415,6 +427,42 @@ def _compare(
     _say(_in_json(upgrade.to_dict()) if as_json else upgrade)
     _say(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
     return OUTCOMES[upgrade.outcome]
+
+
+def _serve(
+    arms: Sequence[str],
+    open_at: Sequence[int] = (),
+    not_slower: float = 0.02,
+    as_json: bool = False,
+    **given: Any,
+) -> int:
+    """Test under load whether an arm of an engine's server is slower than the first one.
+
+    Starts the engine's own server for each arm in each round, in turns, drives the load, and judges
+    time per token and time between tokens by rounds. Says first how many minutes that takes. Exit
+    status: 0 if each arm is shown to be not slower, 1 if one is slower or a server fails, 2 for
+    wrong use, 3 if inconclusive, 5 if attnlib itself crashed.
+    """
+    from .lab.serve import Asked, serve
+
+    asked = Asked(arms=arms, loads=open_at, **given)
+    reach = serve(
+        asked,
+        not_slower=not_slower,
+        say=lambda words: _say(words, file=sys.stderr),
+    )
+    _say(_in_json(reach.to_dict()) if as_json else reach)
+    _say(reach.conclusion, file=sys.stderr if as_json else sys.stdout)
+    return OUTCOMES[reach.outcome]
+
+
+def _known_loads() -> str:
+    from .studies.serving.engine import ENGINES
+    from .studies.serving.models import MODELS
+    from .studies.splits.traffic import TRACES
+
+    lists = f"engines: {', '.join(ENGINES)}; traffic: {', '.join(TRACES)}"
+    return f"{lists}; models with made-up weights: {', '.join(MODELS)}"
 
 
 def _percent(text: str) -> float:
@@ -454,7 +502,8 @@ def _advise(
     batch: int | None = None,
     measure: bool = False,
     heads: str = "",
-    model: str = "",
+    model: Sequence[str] = (),
+    diff: Sequence[str] = (),
     server: Sequence[str] = (),
     call: Sequence[str] = (),
     as_json: bool = False,
@@ -462,8 +511,9 @@ def _advise(
 ) -> int:
     """Say what runs a decode call, its known problems, and the nearest records.
 
-    DeepSeek-V3, or heads such as 128/1 with --head-dim 576, are MLA. Exit status: 4 if a known
-    problem holds of which a size was measured or reported, 0 if none does, 2 for wrong use.
+    DeepSeek-V3, or heads such as 128/1 with --head-dim 576, are MLA. Several models, or --diff,
+    make a table with a row per kind of layers. Exit status: 4 if a known problem holds of which a
+    size was measured or reported (with --diff: if one comes), 0 if none does, 2 for wrong use.
     """
     from .lab.advise import advise
     from .measure.calls.cases import case_of
@@ -477,45 +527,100 @@ def _advise(
     named = [name for name in ("library", "backend", "gpu") if name in options]
     for name in named:
         how[name] = options.pop(name)
-    unused: list[str] = list(named)
+    unused: list[str] = []
     if call:
         unused.append("call")
     if server:
         unused.append("server")
-    if words:
-        text = " ".join(words)
-        _require_alone(text, lens=lens, batch=batch, heads=heads, model=model, **options)
+    models = _split_models(model)
+    text = " ".join(words)
+    if text:
+        _require_alone(text, lens=lens, batch=batch, heads=heads, model=models, **options)
+        models = _split_models([CallText.read(text).model or ""])
+    if diff or len(models) > 1:
+        said = CallText.read(text) if text else None
+        if said is None:
+            said = _said_by_options(heads, "", _lens_given(lens, batch), **options)
         if measure:
-            return _measured(unused, text)
-        return _advised(advise(text, facts=Call(**stated), **how), as_json)
+            raise ValueError("--measure must be left out with --diff and several models")
+        return _advised_together(said, models, diff, Call(**stated), how, as_json)
+    facts = Call(**stated)
+    asked: list[Any]
+    if text:
+        asked = [text]
+        measured = asked
+    elif is_checkpoint("".join(models)):
+        said = _said_by_options(heads, "".join(models), _lens_given(lens, batch), **options)
+        asked = [said]
+        measured = [case_of(said)]
+    else:
+        facts = Call(**(_facts_of_options(options) | stated))
+        sizes = _lens_given(lens, batch)
+        if options.get("head_dim") == MLA_HEAD_DIM:
+            options.setdefault("page_size", LATENT_PAGE)
+        asked = [parse_layer(heads, model="".join(models), **options), sizes.tokens]
+        measured = asked
+    if measure:
+        _measured(unused, *measured)
+    advice = advise(*asked, facts=facts, **how)
+    if not measure:
+        return _advised(advice, as_json)
+    if named:
+        _say(f"{advice.choice.library} on {advice.choice.gpu} runs {advice.runs_as}")
+    return 0
+
+
+def _split_models(named: Sequence[str]) -> list[str]:
+    """The models of `--model A --model B` and of `A,B`."""
+    names: dict[str, None] = {}
+    for text in named:
+        # a layer by its heads has a comma of its own: 8/1 heads, head_dim 64
+        names |= dict.fromkeys(map(str.strip, re.split(r",(?! *head_dim)", text)))
+    return list(filter(None, names))
+
+
+def _lens_given(lens: str, batch: int | None) -> Lens:
+    """What --lens and --batch say; ValueError where no call is given."""
     if not lens:
         raise ValueError(f"a call must be given, such as {EXAMPLE}, or --heads and --lens")
-    sizes = Lens.read(lens, batch=batch)
-    if is_checkpoint(model):
-        said = _said_by_options(heads, model, sizes, **options)
-        if measure:
-            return _measured(unused, case_of(said))
-        return _advised(advise(said, facts=Call(**stated), **how), as_json)
-    facts = Call(**(_facts_of_options(options) | stated))
-    if options.get("head_dim") == MLA_HEAD_DIM:
-        options.setdefault("page_size", LATENT_PAGE)
-    layer = parse_layer(heads, model=model, **options)
-    if measure:
-        return _measured(unused, layer, sizes.tokens)
-    return _advised(advise(layer, sizes.tokens, facts=facts, **how), as_json)
+    return Lens.read(lens, batch=batch)
 
 
-def _measured(unused: Sequence[str], *call: Any) -> int:
+def _advised_together(
+    said: CallText,
+    models: Sequence[str],
+    diff: Sequence[str],
+    facts: "Call",
+    how: dict[str, Any],
+    as_json: bool,
+) -> int:
+    """Print the table of several models or of two stacks; the exit status of `_advise`."""
+    from .lab.advise import LIBRARY, RECORDED_GPU
+    from .lab.stacks import advise_stacks
+
+    if diff and "library" in how:
+        raise ValueError(f"--library must be left out with --diff, got {how['library']}")
+    library = how.pop("library", LIBRARY)
+    table = advise_stacks(
+        said,
+        diff or [library],
+        models=models,
+        facts=facts,
+        **{"gpu": RECORDED_GPU} | how,
+    )
+    return _advised(table, as_json)
+
+
+def _measured(unused: Sequence[str], *call: Any) -> None:
     """Print the times of all backends at a call, then which options say nothing of them."""
     from .lab.view import measure_call
 
     _say(measure_call(*call))
     if unused:
         _say(f"all backends are measured here; not used: {', '.join(unused)}", file=sys.stderr)
-    return 0
 
 
-def _advised(advice: "Advice", as_json: bool) -> int:
+def _advised(advice: "Advice | Stacks", as_json: bool) -> int:
     """Print advice; returns the exit status: `KNOWN_PROBLEM` if one holds that has a size."""
     _say(_in_json(advice.to_dict()) if as_json else advice)
     return KNOWN_PROBLEM if advice.holding else 0
@@ -524,7 +629,7 @@ def _advised(advice: "Advice", as_json: bool) -> int:
 def _require_alone(call: str, **options: Any) -> None:
     """ValueError for options that say a part of a call beside its text."""
     for name, value in options.items():
-        if value not in ("", None):
+        if value not in ("", None, []):
             word = OTHER_NAMES.get(name, name)
             raise ValueError(
                 f"{name} must be left out beside the text of a call, got {value!r}: "
@@ -815,6 +920,77 @@ COMPARE: Options = {
     ),
     **JSON,
 }
+SERVE: Options = {
+    "--engine": dict(
+        choices=["sglang", "vllm"],
+        help="whose server is started, by this Python; default: sglang",
+    ),
+    "--model": dict(
+        required=True,
+        metavar="FOLDER",
+        help="a model's folder (weights may lack), or a name of the list below",
+    ),
+    "--arm": dict(
+        required=True,
+        action="append",
+        dest="arms",
+        metavar="ARM",
+        help="default, NAME=VALUE of the plugin such as splits=bounded, or options of the server "
+        "such as '--attention-backend flashinfer'; the first is the base; repeatable",
+    ),
+    "--traffic": dict(
+        metavar="LOAD",
+        help="prompts in flight: chat, kimi-conversation:32, 512x40+100000, or a log of lengths, "
+        ".csv or steps.jsonl; default: chat",
+    ),
+    "--output": dict(
+        type=int,
+        metavar="N",
+        help="tokens that a request makes; default: the log's mean, or 256",
+    ),
+    "--turns": dict(
+        type=int,
+        metavar="N",
+        help="requests of each client, one after the other; default: 3",
+    ),
+    "--open": dict(
+        type=int,
+        action="append",
+        dest="open_at",
+        metavar="PERCENT",
+        help="also an open loop: requests arrive at this share of what the base has served; "
+        "repeatable",
+    ),
+    "--rounds": dict(
+        type=int,
+        metavar="N",
+        help="fresh servers of each arm; default: 4",
+    ),
+    "--options": dict(
+        metavar="TEXT",
+        help="options of every server, such as --options='--context-length 131072'",
+    ),
+    "--together": dict(
+        action="store_true",
+        help="start the servers of a round at once: half the time, if all fit into the memory",
+    ),
+    "--minutes": dict(
+        type=float,
+        metavar="N",
+        help="measure nothing more after this time; default: no limit",
+    ),
+    "--port": dict(
+        type=int,
+        metavar="N",
+        help="of the first server, the next ones 1,000 higher; default: 30000",
+    ),
+    "--not-slower": dict(
+        type=_percent,
+        metavar="P",
+        help="non-inferiority margin: how much slower an arm may be; default: 2%%",
+    ),
+    **JSON,
+}
 PUBLISH: Options = {
     "study": dict(
         metavar="STUDY",
@@ -861,6 +1037,18 @@ ADVISE: Options = {
     **CALL,
     **WORDS,
     **LAYER,
+    "--model": dict(
+        action="append",
+        metavar="NAME",
+        help="a model of data/checkpoints.yaml, and how it is served: 'DeepSeek-V3 at TP 8 with DP "
+        "attention'; repeatable, or several with commas between them",
+    ),
+    "--diff": dict(
+        nargs=2,
+        metavar=("OLD", "NEW"),
+        help="two releases of one engine, such as sglang==0.5.15 sglang==0.5.23: what is picked by "
+        "each, and which known problems come or end",
+    ),
     **SERVED,
     **BATCH,
     **DTYPES,
@@ -924,7 +1112,8 @@ DIAGNOSE: Options = {
     ),
     "--shape": dict(
         metavar="CALL",
-        help="what the trace does not record, such as 'heads=32/8 page=16 lens=8192x16'",
+        help="what the trace does not record: 'heads=32/8 page=16 lens=8192x16', with the release "
+        "that served, 'lens=8192x16 sglang=0.5.23'",
     ),
     "--fail-on": dict(
         choices=["slower", "pattern"],
@@ -966,6 +1155,7 @@ COMMANDS = {
     "publish": Command(_publish, PUBLISH),
     "bisect": Command(_bisect, BISECT),
     "compare": Command(_compare, COMPARE, status=USAGE),
+    "serve": Command(_serve, SERVE, known=_known_loads),
     "claims": Command(_claims, CLAIMS),
     "report": Command(_report, REPORT),
     "advise": Command(_advise, ADVISE, status=USAGE),

@@ -23,7 +23,6 @@ HOME = {
     "build_decode_metadata": "core.metadata.decode",
     "build_fa2_plan": "core.fa2.kernel",
     "build_kv_indices": "core.metadata.kv_indices",
-    "build_step_metadata": "core.metadata.step",
     "build_step_schedules": "core.metadata.schedules",
     "create": "core.backends",
     "plan_splits": "core.schedule.splits",
@@ -31,7 +30,6 @@ HOME = {
     "precompute": "core.schedule.flash_attn3",
     "require_plan": "core.fa2.coverage",
     "require_schedule": "core.schedule.flashmla",
-    "reserve": "core.schedule.flash_attn3",
     "schedule_words": "core.schedule.words",
     "without_overlap": "core.metadata.launch",
 }

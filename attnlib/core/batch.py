@@ -104,6 +104,11 @@ class DecodeBatch:
         """Requests in the step."""
         return self.seq_lens_cpu.shape[0]
 
+    @property
+    def qo_indptr(self) -> Tensor:
+        """[bs + 1] int32, prefix sums of one query per request."""
+        return torch.arange(len(self.kv_indptr), dtype=torch.int32, device=self.kv_indptr.device)
+
     @classmethod
     def build(cls, spec: AttnSpec, seq_lens: Tensor, page_table: Tensor) -> "DecodeBatch":
         """Check `seq_lens` [bs] int32 and `page_table` [bs, max_pages] int32, derive the rest.

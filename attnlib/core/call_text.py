@@ -31,7 +31,6 @@ import numpy as np
 
 from .checkpoints import LATENT, served
 from .layer import heads_named, parse_layer
-from .old_names import words_of_name
 from .spec import INT32_MAX, LENGTHS, AttnSpec, MlaSpec, require_int
 
 EXAMPLE = "heads=32/8 head_dim=128 page=16 lens=8192x16"
@@ -100,7 +99,8 @@ class Lens:
     @classmethod
     def listed(cls, tokens: Sequence[int]) -> Self:
         """Of requests with these tokens, one by one."""
-        return cls(len(tokens), max(tokens), "+".join(map(str, tokens)))
+        words = [str(length) for length in tokens]
+        return cls(len(tokens), max(tokens), "+".join(words))
 
     @classmethod
     def read(
@@ -159,13 +159,16 @@ class Lens:
 
 def runs(tokens: Sequence[int]) -> str:
     """Lengths as items joined by `+`, or as a range where that is shorter."""
-    items = [_run(length, len([*run])) for length, run in groupby(tokens)]
+    items = []
+    for length, run in groupby(tokens):
+        items.append(_run(length, len([*run])))
     text = "+".join(items)
     as_range = f"{tokens[0]}..{tokens[-1]}x{len(tokens)}"
-    is_shorter = len(as_range) < len(text)
-    if is_shorter and tokens[0] < tokens[-1] and parse_lengths("lens", as_range) == tuple(tokens):
-        return as_range
-    return text
+    rises = tokens[0] < tokens[-1]
+    if not rises or len(as_range) >= len(text):
+        return text
+    is_same = parse_lengths("lens", as_range) == tuple(tokens)
+    return as_range if is_same else text
 
 
 def _run(length: int, count: int) -> str:
@@ -247,14 +250,14 @@ class CallText:
 
     @classmethod
     def read(cls, text: str, own: Collection[str] = ()) -> Self:
-        """Inverse of `str`, which also reads `core.old_names`.
+        """Inverse of `str`.
 
         ValueError names the word, what it must be and what it was. `own` are the names of words
         that only its mode has.
         """
         said: dict[str, Any] = {}
         read = WORDS | dict.fromkeys(own, _integer_or_text)
-        for word in words_of_name(text).split():
+        for word in text.split():
             name, given, value = word.partition("=")
             if not given or not value:
                 raise ValueError(f"a call must be words such as {EXAMPLE}, got {word!r}")

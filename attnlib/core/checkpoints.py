@@ -40,7 +40,7 @@ SPECULATION = re.compile(r"speculation(?: of (\d+) branch(?:es)?)?")
 
 
 @dataclass(frozen=True)
-class Kind:
+class LayerKind:
     """A kind of layer of a whole model; `count` is how many there are, 0 if that was not read."""
 
     name: str
@@ -83,7 +83,7 @@ class Checkpoint:
     name: str
     architecture: str
     source: str
-    kinds: tuple[Kind, ...]
+    kinds: tuple[LayerKind, ...]
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -121,7 +121,7 @@ def _checkpoint(name: str, row: dict[str, Any]) -> Checkpoint:
         sizes = dict(written)
         heads, _, kv_heads = str(sizes.pop("heads", 0)).partition("/")
         counts = {"heads": int(heads), "kv_heads": int(kv_heads or 1)}
-        kinds.append(Kind(kind, model=name, **counts, **sizes))
+        kinds.append(LayerKind(kind, model=name, **counts, **sizes))
     return Checkpoint(
         name=name,
         architecture=row["architecture"],

@@ -7,8 +7,6 @@ from .checkpoints import served
 from .spec import MLA, AttnSpec, MlaSpec, require_int
 
 NAMED = re.compile(r"heads=(\d+/\d+) head_dim=(\d+)", re.ASCII)
-NAMED_OF_OLD = re.compile(r"(\d+/\d+) heads, head_dim (\d+)", re.ASCII)
-"""What older releases called a layer; still read."""
 HEADS = re.compile(r"(\d+)/(\d+)", re.ASCII)
 
 
@@ -24,7 +22,7 @@ MODELS = {
 
 def heads_named(model: str) -> re.Match[str] | None:
     """Heads and head_dim of what `name_of` calls a layer; None of a model's name."""
-    return NAMED.fullmatch(model) or NAMED_OF_OLD.fullmatch(model)
+    return NAMED.fullmatch(model)
 
 
 def parse_layer(

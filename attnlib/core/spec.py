@@ -51,6 +51,11 @@ class Grouped:
         """Query heads that share one KV head (1 is MHA, num_qo_heads is MQA)."""
         return self.num_qo_heads // self.num_kv_heads
 
+    @property
+    def heads(self) -> str:
+        """Head counts as people write them, `32/8`."""
+        return f"{self.num_qo_heads}/{self.num_kv_heads}"
+
     def require_groups(self) -> None:
         """ValueError unless all groups have the same size."""
         if self.num_qo_heads % self.num_kv_heads:
@@ -89,6 +94,7 @@ class AttnSpec(Grouped):
     --------
     Llama-3.1-8B over an FP8 cache:
 
+    >>> from attnlib import AttnSpec
     >>> spec = AttnSpec(32, 8, 128, page_size=16, kv_dtype="float8_e4m3fn")
     >>> spec.group_size, spec.dtypes
     (4, 'bfloat16/float8_e4m3fn')
@@ -121,11 +127,6 @@ class AttnSpec(Grouped):
     def out_dtype(self) -> str:
         """Output dtype: the query's, or bfloat16 if the query is FP8."""
         return FP8_OUT_DTYPE if self.dtype.startswith("float8") else self.dtype
-
-    @property
-    def heads(self) -> str:
-        """Head counts as people write them, `32/8`."""
-        return f"{self.num_qo_heads}/{self.num_kv_heads}"
 
     @property
     def dtypes(self) -> str:

@@ -31,8 +31,10 @@ SPLITS = f"1..{MAX_NUM_SPLITS}"
 """In a table of values: any number of splits."""
 OWN_CAP = "0.5.16"
 """The first SGLang whose kernels (sglang-kernel 0.4.5) cap splits by the rows of all requests."""
+ONE_LAUNCH = "one-launch"
+"""The value of the arm that writes all schedules of a step with its metadata."""
 ARMS = {
-    "metadata": ("eager", "sglang", "fused", "one-launch"),
+    "metadata": ("eager", "sglang", "fused", ONE_LAUNCH),
     "schedule": ("once", "layer"),
     "splits": (UPSTREAM, BOUNDED, SPLITS),
     "decode": ("fa2", "fa3", "planned"),
@@ -68,6 +70,10 @@ class State:
     """SGLang's attention backend whose step is being prepared."""
     scheduled: bool = False
     """Whether the schedule of that step is already written."""
+    graphs: Any = None
+    """SGLang's metadata of that step's graphs, by requests, where its schedules may be ours."""
+    words: Any = None
+    """The schedule that FlashAttention-3's calls of a layer read."""
     worker: Any = None
     """vLLM's worker whose step is not captured yet."""
     pool: Pool | None = None
@@ -146,7 +152,7 @@ def require_value(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 def require_together(arms: Mapping[str, str]) -> None:
     """ValueError for two arms that exclude each other: one makes the other a no-op."""
-    if arms.get("metadata") == "one-launch" and arms.get("schedule") == "layer":
+    if arms.get("metadata") == ONE_LAUNCH and arms.get("schedule") == "layer":
         raise ValueError(
             f"{PREFIX}SCHEDULE must be once where metadata is one-launch, which writes the "
             "schedule of the whole step, got 'layer'"

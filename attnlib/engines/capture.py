@@ -2,8 +2,7 @@
 
 A line has the call as text (`core.call_text`; its mode is the engine's word), and what no call
 says: `{"call": "mode=decode heads=32/8 head_dim=128 page=16 lens=552x3", "batch_size": 3, ...}`.
-Lines of older releases, which have a field for each number, are still read. `studies.captured`
-turns steps into cases.
+`studies.captured` turns steps into cases.
 """
 
 import io
@@ -28,12 +27,12 @@ BESIDE = ("batch_size", "kind", "backend", "release", "draft")
 """The fields of a step that its call does not say."""
 EVERY = 10
 """One of this many steps of each mode is captured, beginning with the first."""
-BEGINNINGS = (b'{"call": ', b'{"mode": ')
-"""Of each line, and of those of older releases."""
+BEGINNING = b'{"call": '
+"""Of each line."""
 
 
 @dataclass(frozen=True)
-class Step:
+class CapturedStep:
     """One step of a model, as its attention layers see it.
 
     `mode` is the engine's word. `lengths` are the tokens of each request as records write them
@@ -96,7 +95,7 @@ def _lens_of(lengths: str) -> Lens | None:
 
 
 def _fields_said(said: CallText) -> dict[str, Any]:
-    """The fields of `Step` that a text says."""
+    """The fields of `CapturedStep` that a text says."""
     num_qo_heads, _, num_kv_heads = said.required("heads").partition("/")
     dtype = said.dtype or "bfloat16"
     return {
@@ -130,7 +129,7 @@ class Capture:
         self.seen[mode] += 1
         return (self.seen[mode] - 1) % EVERY == 0
 
-    def write(self, step: Step) -> None:
+    def write(self, step: CapturedStep) -> None:
         """Append a line; OSError if not all of it has room."""
         form = {"call": str(step.said)}
         form |= {name: getattr(step, name) for name in BESIDE}
@@ -156,13 +155,13 @@ class Capture:
 
 
 def joined(lengths: Any) -> str:
-    """Lengths on the host (a tensor, an array, a list) as `Step.lengths`; empty for None."""
+    """Lengths on the host (a tensor, an array, a list) as a step has them; empty for None."""
     if lengths is None:
         return ""
     return "+".join(map(str, np.asarray(lengths).tolist()))
 
 
-def read(path: str | Path) -> list[Step]:
+def read(path: str | Path) -> list[CapturedStep]:
     """The steps of a file. Blank lines are skipped, and with a warning lines that were cut short.
 
     ValueError names the first other line that is no step, or a file of more than `MOST_BYTES`.
@@ -177,15 +176,14 @@ def read(path: str | Path) -> list[Step]:
             continue
         try:
             form = json.loads(line)
-            if "call" in form:
-                form |= _fields_said(CallText.read(form.pop("call")))
-            steps.append(Step(**form))
-            require_types(fields(Step), form)
+            form |= _fields_said(CallText.read(form.pop("call")))
+            steps.append(CapturedStep(**form))
+            require_types(fields(CapturedStep), form)
         except json.JSONDecodeError as error:
-            if not line.startswith(BEGINNINGS):
+            if not line.startswith(BEGINNING):
                 raise _no_step(path, number, error) from None
             logger.warning("%s:%d was cut short and is left out", path, number)
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise _no_step(path, number, error) from None
     return steps
 

@@ -22,7 +22,7 @@ Function = Callable[..., Any]
 
 
 class Point(NamedTuple):
-    """A hook point: for which arms, on which function, how, and with what.
+    """A hook point: for which arms (`name`, or `name=value`), on which function, how, with what.
 
     `reads` are the parameters that the function must have, `knows` others that it may have, none:
     any. `since` and `before` bound the releases that have the function.
@@ -128,6 +128,7 @@ def known_in(release: str, points: Iterable[Point]) -> list[Point]:
 def needed(points: Iterable[Point]) -> list[Point]:
     """The points that STATE's arms and capture need."""
     wanted = {*STATE.arms}
+    wanted.update(f"{name}={value}" for name, value in STATE.arms.items())
     if STATE.capture:
         wanted.add("capture")
     return [point for point in points if wanted.intersection(point.arms)]

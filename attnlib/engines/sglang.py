@@ -7,7 +7,8 @@
 | `ATTNLIB_SGLANG_METADATA` | `eager` | decode metadata op by op, as in SGLang 0.5.9 |
 | | `sglang` | SGLang's own kernel, counted: a control |
 | | `fused` | `core.build_decode_metadata`, one launch; SGLang's schedule after it |
-| | `one-launch` | `core.build_step_metadata`: the schedule in the same launch |
+| | `one-launch` | `core.build_step_schedules`: the schedules of all kinds of layers in the |
+| | | same launch, in decode and in verification of drafts |
 | `ATTNLIB_SGLANG_SCHEDULE` | `once` | FlashAttention-3's schedule once per step: SGLang's own |
 | | `layer` | in every layer, as before 0.5.11 |
 | `ATTNLIB_SGLANG_SPLITS` | `upstream` | upstream's cap of splits, which many short requests do |
@@ -39,16 +40,19 @@ that know the prefill, context parallelism. FlashAttention-4, `--enable-determin
 other GPUs than Hopper end the process. A graph keeps the number that it was captured with, and the
 schedule of a step has the number of the attention calls that read it.
 
-`one-launch` takes its split cap from the width of the page table, as the attention call (and so
-`layer`) does, or from SPLITS; SGLang's schedule takes it from the longest request of the step.
-Where the number of splits differs, the last bits of the output differ. Steps without a CUDA graph,
-steps of speculative decoding, and pools with page tables of their own (unified memory) keep
-SGLang's own metadata and plan. `arms.STATE.calls` counts what ran.
+`one-launch` is for SGLang 0.5.16 and later, and for CUDA graphs. It serves grouped queries, layers
+with a window and MLA, with tensor parallelism and DP attention, and since 0.5.22 verification of
+drafts: a layer says its kind while its graph is warmed up. Draft steps, verification with topk
+above 1 and what SPLITS leaves alone (above) keep SGLang's schedule. Its split cap is that of the
+attention call, by the width of the page table or from SPLITS; SGLang's schedule of a step takes it
+from the longest request. Where the number of splits differs, the last bits of the output differ.
+Steps without a CUDA graph and pools with page tables of their own (unified memory) keep SGLang's
+own metadata and plan. `arms.STATE.calls` counts what ran.
 """
 
 from ..core.releases import read_releases
 from . import points
-from .arms import OWN_CAP, PREFIX, SGLANG, STATE
+from .arms import ONE_LAUNCH, OWN_CAP, PREFIX, SGLANG, STATE
 
 OLDEST = "0.5.11"
 """The first release of SGLang whose hook points were read."""
@@ -74,6 +78,11 @@ def _hook(release: str) -> None:
         raise ValueError(
             f"{PREFIX}SPLITS must have SGLang {OWN_CAP} or later: the kernels of earlier ones cap "
             f"splits as upstream does, got {release}"
+        )
+    if STATE.arms.get("metadata") == ONE_LAUNCH and points.order(release) < points.order(OWN_CAP):
+        raise ValueError(
+            f"{PREFIX}METADATA={ONE_LAUNCH} must have SGLang {OWN_CAP} or later, got {release}: "
+            "use fused"
         )
     for point in points.needed(points.known_in(release, POINTS)):
         target = point.path.replace(":", ".")

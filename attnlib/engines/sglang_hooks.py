@@ -7,20 +7,13 @@ SGLang calls `around` hooks with the wrapped function first, `before` hooks with
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ..core.metadata.decode import build_decode_metadata
 from ..core.metadata.eager import write_decode_metadata
 from ..core.metadata.require import DecodeTensors
-from ..core.metadata.step import build_step_metadata
-from ..core.schedule.facts import SchedulerFacts
-from ..core.schedule.flash_attn3 import SchedulerMetadata, reserve, sm_count
-from ..core.schedule.library import sglang_build
-from ..core.spec import dtype_name
+from . import sglang_schedules as schedules
 from . import sglang_splits as splits
 from . import sglang_steps as steps
-from .arms import OWN_CAP, PREFIX, STATE
+from .arms import ONE_LAUNCH, OWN_CAP, PREFIX, STATE
 from .plans import OWN, guard_plan, guarding, take_over
 from .points import Function, Point, defaults_of, named, require_met
 
@@ -39,54 +32,62 @@ not at its default, SGLang's own kernel runs, and is counted."""
 
 
 def prepare_step(backend: Any, *args: Any, **kwargs: Any) -> None:
-    """Before a backend prepares a replay: remember whose schedule `one-launch` writes.
+    """Before a backend prepares a replay: remember whose metadata an arm writes.
 
     From 0.5.13 on the function is called for a capture, too, whose metadata stays SGLang's own.
     """
     in_capture = kwargs.get("in_capture", len(args) == 2 and args[1])
     STATE.backend = None if in_capture else backend
     STATE.scheduled = False
+    STATE.graphs = None
+    if STATE.arms.get("metadata") == ONE_LAUNCH:
+        batch = args[0] if args else kwargs["forward_batch"]
+        STATE.graphs = schedules.graphs_of(backend, batch)
 
 
 def set_metadata(original: Function, *args: Any, **kwargs: Any) -> None:
-    """Around SGLang's metadata of a decode step; steps of speculative decoding keep SGLang's."""
+    """Around SGLang's metadata of a decode step, or of verification of drafts. Draft steps keep
+    SGLang's own; verification keeps it in all arms but `one-launch`."""
     call = named(original, args, kwargs)
-    defaults = defaults_of(original)
-    known_pool = all(call[name] is defaults[name] for name in PLAIN if name in call)
-    if not known_pool and "metadata" in STATE.arms:
-        STATE.leave("metadata", "a pool that only SGLang knows")
-    # Without a backend it is a capture, with a delta a step of speculative decoding.
-    is_step = STATE.backend is not None and not call["seq_len_delta"]
-    is_ours = known_pool and is_step and "metadata" in STATE.arms
-    arm = STATE.arms["metadata"] if is_ours else "sglang"
-    if arm == "sglang":
+    if not _is_written(call, defaults_of(original)):
         original(*args, **kwargs)
-    else:
-        _write_metadata(arm, call)
-    if is_ours:
-        STATE.ran("metadata")
     if "guard" in STATE.arms:
         steps.guard_tables(call)
 
 
+def _is_written(call: dict[str, Any], defaults: dict[str, Any]) -> bool:
+    """Whether one of our arms has written the metadata of a step, the control aside."""
+    arm = STATE.arms.get("metadata")
+    if arm is None:
+        return False
+    if not all(call[name] is defaults[name] for name in PLAIN if name in call):
+        STATE.leave("metadata", "a pool that only SGLang knows")
+        if arm == ONE_LAUNCH:
+            schedules.require_written(call)
+        return False
+    if arm == ONE_LAUNCH:
+        is_ours = schedules.written(call, _tensors(call))
+    else:
+        # Without a backend it is a capture, with a delta a step of speculative decoding.
+        is_ours = STATE.backend is not None and not call["seq_len_delta"]
+    if not is_ours:
+        return False
+    if arm in ("eager", "fused"):
+        _write_metadata(arm, call)
+    STATE.ran("metadata")
+    return arm != "sglang"
+
+
 def _write_metadata(arm: str, call: dict[str, Any]) -> None:
-    """Metadata of a step by one of our arms."""
+    """Metadata of a step, without its schedule, by one of our arms."""
     tensors = _tensors(call)
     page_size = call["page_size"]
     max_pages = min(call["max_seq_pages"], call["page_table"].shape[1])
     if arm == "eager":
         first_tokens = STATE.backend.decode_cuda_graph_metadata["strided_indices"][:max_pages]
         write_decode_metadata(DecodeTensors(**tensors), first_tokens, page_size, 0)
-    elif arm == "fused":
-        build_decode_metadata(**tensors, page_size=page_size, max_pages=max_pages)
     else:
-        build_step_metadata(
-            **tensors,
-            page_size=page_size,
-            max_pages=max_pages,
-            scheduler=_scheduler(call["page_table"], page_size),
-        )
-        STATE.scheduled = True
+        build_decode_metadata(**tensors, page_size=page_size, max_pages=max_pages)
 
 
 def compute_schedule(original: Function, *args: Any, **kwargs: Any) -> Any:
@@ -130,54 +131,6 @@ def _tensors(call: dict[str, Any]) -> dict[str, Any]:
         "swa_slot_map": None if window is None else slots,
         "swa_page_table": None if slots is None else window,
     }
-
-
-def _scheduler(page_table: Tensor, page_size: int) -> SchedulerMetadata:
-    """The words that the graph of this batch size reads, reserved at its first step."""
-    backend = STATE.backend
-    batch_size, columns = page_table.shape
-    metadata = backend.decode_cuda_graph_metadata[batch_size]
-    if hasattr(metadata, OWN):
-        return getattr(metadata, OWN)
-    words = metadata.scheduler_metadata
-    if words is None:
-        raise ValueError(
-            f"{PREFIX}METADATA=one-launch must have a schedule to write, which SGLang keeps for "
-            "FlashAttention-3 without MLA, got none: use fused"
-        )
-    from sglang.srt.layers.dp_attention import is_dp_attention_enabled
-
-    if is_dp_attention_enabled():
-        raise ValueError(
-            f"{PREFIX}METADATA=one-launch must know the heads of a layer, got DP attention, where "
-            "SGLang's backend divides them by the number of ranks: use fused"
-        )
-    # As the attention call, which caps splits by the table's width or has a number.
-    own_splits = getattr(backend, "decode_num_splits", backend.num_splits)
-    cap = getattr(metadata, splits.SPLITS, own_splits)
-    facts = SchedulerFacts(
-        batch_size=batch_size,
-        num_qo_heads=backend.num_attention_heads,
-        num_kv_heads=backend.num_kv_heads,
-        head_dim=backend.head_dim,
-        max_seqlen_q=1,
-        max_seqlen_k=columns * page_size,
-        num_sms=sm_count(torch.device(backend.device)),
-        page_size=backend.page_size,
-        dtype=dtype_name(backend.kv_cache_dtype),
-        causal=True,
-        has_softcap=backend.has_softcap,
-        num_splits=cap,
-        build=sglang_build(),
-    )
-    scheduler = reserve(facts, words.device, out=words)
-    if scheduler.words.shape != words.shape:
-        raise ValueError(
-            f"SGLang's schedule of {batch_size} requests must have {len(scheduler.words)} words, "
-            f"as FlashAttention-3 lays it out since 2025-08, got {len(words)}"
-        )
-    setattr(metadata, OWN, scheduler)
-    return scheduler
 
 
 def pin_decode(
@@ -317,6 +270,7 @@ _EXTEND = f"{_BACKEND}.forward_extend"
 _WORDS = ("self", "batch_size", "max_seq_len_k", "cache_seqlens")
 _CALL = ("self", "q", "layer", "forward_batch")
 _STEP = ("self", "forward_batch", "in_capture")
+_KVCACHE = f"{_FLASH}:flash_attn_with_kvcache"
 _LENGTHS = ("self", "wrapper", "paged_kernel_lens")
 _PLANS = (
     "req_pool_indices",
@@ -333,6 +287,9 @@ _PLANS = (
 )
 _INIT = ("self", "model_runner")
 _BATCH = ("self", "forward_batch")
+_WORDS_OF_CALL = ("scheduler_metadata",)
+_ONE_LAUNCH = (f"metadata={ONE_LAUNCH}",)
+_OF_LAYERS = (*_ONE_LAUNCH, "splits")
 _ANY_SCHEDULE = ("metadata", "schedule", "splits")
 _ALL_ARMS = ("metadata", "schedule", "splits", "decode", "guard")
 POINTS = (
@@ -340,9 +297,12 @@ POINTS = (
     Point(("metadata",), _PREPARE, "before", prepare_step, _STEP, since="0.5.13"),
     Point(("metadata", "guard"), _SET, "around", set_metadata, _TENSORS, _POOLS),
     Point(_ANY_SCHEDULE, _SCHEDULE, "around", compute_schedule, _WORDS),
-    Point(("splits",), f"{_BACKEND}.__init__", "after", splits.ready_splits, since=OWN_CAP),
+    Point(_OF_LAYERS, f"{_BACKEND}.__init__", "after", splits.ready_splits, since=OWN_CAP),
     Point(("splits",), _DECODE, "around", splits.cap_decode, _CALL, since=OWN_CAP),
     Point(("splits",), _EXTEND, "around", splits.cap_verification, _CALL, since=OWN_CAP),
+    Point(_ONE_LAUNCH, _DECODE, "around", schedules.attend, _CALL, since=OWN_CAP),
+    Point(_ONE_LAUNCH, _EXTEND, "around", schedules.attend, _CALL, since=OWN_CAP),
+    Point(_ONE_LAUNCH, _KVCACHE, "around", schedules.give_words, _WORDS_OF_CALL, since=OWN_CAP),
     Point(("decode",), _MAKE, "after", pin_decode, _INIT),
     Point(("decode", "guard"), _BEGIN, "around", begin_forward, _LENGTHS, _PLANS),
     Point(_ALL_ARMS, _FORWARD, "after", steps.judge_step, _BATCH),

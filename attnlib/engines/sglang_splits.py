@@ -8,6 +8,7 @@ step and the calls that read it must have the same cap: the number is kept besid
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..core.schedule.facts import FULL, SchedulerFacts
 from ..core.schedule.flash_attn3 import sm_count
 from ..core.schedule.library import sglang_build
 from ..core.spec import dtype_name
-from .arms import PREFIX, STATE
+from .arms import ONE_LAUNCH, PREFIX, STATE
 from .plans import OWN
 from .points import named, require_met
 
@@ -55,8 +56,7 @@ def of_words(call: dict[str, Any]) -> int:
     pages = -(-call["max_seq_len_k"] // page_size)
     if of_graph:
         pages = graph.page_table.shape[1]
-    number = _cap(
-        STATE.arms["splits"],
+    facts = _call(
         batch_size=call["batch_size"],
         num_qo_heads=backend.num_attention_heads,
         num_kv_heads=backend.num_kv_heads,
@@ -71,6 +71,7 @@ def of_words(call: dict[str, Any]) -> int:
         num_sms=sm_count(torch.device(backend.device)),
         build=getattr(backend, OWN),
     )
+    number = _number(facts, STATE.arms["splits"])
     if of_graph:
         setattr(graph, SPLITS, number)
     return number
@@ -82,14 +83,18 @@ def ready_splits(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """After a FlashAttention backend is made: refuse what SPLITS cannot reach, by name."""
+    """After a FlashAttention backend is made: refuse by name what SPLITS, and METADATA where it is
+    one-launch, cannot reach."""
+    has_cap = "splits" in STATE.arms
+    asked = f"SPLITS={STATE.arms['splits']}" if has_cap else f"METADATA={ONE_LAUNCH}"
     gpu = torch.cuda.get_device_properties(torch.device(backend.device))
     not_met = {
         "FlashAttention-3": backend.fa_impl_ver != 3,
         "a Hopper GPU": gpu.major != HOPPER,
-        "no splits of SGLang's own (no --enable-deterministic-inference)": backend.num_splits,
+        "no splits of SGLang's own (no --enable-deterministic-inference)": has_cap
+        and backend.num_splits,
     }
-    require_met(f"{PREFIX}SPLITS={STATE.arms['splits']}", not_met)
+    require_met(PREFIX + asked, not_met)
     setattr(backend, OWN, sglang_build())  # read once: it looks at files
 
 
@@ -128,7 +133,7 @@ def _with_cap(
     """Run the attention of a layer under the arm's cap, or under SGLang's where it is not ours."""
     backend = call["self"]
     layer = call["layer"]
-    reason = _left_alone(backend, layer, call["forward_batch"])
+    reason = left_alone(backend, layer, call["forward_batch"])
     if reason:
         STATE.leave("splits", reason)
         return original(*args, **kwargs)
@@ -141,13 +146,13 @@ def _with_cap(
     return output
 
 
-def _left_alone(
+def left_alone(
     backend: Any,
     layer: Any,
     batch: Any,
 ) -> str:
-    """Why a layer keeps SGLang's cap, or the empty string. None of these calls reads words that
-    were written for ours: SGLang gives them none, `has_no_words`, or it is no decode."""
+    """Why a layer keeps SGLang's cap and schedule, or the empty string. None of these calls reads
+    words that were written for ours: SGLang gives them none, `has_no_words`, or it is no decode."""
     metadata = backend.forward_metadata
     has_chunks = backend.has_local_attention and metadata.local_attn_metadata is not None
     has_drafts = batch.spec_info is not None
@@ -179,11 +184,33 @@ def _splits_of_call(
         # The words of a graph are a copy: the number is beside them.
         owner = metadata if hasattr(metadata, SPLITS) else words
         return getattr(owner, SPLITS)
+    return _number(_facts(backend, layer, q), STATE.arms["splits"])
+
+
+def facts_of_layer(
+    backend: Any,
+    layer: Any,
+    q: torch.Tensor,
+) -> SchedulerFacts:
+    """The call of a layer over a graph's page table, with the number of splits that it passes."""
+    facts = _facts(backend, layer, q)
+    number = backend.num_splits
+    if "splits" in STATE.arms:
+        number = _splits_of_call(backend, layer, q)
+    return replace(facts, num_splits=number)
+
+
+def _facts(
+    backend: Any,
+    layer: Any,
+    q: torch.Tensor,
+) -> SchedulerFacts:
+    """The call of a layer, with no cap given."""
+    metadata = backend.forward_metadata
     latent = layer.v_head_dim if backend.use_mla else 0
     # SGLang casts queries to the cache's dtype, and the cache to the queries' beyond 256.
     dtype = backend.kv_cache_dtype if layer.head_dim <= 256 else q.dtype
-    return _cap(
-        STATE.arms["splits"],
+    return _call(
         batch_size=metadata.cu_seqlens_q.shape[0] - 1,
         num_qo_heads=layer.tp_q_head_num,
         num_kv_heads=layer.tp_k_head_num,
@@ -193,7 +220,7 @@ def _splits_of_call(
         max_seqlen_k=metadata.page_table.shape[1] * backend.page_size,
         page_size=backend.page_size,
         dtype=dtype_name(dtype),
-        window=window,
+        window=_window(backend, layer),
         has_softcap=layer.logit_cap > 0,
         num_sms=sm_count(torch.device(backend.device)),
         build=getattr(backend, OWN),
@@ -209,9 +236,14 @@ def _window(backend: Any, layer: Any) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1024)
-def _cap(arm: str, **facts: Any) -> int:
-    """`caps.num_splits` of a call with these facts, kept: layers and steps repeat them."""
-    call = SchedulerFacts(**facts, causal=True, varlen_q=True)
+def _call(**facts: Any) -> SchedulerFacts:
+    """The facts of a call, kept: layers and steps repeat them."""
+    return SchedulerFacts(**facts, causal=True, varlen_q=True)
+
+
+@lru_cache(maxsize=1024)
+def _number(call: SchedulerFacts, arm: str) -> int:
+    """`caps.num_splits` of a call, kept."""
     return num_splits(call, arm)
 
 

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import torch
+
 from ..core.backends.base import installed_version
 from ..core.schedule.pages import require_table
 from ..core.spec import dtype_name
 from .arms import PREFIX, SGLANG, STATE, Pool
-from .capture import Step, joined
+from .capture import CapturedStep, joined
+from .known import mode_of, warn_once
 from .plans import guarding, sample
 from .points import ending_capture
 
@@ -97,11 +100,13 @@ def _require_tables(call: dict[str, Any], pool: Pool) -> None:
 
 
 def judge_step(_: Any, runner: Any, forward_batch: Any, *__: Any, **___: Any) -> None:
-    """After a step of the target model that decodes: log each arm that did nothing in it, once."""
+    """After a step of the target model that decodes: log each arm that did nothing in it, and the
+    known problems of the server, once."""
     try:
         if not runner.is_draft_worker and forward_batch.forward_mode.name in DECODES:
             for name in STATE.arms:
                 _judge(name, runner, forward_batch)
+            warn_once(SGLANG, "this server", partial(server_facts, runner))
     except Exception as error:
         STATE.say(f"attnlib: what ran in a step is not known: {error!r}")
 
@@ -153,9 +158,39 @@ def _reasons(name: str, runner: Any, batch: Any) -> Iterator[str]:
     if name == "guard" and STATE.arms.get("schedule") == "layer":
         yield f"{PREFIX}SCHEDULE=layer leaves no schedule to check"
     if name == "metadata" and batch.forward_mode.name == "TARGET_VERIFY":
-        yield "steps of speculative decoding keep SGLang's own metadata"
+        yield "steps of speculative decoding keep SGLang's own metadata (one-launch: to 0.5.21)"
     if not decodes_in_graphs(server):
         yield "the server decodes without CUDA graphs"
+
+
+def server_facts(runner: Any) -> dict[str, Any]:
+    """What is known of a server, as an example of a known problem says it."""
+    config = runner.model_config
+    server = runner.server_args
+    is_latent = config.attention_arch.name == "MLA"
+    backend = str(getattr(runner, "decode_attention_backend_str", server.attention_backend))
+    _rank, of_layer, _ = ranks()
+    heads = config.num_attention_heads // of_layer
+    kv_heads = 1 if is_latent else config.get_num_kv_heads(of_layer)
+    facts = {
+        "stack": f"sglang=={installed_version('sglang')}",
+        "mode": mode_of(SGLANG, backend, is_latent),
+        "gpu": torch.cuda.get_device_name(),
+        "backend": backend,
+        "heads": f"{heads}/{kv_heads}",
+        "page_size": runner.page_size,
+        "dtype": dtype_name(runner.dtype),
+        "kv_dtype": dtype_name(runner.kv_cache_dtype),
+        "graph": decodes_in_graphs(server),
+        "speculative": bool(server.speculative_algorithm),
+        "dp_attention": bool(getattr(server, "enable_dp_attention", False)),
+        "context": config.context_len,
+    }
+    if not is_latent:
+        facts["head_dim"] = config.head_dim
+    if drafts := getattr(server, "speculative_num_draft_tokens", 0):
+        facts["draft_tokens"] = drafts
+    return facts
 
 
 def decodes_in_graphs(server_args: Any) -> bool:
@@ -181,7 +216,7 @@ def capture_step(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
             capture.write(step)
 
 
-def _described(runner: Any, batch: Any, mode: str) -> Step | None:
+def _described(runner: Any, batch: Any, mode: str) -> CapturedStep | None:
     """The step from what the host knows; None on ranks that share their batch with another."""
     rank, of_layer, ranks_of_a_context = ranks()
     if rank:
@@ -190,7 +225,7 @@ def _described(runner: Any, batch: Any, mode: str) -> Step | None:
         raise ValueError("a step must have its whole context here, got decode context parallelism")
     config = runner.model_config
     backend = runner.server_args.attention_backend
-    return Step(
+    return CapturedStep(
         mode=mode,
         batch_size=batch.batch_size,
         lengths=joined(batch.seq_lens_cpu),

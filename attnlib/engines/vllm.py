@@ -34,7 +34,8 @@ from ..core.releases import read_releases
 from ..core.spec import dtype_name
 from . import points
 from .arms import STATE, VLLM
-from .capture import Capture, Step, joined
+from .capture import Capture, CapturedStep, joined
+from .known import mode_of, warn_once
 from .points import Function, Point
 
 OLDEST = "0.33.0"
@@ -151,10 +152,7 @@ def _write_if_due(capture: Capture, group: Any, batch: Any) -> None:
     builder = group.metadata_builders[0]
     config = builder.vllm_config
     spec = builder.kv_cache_spec
-    kv_dtype = dtype_name(spec.dtype)
-    if spec.kv_quant_mode.name != "NONE":  # stored as bytes
-        kv_dtype = FP8.get(config.cache_config.cache_dtype, config.cache_config.cache_dtype)
-    step = Step(
+    step = CapturedStep(
         mode=mode,
         batch_size=requests,
         lengths=joined(lens),
@@ -164,7 +162,7 @@ def _write_if_due(capture: Capture, group: Any, batch: Any) -> None:
         head_dim=spec.head_size,
         page_size=spec.block_size,
         dtype=dtype_name(config.model_config.dtype),
-        kv_dtype=kv_dtype,
+        kv_dtype=_cache_dtype(spec, config),
         kind=FULL_ATTENTION[type(spec).__name__],
         backend=group.backend.get_name(),
         release=installed_version("vllm"),
@@ -180,6 +178,8 @@ def require_builders(original: Function, group: Any, *args: Any, **kwargs: Any) 
     arm = f"{VLLM.prefix}DECODE=planned"
     if not hasattr(group.kv_cache_spec, "num_kv_heads"):
         return
+    layers = f"layers {group.layer_names[0]} to {group.layer_names[-1]}"
+    warn_once(VLLM, layers, partial(server_facts, group))
     for builder in group.metadata_builders:
         has_plan = not getattr(builder, "use_trtllm_decode_attention", True)
         has_schedule = getattr(builder, "aot_schedule", getattr(builder, "fa_aot_schedule", False))
@@ -203,6 +203,43 @@ def require_builders(original: Function, group: Any, *args: Any, **kwargs: Any) 
             "no microbatches": config.parallel_config.use_ubatching,
         }
         points.require_met(arm, not_met)
+
+
+def server_facts(group: Any) -> dict[str, Any]:
+    """What is known of a server's layers alike, as an example of a known problem says it."""
+    import torch
+    from vllm.v1.attention.backends.utils import get_num_attention_heads_from_layers
+
+    builder = group.metadata_builders[0]
+    config = builder.vllm_config
+    spec = builder.kv_cache_spec
+    backend = group.backend.get_name()
+    heads = get_num_attention_heads_from_layers(config, group.layer_names)
+    kv_dtype = _cache_dtype(spec, config)
+    facts = {
+        "stack": f"vllm=={installed_version('vllm')}",
+        "mode": mode_of(VLLM, backend, group.backend.is_mla()),
+        "gpu": torch.cuda.get_device_name(),
+        "backend": backend,
+        "heads": f"{heads}/{spec.num_kv_heads}",
+        "head_dim": spec.head_size,
+        "page_size": spec.block_size,
+        "dtype": dtype_name(config.model_config.dtype),
+        "kv_dtype": kv_dtype,
+        "speculative": config.speculative_config is not None,
+        "context": config.model_config.max_model_len,
+    }
+    if spec.sliding_window:
+        facts["window"] = True
+    return facts
+
+
+def _cache_dtype(spec: Any, config: Any) -> str:
+    """The dtype of the KV cache, by torch's name."""
+    if spec.kv_quant_mode.name == "NONE":
+        return dtype_name(spec.dtype)
+    cached_as = config.cache_config.cache_dtype  # stored as bytes
+    return FP8.get(cached_as, cached_as)
 
 
 def build_metadata(original: Function, *args: Any, **kwargs: Any) -> Any:

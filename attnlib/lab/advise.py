@@ -2,7 +2,7 @@
 
 Nothing is predicted: `advise` shows times that were measured, how far those batches are from the
 call, on which GPU and release, and the line that measures the call itself. The backend with the
-least mean time over the 16 nearest batches chooses well, not perfectly: `neighbour_loss` computes
+least mean time over the 8 nearest batches chooses well, not perfectly: `neighbour_loss` computes
 what it loses on layers left out.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -51,9 +51,11 @@ from .engine_builds import (
     time_on_record,
 )
 from .known_sizes import nearest_sizes
-from .recorded import NEAREST, batches_for, recorded_calls
+from .recorded import NEAREST, batches_for, draws_for, recorded_calls
 from .source import FLASHINFER, ROUNDS
 
+LIBRARY = "flashinfer==0.7.2"
+"""Asked by default."""
 SHOWN_BATCHES = 3
 SHOWN_STUDIES = 2
 PRESENT_PLANNER = "2026-11-26"
@@ -75,7 +77,7 @@ FASTEST_RATIO = "time / fastest"
 """Ratios of times, as the table names them."""
 CLOSE = 1.06
 """Backends within this ratio of the best, in the mean, are no clear winner and loser."""
-DISTANCE = "distance 1: about a factor of two in tokens or requests; above 2: weak evidence."
+DISTANCE = "distance 3: about a factor of two in tokens or requests; above 6: weak evidence."
 MLA_MODE = "mla"
 LATENT_DTYPE = "bfloat16"
 """Of every record of dense MLA."""
@@ -86,8 +88,9 @@ class Advice(Shown):
     """The rule's `choice` for a call, and `nearest`, a row per recorded batch, nearest first.
 
     Columns of `nearest`: case, distance, a column of median us per backend, rounds, spread (largest
-    relative difference between rounds of one backend), gpu, machine, release. `same` are records of
-    this very call (`recorded_calls`). `runs` are the backends that the engine has, and under which
+    relative difference between rounds of one backend), gpu, machine, release. `beside` are the
+    nearest batches of another draw, which has backends that they lack. `same` are records of this
+    very call (`recorded_calls`). `runs` are the backends that the engine has, and under which
     name of its own; None where no engine is named. `known` are the known problems that hold, or may
     hold, `card_name` the card that the user named. `of_model` says which kind of a model's layers
     this is, where it has several.
@@ -98,6 +101,7 @@ class Advice(Shown):
     choice: Choice
     nearest: pd.DataFrame
     same: pd.DataFrame
+    beside: pd.DataFrame = field(default_factory=pd.DataFrame)
     has_sinks: bool = False
     runs: Mapping[str, str] | None = None
     known: Sequence[Found] = ()
@@ -135,8 +139,17 @@ class Advice(Shown):
     @cached_property
     def times(self) -> pd.DataFrame:
         """Median us of the nearest batches, a column per backend that is on record of one."""
-        recorded = self.nearest.dropna(axis=1, how="all")
-        return recorded[[name for name in SHOWN if name in recorded]]
+        return _times_in(self.nearest)
+
+    @cached_property
+    def times_beside(self) -> pd.DataFrame:
+        """Median us of the engine's choice, and of the backends that `times` lacks, of the nearest
+        batches of another draw; empty without a record of both."""
+        times = _times_in(self.beside)
+        lacked = [name for name in times if name not in self.times]
+        if self.ours not in times or not lacked:
+            return pd.DataFrame()
+        return times[[self.ours, *lacked]].dropna(how="all", subset=lacked)
 
     @property
     def ours(self) -> str:
@@ -153,28 +166,48 @@ class Advice(Shown):
             return ""
         # What is measured has no window.
         case = _case_of(replace(self.layer, window=0), self.lengths)
-        return f"python -m attnlib advise --measure {case.label}"
+        asked = [f"--engine {self.choice.library}", f"--gpu {self.card_name or self.choice.gpu}"]
+        if self.choice.policy != AUTO:
+            asked.append(f"--backend {self.choice.policy}")
+        return f"python -m attnlib advise {' '.join(asked)} --measure {case.label}"
+
+    @property
+    def runs_as(self) -> str:
+        """The engine's choice, and what it is called in records of measurements."""
+        names = [name for name in builds(self.choice) if name in BACKENDS]
+        if not names or names[0] == self.choice.picked:
+            return self.choice.picked
+        return f"{self.choice.picked}, here {names[0]}"
 
     def table(self) -> pd.DataFrame:
         """A row per backend, best first, over the nearest batches: in how many of those that have
         it it is the fastest, its time over that of the engine's choice (geometric mean, least and
-        most) and over the fastest (geometric mean and most), and as what the engine has it."""
+        most) and over the fastest (geometric mean and most), and as what the engine has it. The
+        last are those of `times_beside`, which are compared with the engine's choice alone."""
         times = self.times
         over_best = times.div(times.min(axis=1), axis=0)
         fastest = times.idxmin(axis=1).value_counts().reindex(times.columns, fill_value=0)
         table = pd.DataFrame(index=times.columns)
         table["fastest in"] = fastest.astype(str) + " of " + times.count().astype(str)
         if self.ours:
-            over = times.div(times[self.ours], axis=0)
-            table[f"{CHOICE_RATIO}: mean"] = geometric_mean(over).round(3)
-            table["min"] = over.min().round(3)
-            table["max"] = over.max().round(3)
+            self._add_ratios(table, times)
         table[f"{FASTEST_RATIO}: mean"] = geometric_mean(over_best).round(3)
         table[f"{FASTEST_RATIO}: max"] = over_best.max().round(3)
+        table = table.sort_values(f"{FASTEST_RATIO}: mean")
+        if len(self.times_beside):
+            others = pd.DataFrame(index=self.times_beside.columns.drop(self.ours))
+            self._add_ratios(others, self.times_beside)
+            table = pd.concat([table, others.sort_values(f"{CHOICE_RATIO}: mean")])
         if self.runs is not None:
             table["in the engine"] = [self.runs.get(name, "no") for name in table.index]
-        table = table.sort_values(f"{FASTEST_RATIO}: mean")
         return table.rename_axis("backend").reset_index()
+
+    def _add_ratios(self, table: pd.DataFrame, times: pd.DataFrame) -> None:
+        """Add to each backend of a table its time over that of the engine's choice."""
+        over = times.div(times[self.ours], axis=0)
+        table[f"{CHOICE_RATIO}: mean"] = geometric_mean(over).round(3)
+        table["min"] = over.min().round(3)
+        table["max"] = over.max().round(3)
 
     @property
     def batches(self) -> pd.DataFrame:
@@ -201,6 +234,10 @@ class Advice(Shown):
         nearest = self.nearest
         notes = [*report(self.known), *self._sizes_of_heads(), *self._slower_notes()]
         notes += self._how_sure()
+        if len(self.times_beside):
+            names = ", ".join(self.times_beside.columns.drop(self.ours))
+            gpus = _listed(self.beside.gpu)
+            notes.append(f"By the nearest batches of another draw ({gpus}): {names}.")
         if self.same.empty:
             notes.append("All times below were measured on other batches.")
         if self.of_model:
@@ -278,20 +315,32 @@ class Advice(Shown):
             notes.append(f"Times of the engine's choice below are of another build{lacks}.")
         return notes
 
-    def _slower_notes(self) -> list[str]:
+    @property
+    def slower_by_records(self) -> str:
         """The pick's time over that of another backend of the engine: of this very call, or, where
-        that is not on record, of the nearest batches if it is slower there."""
+        that is not on record, of the nearest batches if it is slower there; else empty."""
         own = own_build(self.choice)
-        has_caps = f"{own}@{BOUNDED}" in (self.runs or {})
-        loses = has_caps and _loses_splits(self.layer, self.lengths)
         said = time_on_record(own, self.same, self.runs)
-        if not said:
-            times = self._comparable_times(own, loses) if has_caps else self.times
-            said = slower_nearby(own, times, self.runs)
-        notes = [said] if said else []
-        if has_caps and not loses:
+        if said:
+            return said
+        times = self.times
+        if self._has_caps():
+            times = self._comparable_times(own, self._loses_splits())
+        return slower_nearby(own, [times, self.times_beside], self.runs)
+
+    def _slower_notes(self) -> list[str]:
+        """`slower_by_records`, and whether SGLang's other cap can help at all."""
+        notes = list(filter(None, [self.slower_by_records]))
+        if self._has_caps() and not self._loses_splits():
             notes.append("No request loses splits in this call: SPLITS=bounded does not help.")
         return notes
+
+    def _has_caps(self) -> bool:
+        """Whether the pick is a build of FlashAttention-3 whose cap of splits can be chosen."""
+        return f"{own_build(self.choice)}@{BOUNDED}" in (self.runs or {})
+
+    def _loses_splits(self) -> bool:
+        return _loses_splits(self.layer, self.lengths)
 
     def _comparable_times(self, own: str, loses: bool) -> pd.DataFrame:
         """`times`, those of a build's other caps only in batches that lose splits as the call does,
@@ -320,7 +369,7 @@ class Advice(Shown):
         """The backends with records that the engine does not have, if one is named."""
         if self.runs is None:
             return []
-        recorded = {*self.times, *self.same.backend}
+        recorded = {*self.times, *self.times_beside, *self.same.backend}
         return sorted(recorded - {*self.runs})
 
     @property
@@ -376,7 +425,7 @@ def advise(
     call: DecodeCase | MlaCase | AttnSpec | MlaSpec | CallText | str,
     lengths: Sequence[int] = (),
     *,
-    library: str = "flashinfer==0.7.2",
+    library: str = LIBRARY,
     backend: str = AUTO,
     gpu: str = RECORDED_GPU,
     facts: Call | None = None,
@@ -421,7 +470,7 @@ def advise(
     >>> import attnlib
     >>> advice = attnlib.advise("heads=8/1 head_dim=128 page=16 lens=2048+30720")
     >>> advice.choice.picked, len(advice.nearest)
-    ('fa2', 16)
+    ('fa2', 8)
     """
     stated = facts or Call()
     server = server or {}
@@ -436,10 +485,36 @@ def advise(
         server, of_model = _served(call, server)
         call, lengths, stated = _said(call, lengths, stated)
     kv_lens = _lengths_of(call, lengths)
+    return advise_layer(
+        call,
+        kv_lens,
+        stated,
+        known_facts(stated, is_stated, has_model),
+        library=library,
+        backend=backend,
+        gpu=gpu,
+        server=server,
+        of_model=of_model,
+    )
+
+
+def advise_layer(
+    call: DecodeCase | MlaCase | AttnSpec | MlaSpec,
+    kv_lens: tuple[int, ...],
+    given: Call,
+    known: Sequence[str],
+    *,
+    library: str,
+    backend: str,
+    gpu: str,
+    server: Mapping[str, Any],
+    of_model: str = "",
+) -> Advice:
+    """The advice for a case, or for a layer and its lengths; `known` are the fields of `given` that
+    are known."""
     is_case = isinstance(call, DecodeCase | MlaCase)
     layer = _layer_of(call)
     mode = MLA_MODE if layer.head_dim == MLA_HEAD_DIM else "decode"
-    given = stated
     stated = replace(
         given,
         kv_lens=kv_lens,
@@ -453,16 +528,21 @@ def advise(
     choice = explain(layer, mode=mode, call=stated, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)
     case = call if isinstance(call, DecodeCase | MlaCase) else _case_of(layer, kv_lens)
-    nearest = nearest_calls(case, batches_for(layer, gpu)).head(NEAREST)
+    nearest, *others = [
+        nearest_calls(case, batches_for(layer, draw)).head(NEAREST)
+        for draw in draws_for(layer, gpu)
+    ]
+    beside = pd.concat(others) if others else pd.DataFrame()
     same = recorded_calls(case)
     cards = [card_named(name) for name in same.gpu]
     same = preferably_of(card_named(gpu), same, cards)
-    runs = run_by_engine(layer, stated, {*nearest, *same.backend}, mode=mode, **how)
+    recorded = {*nearest, *beside, *same.backend}
+    runs = run_by_engine(layer, stated, recorded, mode=mode, **how)
     situation = situation_of(
         choice,
         layer,
         stated,
-        stated=_known_facts(given, is_stated, has_model),
+        stated=known,
         gpu=gpu,
         server=server,
     )
@@ -471,6 +551,7 @@ def advise(
         lengths=kv_lens,
         choice=choice,
         nearest=nearest.reset_index(drop=True),
+        beside=beside.reset_index(drop=True),
         same=same,
         has_sinks=stated.sinks,
         runs=runs,
@@ -494,6 +575,12 @@ def _served(said: CallText, server: Mapping[str, Any]) -> tuple[Mapping[str, Any
     names = ", ".join(kind.name for kind in others)
     words = f"{checkpoint.name} has several kinds of layers: this is of the first, {first.name}"
     return server, f"{words}, not of {names}."
+
+
+def require_decode_text(said: CallText) -> None:
+    """ValueError for the text of a call of another mode."""
+    if said.mode not in (None, DECODE):
+        raise ValueError(f"call must be of mode decode, got {str(said)!r}")
 
 
 def _require_decode(case: NamedCase) -> DecodeCase | MlaCase:
@@ -525,7 +612,7 @@ def _said(
     return case.spec, sample_seq_lens(case).tolist(), facts
 
 
-def _known_facts(given: Call, is_stated: bool, has_model: bool) -> list[str]:
+def known_facts(given: Call, is_stated: bool, has_model: bool) -> list[str]:
     """The fields of a call that are known: a decode step is in a graph and has no drafts, a model
     by name says its architecture, and the others where they are not those of a plain call."""
     plain = Call()
@@ -577,6 +664,12 @@ def _case_of(layer: AttnSpec, lengths: tuple[int, ...]) -> DecodeCase | MlaCase:
     if layer.head_dim == MLA_HEAD_DIM:
         return MlaCase(MlaSpec(layer.num_qo_heads, page_size=layer.page_size), **sizes)
     return DecodeCase(layer, **sizes)
+
+
+def _times_in(batches: pd.DataFrame) -> pd.DataFrame:
+    """Median us of recorded batches, a column per backend that is on record of one."""
+    recorded = batches.dropna(axis=1, how="all")
+    return recorded[[name for name in SHOWN if name in recorded]]
 
 
 def _batch_words(case: DecodeCase | MlaCase) -> str:

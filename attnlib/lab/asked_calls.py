@@ -9,7 +9,7 @@ from ..core.spec import MLA, AttnSpec, require_word
 from ..measure.calls.form import Item, NamedCase
 from ..run.releases import Version
 from ..select.libraries import FLASHINFER as LIBRARY
-from ..studies.serving.calls import timer_of
+from ..studies.releases.calls import timer_of
 
 Layer = AttnSpec | str
 """A layer, or `MLA`."""

@@ -19,10 +19,12 @@ import pandas as pd
 from packaging.version import Version
 
 from ..core.backends.table import BACKENDS, compared_package
+from ..core.call_text import shortened
 from ..core.spec import require_int, require_word
 from ..measure.calls.form import Item, NamedCase
 from ..measure.stats import AMBIGUOUS, Ratio
 from ..run import store
+from ..run.frame import intervals
 from ..run.pairs import (
     PREFIX,
     SPARE_ROUNDS,
@@ -33,9 +35,12 @@ from ..run.pairs import (
 )
 from ..run.releases import available_releases, parse_release, releases_between
 from ..run.study import Study, Sweep, machine_shown, mode
+from .cards import Card, Shown, facts_of
 
 RELEASES = re.compile(r" --releases (\S+)")
 ROUND_LIMIT = 12
+SHOWN_COMMAND = 600
+"""Letters of the longest command that a card shows."""
 """Rounds after which a verdict that is still ambiguous will not become clear by itself."""
 
 
@@ -62,8 +67,8 @@ class Step:
         }
 
 
-@dataclass(frozen=True)
-class Bisection:
+@dataclass(frozen=True, repr=False)
+class Bisection(Shown):
     """What was asked, the releases searched (the first is the reference), the steps, the answer.
 
     `changed` is the first release of the new speed; `machine` has the records.
@@ -101,6 +106,38 @@ class Bisection:
         }
         words = " ".join(f"--{name} {shlex.quote(value)}" for name, value in options.items())
         return f"python -m attnlib bisect {words}"
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The steps in order: release over the reference, and the kernels of both."""
+        steps = pd.DataFrame([step.to_dict() for step in self.steps])
+        reference = self.releases[0]
+        names = {
+            "release": "release",
+            "ran": "kernel",
+            "reference_ran": f"kernel of {reference}",
+            "ratio": f"time / time of {reference}",
+            "95 % CI": "95 % CI",
+            "verdict": "verdict",
+            "rounds": "rounds",
+        }
+        steps["95 % CI"] = intervals(steps)
+        if set(steps.ran) == {"unknown"}:  # such as of metadata, which has no kernel family
+            del names["ran"], names["reference_ran"]
+        return steps.round({"ratio": 2})[[*names]].rename(columns=names)
+
+    def card(self) -> Card:
+        """The first release of the new speed, and the steps that led to it."""
+        return Card(
+            title=f"{self.package}: first {self.word} release {self.changed}",
+            notes=[],
+            facts=facts_of([{"call": shortened(self.case.label), "backend": self.backend}]),
+            table=self.table,
+            caption="Steps of the search:",
+            footer=f"Records of {self.records_of} on {self.machine}.",
+            code=self.command if len(self.command) <= SHOWN_COMMAND else "",
+            code_caption="The same search in a shell:",
+        )
 
     @property
     def looks(self) -> list[int]:

@@ -15,6 +15,9 @@ from ..measure.printable import printable
 
 MAX_ROWS = 20
 NO_BAR = -1.0
+DIGITS = 3
+SHORT = "short"
+"""The form of a number that is said with `DIGITS` digits."""
 NOTHING = "-"
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE = (TEMPLATES / "card.css").read_text(encoding="utf-8")
@@ -123,12 +126,12 @@ def as_text(card: Card) -> str:
     if card.code:
         lines += [card.code_caption, card.code, ""]
     lines.append(card.footer)
-    text = printable("\n".join(lines))
+    text = printable("\n".join(lines)).strip("\n")
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 def in_words(table: pd.DataFrame, forms: Mapping[str, str]) -> pd.DataFrame:
-    """The table with each column in its form (`,.1f`), else as it is; `NOTHING` for NaN."""
+    """The table with each column in its form, if any (`,.1f`, `SHORT`); `NOTHING` for NaN."""
     words = {}
     for name, form in forms.items():
         if name in table:
@@ -137,7 +140,25 @@ def in_words(table: pd.DataFrame, forms: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _formatted(value: Any, form: str) -> str:
-    return NOTHING if pd.isna(value) else format(value, form)
+    if pd.isna(value):
+        return NOTHING
+    return in_digits(value) if form == SHORT else format(value, form)
+
+
+def in_digits(value: Any, digits: int = DIGITS) -> str:
+    """A cell in words: a fraction with its digits, a leading 0 among them; `NOTHING` for NaN."""
+    if pd.api.types.is_scalar(value) and pd.isna(value):
+        return NOTHING
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, int | np.integer):
+        return f"{value:,}"
+    if not isinstance(value, float | np.floating):
+        return str(value)
+    if not np.isfinite(value):
+        return str(value)
+    before_the_point = len(f"{abs(value):.0f}")
+    return f"{value:,.{max(0, digits - before_the_point)}f}"
 
 
 def _shown(

@@ -20,12 +20,14 @@ import pandas as pd
 
 from ..measure.spans import per_call
 from ..measure.stats import LONG_MARGIN
-from .cards import Card, Shown, in_words
+from .cards import SHORT, Card, Shown, in_words
 from .profile import Profile
 
-NO_VERDICT = "Two profiles show what changed; a verdict on speed takes rounds in fresh processes."
+NO_VERDICT = (
+    "Two profiles show what changed. Whether one is faster needs several rounds in fresh processes."
+)
 MIDDLE_HALF = (25, 75)
-FORMATS = ("g", "g", ",.2f", ",.2f", "+,.2f")
+FORMATS = ("g", "g", SHORT, SHORT, SHORT)
 """Of the numbers of a table's row."""
 
 
@@ -45,18 +47,19 @@ class Difference(Shown):
         """Each quantity of the whole call, in a and in b."""
         a = self.a
         b = self.b
-        totals = [("operators", a.launches, b.launches)]
+        rows = f"{a.row_word}s"
+        totals = [(rows, a.launches, b.launches)]
         if a.is_of_gpu:
             totals = [
-                ("kernels", a.launches, b.launches),
+                (rows, a.launches, b.launches),
                 ("launches by the host", a.host_launches, b.host_launches),
             ]
         return [
             *totals,
-            ("their time, us", a.time_us, b.time_us),
-            ("gaps between them, us, traced", a.gap_us, b.gap_us),
-            ("host time, us, untraced", median(a.host_us), median(b.host_us)),
-            ("time per call of many, us, untraced", a.wall_us, b.wall_us),
+            (f"time of {rows}, us", a.time_us, b.time_us),
+            (f"gaps between {rows}, us", a.gap_us, b.gap_us),
+            ("until the call returns, us (no tracing)", median(a.host_us), median(b.host_us)),
+            ("a call in a loop, us (no tracing)", a.wall_us, b.wall_us),
         ]
 
     def card(self) -> Card:
@@ -69,7 +72,7 @@ class Difference(Shown):
         notes = [self.a.note, self.b.note, NO_VERDICT]
         facts = []
         for name, a, b in self.totals():
-            words = f"{a:,.6g} to {b:,.6g}"
+            words = f"{_said(a)} to {_said(b)}"
             if a:
                 words += f" ({b / a:.2f} x)"
             facts.append((name, words))
@@ -162,6 +165,11 @@ def _launches(profile: Profile) -> dict[str, float]:
 
 def _mean(times: Sequence[float]) -> float:
     return float(np.mean(times)) if times else 0.0
+
+
+def _said(number: float) -> str:
+    """A count as it is, a time with a decimal."""
+    return f"{number:g}" if number == round(number) else f"{number:,.1f}"
 
 
 def _word(before: Sequence[float], after: Sequence[float]) -> str:

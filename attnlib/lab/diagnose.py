@@ -29,9 +29,10 @@ MOST_ROWS = 12
 """Of a kind of step, in the card and in the figure."""
 LONGEST_NAMES = 80
 WHOLE_STEP = "whole step"
+GPU_BUSY = "GPU busy"
 TIMES_OF_STEP = {
     WHOLE_STEP: "us",
-    "GPU busy": "us busy",
+    GPU_BUSY: "us busy",
     "idle before the first layer": "us idle before",
     "idle later": "us idle later",
 }
@@ -161,17 +162,24 @@ class TraceChange(Shown):
         return pd.DataFrame(sorted(rows, key=lambda row: -abs(row["change"])))
 
     def figure(self) -> "Figure":
-        """The change of each part, a bar each, the largest of each kind of step."""
+        """The change of each part, a bar each, the largest of each kind of step.
+
+        Whole times are grey and stand first; what changed by less than a hundredth of the largest
+        is left out.
+        """
         rows = self._largest()
+        rows = rows[rows.change.abs() >= rows.change.abs().max() / 100]
+        is_part = ~rows.part.isin([WHOLE_STEP, GPU_BUSY])
+        rows = rows.iloc[is_part.argsort(kind="stable")].reset_index(drop=True)
         figure, (axis,) = charts.panels(
             [f"{self.before.trace.path} to {self.after.trace.path}"],
             (9, 1.2 + 0.3 * len(rows)),
             self.origin,
             (f"{', '.join(self.kinds)}: after - before, us a step (as traced)", ""),
         )
-        colors = [style.VERMILION if us > 0 else style.BLUE for us in rows.change]
+        colors = [_color_of(row) for row in rows.itertuples()]
         bars = axis.barh(range(len(rows)), rows.change, color=colors)
-        axis.bar_label(bars, fmt="{:+,.1f}", padding=3, fontsize=7)
+        axis.bar_label(bars, fmt="{:+,.0f}", padding=3, fontsize=8)
         axis.margins(x=0.15)
         labels = rows.part.map(charts.shorten)
         if len(self.kinds) > 1:
@@ -328,7 +336,7 @@ def diagnose(
         cuda_gpu_kern_sum`, which have kernels and no steps.
     after : str or os.PathLike, optional
         A second trace: a table says what changed from the first one to it, in microseconds a step.
-    **shape
+    **shape : str or int
         What the trace does not tell of the layer, for the gains on record: `heads` (text such as
         `32/8`), `head_dim`, `page` (tokens), `lens` (tokens of each request, `8192x15+300`)
         or in its place `batch_size` (requests) and `kv_len` (tokens in the mean), `dtype` and
@@ -460,6 +468,13 @@ def _change(name: str, before: Part, after: Part) -> Row:
 def _lengths(side: Diagnosis, kind: str) -> str:
     """How many steps of a kind are compared, and how long they are."""
     return f"{len(side.usual[kind])} of {_length_range(side, kind)}"
+
+
+def _color_of(row: Any) -> str:
+    """Grey for a time that has other rows in it, else by its direction."""
+    if row.part in (WHOLE_STEP, GPU_BUSY):
+        return style.OTHER
+    return style.VERMILION if row.change > 0 else style.BLUE
 
 
 def _length_range(side: Diagnosis, kind: str) -> str:

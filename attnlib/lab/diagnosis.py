@@ -26,7 +26,7 @@ from ..measure.spans import Span
 from ..measure.steps import EITHER, UNKNOWN, Step, find_steps, idle_under
 from ..measure.trace_file import Trace, read_trace
 from ..select.known import Found, report, to_data
-from .cards import Card, Shown, facts_of
+from .cards import Card, Shown, facts_of, in_digits
 from .fix_gains import LENS, LONGEST, SIZES, STATED, gained
 from .patterns import PATTERNS, WAITING, Pattern, kind_of, ran, tile_rows
 from .step_rows import around, calls_in, host_rows, kernel_rows, lengths_of
@@ -71,6 +71,10 @@ BESIDE = re.compile(
 NO_DECODE = "No decode step: the patterns are of decode and verification."
 NO_WHOLE_STEP = "No decode step but at an end of the trace: what runs before it is unseen."
 NO_TILES = "Names are without template arguments: fa2's tiles are unseen."
+
+
+HEADS = {"is": "purpose", "of": "library", "a step": "launches a step"}
+"""Columns as a card heads them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -303,6 +307,8 @@ class Diagnosis(Shown):
             facts.append(("no attention", "of the known kernels; by time there ran the following"))
         names = {row["pattern"] for row in patterns}
         steps = _counted(len(self.steps), "step")
+        kinds = [*self.usual] or ["whole trace"]
+        of_one = f" ({kinds[0]})" if len(kinds) == 1 else ""
         counted = "no known pattern"
         if names:
             counted = _counted(len(names), "known pattern")
@@ -310,16 +316,30 @@ class Diagnosis(Shown):
             title=f"{self.trace.path}: {steps}, {counted}",
             notes=[*report(self.known), *self.unseen()],
             facts=facts,
-            table=self.table().round(3),
-            caption="attention, us a step",
+            table=_readable(self.table()),
+            caption=f"attention, us a step{of_one}",
             footer=self.origin,
             more=[
-                ("all kernels by time", self.kernels().head(MOST_KERNELS).round(3)),
-                ("steps, and what runs before the first layer", self.around().round(1)),
-                ("calls of the host that the GPU idles under", self.host_calls().round(1)),
-                ("lengths by the marks, a row a step", self.lengths().round(1)),
+                (f"all kernels by time{of_one}", _readable(self.kernels().head(MOST_KERNELS))),
+                ("steps, and what runs before the first layer", _readable(self.around())),
+                ("calls of the host that the GPU idles under", _readable(self.host_calls())),
+                ("lengths by the marks, a row a step", _readable(self.lengths())),
             ],
         )
+
+
+def _readable(table: pd.DataFrame) -> pd.DataFrame:
+    """A table with heads that a reader knows and three digits; one kind of step is not repeated."""
+    words = table.rename(columns=HEADS).map(_cell)
+    if "step" in words and words.step.nunique() == 1:
+        words = words.drop(columns="step")
+    return words
+
+
+def _cell(value: Any) -> str:
+    """A whole number as it is, another one with three digits."""
+    is_whole = isinstance(value, float) and value == round(value)
+    return in_digits(int(value) if is_whole else value)
 
 
 def read_diagnosis(path: str | os.PathLike[str], shape: Shape) -> Diagnosis:

@@ -181,22 +181,22 @@ def time_on_record(
 
 def slower_nearby(
     own: str,
-    times: pd.DataFrame,
+    tables: Sequence[pd.DataFrame],
     runs: Mapping[str, str] | None,
 ) -> str:
     """That the pick is more than 5 % slower than another backend over the nearest batches, in the
-    geometric mean."""
-    others = rivals_of(own, times.columns, runs)
-    if own not in times or not others:
-        return ""
-    ratios = {}
-    counts = {}
-    for name in others:
-        both = times[[own, name]].dropna()
-        counts[name] = len(both)
-        if len(both) >= FEWEST_BATCHES:
-            over_rival = both[own] / both[name]
-            ratios[name] = float(geometric_mean(over_rival))
+    geometric mean; each of `tables` has the times of a draw."""
+    ratios: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for times in tables:
+        if own not in times:
+            continue
+        for name in rivals_of(own, times.columns, runs):
+            both = times[[own, name]].dropna()
+            if len(both) >= FEWEST_BATCHES:
+                over_rival = both[own] / both[name]
+                counts[name] = len(both)
+                ratios[name] = float(geometric_mean(over_rival))
     best = max(ratios, key=ratios.__getitem__, default="")
     if not best or ratios[best] <= SLOWER_BY:
         return ""

@@ -1,7 +1,7 @@
 """Is the newest release of a kernel package slower than the one before? `watch --measure`.
 
-Every call of `studies.serving` that the package has a kernel for runs on both releases in turns, on
-all GPUs of the machine. A slower call is searched for its release where others lie between, and
+Every call of `studies.releases` that the package has a kernel for runs on both releases in turns,
+on all GPUs of the machine. A slower call is searched for its release where others lie between, and
 becomes a known problem in draft (`data/known`), whose records are those of the study `suite`.
 """
 
@@ -21,8 +21,8 @@ from ..run.releases import index_releases, overlay_for, releases_between
 from ..run.rows import machine_slug
 from ..run.study import Study, Sweep, describe, in_about, mode
 from ..studies import PACE
-from ..studies.serving import suite
-from ..studies.serving.calls import items_of
+from ..studies.releases import suite
+from ..studies.releases.calls import items_of
 from .bisect import bisect
 from .known_calls import mode_of
 

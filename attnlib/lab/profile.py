@@ -24,14 +24,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ..core.backends.table import RECORDED
-from ..core.old_names import words_of_name
 from ..core.spec import require_int, require_word
-from ..measure.calls.cases import read_case
 from ..measure.files import write_whole
 from ..measure.progress import progress_bar
 from ..measure.spans import NO_CALL, Gap, Span, busy_us, find_gaps, gpu_work, operators
 from ..run.store import data_root
-from .cards import Card, Shown, in_words
+from .cards import SHORT, Card, Shown, in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +40,7 @@ WARM_UP = 3
 NO_GPU = {"gpu": "", "gpu_id": "cpu"}
 NOT_RECORDED = {"note", "spans", "packed_trace"}
 RECORDED_KINDS = ("kernel", "memcpy", "memset")
-FORMATS = dict.fromkeys(("us", "us each", "shortest", "longest"), ",.2f")
+FORMATS = dict.fromkeys(("us", "us each", "shortest", "longest"), SHORT)
 BLIND = (
     "torch.profiler saw no CUDA call, not even its own: is CUPTI in use by another tool? "
     "device='cpu' shows the operators"
@@ -277,7 +275,7 @@ def profile(
     ----------
     fn : callable
         Runs `warmup` + 2 x `calls` times, and once more under the profiler with any warm-up.
-    *args
+    *args : any
         Its arguments.
     calls, warmup : int
         Calls for the clock (1 or more) and as many traced ones; calls before them (0 or more).
@@ -458,7 +456,6 @@ def load_profile(name: str) -> Profile:
     form = json.loads(path.read_text())
     spans = [_span_of(span) for span in form.pop("spans")]
     form["host_us"] = tuple(form["host_us"])
-    form["call"] = _call_in_words(form["call"])
     return Profile(
         **form,
         spans=tuple(spans),
@@ -488,15 +485,6 @@ def _form_of(span: Span) -> dict[str, Any]:
         if form[field.name] == field.default:
             del form[field.name]
     return form
-
-
-def _call_in_words(call: str) -> str:
-    """What a profile is of, its case by the text that it has now: older releases wrote a label."""
-    backend, comma, name = call.partition(", ")
-    words = words_of_name(name)
-    if words == name:
-        return call
-    return f"{backend}{comma}{read_case(words).label}"
 
 
 def _span_of(form: dict[str, Any]) -> Span:

@@ -19,7 +19,7 @@ from ..studies import STUDIES, plan_rivals, random_batches
 from ..studies.splits import split_cap
 from .source import width_of
 
-NEAREST = 16
+NEAREST = 8
 """Batches that advice is by."""
 
 
@@ -45,15 +45,20 @@ DRAWS = {
 """Batches on record by name. All rivals are there for head_dim 128 and 16 bits."""
 
 
-def batches_for(layer: AttnSpec, gpu: str) -> pd.DataFrame:
-    """The recorded batches with most rivals, of the GPU where there are some."""
+def draws_for(layer: AttnSpec, gpu: str) -> Sequence[str]:
+    """The draws that advice on a layer is by, those of the GPU where there are some; first the one
+    with most rivals, then one with other backends."""
     is_h100 = "h100" in gpu.lower()
     if layer.head_dim == MLA_HEAD_DIM:
-        return recorded_batches("mla h100" if is_h100 else "mla")
-    is_usual = layer.head_dim == 128 and "float8" not in layer.dtypes
-    draw = "all rivals" if is_usual else "all layers"
+        return ["mla h100" if is_h100 else "mla"]
     if is_h100:
-        draw = "h100"
+        return ["h100", "all layers"]
+    is_usual = layer.head_dim == 128 and "float8" not in layer.dtypes
+    return ["all rivals", "all layers"] if is_usual else ["all layers"]
+
+
+def batches_for(layer: AttnSpec, draw: str) -> pd.DataFrame:
+    """The recorded batches of a draw, without backends that refuse the layer's pages."""
     batches = recorded_batches(draw)
     if layer.page_size % 16:
         return batches.drop(columns=[*plan_rivals.PAGES_OF_16], errors="ignore")
@@ -145,7 +150,7 @@ def _latent_rows(drawn: Draw) -> pd.DataFrame:
 def neighbour_loss(backends: Sequence[str] = random_batches.BACKENDS) -> pd.Series:
     """How much slower the backend is that the nearest batches of *other layers* choose.
 
-    The choice is the backend with the least mean of log(time / best) over the 16 nearest.
+    The choice is the backend with the least mean of log(time / best) over the 8 nearest.
 
     Parameters
     ----------

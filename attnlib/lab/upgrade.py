@@ -43,9 +43,9 @@ from ..run.study import Sweep, machine_shown, mode
 from ..select.changes import Changes, add_changes, change_in_words
 from ..select.libraries import LIBRARIES, find
 from ..studies import STUDIES
-from ..studies.serving.calls import calls_of_layer
+from ..studies.releases.calls import calls_of_layer
 from .asked_calls import LIBRARY, Layer, backends_named, items_of, layers_named
-from .cards import Card, Shown, in_words
+from .cards import NOTHING, Card, Shown, in_words
 from .known_calls import known_at, mode_of
 from .next_step import nearest_items, next_step, releases_on_record, why_not_run
 
@@ -75,11 +75,22 @@ FORMATS = {
     "new_us": ",.1f",
     "base_plan_us": ",.1f",
     "new_plan_us": ",.1f",
-    "ratio": ",.3f",
-    "low": ",.3f",
-    "high": ",.3f",
+    "ratio": ",.2f",
+    "low": ",.2f",
+    "high": ",.2f",
     "rounds": "d",
 }
+HEADS = {
+    "case": "call",
+    "base_us": "base, us",
+    "new_us": "new, us",
+    "base_plan_us": "base, us",
+    "new_plan_us": "new, us",
+    "base_ran": "base ran",
+    "new_ran": "new ran",
+    "low": "95 % CI",
+}
+"""Columns as a card heads them."""
 Releases = tuple[str, str]
 """The base and the new one."""
 Builds = Mapping[str, Path]
@@ -163,13 +174,14 @@ class Upgrade(Shown):
             title=f"FlashInfer {self.base} (base) to {self.new} (new): {_tally(self.rows.verdict)}",
             notes=self.notes,
             facts=[],
-            table=rows[CALL + TIMES],
+            table=_headed(rows, CALL + TIMES),
             caption="time of one call in microseconds, new over base",
             footer=f"records of {', '.join(origins)}" if origins else "no such call is on record",
             more=[
-                ("kernels that changed", rows.loc[rows.kernels != "", CALL + KERNELS]),
-                ("planning on the host, apart", rows.loc[rows.base_plan_us != "-", CALL + PLANS]),
-                ("nearest on record, which decides nothing", near[SIDES + CALL + TIMES + PLANS]),
+                ("kernels that changed", _headed(rows[rows.kernels != ""], CALL + KERNELS)),
+                ("plan on the host", _headed(rows[rows.base_plan_us != "-"], CALL + PLANS)),
+                ("nearest on record, which decides nothing", _headed(near, SIDES + CALL + TIMES)),
+                ("its plan on the host", _headed(near[near.base_plan_us != "-"], CALL + PLANS)),
             ],
         )
 
@@ -195,17 +207,23 @@ def compare_releases(
     ----------
     base, new : str
         Releases such as `0.6.3`, or a wheel or a folder of your own.
-    models, tp, heads, head_dim, page_size
-        Layers whose usual calls are compared: names of models, each over `tp` GPUs, or heads such
-        as `8/1`; pages in tokens. By default all usual models.
-    lens, batch : str, int
-        One decode call of each layer instead: tokens per request, `8192x16`; requests where `lens`
-        is one length or range.
-    cases : str or sequence of str
+    models : str or sequence of str, optional
+        Models whose usual calls are compared; by default all usual ones.
+    tp : int, optional
+        GPUs that share the heads of each model.
+    heads : str, optional
+        A layer in place of models, such as `8/1`.
+    head_dim, page_size : int, optional
+        Sizes of the layers; pages in tokens.
+    lens : str, optional
+        One decode call of each layer instead: tokens of each request, `8192x16`.
+    batch : int, optional
+        Requests, where `lens` is one length or range.
+    cases : str or sequence of str, optional
         Calls, a line each (`heads=32/8 head_dim=128 page=16 lens=8192x16`), in place of layers.
-    backend : str
+    backend : str, optional
         What an engine pins, such as `fa2`; by default what the library picks.
-    not_slower : float
+    not_slower : float, default 0.02
         The margin, 0..1, within which a call counts as not slower. 0 asks whether it is faster,
         slower or the same.
 
@@ -368,6 +386,19 @@ def _tally(verdicts: pd.Series) -> str:
 def _shown(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows in words; of a call with many lengths the first ones."""
     return in_words(rows.assign(case=rows.case.map(shortened)), FORMATS)
+
+
+def _headed(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Columns of ready words as a reader knows them; one backend is not repeated in every row."""
+    table = rows[[*columns]]
+    if "low" in table:
+        interval = table.low.astype(str) + " to " + table.high.astype(str)
+        table = table.assign(low=interval.where(table.low != NOTHING, NOTHING)).drop(columns="high")
+    heads = HEADS
+    if table.backend.nunique() == 1:
+        heads = {**HEADS, "case": f"call of {table.backend.iloc[0]}"}
+        table = table.drop(columns="backend")
+    return table.rename(columns=heads)
 
 
 def _is_release(text: str) -> bool:

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROW_INCHES = 0.42
-KERNEL_LETTERS = 64
 FORMATS = {
     "us": ",.1f",
     "plan, us": ",.0f",
@@ -305,10 +304,13 @@ class View(Shown):
         return [f"{', '.join(names)}: {words}" for words, names in backends.items()]
 
     def figure(self) -> Figure:
-        """Time of each backend, a dot per round, and the ceiling; ValueError without a time."""
+        """Time of each backend, a dot per round, the fastest first, and the ceiling.
+
+        ValueError without a time.
+        """
         from ..run.figures import charts, style
 
-        table = self.times.dropna(subset="us").reset_index(drop=True)
+        table = self.times.dropna(subset="us").sort_values("us", ignore_index=True)
         if table.empty:
             raise ValueError("view must hold a backend that was measured ok, it has none")
         marks = "a mark is a round"
@@ -327,11 +329,14 @@ class View(Shown):
         placed = self.good.assign(place=self.good.backend.map(place))
         looks = style.family_looks(FAMILIES, self.good.kernel_family)
         charts.dots(axis, placed, "run_us", "place", by="kernel_family", looks=looks)
-        charts.categories(axis, "y", table.backend + "\n(" + table.ran + ")")
-        axis.set_xlim(left=0)
         longest = self.kernels.sort_values("us").drop_duplicates("backend", keep="last")
-        for name, kernel in zip(longest.backend, longest.kernel, strict=True):
-            axis.text(0, place[name] + 0.38, f" {kernel[:KERNEL_LETTERS]}", **style.SMALL)
+        kernels = dict(zip(longest.backend, longest.kernel.map(charts.shorten), strict=True))
+        labels = []
+        for name, family in zip(table.backend, table.ran, strict=True):
+            labels.append(f"{name}\n{kernels.get(name, family)}")
+        charts.categories(axis, "y", labels)
+        axis.tick_params(axis="y", labelsize="small")
+        axis.set_xlim(left=0)
         if self.bounds_us:
             axis.axvline(self.floor_us, **style.RULE)
         return figure
@@ -351,16 +356,17 @@ class View(Shown):
 
     def card(self) -> Card:
         """The view as a card."""
-        pairs = self.comparison
+        pairs = self.comparison.sort_values("ratio", kind="stable")
         compared = {
-            "time over time": pairs.backend + " / " + pairs.against,
+            "time of / time of": pairs.backend + " / " + pairs.against,
             "ratio": pairs.ratio,
-            "interval": intervals(pairs),
+            "95 % CI": intervals(pairs),
             "rounds": pairs.rounds,
             "verdict": pairs.verdict,
             "margin": pairs.margin,
         }
-        times = self.times.rename(columns={"launches": "kernels a call", "plan_us": "plan, us"})
+        fastest = self.times.sort_values("us", kind="stable")
+        times = fastest.rename(columns={"launches": "kernels a call", "plan_us": "plan, us"})
         kernels = self.kernels.rename(columns={"launches": "launches a call"})
         return Card(
             title=f"{self.where}: {shortened(self.choice.case.label)}",
@@ -368,7 +374,7 @@ class View(Shown):
             facts=[*self.facts.items()],
             table=in_words(times, FORMATS),
             caption=f"Time of one call on {self.gpu}{self.release}: median over fresh processes",
-            bars=self.times.share.fillna(0).tolist() if self.bounds_us else [],
+            bars=fastest.share.fillna(0).tolist() if self.bounds_us else [],
             footer=f"{self.gpu}{self.release}; us is microseconds; share is the time at the "
             "ceiling over the time taken.",
             more=(
@@ -405,18 +411,33 @@ def view(
     model : str, DecodeCase or MlaCase, optional
         The call, as a case or as its text (`heads=32/8 head_dim=128 page=16 lens=8192x16`); or a
         model, by default Llama-3.1-8B.
-    tp, heads, head_dim
-        The layer without a text: a model as one GPU of `tp` has it, or heads such as `8/1`.
-    records, machine : str, optional
-        A study whose records serve it, or `live` to measure on this GPU; a folder of data/records
-        or a part of its name (`h100`). By default `live` in live mode, else what holds the case.
-    release, timer, variant : str, optional
-        Release of the library that the study compares; `graph`, `graph-cold`, `eager` or
-        `profiler`; other words of the text, such as `dtype=bfloat16 kv_dtype=float8_e4m3fn`.
-    page_size, lengths, batch, kv_len : int or str, optional
-        Tokens of a page, how lengths are drawn or each one (`33+1+60`), requests, most tokens.
-    backends, against : sequence of str, str
-        Which backends are shown, and with which one they are compared.
+    tp : int, default 1
+        GPUs that share the heads of a model.
+    heads : str, optional
+        The layer in place of a model, such as `8/1`.
+    head_dim : int, optional
+        Of that layer.
+    records : str, optional
+        A study whose records serve it, or `live` to measure on this GPU. By default `live` in live
+        mode, else what holds the case.
+    machine : str, optional
+        A folder of data/records, or a part of its name (`h100`).
+    release : str, optional
+        Release of the library that the study compares.
+    timer : str, optional
+        `graph`, `graph-cold`, `eager` or `profiler`.
+    variant : str, optional
+        Other words of the text, such as `dtype=bfloat16 kv_dtype=float8_e4m3fn`.
+    page_size : int, optional
+        Tokens of a page.
+    lengths : str, optional
+        How lengths are drawn, or each one (`33+1+60`).
+    batch, kv_len : int, optional
+        Requests, and tokens of the longest.
+    backends : sequence of str, optional
+        Which backends are shown.
+    against : str, optional
+        With which one they are compared.
     rounds : int, optional
         How many rounds to measure, `live` only.
 

@@ -63,13 +63,39 @@ def describe_state(device: str = "cuda") -> dict[str, Any]:
     if device == "cpu":
         return {}
     with _gpu() as (nvml, handle, _):
-        return {
-            "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-            "temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            "power_w": nvml.nvmlDeviceGetPowerUsage(handle) // 1000,
-            "throttle_reasons": nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
-        }
+        return state_of(nvml, handle)
+
+
+def state_of(nvml: Any, handle: Any) -> dict[str, Any]:
+    """The same of the GPU that NVML has under this handle."""
+    return {
+        "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        "temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        "power_w": nvml.nvmlDeviceGetPowerUsage(handle) // 1000,
+        "throttle_reasons": nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    }
+
+
+@contextmanager
+def nvml_of(gpu_id: str) -> Iterator[tuple[Any, Any]]:
+    """NVML and its handle of the GPU with that id, without CUDA; RuntimeError if it is not here."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        for number in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+            if _short_id(_text(pynvml.nvmlDeviceGetUUID(handle))) == gpu_id:
+                yield pynvml, handle
+                return
+        raise RuntimeError(f"GPU {gpu_id!r} must be of this machine, NVML has none")
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 @contextmanager

@@ -92,6 +92,10 @@ class _Means:
         reach = stdtrit(self.freedom, quantile) * self.error
         return self.mean - reach, self.mean + reach
 
+    def with_interval(self, confidence: float) -> Floats:
+        """Mean, low and high of each row, [rows, 3]."""
+        return np.stack([self.mean, *self.interval(confidence)], axis=1)
+
 
 def margin_of(us: float) -> float:
     """The smallest effect that is worth a verdict in a call of `us` microseconds."""
@@ -173,17 +177,15 @@ def judge_ratios(
     >>> row.verdict, round(row.ratio, 2)
     ('slower', 2.01)
     """
-    sides = [_paired(pair) for pair in pairs]
     of_rows = []
     log_ratios = []
-    for a, b in sides:
+    for a, b in map(_paired, pairs):
         shorter = min(median(a), median(b))
         usual = margin_of(shorter)
         asked = max(not_slower, usual) if widened else not_slower
         of_rows.append(asked if not_slower else usual)
         log_ratios.append(np.log(a / b))
-    margins = np.array(of_rows)
-    edges = np.log1p(margins)
+    edges = np.log1p(of_rows)
     means = _moderated(log_ratios)
 
     def word(
@@ -202,19 +204,12 @@ def judge_ratios(
         is_inside = -edge <= low and high <= edge
         return SAME if is_inside else AMBIGUOUS
 
-    verdicts = _by_holm(means, _rows_with_rounds(sides), word, looks)
-    low, high = means.interval(CONFIDENCE)
+    verdicts = _by_holm(means, _rows_with_rounds(log_ratios), word, looks)
     ratios = []
-    for row, (a, _) in enumerate(sides):
-        ratio = Ratio(
-            ratio=float(np.exp(means.mean[row])),
-            low=float(np.exp(low[row])),
-            high=float(np.exp(high[row])),
-            rounds=len(a),
-            margin=float(margins[row]),
-            verdict=verdicts[row],
-        )
-        ratios.append(ratio)
+    ends = np.exp(means.with_interval(CONFIDENCE))
+    for row, (ratio, low, high) in enumerate(ends.tolist()):
+        rounds = len(log_ratios[row])
+        ratios.append(Ratio(ratio, low, high, rounds, of_rows[row], verdicts[row]))
     return ratios
 
 
@@ -226,10 +221,9 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
     rows relative to the time before.
     Raises ValueError as `judge_ratios`.
     """
-    sides = [_paired(pair) for pair in pairs]
     of_rows = []
     shares = []
-    for before, after in sides:
+    for before, after in map(_paired, pairs):
         unit = before.mean()
         of_rows.append(unit)
         shares.append((before - after) / unit)
@@ -250,18 +244,10 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
             return FASTER
         return SLOWER if high < 0 else AMBIGUOUS
 
-    verdicts = _by_holm(means, _rows_with_rounds(sides), word)
-    low, high = means.interval(CONFIDENCE)
+    verdicts = _by_holm(means, _rows_with_rounds(shares), word)
     savings = []
-    for row, (before, _) in enumerate(sides):
-        saving = Saving(
-            saved=float(means.mean[row]),
-            low=float(low[row]),
-            high=float(high[row]),
-            rounds=len(before),
-            verdict=verdicts[row],
-        )
-        savings.append(saving)
+    for row, (saved, low, high) in enumerate(means.with_interval(CONFIDENCE).tolist()):
+        savings.append(Saving(saved, low, high, len(shares[row]), verdicts[row]))
     return savings
 
 
@@ -278,9 +264,9 @@ def _paired(pair: Pair) -> tuple[Floats, Floats]:
     return a, b
 
 
-def _rows_with_rounds(sides: Sequence[tuple[Floats, Floats]]) -> list[int]:
-    """The rows that have the rounds for a verdict."""
-    return [row for row, (a, _) in enumerate(sides) if len(a) >= LEAST_ROUNDS]
+def _rows_with_rounds(rows: Sequence[Floats]) -> list[int]:
+    """The numbers of the rows that have the rounds for a verdict."""
+    return [row for row, values in enumerate(rows) if len(values) >= LEAST_ROUNDS]
 
 
 def _by_holm(

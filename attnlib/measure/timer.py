@@ -26,7 +26,7 @@ from statistics import median
 import torch
 
 from .machine import load_reader
-from .trace import Call, kernel_times, repeat
+from .trace import Work, kernel_times, repeat
 
 SAMPLE_US = 2000.0
 MAX_CALLS_PER_SAMPLE = 512
@@ -73,12 +73,12 @@ class Timing:
     sm_clock_mhz: tuple[int, ...] = ()
 
 
-def time_graph(call: Call) -> Timing:
+def time_graph(call: Work) -> Timing:
     """Time `call` (capturable, no host synchronisation) inside a CUDA graph, L2 warm."""
     return _time_replay([call])
 
 
-def time_graph_cold(rotation: Sequence[Call]) -> Timing:
+def time_graph_cold(rotation: Sequence[Work]) -> Timing:
     """Time calls that differ only in which copy of the inputs they read, L2 cold.
 
     Every copy is used equally often in a replay; ValueError if one replay cannot hold them all.
@@ -90,7 +90,7 @@ def time_graph_cold(rotation: Sequence[Call]) -> Timing:
     return _time_replay(rotation)
 
 
-def time_graph_behind(call: Call) -> Timing:
+def time_graph_behind(call: Work) -> Timing:
     """Time `call` behind an elementwise kernel, as in a step, and not behind a copy of itself.
 
     In each sample a graph of that kernel alone follows; RuntimeError if it often takes as long.
@@ -112,7 +112,7 @@ def cold_copies(bytes_read: int, l2_bytes: int) -> int:
     return max(2, -(-COLD_L2_MULTIPLE * l2_bytes // bytes_read) + 1)
 
 
-def time_eager(call: Call) -> Timing:
+def time_eager(call: Work) -> Timing:
     """Time `call` launched from Python, events around K calls in a row, L2 warm.
 
     The first of the K finds an idle GPU.
@@ -122,12 +122,12 @@ def time_eager(call: Call) -> Timing:
     return _settled_samples(partial(repeat, call, calls), calls)
 
 
-def time_profiler(call: Call) -> Timing:
+def time_profiler(call: Work) -> Timing:
     """GPU time of the kernels of `call`, from CUPTI's own clocks: no launch gaps, no events."""
     return Timing(1, tuple(kernel_times(call, PROFILED_CALLS)))
 
 
-def time_host(call: Call) -> Timing:
+def time_host(call: Work) -> Timing:
     """Host time of `call` until it returns; GPU work pending before it is waited for first."""
     call()
     samples = [_host_us(call) for _ in range(PLAN_SAMPLES)]
@@ -135,7 +135,7 @@ def time_host(call: Call) -> Timing:
 
 
 def time_loop(
-    call: Call,
+    call: Work,
     calls: int,
     *,
     gpu: bool,
@@ -156,7 +156,7 @@ def time_loop(
     return tuple(round(us, 3) for us in host_us), round(wall_us, 3)
 
 
-def warm_up(call: Call) -> None:
+def warm_up(call: Work) -> None:
     """Call it `WARM_UP_CALLS` times on a side stream and wait for the GPU."""
     # Capture needs prior work on a side stream; so do lazily loaded modules.
     stream = torch.cuda.Stream()
@@ -168,7 +168,7 @@ def warm_up(call: Call) -> None:
 
 
 def capture(
-    rotation: Sequence[Call],
+    rotation: Sequence[Work],
     turns: int = 1,
 ) -> torch.cuda.CUDAGraph:
     """A CUDA graph of `turns` times the calls of `rotation`, in order, each warmed up before."""
@@ -201,7 +201,7 @@ def run_timer(name: str) -> Callable[..., Timing]:
     return RUN_TIMERS[name]
 
 
-def _time_replay(rotation: Sequence[Call]) -> Timing:
+def _time_replay(rotation: Sequence[Work]) -> Timing:
     for call in rotation:
         warm_up(call)
     calls = _calls_per_sample(_eager_us(rotation[0], 1))
@@ -216,7 +216,7 @@ def _calls_per_sample(call_us: float) -> int:
     return max(1, min(MAX_CALLS_PER_SAMPLE, calls))
 
 
-def _eager_us(call: Call, calls: int) -> float:
+def _eager_us(call: Work, calls: int) -> float:
     """The quickest of some bursts: after one hiccup of the host a sample would be one call long."""
     burst = partial(repeat, call, calls)
     burst()
@@ -245,7 +245,7 @@ def settle(sample: Callable[[], float], calls: int) -> float:
     return round(spent)
 
 
-def _queue_us(replay: Call) -> float:
+def _queue_us(replay: Work) -> float:
     """Twice what the host takes to queue `replay`: so long the GPU spins before a sample.
 
     Of a replay that the GPU begins while it is being queued, short kernels come in rounds up to 1.3
@@ -256,10 +256,10 @@ def _queue_us(replay: Call) -> float:
 
 
 def _settled_samples(
-    replay: Call,
+    replay: Work,
     calls: int,
     queue_us: float = 0.0,
-    less: Call | None = None,
+    less: Work | None = None,
 ) -> Timing:
     event_us = partial(_event_us, queue_us=queue_us)
     spent = settle(partial(event_us, replay), calls)
@@ -290,8 +290,8 @@ def _settled_samples(
 
 
 def _event_us(
-    replay: Call,
-    meanwhile: Call | None = None,
+    replay: Work,
+    meanwhile: Work | None = None,
     queue_us: float = 0.0,
 ) -> float:
     start = torch.cuda.Event(enable_timing=True)
@@ -312,7 +312,7 @@ def _wait(gpu: bool) -> None:
         torch.cuda.synchronize()
 
 
-def _host_us(call: Call) -> float:
+def _host_us(call: Work) -> float:
     _wait(torch.cuda.is_available())
     start = time.perf_counter_ns()
     call()

@@ -13,12 +13,12 @@ import torch
 
 from .spans import CALL, Kernel, short_name
 
-Call = Callable[[], object]
+Work = Callable[[], object]
 TRACED_CALLS = 3
 _RECORDING = threading.Lock()
 
 
-def trace_kernels(call: Call) -> tuple[Kernel, ...]:
+def trace_kernels(call: Work) -> tuple[Kernel, ...]:
     """Kernels of `call`, longest first; RuntimeError if the profiler saw none."""
     spent: dict[str, list[float]] = defaultdict(list)
     for symbol, duration in _profile(call, TRACED_CALLS):
@@ -31,7 +31,7 @@ def trace_kernels(call: Call) -> tuple[Kernel, ...]:
     return tuple(sorted(kernels, key=lambda kernel: -kernel.gpu_us))
 
 
-def kernel_times(call: Call, calls: int) -> list[float]:
+def kernel_times(call: Work, calls: int) -> list[float]:
     """Microseconds of all kernels of each of `calls` calls, added up.
 
     RuntimeError unless the calls all ran equally many kernels, which separates them.
@@ -58,7 +58,7 @@ def kernel_family(
 
 
 def trace_calls(
-    call: Call,
+    call: Work,
     calls: int,
     *,
     gpu: bool,
@@ -89,7 +89,7 @@ def trace_calls(
 
 
 def _profile(
-    call: Call,
+    call: Work,
     calls: int,
 ) -> list[tuple[str, float]]:
     """Name and microseconds of all that the GPU ran in `calls` calls, by start."""
@@ -108,14 +108,14 @@ def _profile(
     return [(event.name, event.time_range.elapsed_us()) for event in on_gpu]
 
 
-def repeat(call: Call, calls: int) -> None:
+def repeat(call: Work, calls: int) -> None:
     """Call it `calls` times in a row."""
     for _ in range(calls):
         call()
 
 
 def _record(
-    run: Call,
+    run: Work,
     *,
     cpu: bool,
     gpu: bool,

@@ -1,4 +1,4 @@
-"""A study on many GPUs: its cases are dealt out, and each GPU sweeps its share as a Dask task.
+"""A study on many GPUs: its cases are dealt out, and each GPU measures its share as Dask tasks.
 
     python -m attnlib measure STUDY --gpus all       a Dask worker for each GPU of this machine
     python -m attnlib measure STUDY --dask ADDRESS   the workers of a running scheduler, each with
@@ -7,7 +7,8 @@
 
 What is compared must lie on one GPU, so cases are dealt out, not rounds: a GPU measures all rounds
 of its cases as a `Sweep` does, under its own lock. Items without a case, the ceilings, are measured
-on each GPU. A share returns its records; the caller keeps those that its own folder lacks.
+on each GPU. A job is a task, which returns its records; the caller keeps those that its own folder
+lacks. Where a worker dies, its GPU's jobs end with an error: the same command then goes on.
 """
 
 from __future__ import annotations
@@ -19,75 +20,122 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import install_with
 from ..measure.calls.form import NamedCase
 from ..measure.machine import has_driver
 from . import store
-from .jobs import Job, StoppedError
+from .jobs import Job, Machine, StoppedError
 from .rows import Row, machine_slug, rows_of
 from .study import Study, Sweep, describe
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Client
 
 ANSWER_S = 10
 """For a scheduler to answer."""
 START_S = 120
-"""For a worker to start, or to come back once it was killed."""
+"""For a worker to start."""
 RETRIES = 2
-"""Of a share: its sweep may raise, as where another one holds the GPU, or its worker may die."""
+"""Of a job that raises, as where another sweep holds the GPU."""
 POLL_S = 0.2
 
 
-@dataclass
-class Share:
-    """What a GPU is to measure, and how far it is; its Dask worker is at `address`, if alive."""
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of the cluster: its Dask worker, its machine, and how often a case is on record."""
 
-    machine: dict[str, Any]
-    on_record: Counter[NamedCase]
     address: str
-    jobs: list[Job] = field(default_factory=list)
-    task: Future = None
-    done: int = 0
-    deaths: int = 0
-    died_at: float = 0.0
-    failure: str = ""
+    machine: Machine
+    on_record: Counter[NamedCase]
 
     @property
-    def size(self) -> int:
-        """How many items it has."""
-        return sum(len(job.items) for job in self.jobs)
+    def id(self) -> str:
+        """The GPU's id."""
+        return self.machine["gpu_id"]
 
 
-def measure_on_gpus(study: Study, sweep: Sweep, client: Client) -> tuple[int, list[str]]:
+Tasks = dict[Any, tuple[Gpu, Job]]
+"""Future of a job -> where it runs."""
+
+
+def measure_on_gpus(
+    study: Study,
+    sweep: Sweep,
+    client: Client,
+) -> tuple[int, list[str]]:
     """Measure what `study` lacks on a cluster's GPUs; returns how many items, and the machines.
 
     Raises what `Sweep.jobs` does, ValueError for workers without a GPU of their own. At the end, if
-    some shares failed, RuntimeError; the same command then goes on from what is on disk.
+    a job failed or a worker died, RuntimeError; the same command then goes on from what is on disk.
     """
+    from tqdm import tqdm
+
     jobs = sweep.jobs(study)
-    shares = _find_gpus(client, study, list(client.nthreads()))
-    if not shares:
+    gpus = _find_gpus(client, study)
+    if not gpus:
         raise RuntimeError("the Dask cluster must have a worker for each GPU, it has none")
-    for share in shares.values():
-        here = store.find(study.name, machine_slug(share.machine))
-        share.on_record.update(here.case.dropna())
-    on_record = {gpu_id: share.on_record for gpu_id, share in shares.items()}
-    dealt = deal(jobs, on_record)
-    for gpu_id, share in shares.items():
-        if dealt[gpu_id]:
-            share.jobs = sweep.missing(dealt[gpu_id], share.machine)
-    total = sum(share.size for share in shares.values())
+    dealt = deal(jobs, {gpu.id: gpu.on_record for gpu in gpus})
+    there = Sweep(
+        overlays=sweep.overlays,
+        retry=sweep.retry,
+        progress=partial(tqdm, disable=True),
+    )
+    left: Tasks = {}
+    for gpu in gpus:
+        for job in sweep.missing(dealt[gpu.id], gpu.machine):
+            task = client.submit(
+                _measure,
+                job,
+                there,
+                workers=[gpu.address],
+                retries=RETRIES,
+                pure=False,
+            )
+            left[task] = (gpu, job)
+    total = sum(len(job.items) for _, job in left.values())
     if total:
         bar = sweep.progress(total=total, unit="item", desc=study.name)
         with closing(bar):
-            _Run(client, study, sweep, shares).to_end(bar)
-    return total, [machine_slug(share.machine) for share in shares.values()]
+            _wait_for(left, client, sweep, bar)
+    return total, [machine_slug(gpu.machine) for gpu in gpus]
+
+
+def _wait_for(left: Tasks, client: Client, sweep: Sweep, bar: Any) -> None:
+    """Keep the records of each job when it ends. RuntimeError for the GPUs on which one failed.
+
+    Whatever ends the wait, such as Ctrl-C, makes the workers give up what they measure.
+    """
+    failures = {}
+    try:
+        while left:
+            time.sleep(POLL_S)
+            if sweep.stop and sweep.stop():
+                raise StoppedError
+            alive = client.nthreads()
+            for task, (gpu, job) in list(left.items()):
+                if task.done():
+                    if task.status == "finished":
+                        _keep(job.study, gpu.machine, task.result())
+                    else:
+                        failures[gpu.id] = str(task.exception())
+                elif gpu.address not in alive:  # Dask would wait for it for good
+                    failures[gpu.id] = "its Dask worker died"
+                else:
+                    continue
+                del left[task]
+                bar.update(len(job.items))
+            bar.update(0)  # a bar shows the time that an item takes
+    finally:
+        client.cancel(list(left))
+    if failures:
+        words = [f"GPU {gpu_id!r}: {why}" for gpu_id, why in failures.items()]
+        raise RuntimeError(f"not all was measured: {'; '.join(words)}")
 
 
 def deal(
@@ -105,8 +153,8 @@ def deal(
     home: dict[NamedCase | None, str] = {}
     for number, case in enumerate(cases):
         next_in_turn = gpu_ids[number % len(gpu_ids)]
-        # Of equals `max` takes the first.
-        home[case] = max([next_in_turn, *gpu_ids], key=lambda gpu_id: on_record[gpu_id][case])
+        counts = {gpu_id: on_record[gpu_id][case] for gpu_id in [next_in_turn, *gpu_ids]}
+        home[case] = max(counts, key=counts.__getitem__)  # of equals the first
     parts: dict[str, list[Job]] = {gpu_id: [] for gpu_id in gpu_ids}
     for gpu_id in set(home.values()):
         for job in jobs:
@@ -116,142 +164,41 @@ def deal(
     return parts
 
 
-def _find_gpus(
-    client: Client, study: Study, addresses: list[str], on_error: str = "raise"
-) -> dict[str, Share]:
-    """A share without jobs for the GPU of each worker, by the GPU's id."""
-    answers = client.run(
-        _look_around,
-        study.name,
-        study.device,
-        workers=addresses,
-        on_error=on_error,
-    )
-    shares: dict[str, Share] = {}
+def _find_gpus(client: Client, study: Study) -> list[Gpu]:
+    """The GPU of each worker, by id."""
+    answers = client.run(_look_around, study.name, study.device)
+    gpus: dict[str, Gpu] = {}
     for address, (machine, on_record) in answers.items():
-        share = Share(machine, on_record, address)
-        other = shares.setdefault(machine["gpu_id"], share)
-        if other is not share:
+        here = store.find(study.name, machine_slug(machine))
+        gpu = Gpu(address, machine, on_record + Counter(here.case.dropna()))
+        other = gpus.setdefault(gpu.id, gpu)
+        if other is not gpu:
             raise ValueError(
                 f"each Dask worker must have a GPU of its own, {other.address} and {address} both "
-                f"have {machine['gpu_id']!r}: set CUDA_VISIBLE_DEVICES"
+                f"have {gpu.id!r}: set CUDA_VISIBLE_DEVICES"
             )
-    return dict(sorted(shares.items()))
+    return [gpus[gpu_id] for gpu_id in sorted(gpus)]
 
 
-@dataclass
-class _Run:
-    """The shares of a study while the workers measure them."""
-
-    client: Client
-    study: Study
-    sweep: Sweep
-    shares: dict[str, Share]
-
-    def to_end(self, bar: Any) -> None:
-        """Wait for every share, telling the bar of each item. RuntimeError for those that failed.
-
-        Whatever ends the wait, such as Ctrl-C, makes the workers give up what they measure.
-        """
-        known = {share.address for share in self.shares.values()}
-        left = {gpu_id: share for gpu_id, share in self.shares.items() if share.jobs}
-        shown = 0
-        self.client.subscribe_topic(self._topic, self._on_event)
-        try:
-            for share in left.values():
-                self._submit(share)
-            while left:
-                time.sleep(POLL_S)
-                if self.sweep.stop and self.sweep.stop():
-                    raise StoppedError
-                alive = set(self.client.nthreads())
-                for gpu_id, share in list(left.items()):
-                    if self._has_ended(share, alive):
-                        del left[gpu_id]
-                if any(not share.address for share in left.values()):
-                    self._find_again(left, sorted(alive - known))
-                    known |= alive
-                done = sum(share.done for share in self.shares.values())
-                bar.update(done - shown)  # of 0 items too: a bar shows the time that one takes
-                shown = done
-        finally:
-            tasks = [share.task for share in left.values()]
-            self.client.cancel(list(filter(None, tasks)))
-            self.client.unsubscribe_topic(self._topic)
-        failures = []
-        for gpu_id, share in self.shares.items():
-            if share.failure:
-                failures.append(f"GPU {gpu_id!r}: {share.failure}")
-        if failures:
-            raise RuntimeError(f"not all was measured: {'; '.join(failures)}")
-
-    @property
-    def _topic(self) -> str:
-        return f"attnlib-{self.client.id}"
-
-    def _on_event(self, event: tuple[float, tuple[str, int]]) -> None:
-        _, (gpu_id, done) = event
-        self.shares[gpu_id].done = max(self.shares[gpu_id].done, done)
-
-    def _submit(self, share: Share) -> None:
-        there = Sweep(overlays=self.sweep.overlays, retry=self.sweep.retry)
-        share.task = self.client.submit(
-            _measure_share,
-            share.jobs,
-            there,
-            self._topic,
-            workers=[share.address],
-            retries=RETRIES,
-            pure=False,
-        )
-
-    def _has_ended(self, share: Share, alive: set[str]) -> bool:
-        """Whether nothing more comes of a share, by what is known of its task and its worker."""
-        if share.task and share.task.done():
-            if share.task.status == "finished":
-                self._keep(share, share.task.result())
-                share.done = share.size
-            else:
-                share.failure = str(share.task.exception())
-            return True
-        if share.address and share.address not in alive:
-            # The next one has another address, and Dask would wait for this one for good.
-            self.client.cancel([share.task])
-            share.address = ""
-            share.task = None
-            share.deaths += 1
-            share.died_at = time.monotonic()
-            if share.deaths > RETRIES:
-                share.failure = f"its Dask worker died {share.deaths} times"
-        elif not share.address and time.monotonic() - share.died_at > START_S:
-            share.failure = f"its Dask worker died, and no other one came within {START_S} s"
-        return bool(share.failure)
-
-    def _find_again(self, left: dict[str, Share], addresses: list[str]) -> None:
-        """Submit once more the shares whose GPUs are those of the new workers."""
-        found = _find_gpus(self.client, self.study, addresses, on_error="ignore")
-        for gpu_id in found.keys() & left.keys():
-            if not left[gpu_id].address:
-                left[gpu_id].address = found[gpu_id].address
-                self._submit(left[gpu_id])
-
-    def _keep(self, share: Share, rows: list[Row]) -> None:
-        """Write what the data folder lacks: nothing where it is the worker's folder too."""
-        have = {row["id"]: row for row in _rows(self.study.name, share.machine)}
-        for row in rows:
-            if have.get(row["id"]) != row:
-                store.keep(row)
+def _keep(study: str, machine: Machine, rows: list[Row]) -> None:
+    """Write what the data folder lacks: nothing where it is the worker's folder too."""
+    have = {row["id"]: row for row in _rows(study, machine)}
+    for row in rows:
+        if have.get(row["id"]) != row:
+            store.keep(row)
 
 
-def _rows(study: str, machine: dict[str, Any]) -> list[Row]:
+def _rows(study: str, machine: Machine) -> list[Row]:
     slug = machine_slug(machine)
-    return rows_of(store.read(study, slug)) if slug in store.machines(study) else []
+    if slug not in store.machines(study):
+        return []
+    return rows_of(store.read(study, slug))
 
 
 # ---- on a worker
 
 
-async def _look_around(study: str, device: str) -> tuple[dict[str, Any], Counter[NamedCase]]:
+async def _look_around(study: str, device: str) -> tuple[Machine, Counter[NamedCase]]:
     """The worker's GPU, and how many records of each case its data folder has."""
     # In a thread: the description takes seconds, and the worker must go on answering.
     machine = await asyncio.to_thread(describe, device)
@@ -259,14 +206,14 @@ async def _look_around(study: str, device: str) -> tuple[dict[str, Any], Counter
     return machine, Counter(frame.case.dropna())
 
 
-def _measure_share(jobs: list[Job], sweep: Sweep, topic: str) -> list[Row]:
-    """Measure what the worker's data folder lacks of the jobs; returns the records of them all."""
+def _measure(job: Job, sweep: Sweep) -> list[Row]:
+    """Measure what the worker's data folder lacks of a job; returns the records of its items."""
     from distributed import Status, get_worker
 
     worker = get_worker()
     key = worker.get_current_task()
-    machine = describe(jobs[0].device)
-    ids = {job.id_of(item, machine) for job in jobs for item in job.items}
+    machine = describe(job.device)
+    ids = {job.id_of(item, machine) for item in job.items}
 
     def is_given_up() -> bool:
         # The caller cancelled it or is gone, or the scheduler is: Dask does not stop a thread.
@@ -274,33 +221,8 @@ def _measure_share(jobs: list[Job], sweep: Sweep, topic: str) -> list[Row]:
         is_wanted = task is not None and task.state == "executing"
         return not is_wanted or worker.status in (Status.closing, Status.closed)
 
-    def tell(done: int) -> None:
-        worker.log_event(topic, (machine["gpu_id"], done))
-
-    sweep = replace(sweep, progress=_Tally(len(ids), tell), stop=is_given_up)
-    sweep.run(jobs)
-    return [row for row in _rows(jobs[0].study, machine) if row["id"] in ids]
-
-
-class _Tally:
-    """In place of a sweep's bar: tells how many items of a share are done, also if begun again."""
-
-    def __init__(self, size: int, tell: Callable[[int], None]) -> None:
-        self.size = size
-        self.tell = tell
-        self.done = 0
-
-    def __call__(self, total: int, **words: object) -> _Tally:
-        self.done = self.size - total
-        return self
-
-    def update(self, count: int) -> None:
-        self.done += count
-        if count:
-            self.tell(self.done)
-
-    def close(self) -> None:
-        pass
+    replace(sweep, stop=is_given_up).run([job])
+    return [row for row in _rows(job.study, machine) if row["id"] in ids]
 
 
 def dask_setup(worker: object) -> None:

@@ -94,24 +94,7 @@ RATIO_COLUMNS = [field.name for field in fields(Ratio)]
 SAVING_COLUMNS = [field.name for field in fields(Saving)]
 COMPARABLE = ("gpu_id", "power_limit_w", "timer", "schema")
 """Columns that must not differ within one comparison: each moves times, whatever the backend."""
-AS_THEY_ARE = [
-    "id",
-    "study",
-    "round",
-    "backend",
-    "timer",
-    "release",
-    "status",
-    "reason",
-    "reported_backend",
-    "kernel_family",
-    "oracle_error",
-    "work_per_call",
-    "schema",
-    "started_at",
-    "command",
-]
-"""Columns of records that a frame has as they are."""
+SERVED = "served."
 CEILINGS = ("copy", "matmul")
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
@@ -125,12 +108,15 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
 
     `case` holds the case (None of a ceiling) and its fields stand beside it; `repeat` marks A/A
     items, the same item measured again. `kernels` is a tuple of `Kernel`; `steps_us` has the
-    samples of cases that keep them (`NamedCase.keeps_samples`). Times are medians in us,
-    `plan_samples` has all of them; `drift` is the last third of the samples over the first, less 1.
+    samples of cases that keep them (`NamedCase.keeps_samples`); what records say as `served`
+    stands beside it. Times are medians in us, `plan_samples` has all of them; `drift` is the last
+    third of the samples over the first, less 1.
     """
     run_us = table["run_us"].to_pylist()
     plan_us = table["plan_us"].to_pylist()
-    frame = table.select(AS_THEY_ARE).to_pandas()
+    shown = [column for column in schema.COLUMNS if column.in_frame]
+    plain = [column.name for column in shown if not column.is_member]
+    frame = table.select(plain).to_pandas()
     frame["repeat"] = [item.again > 0 for item in items]
     frame = pd.concat(
         [frame, _case_columns(table, items)],
@@ -150,17 +136,16 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
             dtype=object,
         )
         frame["steps_us"] = steps.where(keeps_samples, None)
+    for name in table.column_names:
+        if name.startswith(SERVED):
+            frame[name.removeprefix(SERVED)] = table[name].to_pandas()
     before = _numbers(table, "state_before.throttle_reasons").astype(int)
     after = _numbers(table, "state_after.throttle_reasons").astype(int)
     frame["throttled"] = ((before | after) & THROTTLED) > 0
-    for name in ("gpu", "gpu_id", "compute_capability"):
-        column = f"machine.{name}"
-        frame[name] = ""
-        if column in table.column_names:
-            frame[name] = table[column].to_pandas()
-    for name in ("power_limit_w", "num_sms"):
-        frame[name] = _numbers(table, f"machine.{name}").astype(int)
-    frame["l2_mib"] = _numbers(table, "machine.l2_mib")
+    for column in shown:
+        if column.is_member:
+            name = column.name.partition(".")[2]
+            frame[name] = _member(table, column)
     return frame
 
 
@@ -194,6 +179,14 @@ def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
         return np.zeros(table.num_rows)
     column = table[name].to_pandas()
     return column.fillna(0).to_numpy(float)
+
+
+def _member(table: pa.Table, column: schema.Column) -> object:
+    """A column that a table may lack: empty, or 0, where it or the row has none."""
+    if column.type != schema.TEXT:
+        values = _numbers(table, column.name)
+        return values.astype(int) if column.type == schema.COUNT else values
+    return table[column.name].to_pandas() if column.name in table.column_names else ""
 
 
 def item_of(row: Any) -> Item:

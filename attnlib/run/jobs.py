@@ -21,11 +21,15 @@ from typing import IO, Any
 from ..measure.calls.form import Item
 from . import store
 from .rows import record_id, row_of, strip_folders
-from .worker import CANNOT_WRITE, now
+from .schema import now
+from .worker import CANNOT_WRITE
 
 ITEM_TIMEOUT_S = 600.0
 """Long enough for FlashInfer to compile a kernel module first: fa3 took 54 s on 16 cores."""
 POLL_S = 0.1
+WORKER = (sys.executable, "-m", "attnlib.run.worker")
+Machine = dict[str, Any]
+"""What `describe_machine` says."""
 
 
 class StoppedError(Exception):
@@ -43,7 +47,7 @@ class Job:
     items: tuple[Item, ...]
     command: str
 
-    def id_of(self, item: Item, machine: dict[str, Any]) -> str:
+    def id_of(self, item: Item, machine: Machine) -> str:
         """The id of the item's record on a machine."""
         return record_id(self.study, self.round, item, machine["gpu_id"])
 
@@ -62,7 +66,12 @@ class Watch:
     held: tuple[int, ...] = ()
 
 
-def run_job(job: Job, machine: dict[str, Any], overlay: Path | None, watch: Watch) -> None:
+def run_job(
+    job: Job,
+    machine: Machine,
+    overlay: Path | None,
+    watch: Watch,
+) -> None:
     """Run `job` to its end, in as many processes as it takes; one record per item, always."""
     left = job.items
     while left:
@@ -76,17 +85,32 @@ def run_job(job: Job, machine: dict[str, Any], overlay: Path | None, watch: Watc
         left = left[done:]
 
 
-def _run_process(job: Job, overlay: Path | None, watch: Watch) -> tuple[int, bool, str]:
+def _run_process(
+    job: Job,
+    overlay: Path | None,
+    watch: Watch,
+) -> tuple[int, bool, str]:
     """How many items a process did, whether it died measuring the next one, and how it ended."""
     # Files without a name: if we are killed, nothing of them stays.
     with TemporaryFile() as job_file, TemporaryFile() as progress, TemporaryFile() as log:
-        job_path, progress_path = (f"/dev/fd/{file.fileno()}" for file in (job_file, progress))
-        form = {name: getattr(job, name) for name in ("study", "round", "device", "command")}
-        form |= {"progress": progress_path, "items": [item.to_dict() for item in job.items]}
+        form = {
+            "study": job.study,
+            "round": job.round,
+            "device": job.device,
+            "command": job.command,
+            "progress": f"/dev/fd/{progress.fileno()}",
+            "items": [item.to_dict() for item in job.items],
+        }
         job_file.write(json.dumps(form).encode())
         job_file.flush()
         with subprocess.Popen(
-            [sys.executable, "-m", "attnlib.run.worker", "--end-with-stdin", job_path],
+            [
+                sys.executable,
+                "-m",
+                "attnlib.run.worker",
+                "--end-with-stdin",
+                f"/dev/fd/{job_file.fileno()}",
+            ],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -106,7 +130,11 @@ def _run_process(job: Job, overlay: Path | None, watch: Watch) -> tuple[int, boo
         return _count_done(progress), _text_of(progress).endswith("start\n"), words
 
 
-def _wait(process: subprocess.Popen[bytes], progress: IO[bytes], watch: Watch) -> str:
+def _wait(
+    process: subprocess.Popen[bytes],
+    progress: IO[bytes],
+    watch: Watch,
+) -> str:
     """Wait for a worker, telling what is done; how it ended. Raises StoppedError."""
     seen, last = 0, time.monotonic()
     while process.poll() is None:
@@ -135,12 +163,19 @@ def _count_done(progress: IO[bytes]) -> int:
 
 def worker_environment(overlay: Path | None = None) -> dict[str, str]:
     """Environment of a worker process: the overlay first, then this very package, then ours."""
-    package, others = Path(__file__).resolve().parents[2], os.environ.get("PYTHONPATH")
-    paths = os.pathsep.join(str(path) for path in (overlay, package, others) if path)
-    return {**os.environ, "ATTNLIB_DATA": str(store.data_root().resolve()), "PYTHONPATH": paths}
+    package = Path(__file__).resolve().parents[2]
+    others = os.environ.get("PYTHONPATH")
+    paths = [str(path) for path in (overlay, package, others) if path]
+    data = store.data_root().resolve()
+    return os.environ | {"ATTNLIB_DATA": str(data), "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _record_death(job: Job, machine: dict[str, Any], item: Item, words: str) -> None:
+def _record_death(
+    job: Job,
+    machine: Machine,
+    item: Item,
+    words: str,
+) -> None:
     row = row_of(
         item,
         machine,

@@ -28,7 +28,13 @@ def hold_gpu(gpu_id: str) -> Iterator[int]:
 
     Raises RuntimeError that names the holder's process id if it is not free in three seconds.
     """
-    path = lock_path(gpu_id)
+    with hold(lock_path(gpu_id), f"GPU {gpu_id!r} must be measured by one sweep at a time") as file:
+        yield file
+
+
+@contextmanager
+def hold(path: Path, words: str) -> Iterator[int]:
+    """Hold the lock file `path` for the block; RuntimeError begins with `words` if it is taken."""
     file = _open(path)
     try:
         for _ in range(TRIES):
@@ -38,10 +44,7 @@ def hold_gpu(gpu_id: str) -> Iterator[int]:
             time.sleep(POLL_S)
         else:
             holder = os.pread(file, 20, 0).decode() or "unknown"
-            raise RuntimeError(
-                f"GPU {gpu_id!r} must be measured by one sweep at a time, "
-                f"process {holder} or its last worker holds {path}"
-            )
+            raise RuntimeError(f"{words}, process {holder} or its last worker holds {path}")
         os.ftruncate(file, 0)
         os.pwrite(
             file,

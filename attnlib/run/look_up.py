@@ -1,7 +1,8 @@
 """Look up a call in the records: the exact one comes first, else the nearest.
 
-How far two calls are apart is a sum: 1 for each factor of two between their `features`, and
-`OTHER_KERNEL` for each thing that has kernels of its own and differs.
+How far two calls are apart is a sum over their `features`, and `OTHER_KERNEL` for each thing that
+has kernels of its own and differs. A factor of two in the tokens of each request, or in requests,
+is 3.
 """
 
 import math
@@ -16,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..core.call_text import Lens
+from ..core.gpu import HOPPER_SMS
 from ..core.spec import ELEMENT_BYTES, LENGTHS, AttnSpec, MlaSpec
 from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.extend.case import ExtendCase
@@ -23,13 +25,20 @@ from ..measure.calls.lengths import explicit_lengths, sample_seq_lens
 from ..measure.calls.mla.case import MlaCase
 from . import store
 
-Call = DecodeCase | MlaCase | ExtendCase
+AttentionCase = DecodeCase | MlaCase | ExtendCase
 Recorded = Mapping[Any, list[Any]]
 OTHER_KERNEL = 6.0
 """The distance of another head_dim, element size or mode."""
 GROUP_WEIGHT = 3.0
-"""The weight of a factor of two in query heads per KV head. Both were chosen among 24 settings by
-`lab.recorded.neighbour_loss`."""
+"""The weight of a factor of two in query heads per KV head."""
+UNITS_WEIGHT = 2.0
+"""The weight of a factor of two in requests x KV heads, which is what fills the GPU."""
+SLOTS_WEIGHT = 4.0
+"""The distance of calls that fit the GPU's slots of two blocks per SM from those that do not: past
+them some kernels split no request."""
+LONGEST_WEIGHT = 2.0
+"""The weight of a factor of two in the longest request. All weights were chosen among 108 settings
+by how well the nearest batches of other layers choose (`lab.recorded.neighbour_loss`)."""
 LOGARITHM = "log_"
 """How the names of sizes begin that are logarithms; others are alike or not."""
 
@@ -40,7 +49,7 @@ def look_up(rows: pd.DataFrame, *apart: Sequence[float]) -> pd.DataFrame:
     return rows.iloc[order]
 
 
-def nearest_calls(call: Call, rows: pd.DataFrame) -> pd.DataFrame:
+def nearest_calls(call: AttentionCase, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows, each a `case` with columns of `sizes_of`, nearest to `call` first.
 
     `distance` is how far a case is from the call. The call itself comes before others at 0.
@@ -51,7 +60,7 @@ def nearest_calls(call: Call, rows: pd.DataFrame) -> pd.DataFrame:
     return look_up(rows, rows.distance, is_other)
 
 
-def distances(call: Call, rows: pd.DataFrame) -> NDArray[np.float64]:
+def distances(call: AttentionCase, rows: pd.DataFrame) -> NDArray[np.float64]:
     """How far each row, of columns of `sizes_of`, is from a call."""
     apart = np.zeros(len(rows))
     for name, value in sizes_of(call).items():
@@ -63,7 +72,7 @@ def distances(call: Call, rows: pd.DataFrame) -> NDArray[np.float64]:
     return apart
 
 
-def sizes_of(call: Call) -> dict[str, Any]:
+def sizes_of(call: AttentionCase) -> dict[str, Any]:
     """What tells how near a call is: its `features`, and what has kernels of its own."""
     if isinstance(call, ExtendCase):
         return sizes_of(call.cached) | {"mode": call.mode}
@@ -71,7 +80,7 @@ def sizes_of(call: Call) -> dict[str, Any]:
 
 
 def features(layer: AttnSpec | MlaSpec, lengths: NDArray[Any]) -> dict[str, float]:
-    """The logarithms of a call's sizes; heads count most."""
+    """The weighted logarithms of a call's sizes, and whether it fits the slots of a Hopper GPU."""
     kv_heads = 1
     group = layer.num_qo_heads
     if isinstance(layer, AttnSpec):
@@ -79,9 +88,12 @@ def features(layer: AttnSpec | MlaSpec, lengths: NDArray[Any]) -> dict[str, floa
         group = layer.group_size
     tokens = int(lengths.sum())
     longest = int(lengths.max())
+    units = len(lengths) * kv_heads
     return {
         "log_tokens": math.log2(tokens * kv_heads),
-        "log_batch": math.log2(len(lengths)),
+        "log_units": UNITS_WEIGHT * math.log2(units),
+        "log_slots": SLOTS_WEIGHT * (units > 2 * HOPPER_SMS),
+        "log_longest": LONGEST_WEIGHT * math.log2(longest),
         "log_skew": math.log2(longest * len(lengths) / tokens),
         "log_group": GROUP_WEIGHT * math.log2(group),
     }
@@ -98,7 +110,7 @@ def kernel_of(layer: AttnSpec | MlaSpec) -> dict[str, Any]:
     }
 
 
-def plain(call: Call) -> Call:
+def plain(call: AttentionCase) -> AttentionCase:
     """A call without what does not change it: explicit lengths that are all alike are fixed ones,
     and a page table (`context`) may be wider than the longest request."""
     if isinstance(call, ExtendCase):
@@ -109,7 +121,7 @@ def plain(call: Call) -> Call:
     return replace(call, context=0, **Lens.of(lengths).fields)
 
 
-def recorded_as(call: Call, study: str, machine: str) -> list[Any]:
+def recorded_as(call: AttentionCase, study: str, machine: str) -> list[Any]:
     """The cases on record of a study on a machine that are this call (`plain`)."""
     return calls_on_record(study, machine).get(plain(call), [])
 

@@ -31,7 +31,7 @@ SPARE_ROUNDS = 12
 """How many rounds a look may take beyond its number, because some are throttled."""
 Row = Any
 """A row of a frame of records, as `DataFrame.itertuples` gives it."""
-Pair = tuple[Row, Row]
+RowPair = tuple[Row, Row]
 Sides = dict[str, dict[int, Row]]
 """Release -> its rows by the number of the round."""
 
@@ -48,11 +48,11 @@ class Comparison:
     both: tuple[str, str]
     looks: Sequence[int]
     not_slower: float = 0.0
-    pairs: dict[Item, list[Pair]] = field(default_factory=dict)
+    pairs: dict[Item, list[RowPair]] = field(default_factory=dict)
     failed: dict[Item, Row] = field(default_factory=dict)
 
     def take(self, frame: pd.DataFrame) -> None:
-        """Take the rounds of items that both releases tried, where they are more than before.
+        """Take the rounds of items that both releases tried, unless there were more before.
 
         Of an item that failed on both, the base's record is kept.
         """
@@ -72,8 +72,8 @@ class Comparison:
                 pair = (of_base[number], of_new[number])
                 if all(_is_good(row) for row in pair):
                     good.append(pair)
-            is_more = len(good) >= len(self.pairs[item])
-            if of_base and of_new and is_more:
+            were_more = len(self.pairs[item]) > len(good)
+            if of_base and of_new and not were_more:
                 self.pairs[item] = good
             for rows in (of_new, of_base):
                 for row in rows.values():

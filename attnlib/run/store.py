@@ -5,7 +5,7 @@ that a sweep measured since. Every reader takes both together and checks them (`
 one id the newest record stands, and what is not yet published is newer.
 
 A record's file is written whole and then put in its place, so a writer that is killed leaves no
-half of one. Journals of earlier versions, `<study>.jsonl`, are read and published as well.
+half of one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -45,21 +45,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "data"
-JOURNAL = ".jsonl"
-"""End of the one file that earlier versions wrote while a sweep ran, a line a record."""
-
-
 Source = tuple[str, str]
 """A study and a machine."""
 Checked = tuple[pa.Table, list[Item]]
 """Records that were checked, and the item of each."""
-
-
-class Placed(NamedTuple):
-    """A record, and where it stands."""
-
-    place: str
-    row: Row
 
 
 def data_root() -> Path:
@@ -256,12 +245,8 @@ def provenance(study: str, machine: str) -> dict[str, Any]:
 
 
 def _places(study: str, machine: str) -> list[Path]:
-    """Where records of a study on a machine may lie: two files and a folder."""
-    return [
-        published_path(study, machine),
-        _journal(study, machine),
-        measured_path(study, machine),
-    ]
+    """Where records of a study on a machine may lie: a file and a folder."""
+    return [published_path(study, machine), measured_path(study, machine)]
 
 
 def _versions(table: pa.Table) -> dict[str, list[str]]:
@@ -295,14 +280,9 @@ def _path_of(row: Row) -> Path:
     return measured_path(row["study"], machine) / f"{row['id']}.json"
 
 
-def _journal(study: str, machine: str) -> Path:
-    return published_path(study, machine).with_suffix(JOURNAL)
-
-
 def _measured(study: str, machine: str) -> list[Path]:
-    """The files of records that are not published: a journal of earlier versions comes first."""
-    journal = _files_of(_journal(study, machine))
-    return journal + _files_of(measured_path(study, machine))
+    """The files of records that are not published."""
+    return _files_of(measured_path(study, machine))
 
 
 @lru_cache(maxsize=64)
@@ -352,44 +332,30 @@ def _checked_published(study: str, machine: str) -> Checked | None:
 
 
 def _checked_measured(study: str, machine: str) -> Checked | None:
-    """Records that are not published, oldest first; of one id the last."""
-    newest: dict[str, Placed] = {}
+    """Records that are not published, oldest first."""
+    found: dict[Path, Row] = {}
     for path in _measured(study, machine):
         with suppress(FileNotFoundError):  # published meanwhile
-            for placed in _rows_in(path):
-                row_id = str(placed.row.get("id"))
-                newest.pop(row_id, None)
-                newest[row_id] = placed
-    if not newest:
+            found[path] = _row_in(path)
+    if not found:
         return None
-    # What started at the same time stays in the order of a journal, or of ids.
-    found = sorted(newest.values(), key=_started_at)
+    paths = sorted(found, key=lambda path: str(found[path].get("started_at")))
     try:
-        table = table_of([placed.row for placed in found])
+        table = table_of([found[path] for path in paths])
         return table, validate(table, machine)
     except RowError as error:
-        place = found[error.row].place
-        raise ValueError(f"{place} {error.words}") from error
+        raise ValueError(f"{paths[error.row]} {error.words}") from error
 
 
-def _started_at(placed: Placed) -> str:
-    return str(placed.row.get("started_at"))
-
-
-def _rows_in(path: Path) -> Iterator[Placed]:
-    """The records of a file, a line each, and where each stands."""
-    data = path.read_bytes()
-    is_journal = path.suffix == JOURNAL
-    lines = data.splitlines() if is_journal else [data]
-    for number, line in enumerate(lines, 1):
-        place = f"{path} line {number}" if is_journal else str(path)
-        try:
-            form = json.loads(line)
-            if not isinstance(form, dict):
-                raise ValueError(f"it is {type(form).__name__}")
-            yield Placed(place, flat_row(form))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{place} must be a record: {error}") from error
+def _row_in(path: Path) -> Row:
+    """The record of a file."""
+    try:
+        form = json.loads(path.read_bytes())
+        if not isinstance(form, dict):
+            raise ValueError(f"it is {type(form).__name__}")
+        return flat_row(form)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be a record: {error}") from error
 
 
 def _stamp(path: Path) -> tuple[object, ...]:

@@ -14,25 +14,23 @@ import math
 import os
 import shlex
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.backends.table import COMPARED, compared_package
-from ..core.old_names import words_of_name
 from ..measure.calls.cases import read_case
 from ..measure.calls.form import Item, NamedCase
 from ..measure.machine import has_driver
 from ..measure.progress import progress_bar
 from . import store
-from .jobs import Job, Watch, run_job, worker_environment
+from .jobs import WORKER, Job, Machine, Watch, run_job, worker_environment
 from .lock import hold_gpu
 from .releases import overlay_for
 from .rows import machine_slug
@@ -70,10 +68,6 @@ class Grid:
                 yield Item(backend, timer, case, release)
             for backend, timer in product(self.again, self.timers):
                 yield Item(backend, timer, case, release, again=1)
-
-
-def _without_seed(case: NamedCase) -> str:
-    return str(replace(case.said, seed=None))
 
 
 @dataclass(frozen=True)
@@ -129,7 +123,10 @@ class Study:
     @cached_property
     def cases(self) -> tuple[NamedCase, ...]:
         """Every case of the grids, once, in their order."""
-        return tuple(dict.fromkeys(case for grid in self.grids for case in grid.cases))
+        cases: dict[NamedCase, None] = {}
+        for grid in self.grids:
+            cases |= dict.fromkeys(grid.cases)
+        return tuple(cases)
 
     def require_measurable(self) -> None:
         """ValueError that says what to do instead if the study can only be read."""
@@ -137,24 +134,17 @@ class Study:
             raise ValueError(f"study {self.name!r} cannot be measured any more: {self.retired}")
 
     def case_named(self, name: str) -> NamedCase:
-        """The case with this text, or key or label of old; ValueError names the nearest ones.
-
-        A label of old has no seed: it names the one case that has its other words. So does a text
-        without context.
-        """
+        """The case with this text, whose context may be left out; ValueError names near ones."""
         self.require_measurable()
-        text = words_of_name(name)
         why = ""
         try:
-            wanted = read_case(text).label
+            wanted = read_case(name).label
         except ValueError as error:
             wanted = name
             why = f" ({error})"
         matches = [case for case in self.cases if case.label == wanted]
         if not matches:  # the context may be left out where there is one alone
             matches = [case for case in self.cases if case.label.startswith(f"{wanted} context=")]
-        if text != name and " " in name:
-            matches = [case for case in self.cases if _without_seed(case) == wanted]
         if len(matches) != 1:
             texts = [case.label for case in self.cases]
             near = "; ".join(get_close_matches(wanted, texts, 5, 0))
@@ -163,7 +153,12 @@ class Study:
             )
         return matches[0]
 
-    def jobs(self, *, headline: bool, rounds: int | None = None) -> list[Job]:
+    def jobs(
+        self,
+        *,
+        headline: bool,
+        rounds: int | None = None,
+    ) -> list[Job]:
         """Fresh processes in the order to run them: rounds outermost, odd rounds reversed."""
         self.require_measurable()
         grids = [grid for grid in self.grids if grid.headline or not headline]
@@ -173,17 +168,20 @@ class Study:
         jobs: list[Job] = []
         for round_ in range(count):
             chosen = [grid for grid in grids if rounds or round_ < grid.rounds]
-            jobs += self.jobs_of(round_, [item for grid in chosen for item in grid.items()])
+            items = chain.from_iterable(grid.items() for grid in chosen)
+            jobs += self.jobs_of(round_, items)
         return jobs
 
     def jobs_of(self, round_: int, items: Iterable[Item]) -> list[Job]:
         """Fresh processes that measure `items` in that round, and the ceilings beside them."""
-        alone = {item for grid in self.grids if grid.isolated for item in grid.items()}
+        isolated = [grid for grid in self.grids if grid.isolated]
+        alone = set(chain.from_iterable(grid.items() for grid in isolated))
         groups: dict[object, list[Item]] = {}
         if self.ceilings:
             groups[""] = [Item(name, "graph") for name in self.ceilings]
         for item in dict.fromkeys(items):
-            groups.setdefault(item if item in alone else item.release, []).append(item)
+            key = item if item in alone else item.release
+            groups.setdefault(key, []).append(item)
         step = -1 if round_ % 2 else 1
         command = self.command or f"python -m attnlib measure {shlex.quote(self.name)}"
         jobs = []
@@ -264,7 +262,8 @@ def load_or_measure(study: Study) -> pd.DataFrame:
         Sweep(headline=True).measure(study)
     frame = store.load(study.name, record_machine(study))
     cases = frame[frame.case.notna()]
-    if mode() == "live" and len(cases) and not (cases.status == "ok").any():
+    is_ok = cases.status == "ok"
+    if mode() == "live" and len(cases) and not is_ok.any():
         why = f"no case of {study.name} could run here: {cases.reason.iloc[0]}"
         warnings.warn(why, stacklevel=2)
     return frame
@@ -348,25 +347,28 @@ class Sweep:
             # Asked again: the sweep that held the GPU until now may have measured some.
             left = self.missing(jobs, machine)
             total = sum(len(job.items) for job in left)
-            words = [jobs[0].study, *sorted({job.release for job in left} - {""})]
-            bar = self.progress(total=total, unit="item", desc=" ".join(words))
+            releases = sorted({job.release for job in left})
+            words = " ".join(filter(None, [jobs[0].study, *releases]))
+            bar = self.progress(total=total, unit="item", desc=words)
             with closing(bar):
                 for job in left:
                     overlay = _overlay(job, self.overlays)
                     run_job(job, machine, overlay, Watch(bar.update, self.stop, (held,)))
         return total
 
-    def missing(self, jobs: list[Job], machine: dict[str, Any]) -> list[Job]:
+    def missing(self, jobs: list[Job], machine: Machine) -> list[Job]:
         """What the `jobs` of one study lack on that machine."""
+        if not jobs:
+            return []
         rows = store.find(jobs[0].study, machine_slug(machine))
         if self.retry:
             rows = rows[~rows.status.isin(["error", "crashed", "timeout"])]
         have = set(rows["id"])
         left = []
         for job in jobs:
-            items = tuple(item for item in job.items if job.id_of(item, machine) not in have)
+            items = [item for item in job.items if job.id_of(item, machine) not in have]
             if items:
-                left.append(replace(job, items=items))
+                left.append(replace(job, items=tuple(items)))
         return left
 
 
@@ -375,40 +377,55 @@ def in_about(*sweeps: tuple[int, int], pace: Study) -> str:
     at the pace of a study; the empty string if it is not published."""
     if pace.reference_machine not in store.machines(pace.name):
         return ""
-    rows = store.load(pace.name, pace.reference_machine).sort_values("started_at", kind="stable")
-    gaps = rows.started_at.astype("datetime64[ns, UTC]").diff().dt.total_seconds()
+    rows = store.load(pace.name, pace.reference_machine)
+    rows = rows.sort_values("started_at", kind="stable")
+    started = rows.started_at.astype("datetime64[ns, UTC]")
+    gaps = started.diff().dt.total_seconds()
     process = rows[["round", "release"]]
     starts = (process != process.shift()).any(axis=1)
     # Means: times are whole seconds, and most records take less than one.
     means = gaps[gaps < LONGEST_GAP_S].groupby(starts).mean()
     process_s = means.get(True, 0.0)
     record_s = means[False]
-    minutes = [math.ceil((count * process_s + size * record_s) / 60) for count, size in sweeps]
-    return f", in about {' to '.join(map(str, minutes))} minute{'s' * (minutes[-1] > 1)}"
+    minutes = []
+    for count, size in sweeps:
+        seconds = count * process_s + size * record_s
+        minutes.append(math.ceil(seconds / 60))
+    words = " to ".join(str(each) for each in minutes)
+    return f", in about {words} minute{'s' if minutes[-1] > 1 else ''}"
 
 
 @lru_cache(maxsize=2)
-def describe(device: str) -> dict[str, Any]:
+def describe(device: str) -> Machine:
     """This machine, described by a worker process: ours never opens a CUDA context."""
-    command = [sys.executable, "-m", "attnlib.run.worker", "--describe", device]
-    done = subprocess.run(command, capture_output=True, text=True, env=worker_environment())
+    command = [*WORKER, "--describe", device]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=worker_environment(),
+    )
     if done.returncode:
         raise RuntimeError(f"the machine could not be described: {done.stderr.strip()[-800:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def _overlay(job: Job, given: dict[str, Path]) -> Path | None:
-    packages = {item.backend: compared_package(item.backend) for item in job.items if item.release}
-    if unknown := [backend for backend, package in packages.items() if not package]:
+    compared = [item.backend for item in job.items if item.release]
+    packages = {backend: compared_package(backend) for backend in compared}
+    if not packages:
+        return None
+    unknown = [backend for backend, package in packages.items() if not package]
+    if unknown:
         raise ValueError(
             f"release must be empty for backends other than {', '.join(COMPARED)}-*, "
             f"got {job.release!r} for {', '.join(sorted(unknown))}"
         )
-    if len({*packages.values()}) > 1:
-        raise ValueError(
-            f"a job must have the releases of one distribution, got {sorted({*packages.values()})}"
-        )
-    return overlay_for([*packages.values()][0], job.release, given) if packages else None
+    distributions = sorted({*packages.values()})
+    if len(distributions) > 1:
+        words = "a job must have the releases of one distribution"
+        raise ValueError(f"{words}, got {distributions}")
+    return overlay_for(distributions[0], job.release, given)
 
 
 def _has_cuda() -> bool:

@@ -10,7 +10,6 @@ and goes on with the rest. With `--end-with-stdin` it ends with its process grou
 is, when its parent closes stdin, so that an orphan cannot go on using the GPU without the lock.
 """
 
-import datetime
 import json
 import os
 import re
@@ -27,6 +26,7 @@ from ..measure.calls.form import Item, item_from_dict
 from ..measure.machine import describe_machine, describe_state, describe_versions
 from . import store
 from .rows import Row, row_of, strip_folders
+from .schema import COLUMNS
 
 CONTEXT_LOST, CANNOT_WRITE = 75, 74
 """Exit status after a CUDA error that poisons the process (EX_TEMPFAIL: start a new one), and where
@@ -47,7 +47,7 @@ class Worker:
     def measure(self, item: Item) -> Row:
         """The record of one item; every failure that leaves the process sane becomes a status."""
         before = describe_state(self.device)
-        started = now()
+        asked = {column.name: column.ask(self.device) for column in COLUMNS if column.ask}
         try:
             cls = subject_class(item.case)
             if cls not in self._subjects:
@@ -64,9 +64,9 @@ class Worker:
             round=self.job["round"],
             versions=self.versions,
             command=self.job["command"],
-            started_at=started,
             state_before=before,
             state_after=describe_state(self.device),
+            **asked,
             **fields,
         )
 
@@ -88,11 +88,6 @@ def run_job(path: Path) -> int:
             if row["status"] == "crashed":
                 return CONTEXT_LOST
     return 0
-
-
-def now() -> str:
-    """UTC to the microsecond: records are sorted by it."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
 
 
 def _reason(error: Exception) -> str:

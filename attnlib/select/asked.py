@@ -5,7 +5,7 @@ from typing import Any
 
 from ..core.backends.limits import LATENT_MODES
 from ..core.call_text import CallText
-from ..core.checkpoints import OWN, Kind, Served, served
+from ..core.checkpoints import OWN, LayerKind, Served, served
 from ..core.layer import heads_named, parse_layer
 from ..core.spec import CUSTOM_MASKS, EXTEND_MODES, MLA_HEAD_DIM, AttnSpec
 from .facts import CACHES, PLAIN_CACHE, Call, facts_of_model
@@ -110,7 +110,7 @@ def cache_of(layer: Words) -> Words:
 class Asked:
     """A kind of a model's layers as a selector is asked for it; no `spec` where none is."""
 
-    kind: Kind
+    kind: LayerKind
     mode: str
     call: Call
     spec: AttnSpec | None = None
@@ -154,12 +154,12 @@ def asked_kinds(
     return asked
 
 
-def _facts_of_kind(kind: Kind) -> dict[str, Any]:
+def _facts_of_kind(kind: LayerKind) -> dict[str, Any]:
     facts: dict[str, Any] = {"window": True} if kind.window and not kind.mode else {}
     return facts | ({"topk": kind.topk} if kind.topk else {})
 
 
-def _mode_of(of_model: Served, kind: Kind, mode: str) -> str:
+def _mode_of(of_model: Served, kind: LayerKind, mode: str) -> str:
     """The mode in which a kind is asked: decode of a latent one is mla, or sparse_mla."""
     if kind.mode and mode in ("decode", *LATENT_MODES):
         return kind.mode

@@ -1,5 +1,7 @@
 """Which kernel each release's `auto` runs for decode, with 16-bit and FP8 tensors."""
 
+import pandas as pd
+
 from ..core.spec import AttnSpec
 from ..measure.calls.decode.case import DecodeCase
 from ..run.frame import AUTO
@@ -7,6 +9,7 @@ from ..run.study import Grid, Study
 from .fa3_decode_regression import AFFECTED, AROUND, BEFORE, FIXED, REGRESSED
 
 FP8 = "float8_e4m3fn"
+BACKENDS = (AUTO,)
 
 
 def _case(dtype: str, kv_dtype: str) -> DecodeCase:
@@ -45,3 +48,14 @@ STUDY = Study(
     reference_machine="nvidia-h200-bbfefd08",
     ceilings=(),
 )
+
+
+def kernel_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """The kernel that `auto` ran and its time: a row per dtypes, a column per release."""
+    rows = frame[frame.backend.isin(BACKENDS) & frame.release.isin(AROUND)]
+    table: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows.itertuples():
+        said = f"{row.kernel_family}, {row.run_us:.0f} us" if row.status == "ok" else row.status
+        table.setdefault((row.dtype, row.kv_dtype), {})[row.release] = said
+    wide = pd.DataFrame(table).T[list(AROUND)]
+    return wide.rename_axis(["query", "cache"]).reset_index()

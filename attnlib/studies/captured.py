@@ -31,7 +31,7 @@ DECODES = (
 EXTENDS = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa3")
 
 
-def case_of(step: capture.Step) -> Case:
+def case_of(step: capture.CapturedStep) -> Case:
     """The attention call of one layer in `step`: the captured lengths, drawn pages and values.
 
     Raises ValueError with the reason if it cannot be a case.
@@ -54,7 +54,7 @@ def case_of(step: capture.Step) -> Case:
 
 
 def cases(
-    steps: Iterable[capture.Step],
+    steps: Iterable[capture.CapturedStep],
 ) -> tuple[Counter[Case], Counter[str]]:
     """How many steps each case stands for, and how many steps were left out for each reason."""
     counts: Counter[Case] = Counter()
@@ -67,11 +67,12 @@ def cases(
     return counts, left_out
 
 
-def study_of(path: Path) -> tuple[Study, str]:
+def study_of(path: str | Path) -> tuple[Study, str]:
     """The study `captured_<name of the file>`, and the steps it leaves out with their reasons.
 
     ValueError if no step of the file can be a case.
     """
+    path = Path(path)
     counts, left_out = cases(capture.read(path))
     omitted = "; ".join(f"{count} steps, {reason}" for reason, count in left_out.most_common())
     if not counts:

@@ -19,13 +19,12 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from ..core.fa2.library import tile_rows
 from ..core.spec import CUSTOM_MASKS, AttnSpec
 from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.extend.case import ExtendCase
 from ..run import frame as frames
 from ..run.figures import charts, style
-from ..run.frame import decode_rows, tally
+from ..run.frame import decode_rows
 from ..run.study import Grid, Study
 
 Heads = tuple[int, int]
@@ -244,6 +243,9 @@ IN_TWO = {
     "flashinfer-batch-attention-extend": ("flashinfer-fa2", "flashinfer-prefill-fa2"),
 }
 """What takes a mixed batch in one call -> what decodes and what takes the chunk in two."""
+ONLY_RECORDED = "flashinfer-batch-pod"
+"""BatchPOD has records and no backend any more: its module compiled for minutes."""
+IN_ONE = tuple(name for name in IN_TWO if name != ONLY_RECORDED)
 BESIDE = tuple(dict.fromkeys(decode for decode, _ in IN_TWO.values()))
 GRAPH = "graph"
 EAGER = "profiler"
@@ -272,7 +274,7 @@ STUDY = Study(
         _graph(_every(5, IN_GRAPHS), (), releases=RELEASES, again=PIN_FA2),
         _graph(PROMISES, (*PIN_FA2, *PROMISED, *BY_LIBRARY)),
         _graph(_every(3, PROMISES), (), again=PROMISED),
-        _eager(tuple(MIXED), tuple(IN_TWO), again=PIN_FA2),
+        _eager(tuple(MIXED), IN_ONE, again=PIN_FA2),
         _eager(CHUNKS, (*BOTH, *BY_LIBRARY), again=PIN_FA2),
         _eager(DECODING, BESIDE, again=BESIDE),
         Grid(LIVE_VERIFIES, BOTH, rounds=3, headline=True),
@@ -286,7 +288,6 @@ MIXED_ON = "nvidia-h200-8545b675"
 FA2 = "fa2"
 FA3 = "fa3"
 LIBRARY = "library"
-BETTER = "the better of both"
 NAMES = {
     "flashinfer-fa2": FA2,
     "flashinfer-fa3": FA3,
@@ -339,74 +340,6 @@ def over(
         parts.append(frames.over(part, a, b))
     order = ["group", "heads", "q_len", "batch_size", "kv_len"]
     return pd.concat(parts).sort_values(order, ignore_index=True)
-
-
-def library(frame: pd.DataFrame) -> pd.DataFrame:
-    """FlashAttention-3 over the faster of FlashInfer's two, by medians, by group."""
-    rows = mode_rows(frame)
-    both = rows[rows.backend.isin((FA2, FA3))]
-    us = both.pivot_table(
-        values="run_us",
-        index="case",
-        columns="backend",
-        aggfunc="median",
-        sort=False,
-    )
-    faster_of = us.dropna().idxmin(axis=1)
-    is_faster = both.backend == both.case.map(faster_of)
-    better = both[is_faster].assign(backend=BETTER)
-    table = over(pd.concat([rows, better]), LIBRARY, BETTER)
-    return tally(table.astype({"group": str}), "group")
-
-
-def promised(frame: pd.DataFrame) -> pd.DataFrame:
-    """fa2 in a graph with `uniform_q_len` over fa2 without, and the rows of its tile, by call.
-
-    Query heads of a group are rows of one tile. A plan for a graph (FlashInfer 0.6.4) sizes it for
-    the most that one request could have, all rows but one for each other; a promised one does not.
-    """
-    table = frames.over(
-        decode_rows(frame),
-        PROMISED[0],
-        PIN_FA2[0],
-    )
-    longest = table.batch_size * (table.q_len - 1) + 1
-    table["tile"] = _tiles(longest, table.case)
-    table["tile promised"] = _tiles(table.q_len, table.case)
-    return table
-
-
-def _tiles(q_lens: pd.Series, cases: pd.Series) -> list[int]:
-    """Rows of the tile for so many queries of a request."""
-    tiles = []
-    for q_len, case in zip(q_lens, cases, strict=True):
-        rows = int(q_len) * case.spec.group_size
-        tiles.append(tile_rows(rows, case.spec.head_dim))
-    return tiles
-
-
-def one_or_two(frame: pd.DataFrame) -> pd.DataFrame:
-    """A mixed batch in one call over the same in two (`IN_TWO`): decode by itself, then the chunk.
-
-    A row per `kernel` that was measured and batch; `ratio` above 1: one call is slower.
-    """
-    rows = decode_rows(frame, timer=EAGER)
-    us = rows.set_index(["case", "round", "backend"]).run_us
-    mixed = rows[rows.case.isin(list(MIXED))]
-    tables = []
-    for kernel, one in mixed.groupby("backend"):
-        decoder, chunker = IN_TWO[str(kernel)]
-        summed = []
-        for case, number in zip(one.case, one["round"], strict=True):
-            decodes, chunk = MIXED[case]
-            decode_us = us.get((decodes, number, decoder), np.nan)
-            chunk_us = us.get((chunk, number, chunker), np.nan)
-            summed.append(decode_us + chunk_us)
-        two = one.assign(backend="two calls", run_us=summed)
-        both = pd.concat([one, two.dropna(subset="run_us")])
-        table = frames.over(both, str(kernel), "two calls")
-        tables.append(table.assign(kernel=kernel))
-    return pd.concat(tables, ignore_index=True)
 
 
 def ratio_chart(frame: pd.DataFrame) -> charts.Figure:

@@ -5,14 +5,15 @@ Times are those of the timer `graph`, in microseconds, unless a table says other
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
-from typing import Any
 
 import pandas as pd
 
 from ..core.spec import AttnSpec
 from ..measure.calls.decode.case import DecodeCase
-from ..run.figures import charts
+from ..measure.stats import SLOWER
+from ..run.figures import charts, style
 from ..run.frame import (
     AUTO,
     CUDA_CORES,
@@ -80,80 +81,52 @@ BATCHES = (1, 4, 16, 64, 128)
 LENGTHS = (1024, 4096, 16384, 65536, 131072)
 _GRID = [decode_case(*sizes) for sizes in product(HEADS, PAGE_SIZES, BATCHES, LENGTHS)]
 WIDE = tuple(case for case in _GRID if case.cost.kv_bytes <= KV_LIMIT_BYTES)
-AGAIN = (
-    decode_case((32, 8), 1, 1, 1024),
-    decode_case((32, 8), 1, 16, 1024),
-    decode_case((32, 8), 1, 128, 1024),
-    decode_case((32, 8), 16, 4, 4096),
-    decode_case((32, 8), 16, 64, 4096),
-    decode_case((16, 2), 1, 1, 16384),
-    decode_case((16, 2), 1, 16, 16384),
-    decode_case((16, 2), 1, 128, 16384),
-    decode_case((16, 2), 16, 4, 16384),
-    decode_case((16, 2), 16, 64, 16384),
-    decode_case((8, 1), 1, 1, 16384),
-    decode_case((8, 1), 1, 16, 16384),
-    decode_case((8, 1), 1, 128, 16384),
-    decode_case((8, 1), 16, 4, 16384),
-    decode_case((8, 1), 16, 64, 16384),
-    decode_case((32, 32), 1, 1, 16384),
-    decode_case((32, 32), 1, 16, 16384),
-    decode_case((32, 32), 16, 1, 4096),
-    decode_case((32, 32), 16, 16, 4096),
-)
+_AGAIN = {
+    (32, 8): (
+        (1, 1, 1024),
+        (1, 16, 1024),
+        (1, 128, 1024),
+        (16, 4, 4096),
+        (16, 64, 4096),
+    ),
+    (16, 2): (
+        (1, 1, 16384),
+        (1, 16, 16384),
+        (1, 128, 16384),
+        (16, 4, 16384),
+        (16, 64, 16384),
+    ),
+    (8, 1): (
+        (1, 1, 16384),
+        (1, 16, 16384),
+        (1, 128, 16384),
+        (16, 4, 16384),
+        (16, 64, 16384),
+    ),
+    (32, 32): (
+        (1, 1, 16384),
+        (1, 16, 16384),
+        (16, 1, 4096),
+        (16, 16, 4096),
+    ),
+}
+"""Heads -> page size, batch size and kv_len of the cases that are measured twice."""
+AGAIN = tuple(decode_case(heads, *size) for heads, sizes in _AGAIN.items() for size in sizes)
 """A/A cases."""
+
+_slow = partial(Grid, releases=(REGRESSED,), rounds=4)
 
 STUDY = Study(
     name="fa3_decode_regression",
     question="How much slower is FlashInfer's fa3 decode than fa2, and since when?",
     grids=(
-        Grid(
-            cases=HEADLINE,
-            backends=ALL_MODES,
-            releases=(REGRESSED,),
-            rounds=3,
-            headline=True,
-        ),
-        Grid(
-            cases=HEADLINE,
-            backends=FIX_PROOF,
-            releases=(FIXED,),
-            rounds=3,
-            headline=True,
-        ),
-        Grid(
-            cases=HEADLINE,
-            backends=ALL_MODES,
-            releases=(REGRESSED,),
-            rounds=4,
-        ),
-        Grid(
-            cases=HEADLINE,
-            backends=(*FIX_PROOF, FA3),
-            releases=(BEFORE, FIXED, NEWEST),
-            rounds=4,
-        ),
-        Grid(
-            cases=HEADLINE,
-            backends=PAIR,
-            releases=(REGRESSED,),
-            timers=EAGER,
-            rounds=4,
-            again=PAIR,
-        ),
-        Grid(
-            cases=WIDE,
-            backends=PAIR,
-            releases=(REGRESSED,),
-            rounds=4,
-        ),
-        Grid(
-            cases=AGAIN,
-            backends=(),
-            releases=(REGRESSED,),
-            rounds=4,
-            again=PAIR,
-        ),
+        Grid(HEADLINE, ALL_MODES, releases=(REGRESSED,), rounds=3, headline=True),
+        Grid(HEADLINE, FIX_PROOF, releases=(FIXED,), rounds=3, headline=True),
+        _slow(HEADLINE, ALL_MODES),
+        Grid(HEADLINE, (*FIX_PROOF, FA3), releases=(BEFORE, FIXED, NEWEST), rounds=4),
+        _slow(HEADLINE, PAIR, timers=EAGER, again=PAIR),
+        _slow(WIDE, PAIR),
+        _slow(AGAIN, (), again=PAIR),
     ),
     reference_machine="nvidia-h200-30af7b45",
     bisect_machine="nvidia-h200-ea91ec76",
@@ -180,43 +153,51 @@ def slowdown_grid(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     return table[[*SHAPE, "ratio", "verdict"]]
 
 
-def slowdown_heatmap(frame: pd.DataFrame, release: str, *, page_size: int) -> charts.Figure:
-    """fa3 / fa2 over batch size and kv_len: a panel per head count, one colour scale."""
-    import seaborn as sns
-    from matplotlib.colors import LogNorm
-
+def slowdown_by_heads(frame: pd.DataFrame, release: str) -> pd.DataFrame:
+    """Slowdown of fa3 over fa2: a row per head count, the largest median first, and one for all."""
     grid = slowdown_grid(frame, release)
+    parts = dict(iter(grid.groupby("heads")))
+    first = sorted(parts, key=lambda heads: -parts[heads].ratio.median())
+    lines = []
+    for heads in (*first, "all"):
+        part = parts.get(heads, grid)
+        line = {
+            "heads": heads,
+            "shapes": len(part),
+            "slowdown, median": part.ratio.median(),
+            "least": part.ratio.min(),
+            "most": part.ratio.max(),
+            "significant": int((part.verdict == SLOWER).sum()),
+        }
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def slowdown_chart(frame: pd.DataFrame, release: str, *, page_size: int) -> charts.Figure:
+    """Slowdown of fa3 over context length: a panel per head count, a line per batch size."""
+    grid = slowdown_grid(frame, release)
+    grid = grid[grid.page_size == page_size]
     records = decode_rows(frame, release=release)
     records = records[records.backend.isin(PAIR) & (records.page_size == page_size)]
-    by_heads = grid.groupby("heads").ratio.median()
-    smallest_first = list(by_heads.sort_values().index)
-    grid = grid[grid.page_size == page_size]
-    line = " " if len(smallest_first) > 1 else "\n"
+    by_heads = grid.groupby("heads").ratio.median().sort_values()
     figure, axes = charts.panels(
-        [f"{heads} heads" for heads in smallest_first],
-        (max(3.8, 3.0 * len(smallest_first)), 3.4),
+        [f"{heads} heads" for heads in by_heads.index],
+        (8.4, 3.3),
         records,
-        title=f"FlashInfer {release}: run time of fa3 / fa2,{line}page size {page_size}",
+        ("tokens of each (log)", "slowdown of fa3 over fa2 (log)"),
+        title=f"FlashInfer {release}, one decode call, pages of {page_size} tokens",
+        share_y=True,
     )
-    scale = LogNorm(1.0, max(2.0, grid.ratio.max()))
-    for axis, heads in zip(axes, smallest_first, strict=True):
-        wide = grid[grid.heads == heads].pivot_table("ratio", "kv_len", "batch_size")
-        wide = wide.sort_index(ascending=False).rename(lambda tokens: f"{tokens // 1024}k")
-        sns.heatmap(
-            wide,
-            ax=axis,
-            norm=scale,
-            cmap="cividis",
-            cbar=False,
-            annot=True,
-            fmt=".1f",
-            annot_kws={"fontsize": 8},
-            linewidths=0.5,
-        )
-        axis.tick_params(axis="y", rotation=0)
-        axis.grid(visible=False)
-        axis.set(xlabel="batch, requests", ylabel="")
-    axes[0].set_ylabel("kv_len, tokens")
+    for axis, heads in zip(axes, by_heads.index, strict=True):
+        axis.axhline(1, **style.RULE)
+        for batch_size, look in style.looks(BATCHES).items():
+            part = grid[(grid.heads == heads) & (grid.batch_size == batch_size)]
+            part = part.sort_values("kv_len")
+            label = f"{batch_size} requests" if batch_size > 1 else "1 request"
+            axis.plot(part.kv_len, part.ratio, color=look.color, marker=look.marker, label=label)
+        style.log_axes(axis, "x", "y")
+        axis.set_xticks([1024, 8192, 65536], ["1k", "8k", "64k"])
+    axes[0].legend(fontsize=7.5, loc="upper left")
     return figure
 
 
@@ -231,11 +212,3 @@ def by_release(frame: pd.DataFrame) -> pd.DataFrame:
             table = over(rows, backend, FA2).merge(families, on="case")
             tables.append(table.assign(release=release, backend=backend))
     return pd.concat(tables, ignore_index=True)
-
-
-def bisection(result: Any) -> pd.DataFrame:
-    """The steps that `attnlib.bisect` took, in order: release / reference, and what both ran."""
-    steps = pd.DataFrame([step.to_dict() for step in result.steps])
-    steps["95 % CI"] = intervals(steps)
-    columns = ["release", "ran", "reference_ran", "ratio", "95 % CI", "verdict", "rounds"]
-    return steps[columns].round({"ratio": 2})

@@ -1,8 +1,19 @@
 """Timers against each other, A/A noise, cold caches, on cases that fit a cache or do not."""
 
-from ..run.frame import CUDA_CORES, FA2
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from ..run.figures import charts, style
+from ..run.frame import CUDA_CORES, FA2, aa_check, decode_rows, over
+from ..run.store import data_root, load, machines, published_path
 from ..run.study import Grid, Study
-from .fa3_decode_regression import FIXED, PAIR, PINNED, decode_case
+from .fa3_decode_regression import FIXED, PAIR, PINNED, REGRESSED, decode_case
+from .fa3_decode_regression import STUDY as REGRESSION
 
 TRUST = (
     decode_case((8, 1), page_size=16, batch_size=1, kv_len=1024),
@@ -13,41 +24,121 @@ TRUST = (
 )
 """From 0.5 MiB, which any cache holds, to 2 GiB, which none does."""
 TIMERS = ("graph", "graph-cold", "eager", "profiler")
-RELEASE = (FIXED,)
+_trust = partial(Grid, TRUST, releases=(FIXED,), rounds=4)
 
 STUDY = Study(
     name="measurement_trust",
     question="How far can a number of this workbench be trusted?",
     grids=(
-        Grid(
-            cases=TRUST,
-            backends=PINNED,
-            releases=RELEASE,
-            rounds=10,
-        ),
-        Grid(
-            cases=TRUST,
-            backends=PINNED,
-            releases=RELEASE,
-            timers=TIMERS,
-            rounds=4,
-            again=PAIR,
-        ),
-        Grid(
-            cases=TRUST,
-            backends=(FA2,),
-            releases=RELEASE,
-            timers=TIMERS,
-            rounds=4,
-            headline=True,
-        ),
-        Grid(
-            cases=TRUST,
-            backends=(FA2, CUDA_CORES),
-            releases=RELEASE,
-            rounds=4,
-            headline=True,
-        ),
+        _trust(PINNED, rounds=10),
+        _trust(PINNED, timers=TIMERS, again=PAIR),
+        _trust((FA2,), timers=TIMERS, headline=True),
+        _trust((FA2, CUDA_CORES), headline=True),
     ),
     reference_machine="nvidia-h200-b6c8df1f",
 )
+
+ROUNDS = (2, 3, 4, 6, 10)
+"""Numbers of rounds that `by_rounds` compares."""
+AGREE = 0.1
+LONG_US = 30
+"""From here on a call is no short one (`measure.stats`)."""
+FRAMEWORKS = {"TRTLLM": "TensorRT-LLM", "VLLM": "vLLM"}
+SIZES = ["gpu", "num_qo_heads", "num_kv_heads", "head_dim", "batch_size", "kv_len"]
+POWER_CAP = 4
+"""SwPowerCap among NVML's reasons for a lower clock."""
+
+
+def false_verdicts(studies: Sequence[str]) -> pd.DataFrame:
+    """How often the same code came out faster or slower than itself, a row per GPU.
+
+    Of `studies`, the machines with A/A rows in two rounds or more.
+    """
+    counts = []
+    for name in studies:
+        for machine in machines(name):
+            frame = load(name, machine)
+            if frame[frame.repeat]["round"].nunique() > 1:
+                false, _, rows, *_ = aa_check(frame).split()
+                counts.append((frame.gpu.max(), 1, int(rows), int(false)))
+    table = pd.DataFrame(counts, columns=["GPU", "tables", "A/A rows", "false verdicts"])
+    return table.groupby("GPU", as_index=False).sum()
+
+
+def by_rounds(frame: pd.DataFrame, a: str = CUDA_CORES, b: str = FA2) -> pd.DataFrame:
+    """Half the width of the interval of a / b, percent, by the number of rounds, a row per call."""
+    rows = decode_rows(frame)
+    columns = {}
+    for count in ROUNDS:
+        if count <= rows["round"].max() + 1:
+            table = over(rows[rows["round"] < count], a, b).set_index("case")
+            half = np.sqrt(table.high / table.low) - 1
+            columns[f"{count} rounds, ± %"] = 100 * half
+    us = rows[rows.backend == b].groupby("case", sort=False).run_us.median()
+    wide = pd.DataFrame(columns).assign(us=us).sort_values("us")
+    wide.insert(0, "call", [case.label for case in wide.index])
+    wide.insert(1, f"{b}, us", wide.pop("us"))
+    return wide.reset_index(drop=True)
+
+
+def timers(frame: pd.DataFrame, backend: str = FA2) -> pd.DataFrame:
+    """Median time (us) of a backend by each timer, a row per call, the shortest first."""
+    rows = frame[(frame.backend == backend) & (frame.status == "ok") & ~frame.repeat]
+    wide = rows.pivot_table("run_us", "case", "timer", "median", sort=False)
+    wide = wide.sort_values("graph")[[*TIMERS]].add_suffix(", us")
+    wide.insert(0, "call", [case.label for case in wide.index])
+    return wide.reset_index(drop=True)
+
+
+def agreement() -> pd.DataFrame:
+    """NVIDIA's published times (data/aiconfigurator.csv) over those of our fa2 on an H200."""
+    theirs = pd.read_csv(data_root() / "aiconfigurator.csv", comment="#")
+    theirs = theirs.replace({"framework": FRAMEWORKS})
+    warm = decode_rows(load(REGRESSION.name, REGRESSION.reference_machine), release=REGRESSED)
+    warm = warm[(warm.backend == FA2) & (warm.lengths == "fixed")]
+    both = warm.groupby(SIZES).run_us.median().reset_index().merge(theirs, on=SIZES)
+    return both.assign(ratio=both.us / both.run_us)
+
+
+def agreement_chart() -> charts.Figure:
+    """`agreement`, a mark per shape; the band is 10 %, the legend counts long calls in it."""
+    both = agreement()
+    figure, (axis,) = charts.panels(
+        ["NVIDIA's times of FlashAttention-3 and TensorRT-LLM over ours of fa2"],
+        (8, 3.6),
+        "ours: fa3_decode_regression; theirs: AIConfigurator 0.12.0, data/aiconfigurator.csv",
+        ("our time (fa2, L2 warm, H200), us", "their time / our time"),
+    )
+    for (name, part), look in zip(both.groupby("framework"), style.PALETTE, strict=False):
+        long = part[part.run_us >= LONG_US]
+        agree = ((long.ratio - 1).abs() <= AGREE).sum()
+        label = f"{name}: {agree} of {len(long)} within 10 % from {LONG_US} us"
+        axis.scatter(part.run_us, part.ratio, s=16, c=look.color, marker=look.marker, label=label)
+    axis.axhspan(1 - AGREE, 1 + AGREE, color="0.9", zorder=0)
+    style.log_axes(axis, "x")
+    axis.legend(fontsize=8)
+    return figure
+
+
+def clocks(study: str, backends: Sequence[str], *, longer_than: float = 300) -> pd.DataFrame:
+    """SM clock (MHz) of long calls, and how many ran into the power cap, by GPU and backend."""
+    parts = []
+    for machine in machines(study):
+        parts.append(pd.read_parquet(published_path(study, machine)))
+    rows = pd.concat(parts)
+    rows = rows[rows.status == "ok"]
+    is_long = rows.run_us.map(np.median) > longer_than
+    rows = rows[is_long & rows.backend.isin(backends)]
+    rows = rows.assign(
+        GPU=rows["machine.gpu"],
+        clock=rows.sm_clock_mhz.map(np.median),
+        capped=rows["state_after.throttle_reasons"] == POWER_CAP,
+    )
+    groups = rows.groupby(["GPU", "backend"])
+    columns = {
+        "records": groups.size(),
+        "at the power cap": groups.capped.sum(),
+        "median clock, MHz": groups.clock.median().round().astype(int),
+        "lowest, MHz": groups.clock.min().round().astype(int),
+    }
+    return pd.DataFrame(columns).reset_index()

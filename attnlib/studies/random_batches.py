@@ -8,6 +8,7 @@ measured none of the others. Four earlier draws are on record as the same study 
 
 import random
 from collections.abc import Iterable
+from functools import partial
 
 import pandas as pd
 
@@ -110,46 +111,17 @@ FIRST = first_of_each_layer(CASES)
 AGAIN = tuple(FIRST.values())
 LIVE = tuple(FIRST[AttnSpec(*sizes)] for sizes in LIVE_SIZES)
 RELEASE = ("0.7.2",)
-TIMERS = (COLD,)
+_cold = partial(Grid, timers=(COLD,))
 
 STUDY = Study(
     name="random_batches",
     question="Which backend decodes fastest, for batches that were drawn at random?",
     grids=(
-        Grid(
-            cases=CASES,
-            backends=FLASHINFER,
-            releases=RELEASE,
-            timers=TIMERS,
-            rounds=2,
-        ),
-        Grid(
-            cases=CASES,
-            backends=(FLASH_ATTENTION,),
-            timers=TIMERS,
-            rounds=2,
-        ),
-        Grid(
-            cases=AGAIN,
-            backends=(),
-            releases=RELEASE,
-            timers=TIMERS,
-            rounds=2,
-            again=(FA2,),
-        ),
-        Grid(
-            cases=LIVE,
-            backends=FLASHINFER,
-            releases=RELEASE,
-            timers=TIMERS,
-            headline=True,
-        ),
-        Grid(
-            cases=LIVE,
-            backends=(FLASH_ATTENTION,),
-            timers=TIMERS,
-            headline=True,
-        ),
+        _cold(CASES, FLASHINFER, releases=RELEASE, rounds=2),
+        _cold(CASES, (FLASH_ATTENTION,), rounds=2),
+        _cold(AGAIN, (), releases=RELEASE, rounds=2, again=(FA2,)),
+        _cold(LIVE, FLASHINFER, releases=RELEASE, headline=True),
+        _cold(LIVE, (FLASH_ATTENTION,), headline=True),
     ),
     reference_machine="nvidia-h200-ee19d27f",
     ceilings=("copy",),

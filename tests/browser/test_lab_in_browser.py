@@ -20,6 +20,8 @@ OWN = """def step(side):
 attnlib.profile(step, 1000)"""
 SAVE = 'view.figure().savefig("mine.png")'
 EXPLORE = 'attnlib.explore("Llama-3.1-8B", release="0.6.3", batch=16, kv_len=8192)'
+PLAY = 'attnlib.play_schedule("8/1", "65536+1024x31")'
+MOST_PLAY_S = 0.3
 MOST_S = 1.0
 """Of a step of the explorer, the quickest of its tries: a busy machine delays some."""
 CUT = """explorer => {
@@ -72,7 +74,7 @@ def test_the_start_notebook_ones_own_function_a_control_advice_and_a_saved_figur
     prompts = page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
     assert prompts == [f"[{number}]:" for number in range(1, len(prompts) + 1)]
     assert (lab.folder / "mine.png").read_bytes().startswith(b"\x89PNG")
-    assert "step" in page.locator(".attnlib-card h4").get_by_text("step").inner_text()
+    assert "step" in page.locator(".attnlib-card h4").get_by_text("step: ").inner_text()
 
     explorer = page.locator(".attn-explorer").last
     explorer.get_by_role("table").first.wait_for()
@@ -94,6 +96,33 @@ def test_the_start_notebook_ones_own_function_a_control_advice_and_a_saved_figur
     assert max(min(changed), min(advised)) < MOST_S
     hosts = {urlsplit(url).hostname for url in asked if url.startswith("http")}
     assert hosts == {urlsplit(lab.url).hostname}
+
+
+def test_the_notebook_of_traces_and_releases_runs_from_top_to_bottom(lab, page):
+    cells = nbformat.read(NOTEBOOKS / "02_something_got_slower.ipynb", as_version=4).cells
+    lab.run(page, *cells)
+    assert errors_on(page) == []
+    assert page.get_by_text("first slower release 0.6.0").count() == 1
+
+
+def test_a_drag_of_a_slider_draws_the_schedule_at_once_and_nothing_is_cut(lab, page):
+    lab.run(page, "import attnlib", PLAY)
+    player = page.locator(".attn-schedule").last
+    picture = player.get_by_role("img")
+    picture.wait_for()
+    player.evaluate("player => player.scrollIntoView()")
+    long = player.get_by_role("slider").first
+    took = [
+        seconds_until(player, f"lens={tokens}+", long.press, "ArrowRight")
+        for tokens in (98304, 131072, 196608)
+    ]
+    assert min(took) < MOST_PLAY_S
+    assert "SGLang 0.5.23, bounded: longest" in picture.get_attribute("aria-label")
+    player.get_by_label("Lengths from").select_option("a\xa0step\xa0of\xa0traffic")
+    player.locator("h4").filter(has_text="16 requests of").wait_for()
+    player.get_by_label("Kernel").select_option("FlashInfer's\xa0fa2")
+    player.locator("h4").filter(has_text="FlashInfer's fa2").wait_for()
+    assert player.evaluate(CUT) == [] and errors_on(page) == []
 
 
 def test_two_traces_are_dropped_and_compared_a_wrong_file_is_refused_and_figures_are_saved(

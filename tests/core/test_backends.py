@@ -18,16 +18,14 @@ from support.backend_calls import (
     MODES,
     PAGED,
     PLANNED,
-    POD,
     SPARSE,
     SPEC,
     WINDOWS,
 )
 
-from attnlib.core import backends
-from attnlib.core.backends import base, planned
+from attnlib.core import DecodeBatch, PagedKV, backends
+from attnlib.core.backends import base, planned, sdpa
 from attnlib.core.backends.table import FAMILIES, entry_of, family_of
-from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.fa2.library import RELEASES
 from attnlib.core.schedule import library
 from attnlib.core.spec import CUSTOM_MASKS, AttnSpec, MlaSpec
@@ -43,19 +41,19 @@ def named(value):
 
 
 def each(pairs):
-    return pytest.mark.parametrize(("name", "case"), pairs, ids=named)
+    return pytest.mark.parametrize("name, case", pairs, ids=named)
 
 
 def ways(at, name):
     """Eager and in a graph; by turns where a backend has many modes, or fixed buffers in both."""
     heeds = name == "flashinfer-fa2" or name.startswith("flashinfer-mla")
-    return (False, True) if heeds else (name != POD and at % 2 == 1,)
+    return (False, True) if heeds else (at % 2 == 1,)
 
 
 STEPS = [(*call, graph) for at, call in enumerate(CALLS) for graph in ways(at, call[0])]
 
 
-@pytest.mark.parametrize(("name", "case", "cuda_graph"), STEPS, ids=named)
+@pytest.mark.parametrize("name, case, cuda_graph", STEPS, ids=named)
 def test_a_replan_in_place_serves_the_new_step(name, case, cuda_graph, libraries):
     first, second = calls.two_steps(case, "cpu")
     backend = calls.backend_for(name, case, "cpu", cuda_graph=cuda_graph)
@@ -90,19 +88,6 @@ CUSTOM = [(name, case) for name, case in calls.ALL_MODES if case.mask in CUSTOM_
 def test_fa3_and_a_plan_on_the_gpu_refuse_a_custom_mask(name, case, libraries):
     with pytest.raises(RuntimeError, match=f"takes no custom mask, got {case.mask}"):
         calls.backend_for(name, case, "cpu")
-
-
-@pytest.mark.parametrize(
-    ("queries", "cuda_graph"), [("1+30+1+40", False), ("40+30+1+1", False), ("1+1+30+40", True)]
-)
-def test_pod_refuses_a_graph_and_decodes_that_do_not_come_first(queries, cuda_graph, libraries):
-    case = replace(MODES[-1], q_lengths=queries)
-    backend = calls.backend_for(POD, case, "cpu", cuda_graph=cuda_graph)
-    for batch in (calls.call_of(case, "cpu").batch, calls.call_of(MODES[0], "cpu").batch):
-        with pytest.raises(
-            ValueError, match=f"1 query and then of more, got cuda_graph={cuda_graph}"
-        ):
-            backend.plan(batch)
 
 
 def test_a_plan_on_the_gpu_refuses_what_its_words_cannot_say(libraries):
@@ -152,7 +137,7 @@ def test_what_lies_in_unused_pages_never_reaches_sdpas_output():
 
 
 @pytest.mark.parametrize(
-    ("plans", "words"),
+    "plans, words",
     [
         ("", "one of sdpa, .*got 'fa9'"),
         ("decode", "one of sdpa.* for decode, got 'fa9'"),
@@ -178,7 +163,12 @@ def test_a_mask_that_is_none_and_a_layer_of_another_mode_are_refused():
             backends.unsupported(name, spec)
 
 
-@pytest.mark.parametrize("name", [name for name in backends.TABLE if name != "sdpa"])
+NEEDS_GPU = [
+    name for name in backends.TABLE if not issubclass(backends.backend_class(name), sdpa.Sdpa)
+]
+
+
+@pytest.mark.parametrize("name", NEEDS_GPU)
 def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeypatch, without_gpu):
     monkeypatch.setattr(base, "installed_version", lambda _: "")
     monkeypatch.setattr(library, "find_module", lambda name: "")
@@ -205,13 +195,12 @@ def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("name", "release", "since"),
+    "name, release, since",
     [
         ("fa2", "0.3.1", "0.5.0"),
         ("fa3", "0.5.3", "0.6.0"),
         ("xqa", "0.5.2", "0.5.3"),
         ("prefill-fa2-uniform", "0.7.2", "0.7.2.post1"),
-        ("batch-pod", "0.5.2", "0.5.3"),
     ],
 )
 def test_a_release_that_lacks_what_is_asked_for_is_refused(name, release, since, monkeypatch):
@@ -225,7 +214,7 @@ MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
 
 
 @pytest.mark.parametrize(
-    ("name", "spec", "words"),
+    "name, spec, words",
     [
         ("flashinfer-cuda-cores", calls.spec_of(5, 16), "group size must be"),
         ("flashinfer-fa2", calls.spec_of(1, 16, 96), "head_dim must be"),
@@ -244,9 +233,6 @@ MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
         ("flashinfer-batch-attention", replace(SPEC, window=64), "window must be 0, got 64"),
         ("flashinfer-batch-attention", replace(SPEC, **FP8), "dtype must be bfloat16 or float16"),
         ("flashinfer-batch-attention", replace(SPEC, head_dim=512), "head_dim must be 64, 128 or"),
-        (POD, calls.spec_of(17, 16), "group size must be at most 16"),
-        (POD, replace(SPEC, head_dim=512), "head_dim must be 64, 128 or 256"),
-        (POD, replace(SPEC, **MIXED), "must share a dtype, got bfloat16/float8_e4m3fn"),
         ("flashinfer-prefill-fa3", replace(SPEC, head_dim=80), "head_dim must be"),
         ("flashinfer-prefill-auto", replace(SPEC, **FP8), "dtype must be"),
         ("flashinfer-prefill-fa3", replace(SPEC, **MIXED), "got bfloat16/float8_e4m3fn"),
@@ -331,17 +317,32 @@ def gpu_calls():
         cases.append(ExtendCase(told, "prefill_paged", 700, q_lengths="1+1+300+700+33"))
         pairs = product(backends.EXTEND_BACKENDS, cases)
         found += [pair for pair in pairs if calls.takes(*pair)]
-    layers = [replace(MODES[-1].cached, spec=calls.spec_of(group, 16)) for group in (1, 16)]
-    found += [(POD, replace(MODES[-1], cached=cached)) for cached in layers]
     kinds = product((64, 128, 256), (1, 16, 64, 256), ("bfloat16", "float16", "float8_e4m3fn"))
     cases = [DecodeCase(AttnSpec(16, 2, *kind), 7, 3000, "ragged") for kind in kinds]
     found += [(n, case) for n in ("flash-attn-3", "flash-attn-3-precomputed") for case in cases]
     return found + list(mla_gpu_calls())
 
 
+UNJUDGED = {"flashinfer-graph-auto": "what FlashInfer chooses in a CUDA graph: fa2 or fa3"}
+"""Backends that no call compares with the oracle, and why."""
+
+
+def calls_of_new_backends():
+    """Standard calls of each backend that no table above names."""
+    named = {name.partition("@")[0] for name, _ in (*CALLS, *gpu_calls())} | {*UNJUDGED}
+    new = [entry for entry in backends.TABLE.values() if entry.name not in named]
+    return [call for entry in new for call in calls.standard_calls(entry)]
+
+
 def mla_gpu_calls():
     sizes = {"batch_size": 9, "kv_len": 3000}
-    sparse = [(128, 2048), (64, 512), (32, 512), (16, 70), (8, 1)]
+    sparse = [
+        (128, 2048),
+        (64, 512),
+        (32, 512),
+        (16, 70),
+        (8, 1),
+    ]
     dense = [(heads, 0) for heads in (128, 64, 32, 16, 8)]
     found = []
     for lengths in ("fixed", "ragged", "skewed"):
@@ -362,13 +363,18 @@ def mla_gpu_calls():
     return found
 
 
-UNJUDGED = {"flashinfer-graph-auto": "what FlashInfer chooses in a CUDA graph: fa2 or fa3"}
-"""Backends that no call compares with the oracle, and why."""
-
-
 def test_every_backend_is_compared_with_the_oracle():
-    judged = {name.partition("@")[0] for name, _ in (*CALLS, *gpu_calls())}
-    assert {*backends.TABLE} - judged == {*UNJUDGED}, "add calls: tests/support/backend_calls.py"
+    judged = {name.partition("@")[0] for name, _ in (*CALLS, *gpu_calls(), *NEW)}
+    assert {*backends.TABLE} - judged == {*UNJUDGED}, "it must take a call of calls.STANDARD"
+
+
+NEW = calls_of_new_backends()
+
+
+@each(NEW)
+def test_a_new_backend_matches_the_oracle_wherever_it_runs(name, case):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    calls.assert_matches_oracle(calls.able(name, case), case, device)
 
 
 @pytest.mark.gpu
@@ -379,12 +385,13 @@ def test_on_a_gpu_a_backend_matches_the_oracle(name, case):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("name", "case", "cuda_graph"), [s for s in STEPS if isinstance(s[1], ExtendCase)], ids=named
+    "name, case, cuda_graph", [s for s in STEPS if isinstance(s[1], ExtendCase)], ids=named
 )
 def test_on_a_gpu_every_mode_matches_the_oracle_and_says_its_family(name, case, cuda_graph):
     calls.assert_matches_oracle(calls.able(name, case), case, "cuda", cuda_graph=cuda_graph)
     if name.startswith("flashinfer") and not cuda_graph:
-        call, backend = calls.call_of(case, "cuda"), calls.backend_for(name, case, "cuda")
+        call = calls.call_of(case, "cuda")
+        backend = calls.backend_for(name, case, "cuda")
         plan = backend.plan(call.batch)
         kernels = trace_kernels(lambda: backend.run(call.q, call.cache, plan))
         family = kernel_family((kernel.name for kernel in kernels), family_of)
@@ -395,7 +402,8 @@ def test_on_a_gpu_every_mode_matches_the_oracle_and_says_its_family(name, case, 
 @each(
     [(n, DecodeCase(calls.spec_of(4, 16), 7, 1500, "ragged")) for n in backends.BACKENDS]
     + [(n, case) for n in backends.BACKENDS for case in WINDOWS]
-    + [pair for pair in EXTEND if pair[0] != POD]
+    + NEW
+    + EXTEND
     + [(name, replace(case, batch_size=7, kv_len=3000)) for name, case in MLA]
 )
 def test_a_graph_replays_with_a_step_changed_in_place(name, case):

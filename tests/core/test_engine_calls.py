@@ -8,11 +8,12 @@ import torch
 import yaml
 from support.metadata_cases import BUILDERS, DEVICE, POISON, facts_of
 
-from attnlib.core.schedule.flash_attn3 import reserve
+from attnlib.core import StepSchedules
 
 LISTED = yaml.safe_load((Path(__file__).parents[2] / "data/engine_calls.yaml").read_text())
 CALLS = {call["name"]: call for call in LISTED["calls"]}
-PADDING_ROW, SLOTS = 0, 1040
+PADDING_ROW = 0
+SLOTS = 1040
 GIVEN = {"seq_lens": "lens", "req_pool_indices": "rows", "kv_start": "starts"}
 
 
@@ -28,15 +29,23 @@ def random_values(name, shape, rng):
 
 def engine_call(listed):
     """(arguments, buffers): each argument a view of its buffer, which is poison elsewhere."""
-    rng, call, buffers = np.random.default_rng(0), dict(listed["numbers"]), {}
+    rng = np.random.default_rng(0)
+    call = dict(listed["numbers"])
+    buffers = {}
     builder = BUILDERS[listed["builder"]]
     for name, form in listed["tensors"].items():
         if "as" in form:
             call[name] = call[form["as"]]
             continue
         dtype = getattr(torch, form["dtype"])
-        view = buffers[name] = torch.full(form["of"], POISON, dtype=dtype, device=DEVICE)
-        ends, starts = form.get("to", form["of"]), form.get("from", [0] * len(form["of"]))
+        view = buffers[name] = torch.full(
+            form["of"],
+            POISON,
+            dtype=dtype,
+            device=DEVICE,
+        )
+        ends = form.get("to", form["of"])
+        starts = form.get("from", [0] * len(form["of"]))
         for dim, (start, end) in enumerate(zip(starts, ends, strict=True)):
             view = view.narrow(dim, start, end - start)
         call[name] = view
@@ -44,10 +53,11 @@ def engine_call(listed):
             given = listed.get(GIVEN.get(name))
             values = random_values(name, view.shape, rng) if given is None else np.array(given)
             view.copy_(torch.from_numpy(values))
-    if "scheduler" in call:
+    if "schedules" in builder.outputs:
         # SGLang's call is causal and says where each query token lies.
-        facts = facts_of(call, varlen_q=True)
-        call["scheduler"] = reserve(facts, torch.device(DEVICE), out=buffers["scheduler"])
+        facts = {"full": facts_of(call, varlen_q=True)}
+        call["schedules"] = StepSchedules.reserve(facts, torch.device(DEVICE))
+        call["schedules"].words.fill_(POISON)
     return builder, call, buffers
 
 
@@ -59,7 +69,12 @@ def test_a_call_of_an_engine_is_taken_as_it_is(name, build):
     for _ in range(2 if getattr(builder, build) else 0):
         getattr(builder, build)(**call)
         builder.assert_right(call, tails=build == "ours")
-        for name in buffers.keys() - {"scheduler"}:
-            beside, view = buffers[name].clone(), call[name]
-            beside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(POISON)
+        for name in buffers:
+            beside = buffers[name].clone()
+            view = call[name]
+            beside.as_strided(
+                view.shape,
+                view.stride(),
+                view.storage_offset(),
+            ).fill_(POISON)
             assert (beside == POISON).all(), name

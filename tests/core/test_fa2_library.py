@@ -9,8 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from attnlib.core.fa2.library import FA2_INFO, MIN_CHUNK, RELEASES, ROWS_SINCE, tile_rows
-from attnlib.core.fa2.words import in_order, library_words, offsets
+from attnlib.core.fa2.library import (
+    FA2_INFO,
+    MIN_CHUNK,
+    RELEASES,
+    ROWS_SINCE,
+    by_name,
+    tile_rows,
+)
+from attnlib.core.fa2.words import Words, block_indices, in_order, offsets, prefix_sums
+from attnlib.core.spec import ceil_div
 
 VECTORS = Path(__file__).resolve().parents[2] / "data" / "vectors" / "flashinfer_plans.jsonl.xz"
 HEADER, *EVERY = map(json.loads, lzma.decompress(VECTORS.read_bytes()).splitlines())
@@ -30,11 +38,40 @@ def lengths(line, name):
     return np.full(line["bs"], line.get(name, 1))
 
 
+def library_words(
+    info: tuple[int, ...],
+    seen: np.ndarray,
+    q_lens: np.ndarray,
+    chunk: int,
+    group_size: int,
+) -> Words:
+    """What FlashInfer writes by a plan of these integers for requests of `q_lens` [bs] queries,
+    `seen` [bs] tokens cut into chunks of `chunk`; read in scheduler.cuh (PrefillPlan)."""
+    facts = by_name(info)
+    parts = ceil_div(seen, chunk)
+    tiles = ceil_div(q_lens * group_size, facts["cta_tile_q"])
+    requests, qo_tiles, kv_tiles = block_indices(tiles, parts)
+    return Words(
+        info=info,
+        request_indices=requests,
+        qo_tile_indices=qo_tiles,
+        kv_tile_indices=kv_tiles,
+        o_indptr=prefix_sums(q_lens * parts),
+        merge_indptr=prefix_sums(np.repeat(parts, q_lens)),
+        kv_chunk_size=chunk,
+        total_num_rows=int(q_lens.sum()),
+        block_valid_mask=np.arange(facts["padded_batch_size"]) < len(requests),
+    )
+
+
 def library_plan(line, release):
     """FlashInfer's plan of a call by `release`; read in scheduler.cuh (PrefillPlan)."""
-    call, q_lens = line["call"], lengths(line, "q_lens")
-    heads, page_size = call["num_kv_heads"], call["page_size"]
-    group, rows = call["num_qo_heads"] // heads, int(q_lens.sum())
+    call = line["call"]
+    q_lens = lengths(line, "q_lens")
+    heads = call["num_kv_heads"]
+    page_size = call["page_size"]
+    group = call["num_qo_heads"] // heads
+    rows = int(q_lens.sum())
     room = call["graph_rows"] or rows
     # The longest request if the others have a token each. In the library's uint32: with fewer
     # tokens than that it wraps, and tiles are the largest.
@@ -102,11 +139,14 @@ def test_the_model_agrees_with_the_library_on_a_gpu_word_for_word():
 
 def test_the_model_fills_the_workspace_as_the_compiled_planner_of_each_release():
     stamps = [(line, *pair) for line in LINES for pair in line.get("compiled", {}).items()]
-    assert len({release for _, release, _ in stamps}) == 7 and len(stamps) > 1000
+    assert len({release for _, release, _ in stamps}) == 7
+    assert len(stamps) > 1000
     wrong = [line["call"] for line, name, want in stamps if stamp(library_plan(line, name)) != want]
     assert wrong == []
 
 
 def test_releases_stand_in_order():
     parts = [[int(p.removeprefix("post")) for p in release.split(".")] for release in RELEASES]
-    assert parts == sorted(parts) and RELEASES[0] == "0.4.0" and len(parts) >= 44
+    assert parts == sorted(parts)
+    assert RELEASES[0] == "0.4.0"
+    assert len(parts) >= 44

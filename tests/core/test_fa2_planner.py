@@ -12,18 +12,12 @@ import torch
 from support import backend_calls as calls
 from support.library_fakes import PlannedWrapper
 
-from attnlib.core.batch import DecodeBatch
+from attnlib.core import AttnSpec, DecodeBatch
 from attnlib.core.fa2 import planner as module
-from attnlib.core.fa2.library import FA2_INFO
 from attnlib.core.fa2.planner import PRIVATE, Fa2Planner
 from attnlib.core.fa2.words import (
-    ARRAYS,
-    in_order,
-    library_words,
-    offsets,
     plan_words,
 )
-from attnlib.core.spec import AttnSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.lengths import shuffled_pages
 
@@ -115,53 +109,17 @@ def test_a_published_snippet_names_the_query_dtype_and_plans_before_the_capture(
     monkeypatch.setattr(torch.cuda, "graph", capture)
     slots = torch.arange(2**18).view(2, 2**17).int()
     wrapper._paged_kv_indices_buf = torch.zeros(2**14, dtype=torch.int32)
-    names = {"torch": torch, "wrapper": wrapper, "pool": slots, "rows": torch.tensor([1, 0])}
+    names = {
+        "torch": torch,
+        "wrapper": wrapper,
+        "pool": slots,
+        "rows": torch.tensor([1, 0]),
+    }
     names |= {"block_table": slots[:, : 2**13], "seq_lens": torch.tensor([40, 5000])}
     names |= {"num_qo_heads": 32, "num_kv_heads": 8, "arrays": (), "graph": None}
     names |= {"layers": range(2), "q": None, "cache": None, "Fa2Planner": Fa2Planner}
     exec(snippet(), names)
     assert events == [torch.bfloat16, "ours", "capture", "ours", "run", "run"]
-
-
-def patched(wrapper, monkeypatch, chunk=512):
-    """The wrapper planned by a build of one's own, which writes what FlashInfer does."""
-    monkeypatch.setattr(module, "installed_version", lambda _: "0.6.4+mine")
-    sizes = (33, 33, 33, 4, 1, 1, 4, 0)
-    names = ARRAYS[:4] + ARRAYS[5:7] + ARRAYS[4:5] + ARRAYS[7:]
-    info = dict(zip(FA2_INFO, wrapper._plan_info, strict=True))
-    info |= offsets(dict(zip(names, sizes, strict=True)))
-    wrapper._plan_info = list(in_order(info))
-    wrapper._paged_kv_indptr_buf = torch.tensor([0, 3, 103, 103], dtype=torch.int32)
-    wrapper._paged_kv_last_page_len_buf = torch.tensor([9, 16, 16], dtype=torch.int32)
-    wrapper._paged_kv_indices_buf = torch.zeros(256, dtype=torch.int32)
-    wrapper._qo_indptr_buf = torch.arange(4, dtype=torch.int32)
-    seen = np.array([41, 1600, 1])
-    plan = library_words(tuple(wrapper._plan_info), seen, np.ones(3, np.int64), chunk, 4)
-    image = plan.image(2**18, -1).view(np.uint8)
-    wrapper._int_workspace_buffer = torch.from_numpy(image)
-    return plan, image
-
-
-def test_a_build_of_a_known_release_is_taken_if_its_own_plan_is_word_for_word_the_releases(
-    wrapper, monkeypatch
-):
-    plan, image = patched(wrapper, monkeypatch)
-    before = image.copy()
-    layer = LAYER | {"num_sms": 132, "page_size": 16}
-    with pytest.raises(ValueError, match="page_size must be given, to compare the plan of .*mine"):
-        Fa2Planner(wrapper, **LAYER, num_sms=132)
-    for name, at, _ in plan.placed():
-        image[:] = before
-        image[at] ^= 1
-        named = name.removesuffix("_ptr")
-        with pytest.raises(RuntimeError, match=rf"0.6.4\+mine must plan as 0.6.4, .*{named}"):
-            Fa2Planner(wrapper, **layer)
-    image[:] = before
-    assert Fa2Planner(wrapper, **layer).plan(torch.tensor([5000])) is None
-    assert Fa2Planner(wrapper, **layer).info == wrapper._plan_info, "again, over our own plan"
-    patched(wrapper, monkeypatch, chunk=520)
-    with pytest.raises(RuntimeError, match="kv_chunk_size of this wrapper's plan"):
-        Fa2Planner(wrapper, **layer)
 
 
 def test_a_gpu_that_was_not_measured_is_named_once():
@@ -172,7 +130,7 @@ def test_a_gpu_that_was_not_measured_is_named_once():
 
 
 @pytest.mark.parametrize(
-    ("name", "other"),
+    "name, other",
     [
         ("_num_qo_heads", 64),
         ("_num_kv_heads", 4),
@@ -200,7 +158,7 @@ def test_a_wrapper_whose_private_names_have_moved_is_refused(wrapper, name):
 
 
 @pytest.mark.parametrize(
-    ("change", "layer", "words"),
+    "change, layer, words",
     [
         ({"_backend": "fa3"}, {}, "wrapper must be fa2 in CUDA-graph mode.*backend='fa3'"),
         ({"_use_cuda_graph": False}, {}, "got use_cuda_graph=False"),
@@ -226,7 +184,7 @@ def test_a_wrapper_that_cannot_be_planned_for_is_refused(wrapper, change, layer,
         Fa2Planner(wrapper, **(LAYER | {"num_sms": 132} | layer))
 
 
-@pytest.mark.parametrize(("buffer", "size"), [("int", "int_bytes"), ("float", "float_bytes")])
+@pytest.mark.parametrize("buffer, size", [("int", "int_bytes"), ("float", "float_bytes")])
 def test_a_workspace_holds_the_whole_plan_and_a_byte_less_is_refused(wrapper, buffer, size):
     least = getattr(Fa2Planner(wrapper, **LAYER, num_sms=132).layout, size)
     name = f"_{buffer}_workspace_buffer"
@@ -246,7 +204,8 @@ def test_a_release_whose_plan_is_not_known_is_refused(wrapper, monkeypatch, rele
 
 def page_arrays_of(lens, page_size, seed):
     """Prefix sums in pages, shuffled pages, last pages, and a block table: int32 on the host."""
-    spec, lens = AttnSpec(1, 1, 128, page_size), np.array(lens, np.int32)
+    spec = AttnSpec(1, 1, 128, page_size)
+    lens = np.array(lens, np.int32)
     table = torch.from_numpy(shuffled_pages(lens, page_size, seed))
     batch = DecodeBatch.build(spec, torch.from_numpy(lens), table)
     return batch.kv_indptr, batch.kv_indices, batch.kv_last_page_len, table
@@ -263,8 +222,14 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
     calls.able("flashinfer-fa2", DecodeCase(AttnSpec(*heads, 128, page_size), 3, 8000))
     import flashinfer
 
-    batches = ([900, 40, 8000], [q_len] * 3, [20000, 300, 7], [5000] * 3)
-    pool, device = 40000 // page_size, torch.device("cuda", torch.cuda.current_device())
+    batches = (
+        [900, 40, 8000],
+        [q_len] * 3,
+        [20000, 300, 7],
+        [5000] * 3,
+    )
+    pool = 40000 // page_size
+    device = torch.device("cuda", torch.cuda.current_device())
     floats = torch.zeros(512 * 2**20, dtype=torch.uint8, device=device)
     sums, pages, last, _ = (x.to(device) for x in page_arrays_of(batches[0], page_size, 0))
     held = torch.zeros(pool, dtype=torch.int32, device=device)
@@ -280,8 +245,22 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
     arguments |= {"use_tensor_cores": True} if q_len == 1 else {"qo_indptr_buf": rows.to(device)}
     cls = getattr(flashinfer, f"Batch{form}WithPagedKVCacheWrapper")
     wrapper = cls(floats, "NHD", use_cuda_graph=True, backend="fa2", **arguments)
-    cache = torch.randn(2, pool, page_size, heads[1], 128, device=device, dtype=torch.bfloat16)
-    q = torch.randn(3 * q_len, heads[0], 128, device=device, dtype=torch.bfloat16)
+    cache = torch.randn(
+        2,
+        pool,
+        page_size,
+        heads[1],
+        128,
+        device=device,
+        dtype=torch.bfloat16,
+    )
+    q = torch.randn(
+        3 * q_len,
+        heads[0],
+        128,
+        device=device,
+        dtype=torch.bfloat16,
+    )
     layer = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
     layer |= {} if q_len == 1 else {"causal": True}
     wanted = []
@@ -298,9 +277,15 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
     layer = {"head_dim": 128, "max_seq_len": 8000, "q_len": q_len}
     planner = Fa2Planner(wrapper, **layer, page_size=page_size * by_table)
     lens = torch.tensor(batches[0], dtype=torch.int32, device=device)
-    table = torch.zeros(8, 20000 // page_size + 3, dtype=torch.int32, device=device)[:4, :-3]
+    table = torch.zeros(
+        8,
+        20000 // page_size + 3,
+        dtype=torch.int32,
+        device=device,
+    )[:4, :-3]
     inputs = {"block_table": table} if by_table else {}
-    out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=device)
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[:2], device=device)
     planner.plan(lens, **inputs)
     wrapper.run(q, tuple(cache), out=out, lse=lse, return_lse=True)
     graph = torch.cuda.CUDAGraph()
@@ -327,7 +312,8 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
         lens[1] = 20001
         graph.replay()
         assert planner.overflow.tolist() == [20001, 0]
-        assert not out[q_len : 2 * q_len].any() and out[:q_len].any()
+        assert not out[q_len : 2 * q_len].any()
+        assert out[:q_len].any()
 
 
 def test_a_wrapper_that_runs_xqa_reads_no_plan_and_is_refused(wrapper):
@@ -336,19 +322,3 @@ def test_a_wrapper_that_runs_xqa_reads_no_plan_and_is_refused(wrapper):
         Fa2Planner(wrapper, **LAYER, num_sms=132)
     wrapper._use_xqa_mtp_decode = False
     assert Fa2Planner(wrapper, **LAYER, num_sms=132).info
-
-
-def test_a_plan_of_0_7_4_past_a_wave_has_no_merge_words_to_compare(wrapper, monkeypatch):
-    _, image = patched(wrapper, monkeypatch, chunk=1600)
-    info = dict(zip(FA2_INFO, wrapper._plan_info, strict=True))
-    wrapper._plan_info = list(in_order(info | {"split_kv": False, "merge_indptr_offset": 0}))
-    layer = LAYER | {"num_sms": 132, "page_size": 16}
-    before = image.copy()
-    assert Fa2Planner(wrapper, **layer).info
-    patched(wrapper, monkeypatch, chunk=1600)
-    wrapper._plan_info = list(in_order(info | {"split_kv": False, "merge_indptr_offset": 0}))
-    changed = before.copy()
-    changed[info["request_indices_offset"]] ^= 1
-    wrapper._int_workspace_buffer = torch.from_numpy(changed)
-    with pytest.raises(RuntimeError, match="request_indices of this wrapper's plan"):
-        Fa2Planner(wrapper, **layer)

@@ -14,13 +14,11 @@ from support.metadata_cases import (
     OTHER_NUMBERS,
     POISON,
     SCHEDULES,
-    STEP,
     poison,
 )
 
 from attnlib.core.metadata import launch
 from attnlib.core.metadata.require import EITHER_WIDTH, IN_ROWS
-from attnlib.core.schedule.flash_attn3 import SchedulerMetadata
 from attnlib.core.schedule.kinds import StepSchedules
 from attnlib.studies.metadata import eager
 
@@ -34,8 +32,8 @@ EVERY_SHAPE = [
     for builder, build in [p.values]
     for name, shape in builder.shapes.items()
 ]
-ours = pytest.mark.parametrize(("builder", "build"), OURS)
-all_builds = pytest.mark.parametrize(("builder", "build"), ALL)
+ours = pytest.mark.parametrize("builder, build", OURS)
+all_builds = pytest.mark.parametrize("builder, build", ALL)
 
 
 def check(builder, build, call):
@@ -51,7 +49,7 @@ def renew(builder, call, shape):
     poison(call, builder.outputs)
 
 
-@pytest.mark.parametrize(("builder", "build", "shape"), EVERY_SHAPE)
+@pytest.mark.parametrize("builder, build, shape", EVERY_SHAPE)
 def test_every_word_is_right_and_every_tail_is_untouched(builder, build, shape):
     call = builder.arguments(shape)
     build(**call)
@@ -114,7 +112,8 @@ def test_columns_of_wider_tensors_are_taken_and_those_beside_them_untouched(buil
     build(**call)
     check(builder, build, call)
     for tensor in wider.values():
-        assert (tensor[:, : sides[0]] == POISON).all() and (tensor[:, -sides[1] :] == POISON).all()
+        assert (tensor[:, : sides[0]] == POISON).all()
+        assert (tensor[:, -sides[1] :] == POISON).all()
 
 
 OF_ANY_LENGTH = {"seq_lens", "req_to_token", "swa_slot_map", "kv_indices"}
@@ -163,7 +162,6 @@ PAGES = [
 ]
 WRONG = {
     DECODE: PAGES,
-    STEP: PAGES,
     SCHEDULES: PAGES,
     KV_INDICES: [
         *POOL,
@@ -208,7 +206,7 @@ def test_a_wrong_argument_is_named_before_anything_is_written(builder, build):
 
 @ours
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    "name, value, words",
     [
         ("seq_lens", 65, r"seq_lens must lie in 0..64 with seq_len_delta 0, .* got \d+..65"),
         ("seq_lens", -1, r"seq_lens must lie in 0..64 with seq_len_delta 0, .* got -1"),
@@ -284,10 +282,12 @@ def test_without_a_gpu_and_without_the_interpreter_it_says_so(builder, build, mo
     monkeypatch.setattr(launch, "interpreting", lambda: False)
     call = builder.arguments(builder.small)
     on_cpu = {name: value.cpu() for name, value in call.items() if torch.is_tensor(value)}
-    if made := call.get("scheduler"):
-        on_cpu["scheduler"] = SchedulerMetadata(made.words.cpu(), made.facts)
     if made := call.get("schedules"):
-        on_cpu["schedules"] = StepSchedules(made.kinds, made.words.cpu(), made.table.cpu())
+        on_cpu["schedules"] = StepSchedules(
+            made.kinds,
+            made.words.cpu(),
+            made.table.cpu(),
+        )
     with pytest.raises(ValueError, match="must be on a CUDA device .or set TRITON_INTERPRET=1"):
         build(**call | on_cpu)
 
@@ -321,8 +321,6 @@ def test_calls_in_a_row_each_see_what_the_one_before_wrote(builder, build):
     call["seq_lens"].clamp_(max=20)
 
     def clone(value):
-        if isinstance(value, SchedulerMetadata):
-            return SchedulerMetadata(value.words.clone(), value.facts)
         if isinstance(value, StepSchedules):
             return StepSchedules(value.kinds, value.words.clone(), value.table)
         return value.clone() if torch.is_tensor(value) else value

@@ -25,6 +25,11 @@ RECORDED = {row["name"]: row for row in RECORDED}
 HARMLESS = ("none", "lengths-grown", "lengths-shrunk")
 
 
+def with_guard(name):
+    """The recorded outcome with the guard, without the words of its message at the time."""
+    return RECORDED[name]["with guard"].partition(":")[0]
+
+
 def test_every_mismatch_is_on_record_and_says_what_differs():
     assert [*RECORDED] == [mismatch.name for mismatch in MISMATCHES]
     for mismatch in MISMATCHES:
@@ -42,7 +47,7 @@ def test_the_model_gives_the_splits_and_overruns_on_record(mismatch, fake_fa3):
 
 @pytest.mark.parametrize("mismatch", MISMATCHES, ids=lambda mismatch: mismatch.name)
 def test_the_guard_answers_before_the_launch_as_on_record(mismatch, fake_fa3):
-    assert outcome(run_guarded, mismatch, "cpu") == RECORDED[mismatch.name]["with guard"]
+    assert outcome(run_guarded, mismatch, "cpu") == with_guard(mismatch.name)
     assert bool(fake_fa3.launched) == (mismatch.name in HARMLESS)
 
 
@@ -93,7 +98,7 @@ def test_on_a_gpu_each_mismatch_ends_as_on_record(name):
     )
     guarded, *unguarded = done.stdout.splitlines()
     row = RECORDED[name]
-    assert guarded == row["with guard"], done.stderr[-2000:]
+    assert guarded == with_guard(name), done.stderr[-2000:]
     # What comes of a write past the buffers depends on what lies behind them.
     if not row["overruns"]:
         assert unguarded == [row["without guard"]], done.stderr[-2000:]

@@ -15,7 +15,6 @@ LAUNCHES = {
     "build_decode_metadata",
     "build_fa2_plan",
     "build_kv_indices",
-    "build_step_metadata",
     "build_step_schedules",
 }
 """Names whose examples launch a kernel on the CPU, in Triton's interpreter."""

@@ -1,7 +1,6 @@
 """What is special to the step's one launch: the schedule's words, whose they are, and their use."""
 
 import itertools
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import drawn_calls
 from support import metadata_cases as cases
-from support.metadata_cases import DEVICE, ON_GPU, POISON, SMS, STEP, Shape
+from support.metadata_cases import DEVICE, ON_GPU, POISON, SCHEDULES, SMS, Shape
 from support.schedule_words import is_written
 
 from attnlib.core.backends import flash_attn3
 from attnlib.core.batch import DecodeBatch
-from attnlib.core.metadata.step import build_step_metadata
+from attnlib.core.metadata.schedules import build_step_schedules
 from attnlib.core.schedule import library
 from attnlib.core.schedule.facts import SchedulerFacts
-from attnlib.core.schedule.flash_attn3 import SchedulerMetadata, precompute, reserve
-from attnlib.core.schedule.splits import blocks_in_l2, max_words, plan_splits
-from attnlib.core.schedule.words import words_of
+from attnlib.core.schedule.flash_attn3 import precompute, unwritten
+from attnlib.core.schedule.kinds import StepSchedules
+from attnlib.core.schedule.splits import blocks_in_l2
 from attnlib.core.spec import AttnSpec
 from attnlib.measure.calls.check import Judge
 from attnlib.measure.calls.decode import measure as decode
@@ -34,10 +33,12 @@ SMALL = Shape(4, 64, 4)
 
 def over_own_buffers(batch):
     """`batch` over empty buffers, and the arguments that fill them from a request pool."""
-    page_size, width = batch.spec.page_size, batch.page_table.shape[1]
+    page_size = batch.spec.page_size
+    width = batch.page_table.shape[1]
     offsets = torch.arange(page_size, device=batch.page_table.device, dtype=torch.int32)
     slots = batch.page_table[:, :, None] * page_size + offsets
-    seq_lens, page_table = torch.zeros_like(batch.seq_lens), torch.zeros_like(batch.page_table)
+    seq_lens = torch.zeros_like(batch.seq_lens)
+    page_table = torch.zeros_like(batch.page_table)
     return replace(batch, seq_lens=seq_lens, page_table=page_table), {
         "seq_lens": batch.seq_lens.long(),
         "req_pool_indices": torch.arange(batch.batch_size, device=slots.device),
@@ -52,23 +53,25 @@ def over_own_buffers(batch):
 
 def schedule(facts, lens, delta=0):
     """The words of `lens`, by a call that has no page to copy: any width, little memory."""
-    scheduler, batch = cases.reserved(facts), facts.batch_size
+    schedules = StepSchedules.reserve({"full": facts}, torch.device(DEVICE))
+    schedules.words.fill_(POISON)
+    batch = facts.batch_size
     sizes = {
         "cache_seqlens": (batch,),
         "cu_seqlens_k": (batch + 1,),
         "page_table": (batch, facts.max_seqlen_k // facts.page_size),
         "req_to_token": (1, 1),
     }
-    build_step_metadata(
+    build_step_schedules(
         **{name: torch.empty(n, dtype=torch.int32, device=DEVICE) for name, n in sizes.items()},
         seq_lens=torch.from_numpy(lens.astype(np.int64) - delta).to(DEVICE),
         req_pool_indices=torch.zeros(batch, dtype=torch.int64, device=DEVICE),
         page_size=facts.page_size,
         max_pages=0,
         seq_len_delta=delta,
-        scheduler=scheduler,
+        schedules=schedules,
     )
-    return scheduler
+    return schedules["full"]
 
 
 def assert_models(facts, lens, delta=0):
@@ -108,109 +111,57 @@ EDGES = [
 ]
 
 
-@pytest.mark.parametrize(("facts", "lens"), EDGES)
+@pytest.mark.parametrize("facts, lens", EDGES)
 def test_ties_and_unpacked_heads_are_scheduled_as_in_the_model(facts, lens):
     assert_models(facts, lens)
-
-
-def test_over_992_requests_nothing_is_split_and_each_ctas_share_is_sorted_alone(monkeypatch):
-    most = cases.requests_of_a_cta(monkeypatch, STEP)
-    assert_models(replace(WIDE, batch_size=most), np.array([2**17, *[1] * (most - 1)]))
-    lens = np.random.default_rng(3).integers(0, 2**17, most + 9)
-    assert_models(replace(WIDE, batch_size=most + 9), lens)
 
 
 @pytest.mark.parametrize("heads", [(8, 1), (32, 8)])
 def test_a_share_that_falls_on_a_whole_number_of_blocks_is_rounded_as_in_the_model(heads):
     # With the margin of 1.1, 120 blocks of one head are one for each of 132 multiprocessors.
-    facts = SchedulerFacts(1, *heads, 128, 1, 2**21, SMS, page_size=256, num_splits=255)
+    facts = SchedulerFacts(
+        1,
+        *heads,
+        128,
+        1,
+        2**21,
+        SMS,
+        page_size=256,
+        num_splits=255,
+    )
     step = 120 // heads[1]
     for blocks in {step * k + more for k in (1, 3, 7, 50, 91, 100, 127) for more in (-1, 0, 1)}:
         assert_models(facts, np.array([blocks * facts.tile[1]]))
-
-
-@pytest.mark.parametrize("num_splits", [0, 1])
-def test_lengths_of_zero_alone_give_one_split_each(num_splits):
-    facts = SchedulerFacts(5, 32, 8, 128, 1, 4096, SMS, page_size=16, num_splits=num_splits)
-    scheduler = schedule(facts, np.zeros(5, int))
-    unsplit = words_of(plan_splits(replace(facts, num_splits=1), np.zeros(5, int)))
-    assert scheduler.words.tolist() == unsplit.tolist()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batch_size": 5}, "batch_size 4, as page_table [4, 26]"),
-        ({"page_size": 8}, "page_size 4, as page_table"),
-        ({"page_size": None}, "page_size 4, as page_table"),
-        ({"max_seqlen_k": 100}, "max_seqlen_k 104, as page_table"),
-        ({"max_seqlen_q": 2}, "max_seqlen_q 1, as page_table"),
-    ],
-)
-def test_metadata_of_another_step_is_refused_before_anything_is_written(changes, message):
-    call = STEP.arguments(SMALL)
-    build_step_metadata(**call)
-    cases.poison(call, STEP.outputs)
-    wrong = cases.reserved(replace(call["scheduler"].facts, **changes))
-    with pytest.raises(ValueError, match=re.escape(message)):
-        build_step_metadata(**call | {"scheduler": wrong})
-    assert (call["cache_seqlens"] == POISON).all() and (wrong.words == POISON).all()
 
 
 @pytest.fixture
 def step():
     """A call, its facts, its device, and a reservation for it."""
     call = cases.arguments(SMALL)
-    facts, device = cases.facts_of(call), call["seq_lens"].device
-    return SimpleNamespace(call=call, facts=facts, device=device, made=reserve(facts, device))
-
-
-def test_words_that_cannot_be_the_librarys_are_refused(step):
-    words = step.made.words
-    for wrong, message in (
-        (words[:16], "scheduler.words must be [17] int32, got [16] int32"),
-        (words.long(), "scheduler.words must be [17] int32, got [17] int64"),
-        (words.to("meta"), "scheduler.words must be on seq_lens's device"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            build_step_metadata(**step.call, scheduler=SchedulerMetadata(wrong, step.made.facts))
-    with pytest.raises(TypeError, match="scheduler must be SchedulerMetadata, got Tensor"):
-        build_step_metadata(**step.call, scheduler=words)
+    facts = cases.facts_of(call)
+    device = call["seq_lens"].device
+    call["schedules"] = StepSchedules.reserve({"full": facts}, device)
+    made = call["schedules"]["full"]
+    return SimpleNamespace(call=call, facts=facts, device=device, made=made)
 
 
 def test_words_are_refused_until_written_and_after_a_foreign_write(step):
-    assert step.made.facts == step.facts.settled and step.facts.num_splits == 0
+    assert step.made.facts == step.facts.settled
+    assert step.facts.num_splits == 0
     refusals = ("written before they are used", "those of this scheduler metadata")
     for refusal in refusals:
         with pytest.raises(ValueError, match=f"words must be {refusal}"):
             step.made.require_fits(step.facts, device=step.device)
-        build_step_metadata(**step.call, scheduler=step.made)
+        build_step_schedules(**step.call)
         step.made.require_fits(step.facts, device=step.device)
         cases.assert_schedule(step.made, step.call["cache_seqlens"])
         step.made.words.add_(1)
 
 
-def test_a_launch_into_a_shared_buffer_takes_it_from_the_step_before():
-    buffer = cases.poisoned(max_words(8))
-    calls = [cases.arguments(Shape(batch, 64, 4)) for batch in (4, 8)]
-    facts = [cases.facts_of(call) for call in calls]
-    small, large = (reserve(f, buffer.device, out=buffer) for f in facts)
-    build_step_metadata(**calls[0], scheduler=small)
-    assert not buffer[len(small.words) :].any()
-    build_step_metadata(**calls[1], scheduler=large)
-    large.require_fits(facts[1], device=buffer.device)
-    with pytest.raises(ValueError, match="words must be those of this scheduler metadata"):
-        small.require_fits(facts[0], device=buffer.device)
-
-
 def test_a_reservation_is_checked_like_a_precomputed_one(step):
-    with pytest.raises(ValueError, match="pack_gqa must be None or True"):
-        reserve(replace(step.facts, pack_gqa=False), step.device)
-    with pytest.raises(ValueError, match=r"out must be \[>= 17\] int32, got \[16\]"):
-        reserve(step.facts, step.device, out=step.made.words[:16])
     if ON_GPU:
         with pytest.raises(ValueError, match="num_sms must be that of"):
-            reserve(replace(step.facts, num_sms=SMS + 1), step.device)
+            unwritten(replace(step.facts, num_sms=SMS + 1), step.made.words)
 
 
 def assert_words_of_library(scheduler, lens):
@@ -226,7 +177,10 @@ def test_the_words_are_those_that_the_library_writes_now(on_hopper):
     calls = drawn_calls.draw_calls(11, num_sms=SMS, hdim96=library.has_hdim96())
     for facts in itertools.islice((c.facts for c in calls if in_domain(c.facts)), 300):
         lens = rng.integers(1, facts.max_seqlen_k + 1, facts.batch_size)
-        assert_words_of_library(schedule(facts, lens), torch.from_numpy(lens).int().to(DEVICE))
+        assert_words_of_library(
+            schedule(facts, lens),
+            torch.from_numpy(lens).int().to(DEVICE),
+        )
 
 
 @pytest.mark.gpu
@@ -236,14 +190,25 @@ def test_a_graph_of_a_step_replays_with_new_lengths(on_hopper, batch_size, page_
     case = DecodeCase(AttnSpec(16, 2, 128, page_size), batch_size, 4000, "ragged")
     work = build_workload(case, device="cuda")
     own, call = over_own_buffers(work.batch)
-    scheduler = reserve(flash_attn3.facts_of(own), own.seq_lens.device)
+    facts = {"full": flash_attn3.facts_of(own)}
+    schedules = StepSchedules.reserve(facts, own.seq_lens.device)
+    scheduler = schedules["full"]
 
     def step():
-        build_step_metadata(**call, scheduler=scheduler)
+        build_step_schedules(**call, schedules=schedules)
         return [flash_attn3.attend(work.q, work.kv, own, metadata=scheduler) for _ in range(4)]
 
     for out in step():
-        assert Judge(decode.attend, work.q, work.kv, work.batch).check(out).passed
+        assert (
+            Judge(
+                decode.attend,
+                work.q,
+                work.kv,
+                work.batch,
+            )
+            .check(out)
+            .passed
+        )
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -266,8 +231,12 @@ def test_a_graph_of_a_step_replays_with_new_lengths(on_hopper, batch_size, page_
 def test_other_facts_and_lengths_compile_nothing_once_the_structure_is_known():
     facts = SchedulerFacts(6, 32, 8, 128, 1, 4096, SMS, page_size=16, causal=True)
     schedule(facts, np.full(6, 900))
-    before = STEP.compiled()
-    for changes in ({"num_splits": 3}, {"head_dim": 80}, {"num_qo_heads": 16, "num_kv_heads": 1}):
+    before = SCHEDULES.compiled()
+    for changes in (
+        {"num_splits": 3},
+        {"head_dim": 80},
+        {"num_qo_heads": 16, "num_kv_heads": 1},
+    ):
         for delta in (0, 1, 16):
             schedule(replace(facts, **changes), np.full(6, 4000), delta)
-    assert STEP.compiled() == before
+    assert SCHEDULES.compiled() == before

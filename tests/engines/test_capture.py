@@ -11,7 +11,7 @@ import pytest
 
 from attnlib.engines import arms, capture, points
 
-STEP = capture.Step(
+STEP = capture.CapturedStep(
     mode="decode",
     batch_size=2,
     lengths="40+8",

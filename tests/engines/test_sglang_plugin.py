@@ -2,32 +2,36 @@
 
 import sys
 from types import ModuleType, SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 from support import sglang_code
 from support.sglang_code import DECODE, FLASH, LENS, RANKS, ROWS, AttentionType
+from support.sglang_layers import (
+    GQA,
+    MLA,
+    RELEASE,
+    TOKENS,
+    WIDE,
+    Capped,
+    layer_of,
+    step_of,
+)
 
 from attnlib.core.fa2.words import plan_words
 from attnlib.core.schedule.caps import num_splits
 from attnlib.core.schedule.facts import SchedulerFacts
-from attnlib.core.schedule.splits import plan_splits
-from attnlib.core.schedule.words import words_of
 from attnlib.core.spec import AttnSpec
-from attnlib.engines import arms, capture, plans, points, sglang, sglang_hooks, sglang_splits
+from attnlib.engines import arms, capture, plans, sglang, sglang_hooks
 
 if torch.cuda.is_available():
     pytest.skip("the stand-ins are for machines without a GPU", allow_module_level=True)
-
-RELEASE = "attnlib.engines.points.installed_version"
 
 
 @pytest.fixture
 def engine(monkeypatch):
     """SGLang's parts, not hooked."""
     monkeypatch.setattr(RELEASE, lambda name: "0.5.11")
-    monkeypatch.setattr(sglang_hooks, "sm_count", lambda _: 132)
     return sglang_code.installed(monkeypatch, sglang_code.parts())
 
 
@@ -66,14 +70,16 @@ def live(backend, lens):
     return step.cache_seqlens_int32.tolist(), step.cu_seqlens_k.tolist(), table
 
 
+OF_EVERY_RELEASE = ("eager", "sglang", "fused")
+"""Values of the arm of metadata, but for `one-launch`."""
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_arms_alternate_step_by_step_and_write_the_metadata_that_sglang_does(loaded, page_size):
     backend = loaded(METADATA="sglang").FlashAttentionBackend(page_size)
     lens, step = captured(backend)
-    sizes = (3, 32, 8, 128, 1, sglang_code.CONTEXT, 132)
-    facts = SchedulerFacts(*sizes, page_size=page_size, causal=True).settled
     assert step.cache_seqlens_int32.data_ptr() == lens.data_ptr(), "as in SGLang"
-    for number, arm in enumerate(arms.ARMS["metadata"] * 2):
+    for number, arm in enumerate(OF_EVERY_RELEASE * 2):
         arms.STATE.arms["metadata"] = arm
         lens.copy_(LENS - number % 2 * torch.tensor([5, 0, 9]))
         step.page_table.zero_()
@@ -81,14 +87,12 @@ def test_arms_alternate_step_by_step_and_write_the_metadata_that_sglang_does(loa
         rows = backend.req_to_token[ROWS][:, : sglang_code.CONTEXT : page_size] // page_size
         wanted = [row[: -(-int(n) // page_size)].tolist() for row, n in zip(rows, lens, strict=1)]
         assert live(backend, lens) == (lens.tolist(), [0, *lens.cumsum(0).tolist()], wanted), arm
-        ours = words_of(plan_splits(facts, lens.numpy())).tolist()
-        words = ours if arm == "one-launch" else [7] * 17
-        assert backend._sched_meta_buf[:17].tolist() == words, arm
-    assert backend.schedules == 1 + 6, "at capture, and in the steps that are not one launch"
-    assert arms.STATE.calls == {f"metadata={arm}": 2 for arm in arms.ARMS["metadata"]}
+        assert backend._sched_meta_buf[:17].tolist() == [7] * 17, arm
+    assert backend.schedules == 1 + 6, "at capture, and in each step"
+    assert arms.STATE.calls == {f"metadata={arm}": 2 for arm in OF_EVERY_RELEASE}
 
 
-@pytest.mark.parametrize("arm", arms.ARMS["metadata"])
+@pytest.mark.parametrize("arm", OF_EVERY_RELEASE)
 def test_a_draft_step_keeps_sglangs_own_metadata(loaded, arm):
     backend = loaded(METADATA=arm).FlashAttentionBackend()
     captured(backend, object())
@@ -103,20 +107,6 @@ def test_a_schedule_is_left_to_the_layers_by_one_hook_beside_that_of_steps(loade
     assert step.scheduler_metadata is None and len(engine.HookRegistry._hooks) == 2
 
 
-WIDE = 131_072
-"""Tokens of the context of models whose splits are capped."""
-MODES = {
-    "decode": {"is_decode", "is_decode_or_idle"},
-    "draft_decode": {"is_decode", "is_decode_or_idle"},
-    "target_verify": {"is_target_verify", "is_extend"},
-    "extend": {"is_extend"},
-    "draft_extend_v2": {"is_draft_extend_v2", "is_extend"},
-}
-"""What is true of SGLang's forward modes."""
-TOKENS = {"decode": 1, "draft_decode": 1, "target_verify": 4, "extend": 9, "draft_extend_v2": 4}
-"""Query tokens of a request in each of them."""
-GQA = {"tp_q_head_num": 32, "tp_k_head_num": 8, "head_dim": 128, "v_head_dim": 128}
-MLA = {"tp_q_head_num": 128, "tp_k_head_num": 1, "head_dim": 576, "v_head_dim": 512}
 GQA_CALL = {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128}
 MLA_CALL = {"num_qo_heads": 128, "num_kv_heads": 1, "head_dim": 64, "head_dim_v": 512}
 
@@ -126,152 +116,6 @@ def cap_of(cap, requests=64, tokens=1, width=WIDE, **facts):
     more = {"page_size": 1, "causal": True, "varlen_q": True, "build": "sglang", "num_sms": 132}
     more |= {"batch_size": requests, "max_seqlen_q": tokens, "max_seqlen_k": width}
     return num_splits(SchedulerFacts(**more | facts), cap)
-
-
-class Mode:
-    """A forward mode of SGLang."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def __getattr__(self, asked):
-        return lambda *_, **__: asked in MODES[self.name]
-
-
-def layer_of(shape, **own):
-    """SGLang's RadixAttention of a layer, without a cache."""
-    plain = {"sliding_window_size": -1, "is_cross_attention": False, "use_irope": False}
-    plain |= {"attn_type": AttentionType.DECODER, "logit_cap": 0.0, "k_scale": None}
-    plain |= {"tp_v_head_num": shape["tp_k_head_num"], "layer_id": 0, "scaling": 0.1}
-    return SimpleNamespace(**shape | plain | own)
-
-
-def step_of(mode, requests=64, longest=WIDE):
-    """SGLang's ForwardBatch."""
-    lens, spec = torch.full((requests,), longest), None if mode == "decode" else SimpleNamespace()
-    given = {"seq_lens": lens, "seq_lens_cpu": lens, "req_pool_indices": torch.zeros_like(lens)}
-    given |= dict.fromkeys(("encoder_lens", "out_cache_loc", "kv_loc_plan", "attn_cp_metadata"))
-    given |= {"spec_algorithm": SimpleNamespace(is_uno=lambda: False)}
-    given |= {"seq_lens_sum": requests * longest}
-    given |= {"attn_attend_prefix_cache": None, "batch_size": requests, "spec_info": spec}
-    positions = torch.zeros(requests * TOKENS[mode])
-    return SimpleNamespace(forward_mode=Mode(mode), positions=positions, **given)
-
-
-class Capped:
-    """SGLang's own backend of a release, hooked; what the library is asked for by it."""
-
-    def __init__(self, release, monkeypatch):
-        self.asked, self.raises = [], False
-        found = sglang_code.flash_of(release, self._library)
-        self.made = found["FlashAttentionBackend"]
-        self.metadata = found["FlashAttentionMetadata"]
-        has_two = points.order(release) >= points.order("0.5.18")
-        self.own = {"num_splits": 0} | ({"decode_num_splits": 0} if has_two else {})
-        attributes = self._attributes
-        self.made.__init__ = lambda self, **own: vars(self).update({**attributes(), **own})
-        monkeypatch.setattr(RELEASE, lambda _: release)
-        for module in (sglang_hooks, sglang_splits):
-            monkeypatch.setattr(module, "sm_count", lambda _: 132)
-            monkeypatch.setattr(module, "sglang_build", lambda: "sglang")
-        parts = sglang_code.parts() | {FLASH: found}
-        self.engine = sglang_code.installed(monkeypatch, parts)
-        self.setenv = monkeypatch.setenv
-
-    def load(self, splits, **own):
-        """A backend of SGLang's that is made with the plugin on."""
-        self.setenv("ATTNLIB_SGLANG_SPLITS", splits)
-        sglang.register()
-        self.engine.HookRegistry.apply_hooks()
-        self.backend = self.made(**own)
-        return self
-
-    def call(self, mode, layer, *, graph=True, step=None):
-        """Prepare a step, run one layer; the `num_splits` that the library got, words' first."""
-        step, backend, self.asked[:] = step or step_of(mode), self.backend, []
-        if mode in ("extend", "draft_extend_v2"):
-            backend.forward_metadata = self._prefill(step, TOKENS[mode])
-        elif graph:
-            backend.init_forward_metadata_out_graph(step, in_capture=True)
-        else:
-            backend.init_forward_metadata(step)
-        return self.attend(layer, step)
-
-    def attend(self, layer, step):
-        """Run one layer over the metadata that is there."""
-        is_decode = step.forward_mode.is_decode()
-        run = self.backend.forward_decode if is_decode else self.backend.forward_extend
-        tokens = step.positions.numel()
-        q = torch.zeros(1, dtype=torch.bfloat16).expand(tokens, layer.tp_q_head_num, layer.head_dim)
-        try:
-            run(q, None, None, layer, step, save_kv_cache=False)
-        finally:
-            own = {name: getattr(self.backend, name) for name in self.own}
-            assert own == self.own, "SGLang's numbers are back"
-        return [call["num_splits"] for call in self.asked]
-
-    def _library(self, **call):
-        if self.raises:
-            raise RuntimeError("out of memory")
-        self.asked.append(call)
-        value = call["q"] if call.get("qv") is None else call["qv"]
-        output = torch.zeros(1).expand(value.shape)
-        return (output, torch.zeros(1, 1)) if call.get("return_softmax_lse") else output
-
-    def _words(self, batch_size, **call):
-        self.asked.append({"batch_size": batch_size, **call})
-        return torch.full((1 + -(-batch_size // 4) * 4,), 7, dtype=torch.int32)
-
-    def _prefill(self, step, tokens):
-        """What a prefill leaves, of which the cap must not know."""
-        ends = torch.arange(step.batch_size + 1, dtype=torch.int32) * tokens
-        table = torch.zeros(1, 1, dtype=torch.int32).expand(step.batch_size, WIDE)
-        facts = {"cache_seqlens_int32": step.seq_lens.int(), "page_table": table}
-        return self.metadata(max_seq_len_q=tokens, cu_seqlens_q=ends, cu_seqlens_k=ends, **facts)
-
-    def _attributes(self):
-        requests, table = 64, torch.zeros(1, 1, dtype=torch.int32).expand(64, WIDE)
-        caches = torch.zeros(1, 1, 1, 576, dtype=torch.bfloat16)
-        key_value = (torch.zeros(1, 1, 8, 128), torch.zeros(1, 1, 8, 128))
-        pool = SimpleNamespace(
-            get_key_buffer=lambda _: caches[0],
-            get_kv_buffer=lambda _: key_value,
-        )
-        buffers = {
-            "cache_seqlens": torch.zeros(requests, dtype=torch.int32),
-            "cu_seqlens_q": torch.arange(requests + 1, dtype=torch.int32),
-            "cu_seqlens_k": torch.zeros(requests + 1, dtype=torch.int32),
-            "page_table": table,
-            "page_table_draft_decode": table,
-            "strided_indices": torch.arange(WIDE),
-        }
-        rows = SimpleNamespace(req_to_token=table)
-        not_set = (
-            *("use_mla", "has_local_attention", "is_prefill_aware_swa", "kv_cache_is_mxfp8"),
-            *("_decode_uses_static_max_seqlen_k", "fa_skip_kv_cache", "has_swa", "has_softcap"),
-            *("use_sliding_window_kv_pool", "needs_cpu_seq_lens", "is_encoder_decoder"),
-            *("_disable_scheduler_metadata_precompute", "_unified_dense", "_unified_read"),
-        )
-        return {
-            **dict.fromkeys(not_set, False),
-            **dict.fromkeys(("local_attn_builder", "attention_chunk_size", "forward_metadata")),
-            **self.own,
-            **{"topk": 1, "speculative_step_id": 0, "speculative_num_steps": 3, "attn_cp_size": 1},
-            **{"speculative_num_draft_tokens": 4, "fa_impl_ver": 3, "device": "cpu"},
-            **{"kv_cache_dtype": torch.bfloat16, "kv_cache_dtype_str": "auto", "page_size": 1},
-            **{"max_context_len": WIDE, "max_num_pages": WIDE, "head_dim": 128},
-            **{"num_attention_heads": 32, "num_kv_heads": 8, "req_to_token": table},
-            "full_cg_prefill_metadata": None,
-            "kv_index_translator": MagicMock(reads_are_translated=False, is_translating=False),
-            "kv_read_tables": None,
-            "_unified_hooks": MagicMock(enabled=False),
-            "token_to_kv_pool": pool,
-            "req_to_token_pool": rows,
-            "decode_cuda_graph_metadata": buffers,
-            "target_verify_metadata": dict(buffers, cu_seqlens_q=buffers["cu_seqlens_q"] * 4),
-            "_get_scheduler_metadata": self._words,
-            "_sched_meta_buf": torch.zeros(1 + requests * 4, dtype=torch.int32),
-        }
 
 
 @pytest.fixture(params=[arms.OWN_CAP, sglang.NEWEST])
@@ -459,31 +303,10 @@ def test_splits_of_a_release_whose_own_cap_is_upstreams_are_refused(loaded, monk
         loaded(SPLITS="bounded")
 
 
-def test_one_launch_writes_words_for_the_cap_of_its_graph(loaded):
-    backend = loaded(METADATA="one-launch").FlashAttentionBackend()
-    lens, step = captured(backend)
-    setattr(step, sglang_splits.SPLITS, 5)
-    replay(backend, lens.copy_(LENS))
-    sizes = (3, 32, 8, 128, 1, sglang_code.CONTEXT, 132)
-    facts = SchedulerFacts(*sizes, page_size=1, causal=True, num_splits=5).settled
-    words = words_of(plan_splits(facts, lens.numpy())).tolist()
-    assert backend._sched_meta_buf[:17].tolist() == words
-
-
-def test_one_launch_without_a_schedule_or_its_heads_or_layout_says_so(loaded, monkeypatch):
-    backend = loaded(METADATA="one-launch").FlashAttentionBackend()
-    lens, step = captured(backend)
-    own, step.scheduler_metadata = step.scheduler_metadata, None
-    with pytest.raises(ValueError, match="must have a schedule to write, .*: use fused"):
-        replay(backend, lens)
-    step.scheduler_metadata = own
-    with monkeypatch.context() as ranks:
-        ranks.setattr(sys.modules[RANKS], "is_dp_attention_enabled", lambda: True)
-        with pytest.raises(ValueError, match="must know the heads of a layer, got DP.*: use fused"):
-            replay(backend, lens)
-    step.scheduler_metadata = torch.cat([own, own])
-    with pytest.raises(ValueError, match="of 3 requests must have 17 words, .*, got 34"):
-        replay(backend, lens)
+def test_one_launch_in_a_release_before_the_first_that_was_read_for_it_is_refused(loaded):
+    words = "METADATA=one-launch must have SGLang 0.5.16 or later, got 0.5.11: use fused"
+    with pytest.raises(SystemExit, match=words):
+        loaded(METADATA="one-launch")
 
 
 def test_a_sliding_window_is_mapped_by_the_pools_int64_map(engine):
@@ -608,7 +431,11 @@ def test_one_step_in_ten_of_each_mode_is_captured_and_read_again(loaded, tmp_pat
     assert written[0].spec == AttnSpec(32, 8, 128, 16, "bfloat16", "float8_e4m3fn")
     assert (written[0].backend, written[0].batch_size, written[0].kind) == ("fa3", 2, "mha")
     whole = path.read_bytes() + b"\n"
-    broken = {b'{"mode": "decode"}': "TypeError", b"7": "TypeError", b"\xff": "UnicodeDecodeError"}
+    broken = {
+        b'{"mode": "decode"}': "KeyError",
+        b"7": "AttributeError",
+        b"\xff": "UnicodeDecodeError",
+    }
     broken[whole.splitlines()[0].replace(b"lens=40+8", b"lens=40*8")] = r"ValueError\(.lens must"
     broken[b'{"call": 7}'] = "AttributeError"
     for wrong, why in broken.items():

@@ -22,7 +22,7 @@ ROOMS = {
     "core": (),
     "measure": ("core",),
     "select": ("core",),
-    "engines": ("core",),
+    "engines": ("select", "core"),  # select late, at a server's first step
     "run": ("measure", "core"),
     "studies": ("run", "measure", "engines", "select", "core"),
     "lab": ("studies", "run", "measure", "select", "core"),
@@ -109,7 +109,16 @@ def loaded_by(statement):
     """Modules of a fresh process after `statement`."""
     code = f"import sys; {statement}; print(*sys.modules)"
     how = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120, "check": True}
-    return set(subprocess.run([sys.executable, "-c", code], **how).stdout.split())
+    return set(
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                code,
+            ],
+            **how,
+        ).stdout.split()
+    )
 
 
 @pytest.mark.parametrize("statement", LIGHT)

@@ -8,7 +8,7 @@ from attnlib import cli
 from attnlib.lab import measured
 from attnlib.run import releases, store
 from attnlib.select import known
-from attnlib.studies.serving import calls
+from attnlib.studies.releases import calls
 
 PACKAGE = "flashinfer-python"
 EACH = ["0.7.1", "0.7.2", "0.7.4"]

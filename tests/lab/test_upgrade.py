@@ -19,7 +19,7 @@ from attnlib.run import store
 from attnlib.run.pairs import SPARE_ROUNDS
 from attnlib.select.known import PROBLEMS
 from attnlib.studies import captured
-from attnlib.studies.serving.calls import calls_of_layer
+from attnlib.studies.releases.calls import calls_of_layer
 
 PACKAGE, MODEL = "flashinfer-python", "Llama-3.1-8B"
 BASE, NEW = "0.6.13", "0.7.2.post1"
@@ -146,7 +146,7 @@ def test_the_table_has_kernels_and_planning_apart(lab):
     row = found.table().iloc[0]
     assert (row.base_ran, row.new_ran, row.base_plan_us) == ("fa2", "fa3", 45.0)
     html = found._repr_html_()
-    assert "planning on the host, apart" in html and "2 same" in html
+    assert "plan on the host" in html and "2 same" in html
 
 
 def test_a_build_of_ones_own_is_measured_anew_each_time(lab, tmp_path, monkeypatch):
@@ -323,7 +323,7 @@ def test_bad_input_is_one_line_status_2_and_nothing_written(
     for name in ("probe-1.0-py3-none-any.whl", "flashinfer_python-1.0-cp39-cp39-win32.whl"):
         (tmp_path / name).touch()
     (tmp_path / "blank.txt").write_text("# nothing\n\n")
-    (tmp_path / "odd.txt").write_bytes(b"\xef\xbb\xbf32/8,d128,p16,b8,k1024\nodd \xff\n")
+    (tmp_path / "odd.txt").write_bytes(b"\xef\xbb\xbfheads=32/8 page=16 lens=1024x8\nodd \xff\n")
 
     def refuse(package, release, given):
         if release == "0.9.9":

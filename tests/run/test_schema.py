@@ -1,4 +1,4 @@
-"""The schema: every column has a meaning, README shows it, and what is written is declared."""
+"""The schema: every column has a meaning, and what is written is declared."""
 
 import re
 import subprocess
@@ -8,25 +8,25 @@ from pathlib import Path
 
 import pyarrow as pa
 from support.records import right_row
-from support.schema import README, TABLE_HEAD, readme_table
 
-from attnlib.core.backends.table import RECORDED, TABLE
 from attnlib.measure.calls.form import Item, class_of, flat_fields, kinds
 from attnlib.measure.timer import RUN_TIMERS
 from attnlib.run.schema import BY_NAME, COLUMNS, NULLABLE, REQUIRED, STATUSES
 
 ROOT = Path(__file__).resolve().parents[2]
-ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-
-
-def test_the_readme_shows_the_schema():
-    table = TABLE_HEAD + README.read_text().partition(TABLE_HEAD)[2]
-    assert table == readme_table(), "run python tests/support/schema.py"
+ARROW = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+}
 
 
 def test_every_column_has_a_meaning_and_a_name_of_its_own():
-    assert all(column.meaning for column in COLUMNS) and len(BY_NAME) == len(COLUMNS)
-    assert {*REQUIRED, *NULLABLE} <= set(BY_NAME) and not {*REQUIRED} & {*NULLABLE}
+    assert all(column.meaning for column in COLUMNS)
+    assert len(BY_NAME) == len(COLUMNS)
+    assert {*REQUIRED, *NULLABLE} <= set(BY_NAME)
+    assert not {*REQUIRED} & {*NULLABLE}
 
 
 def test_whatever_a_case_an_item_or_a_worker_writes_is_declared():
@@ -34,14 +34,11 @@ def test_whatever_a_case_an_item_or_a_worker_writes_is_declared():
         for field in flat_fields(class_of(kind)):
             assert BY_NAME[f"case.{field.name}"].type == ARROW[field.type], field.name
     assert {field.name for field in fields(Item)} - {"case"} <= set(BY_NAME)
-    releases = {f"versions.{name}" for name in (*RECORDED, "python", "cuda")}
-    assert releases <= set(BY_NAME), "declare it in attnlib/run/schema.py"
     assert right_row().keys() <= set(BY_NAME), "declare it in attnlib/run/schema.py"
 
 
 def test_meanings_name_what_there_is():
-    families = {entry.family for entry in TABLE.values()} - {""}
-    named = {"timer": RUN_TIMERS, "status": STATUSES, "kernel_family": families}
+    named = {"timer": RUN_TIMERS, "status": STATUSES}
     named["case.kind"] = kinds()
     for name, words in named.items():
         unsaid = [word for word in words if f"`{word}`" not in BY_NAME[name].meaning]
@@ -49,7 +46,11 @@ def test_meanings_name_what_there_is():
 
 
 def test_the_example_of_the_readme_runs_with_pandas_alone():
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+    (code,) = re.findall(
+        r"```python\n(.*?)```",
+        (ROOT / "data" / "README.md").read_text(),
+        re.S,
+    )
     command = [sys.executable, "-c", f"{code}import sys\nassert 'attnlib' not in sys.modules"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("backend"), done.stderr

@@ -7,7 +7,7 @@ import torch
 from support.records import full_disk
 
 from attnlib import cli
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.engines import capture
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.decode.measure import build_workload
@@ -24,16 +24,6 @@ LINES = """\
 "batch_size": 2, "kind": "mha", "backend": "fa3", "release": "0.5.11", "draft": false}
 {"call": "mode=decode heads=32/8 head_dim=128 page=16 lens=41+9+60", \
 "batch_size": 3, "kind": "mha", "backend": "fa3", "release": "0.5.11", "draft": false}
-"""
-LINES_OF_OLD = """\
-{"mode": "extend", "batch_size": 2, "lengths": "40+8", "q_lengths": "30+8", \
-"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "dtype": "bfloat16", \
-"kv_dtype": "bfloat16", "kind": "mha", "backend": "fa3", "release": "0.5.11", \
-"draft": false}
-{"mode": "decode", "batch_size": 3, "lengths": "41+9+60", "q_lengths": "", \
-"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "dtype": "bfloat16", \
-"kv_dtype": "bfloat16", "kind": "mha", "backend": "fa3", "release": "0.5.11", \
-"draft": false}
 """
 SPEC = AttnSpec(32, 8, 128, 16)
 DECODE = DecodeCase(SPEC, 3, 60, "41+9+60")
@@ -52,12 +42,6 @@ def test_the_lines_are_those_that_a_capture_writes(path, tmp_path):
     for step in capture.read(path):
         again.write(step)
     assert (tmp_path / "again").read_text() == LINES
-
-
-def test_lines_of_older_releases_are_read(path, tmp_path):
-    old = tmp_path / "old.jsonl"
-    old.write_text(LINES_OF_OLD)
-    assert capture.read(old) == capture.read(path)
 
 
 def test_a_step_is_read_back_but_for_lengths_where_a_request_has_no_tokens(path, tmp_path):
@@ -94,7 +78,7 @@ def test_a_step_is_a_case_of_its_own_lengths_and_equal_steps_are_one(path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes, words",
     [
         ({"mode": "target_verify"}, "mode must be one of decode, extend, mixed"),
         ({"lengths": ""}, "lengths must be known to the host, got none"),
@@ -115,7 +99,8 @@ def test_lengths_that_are_said_reach_tensors_and_costs_and_names():
     assert work.batch.q_lens_cpu.tolist() == [30, 8]
     assert work.q.shape == (38, 32, 128)
     lens = work.batch.paged.seq_lens_cpu
-    assert lens.dtype == torch.int32 and lens.tolist() == [40, 8]
+    assert lens.dtype == torch.int32
+    assert lens.tolist() == [40, 8]
     pairs = 30 * 40 - 30 * 29 // 2 + 8 * 8 - 8 * 7 // 2
     assert EXTEND.cost.flops == 4 * 128 * 32 * pairs
     assert DECODE.label == "heads=32/8 head_dim=128 page=16 lens=41+9+60"
@@ -126,7 +111,7 @@ def test_lengths_that_are_said_reach_tensors_and_costs_and_names():
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    "field, value, words",
     [
         ("q_lengths", "30+9", "q_lengths must be at most the lengths 40.8, got '30.9'"),
         ("q_lengths", "29+8", "q_lengths must be 2 like 33.1.60, 30 the largest, got '29.8'"),
@@ -146,7 +131,8 @@ def test_queries_that_do_not_fit_are_named(field, value, words):
 
 def test_a_capture_is_a_study_that_measure_takes(path, capsys):
     study = cli._study_named(str(path))
-    assert (study.name, study.cases) == ("captured_my_steps", (DECODE, EXTEND))
+    assert study.name == "captured_my_steps"
+    assert study.cases == (DECODE, EXTEND)
     assert study.case_named(DECODE.label) == DECODE
     assert {job.command for job in study.jobs(headline=True)} == {
         f"python -m attnlib measure '{path}'"

@@ -40,6 +40,6 @@ def test_means_tails_and_the_widest_case_are_of_the_pair_that_is_named(make_reco
     ours = table.loc[study.ALONE, "SGLang 0.5.14"]
     assert ours.tolist() == [0.5, 0.5, 0.5, 0, 0, 0.5, "ambiguous"]
     panels = study.width_chart(frame).axes
-    assert [len(axis.lines) for axis in panels] == [6, 6, 6]
+    assert [len(axis.lines) for axis in panels] == [4, 4, 4]
     unguarded_line = panels[0].lines[1].get_ydata()
     assert unguarded_line.round().tolist() == [8, 8, 64]

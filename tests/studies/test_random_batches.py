@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.run import store
 from attnlib.run.frame import COLUMNS
 from attnlib.studies import STUDIES, plan_rivals, random_batches
-from attnlib.studies.plan import fa2_plan
 
 pytestmark = pytest.mark.usefixtures("published_records")
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
@@ -30,7 +30,8 @@ def _earlier_layers():
     """(query heads, KV heads, page size) of all earlier draws and of the cases of the planner."""
     rows = random_batches.load_all()
     layers = set(zip(rows.num_qo_heads, rows.num_kv_heads, rows.page_size, strict=True))
-    for case in fa2_plan.STUDY.cases:
+    planner = [store.load("fa2_plan", machine).case for machine in store.machines("fa2_plan")]
+    for case in pd.concat(planner).dropna().unique():
         spec = getattr(case, "spec", None) or case.decode.spec
         layers.add((spec.num_qo_heads, spec.num_kv_heads, spec.page_size))
     for heads in JUDGED:

@@ -12,24 +12,8 @@ from attnlib.run.rows import rows_of
 from attnlib.studies import STUDIES
 from attnlib.studies.fa3_decode_regression import STUDY as REGRESSION
 from attnlib.studies.metadata import decode_metadata
-from attnlib.studies.plan import fa2_plan
-
-LAST_ROUND = 3
-"""Of `fa2_plan`, whose ceilings come last in it: they are lost."""
 
 pytestmark = pytest.mark.usefixtures("published_records")
-
-
-def test_plans_of_fa2_are_measured_for_every_layout_and_every_kind_of_batch_and_fit_the_memory():
-    assert len(fa2_plan.REALISTIC) == len(fa2_plan.HEADS) * len(fa2_plan.KINDS) == 80
-    verifies = fa2_plan.VERIFIES + fa2_plan.OTHER_VERIFIES
-    assert (len(fa2_plan.VERIFIES), len(set(verifies))) == (48, 64)
-    for cases in (fa2_plan.REALISTIC, fa2_plan.OTHERS, verifies):
-        assert len({case.spec.heads for case in cases}) == 10
-        assert {case.spec.page_size for case in cases} == {1, 16, 64}
-    decodes = [*fa2_plan.REALISTIC, *fa2_plan.OTHERS]
-    decodes += [case.cached for case in verifies]
-    assert max(case.cost.kv_bytes for case in decodes) <= fa2_plan.MOST_KV_BYTES
 
 
 def test_a_file_with_a_study_is_listed_wherever_it_stands():
@@ -55,9 +39,7 @@ def test_every_item_of_a_study_is_on_record_and_live_ones_are_a_part(study):
     asked = set()
     for job in study.jobs(headline=False):
         for item in job.items:
-            is_lost = item.case is None and job.round == LAST_ROUND
-            if study.name != "fa2_plan" or not is_lost:
-                asked.add((job.round, item))
+            asked.add((job.round, item))
     found = set()
     for machine in store.machines(study.name):  # grids of one study may be on several
         for row in store.load(study.name, machine).itertuples():
@@ -77,7 +59,7 @@ def test_records_of_a_rival_that_is_measured_no_more_are_read_and_not_shown():
     rows = decode_metadata.metadata_rows(frame, builder="kv_indices")
     table = decode_metadata.design_times(rows)
     assert len(table) == 10
-    designs = {"SGLang 0.5.14", "SGLang 0.5.23", "fused, no overlap", "fused"}
+    designs = {"SGLang 0.5.14", "SGLang 0.5.23", "attnlib, no overlap", "attnlib"}
     assert designs <= {*table.columns}
     assert not [name for name in table.columns if "vLLM" in name]
 

@@ -11,7 +11,7 @@ from attnlib.core.spec import AttnSpec
 from attnlib.measure.calls.form import Item
 from attnlib.run import frame as frames
 from attnlib.run import store
-from attnlib.studies.serving import calls, suite
+from attnlib.studies.releases import calls, suite
 
 US = {"0.6.4": 100.0, "0.6.13": 100.0, "0.7.2.post1": 110.0, "0.7.4": 100.0}
 ONE = "1 user of 4k"

@@ -7,9 +7,7 @@ import pytest
 import torch
 from support.workloads import judge_of, work_of
 
-from attnlib.core import backends
-from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.mla import MlaBatch
+from attnlib.core import DecodeBatch, MlaBatch, PagedKV, backends
 from attnlib.core.spec import CUSTOM_MASKS, AttnSpec, MlaSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase
@@ -37,17 +35,16 @@ MODES = (
 """Every mode with several queries per request, over its masks; last, chunks beside decodes."""
 ALL_MODES = [(name, case) for case in MODES for name in backends.EXTEND_BACKENDS]
 PLANNED, UNIFORM = (f"flashinfer-prefill-fa2-{how}" for how in ("planned", "uniform"))
-POD = "flashinfer-batch-pod"
 SGLANG, SGLANG_MLA, SGLANG_EXTEND = (
     f"sglang-flash-attn-3{mode}" for mode in ("", "-mla", "-extend")
 )
 
 
 def takes(name, case):
-    """Some plans are for as many queries of each request, POD's for chunks beside decodes."""
+    """Some plans are for as many queries of each request."""
     alike = not case.q_lengths and case.mode not in ("draft_extend", "prefill_ragged")
     paged = case.mode != "prefill_ragged"
-    needs = {PLANNED: alike, UNIFORM: alike, POD: bool(case.q_lengths), SGLANG_EXTEND: paged}
+    needs = {PLANNED: alike, UNIFORM: alike, SGLANG_EXTEND: paged}
     return needs.get(name, True)
 
 
@@ -62,7 +59,12 @@ KINDS = (
     *((dim, "bfloat16", "float8_e4m3fn") for dim in (128, 256)),
 )
 """head_dim, dtype of the query and of the cache."""
-XQA_KINDS = ((1, 64), (8, 16), (16, 32, 128, "float16"), (4, 128, 256))
+XQA_KINDS = (
+    (1, 64),
+    (8, 16),
+    (16, 32, 128, "float16"),
+    (4, 128, 256),
+)
 """Group and page size, head_dim, dtype: the library builds a module for each."""
 _BOTH = ("flashinfer-mla-fa2", "flashinfer-mla-fa3", "flash-attn-3-mla")
 SPARSE = (*_BOTH, "flashmla-sparse-fp8", "flashmla-sparse-bf16")
@@ -138,6 +140,30 @@ CALLS = [
     *MLA,
 ]
 """A call of every backend that has a stand-in, or needs none."""
+STANDARD = {
+    "decode": [
+        DECODE,
+        *(
+            DecodeCase(spec_of(group, page), 7, 1500, "ragged")
+            for group in (1, 4)
+            for page in (1, 16, 64)
+        ),
+        *(DecodeCase(AttnSpec(8, 2, dim, 16, *dtypes), 5, 999, "ragged") for dim, *dtypes in KINDS),
+        *WINDOWS,
+    ],
+    "extend": list(MODES),
+    "mla": [mla_case("", top_k=top_k) for top_k in (0, 70)],
+}
+"""Of each mode the calls of a backend that has none above: those that it says it can run."""
+
+
+def standard_calls(entry):
+    """The standard calls of an entry that its library takes."""
+    return [
+        (entry.name, case)
+        for case in STANDARD[entry.plans]
+        if not backends.unsupported(entry.name, case.spec, mask=getattr(case, "mask", "causal"))
+    ]
 
 
 class Call(Workload):
@@ -184,7 +210,8 @@ def two_steps(case, device):
         assert not torch.equal(first.batch.paged.seq_lens_cpu, other.batch.paged.seq_lens_cpu)
         return sorted((first, other), key=lambda step: -step.batch.rows)
     if isinstance(case, MlaCase):
-        paged, chosen = first.batch.paged, first.batch.chosen
+        paged = first.batch.paged
+        chosen = first.batch.chosen
         chosen = None if chosen is None else chosen.flip(0).contiguous()
         table = paged.page_table.flip(0).contiguous()
         lens = paged.seq_lens_cpu.flip(0)

@@ -30,7 +30,7 @@ from attnlib.core.schedule import flash_attn3 as scheduler
 from attnlib.core.schedule import library
 from attnlib.measure import timer
 from attnlib.run import store, study
-from attnlib.run.worker import now
+from attnlib.run.schema import now
 
 # One thread per process, and per process that a test starts: two workers share few cores.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -129,7 +129,9 @@ class InstantJobs:
     """Stands in for worker processes: a record per item at once; `jobs` are those it got."""
 
     def __init__(self, make):
-        self.make, self.jobs, self.overlays = make, [], []
+        self.make = make
+        self.jobs = []
+        self.overlays = []
 
     def run(self, job, machine, overlay, watch):
         self.jobs.append(job)
@@ -172,7 +174,6 @@ def fake_fa2(monkeypatch):
     fakes.FakeWrapper.made = made = []
     module = SimpleNamespace(
         BatchAttention=fakes.FakeBatchAttention,
-        BatchPODWithPagedKVCacheWrapper=fakes.FakeBatchPod,
         BatchDecodeWithPagedKVCacheWrapper=fakes.FakeDecode,
         BatchPrefillWithPagedKVCacheWrapper=fakes.FakePaged,
         BatchPrefillWithRaggedKVCacheWrapper=fakes.FakeRagged,
@@ -193,7 +194,7 @@ def fake_fa2(monkeypatch):
 def fake_fa3(monkeypatch):
     """FlashAttention-3 of the model and the oracle, as on a GPU of 132 multiprocessors."""
     fake = fakes.FakeFlashAttention()
-    monkeypatch.setattr(library, "load", lambda *_: fake)
+    monkeypatch.setattr(library, "import_library", lambda *_: fake)
     monkeypatch.setattr(library, "_build_flags", dict)
     for module in (flash_attn3, scheduler):
         monkeypatch.setattr(module, "sm_count", lambda device: fakes.SMS)
@@ -221,5 +222,5 @@ def libraries(monkeypatch, fake_fa2, fake_fa3):
     }
     monkeypatch.setattr(library, "sglang_release", lambda: "0.4.10")
     monkeypatch.setattr(sglang, "sm_count", lambda device: fakes.SMS)
-    monkeypatch.setattr(library, "load", lambda name=library.FLASH_ATTN_3: loaded[name])
+    monkeypatch.setattr(library, "import_library", lambda name=library.FLASH_ATTN_3: loaded[name])
     return found

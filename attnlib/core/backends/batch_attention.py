@@ -41,7 +41,7 @@ class BatchAttention(Backend[Batches, PagedKV]):
         else:
             paged = batch
             causal = False
-            rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
+            rows = batch.qo_indptr
         if held is None:
             flashinfer = importlib.import_module("flashinfer")
             wrapper = flashinfer.BatchAttention(kv_layout="NHD", device=str(self.device))

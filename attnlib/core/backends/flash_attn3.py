@@ -85,7 +85,7 @@ class FlashAttn3Extend(_FlashAttention[ExtendBatch]):
         scale = plan.batch.spec.softmax_scale
         causal = held.mask == "causal"
         if held.ragged:
-            return library.load().flash_attn_varlen_func(
+            return library.import_library().flash_attn_varlen_func(
                 q=q,
                 k=cache.k_cache[:, 0],
                 v=cache.v_cache[:, 0],
@@ -96,7 +96,7 @@ class FlashAttn3Extend(_FlashAttention[ExtendBatch]):
                 causal=causal,
                 softmax_scale=scale,
             )
-        return library.load().flash_attn_with_kvcache(
+        return library.import_library().flash_attn_with_kvcache(
             q=q,
             k_cache=cache.k_cache,
             v_cache=cache.v_cache,
@@ -156,7 +156,7 @@ def launch(
     words: Tensor | None = None,
 ) -> Tensor:
     """The library's call without a check that `words` fit. `attend` is the safe one."""
-    out = library.load().flash_attn_with_kvcache(
+    out = library.import_library().flash_attn_with_kvcache(
         q=q.view(facts.batch_size, facts.max_seqlen_q, *q.shape[1:]),
         k_cache=kv.k_cache,
         v_cache=kv.v_cache,

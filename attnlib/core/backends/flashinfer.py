@@ -203,66 +203,6 @@ class UniformPrefill(Prefill):
         return super()._options(batch) | {"uniform_q_len": most}
 
 
-class BatchPod(Prefill):
-    """BatchPODWithPagedKVCacheWrapper: tiles of decoding requests and of chunks share a launch.
-
-    Requests with one query come first. Queries and outputs of the two parts are apart: `run` joins
-    the outputs by a copy. A plan's state is the wrapper and the number of decodes, by name.
-    """
-
-    def prepare(self, batch: ExtendBatch, held: Any) -> Any:
-        """FlashInfer's two plans. ValueError for a graph, which would keep its first plan's launch,
-        and unless requests with one query, and others after them, are in the batch."""
-        spec = batch.spec
-        paged = batch.paged
-        lens = batch.q_lens_cpu
-        decodes = int((lens == 1).sum())
-        is_mixed = 0 < decodes < len(lens)
-        decodes_are_first = int(lens[:decodes].sum()) == decodes
-        if self.cuda_graph or not is_mixed or not decodes_are_first:
-            raise ValueError(
-                f"{self.entry.name} must be called eagerly, for requests of 1 query and then of "
-                f"more, got cuda_graph={self.cuda_graph} and q_lens {lens.tolist()[:8]}..."
-            )
-        if held is None:
-            held = {"wrapper": _make("BatchPODWithPagedKVCacheWrapper", self.device)}
-        held["decodes"] = decodes
-        held["wrapper"].plan(
-            # chunks of prefill
-            qo_indptr_p=batch.qo_indptr[decodes:] - decodes,
-            kv_indptr_p=paged.kv_indptr[decodes:],
-            kv_indices_p=paged.kv_indices,
-            last_page_len_p=paged.kv_last_page_len[decodes:],
-            # decodes
-            qo_indptr_d=batch.qo_indptr[: decodes + 1],
-            kv_indptr_d=paged.kv_indptr[: decodes + 1],
-            kv_indices_d=paged.kv_indices,
-            last_page_len_d=paged.kv_last_page_len[:decodes],
-            num_qo_heads=spec.num_qo_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            page_size=spec.page_size,
-            **self._options(batch),
-        )
-        return held
-
-    reported = Backend.reported  # the wrapper has one kernel and names none
-
-    def attend(self, q: Tensor, cache: PagedKV, plan: Plan[ExtendBatch]) -> Tensor:
-        """FlashInfer's own run, and the copy."""
-        cache.require_pages_of(plan.batch.spec)
-        kv = (cache.k_cache, cache.v_cache)
-        decodes = plan.state["decodes"]
-        chunks, ones = plan.state["wrapper"].run(
-            q_p=q[decodes:],
-            paged_kv_cache_p=kv,
-            q_d=q[:decodes],
-            paged_kv_cache_d=kv,
-            causal_p=plan.batch.mask == "causal",
-        )
-        return torch.cat((ones, chunks))
-
-
 def plan_options(spec: AttnSpec) -> dict[str, Any]:
     """Scale and dtypes, by the names that every plan of the library takes."""
     return {

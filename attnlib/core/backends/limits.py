@@ -199,22 +199,6 @@ def _latent(call: Facts) -> Iterator[Limit]:
         yield Limit("sinks", "no sinks", "_capabilities.py")
 
 
-def _batch_pod(call: Facts) -> Iterator[Limit]:
-    """Rules of BatchPOD, which has fa2's tiles. POD itself has no backend of ours: its chunk reads
-    contiguous K and V of one request (`k_p`, `v_p` of pod.py), never pages, and its launch clears
-    counters on the legacy stream (pod.cuh), a race on any other one. Read: 0.6.13, 0.7.2.post1."""
-    yield from _fa2(call)
-    if call["custom_mask"]:
-        yield Limit("custom_mask", "takes no custom mask", "batch_pod.cu")
-    if not call["one_dtype"]:
-        yield Limit("dtypes", "query and cache must share a dtype", "batch_pod.cu")
-    if call["head_dim"] == 512:
-        yield Limit("head_dim", "head_dim must be 64, 128 or 256", "batch_pod.cuh")
-    if call["group_size"] > 16:
-        why = "group size must be at most 16, the rows of a decode's tile, whatever its plan"
-        yield Limit("group_size", why, "batch_pod.cu")
-
-
 def _cuda_cores(call: Facts) -> Iterator[Limit]:
     if call["fp8_query"]:
         yield Limit("dtypes", "takes no FP8 query", "decode.cuh")
@@ -266,7 +250,6 @@ def _cudnn(call: Facts) -> Iterator[Limit]:
 TABLE = {
     "fa2": _fa2,
     "fa3": _fa3,
-    "batch-pod": _batch_pod,
     "cuda-cores": _cuda_cores,
     "xqa": _xqa,
     "cudnn": _cudnn,

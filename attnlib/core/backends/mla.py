@@ -41,10 +41,8 @@ class FlashInferMla(Backend[MlaBatch, Tensor]):
         """FlashInfer's own plan, after chosen tokens were checked. Synchronises."""
         sums, pages, lens, page_size = attended_pages(batch)
         wrapper = self._wrapper(batch) if held is None else held[0]
-        rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
-        rows = rows * batch.q_len
         lengths = {
-            "qo_indptr": rows,
+            "qo_indptr": batch.paged.qo_indptr * batch.q_len,
             "kv_indptr": sums,
             "kv_indices": pages,
             "kv_len_arr": lens,
@@ -135,7 +133,7 @@ class FlashMlaDense(Backend[MlaBatch, Tensor]):
     def prepare(self, batch: MlaBatch, held: Any) -> tuple[Tensor, Tensor, Any]:
         """Copy lengths and page table; of a held schedule, write the words anew."""
         paged = batch.paged
-        flash_mla = library.load(library.FLASHMLA)
+        flash_mla = library.import_library(library.FLASHMLA)
         if held is None:
             meta = flash_mla.get_mla_metadata()[0]
             return paged.seq_lens.clone(), paged.page_table.clone(), meta
@@ -160,7 +158,7 @@ class FlashMlaDense(Backend[MlaBatch, Tensor]):
         seq_lens, page_table, meta = plan.state
         require_pages(cache, plan.batch.highest_page)
         q_len = plan.batch.q_len
-        out, _ = library.load(library.FLASHMLA).flash_mla_with_kvcache(
+        out, _ = library.import_library(library.FLASHMLA).flash_mla_with_kvcache(
             q=q.unflatten(0, (-1, q_len)),
             k_cache=cache[:, :, None],
             block_table=page_table,
@@ -207,7 +205,7 @@ class FlashMlaSparse(Backend[MlaBatch, Tensor]):
         if heads > batch.spec.num_qo_heads:
             shape = (batch.batch_size, 1, heads, MLA_HEAD_DIM)
             q = torch.zeros(shape, dtype=torch.bfloat16, device=indices.device)
-        return indices, q, library.load(library.FLASHMLA).get_mla_metadata()[0]
+        return indices, q, library.import_library(library.FLASHMLA).get_mla_metadata()[0]
 
     def attend(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         """Copy the query where heads are padded, then one sparse call: [bs, num_qo_heads, 512]."""
@@ -221,7 +219,7 @@ class FlashMlaSparse(Backend[MlaBatch, Tensor]):
 
     def _attend(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         indices, _, meta = plan.state
-        out, _ = library.load(library.FLASHMLA).flash_mla_with_kvcache(
+        out, _ = library.import_library(library.FLASHMLA).flash_mla_with_kvcache(
             q=q[:, None],
             k_cache=cache.view(torch.float8_e4m3fn)[:, :, None],
             block_table=None,
@@ -253,7 +251,7 @@ class FlashMlaSparseBf16(FlashMlaSparse):
 
     def _attend(self, q: Tensor, cache: Tensor, plan: Plan[MlaBatch]) -> Tensor:
         indices, *_ = plan.state
-        out, *_ = library.load(library.FLASHMLA).flash_mla_sparse_fwd(
+        out, *_ = library.import_library(library.FLASHMLA).flash_mla_sparse_fwd(
             q=q,
             kv=cache.view(-1, 1, MLA_HEAD_DIM),
             indices=indices,
@@ -283,7 +281,7 @@ class FlashAttn3Mla(Backend[MlaBatch, Tensor]):
             order = is_none.int().argsort(stable=True)  # chosen tokens first
             table = slots.gather(1, order).clamp(min=0)
             lens = (~is_none).sum(1).int()
-        words = library.load().get_scheduler_metadata(
+        words = library.import_library().get_scheduler_metadata(
             # Builds agree in the order of these, not in their names.
             batch.batch_size,
             batch.q_len,
@@ -309,7 +307,7 @@ class FlashAttn3Mla(Backend[MlaBatch, Tensor]):
         pages = _pages(cache, plan.batch.spec)
         latent, rope = _latent_and_rope(pages[:, :, None])
         latent_q, rope_q = _latent_and_rope(q.unflatten(0, (-1, plan.batch.q_len)))
-        out = library.load().flash_attn_with_kvcache(
+        out = library.import_library().flash_attn_with_kvcache(
             q=rope_q,
             k_cache=rope,
             v_cache=latent,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..batch import DecodeBatch, PagedKV
 from ..extend import ExtendBatch
-from ..fa2.library import HEAD_DIMS, RELEASES, base_of
+from ..fa2.library import HEAD_DIMS, RELEASES
 from ..spec import CUSTOM_MASKS, AttnSpec
 from .base import Backend, Batch, Plan, installed_version
 from .flashinfer import Decode, Prefill
@@ -30,7 +30,7 @@ class _Planned(Backend[Batch, PagedKV]):
         if reason := super().unsupported(entry, spec, mask):
             return reason
         release = installed_version(entry.distribution)
-        if release and not base_of(release):
+        if release and release not in RELEASES:
             return f"the plan of {', '.join(RELEASES[-3:])} and older is known, got {release}"
         if spec.head_dim not in HEAD_DIMS:
             return f"head_dim must be 64, 128 or 256, got {spec.head_dim}"

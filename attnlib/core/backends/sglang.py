@@ -61,7 +61,7 @@ class _SglangFlashAttn3(Backend[Batch, Cache]):
         facts = self.facts(batch)
         kept = {name: tensor.clone() for name, tensor in given.items()}
         return partial(
-            library.load(self.source).flash_attn_with_kvcache,
+            library.import_library(self.source).flash_attn_with_kvcache,
             **kept,
             max_seqlen_q=facts.max_seqlen_q,
             softmax_scale=batch.spec.softmax_scale,
@@ -123,15 +123,10 @@ class SglangDecode(_OfLayers[DecodeBatch]):
 
     def tensors(self, batch: DecodeBatch) -> dict[str, torch.Tensor]:
         """Lengths, pages, and one query row per request."""
-        rows = torch.arange(
-            batch.batch_size + 1,
-            dtype=torch.int32,
-            device=self.device,
-        )
         return {
             "cache_seqlens": batch.seq_lens,
             "page_table": batch.page_table,
-            "cu_seqlens_q": rows,
+            "cu_seqlens_q": batch.qo_indptr,
         }
 
     def prepare(self, batch: DecodeBatch, held: Any) -> "partial[torch.Tensor]":
@@ -148,7 +143,7 @@ class SglangDecode(_OfLayers[DecodeBatch]):
     def _schedule(self, batch: DecodeBatch, call: "partial[torch.Tensor]") -> torch.Tensor:
         """The schedule by the cap of the call; SGLang takes the longest request for the width."""
         spec = batch.spec
-        return library.load(self.source).get_scheduler_metadata(
+        return library.import_library(self.source).get_scheduler_metadata(
             batch_size=batch.batch_size,
             max_seqlen_q=1,
             max_seqlen_k=int(batch.seq_lens_cpu.max()),
@@ -213,15 +208,10 @@ class SglangMla(_SglangFlashAttn3[MlaBatch, torch.Tensor]):
 
     def tensors(self, batch: MlaBatch) -> dict[str, torch.Tensor]:
         """Lengths, pages, and `q_len` query rows per request."""
-        rows = torch.arange(
-            batch.batch_size + 1,
-            dtype=torch.int32,
-            device=self.device,
-        )
         return {
             "cache_seqlens": batch.paged.seq_lens,
             "page_table": batch.paged.page_table,
-            "cu_seqlens_q": rows * batch.q_len,
+            "cu_seqlens_q": batch.paged.qo_indptr * batch.q_len,
         }
 
     def attend(

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib import metadata
 
-PLANS = ("decode", "mla", "extend")
+PLANNABLE = ("decode", "mla", "extend")
 """What a backend can plan: `DecodeBatch`, `MlaBatch` or `ExtendBatch`."""
 
 
@@ -312,11 +312,11 @@ def _of_prefix(kernel: str, table: Mapping[str, str]) -> str:
 class Entry:
     """One mode of one library.
 
-    `plans` is one of `PLANS`, `code` the `module:class` in this folder, `family` the kernel family
-    that must run (empty: the library chooses). Releases before `since` lack the mode. `words` are
-    the names that engines use ("fa3" is SGLang's word for FlashAttention-3), `label` the name in
-    tables. `cap` is the cap of splits (`schedule.caps`), empty where the mode takes none: a name
-    may choose another, `sglang-flash-attn-3@bounded`.
+    `plans` is one of `PLANNABLE`, `code` the `module:class` in this folder, `family` the kernel
+    family that must run (empty: the library chooses). Releases before `since` lack the mode.
+    `words` are the names that engines use ("fa3" is SGLang's word for FlashAttention-3), `label`
+    the name in tables. `cap` is the cap of splits (`schedule.caps`), empty where the mode takes
+    none: a name may choose another, `sglang-flash-attn-3@bounded`.
     """
 
     name: str
@@ -454,7 +454,6 @@ _ENTRIES = (
         "batch_attention:BatchAttention",
         "batch-attention",
     ),
-    Entry("flashinfer-batch-pod", "extend", "flashinfer:BatchPod", "batch-pod", since="0.5.3"),
     Entry("flash-attn-3-extend", "extend", "flash_attn3:FlashAttn3Extend", "flash-attn-3"),
     Entry(
         "sglang-flash-attn-3-extend",
@@ -468,7 +467,7 @@ _ENTRIES = (
 
 TABLE = {entry.name: entry for entry in _ENTRIES}
 BACKENDS, MLA_BACKENDS, EXTEND_BACKENDS = (
-    tuple(entry.name for entry in _ENTRIES if entry.plans == plans) for plans in PLANS
+    tuple(entry.name for entry in _ENTRIES if entry.plans == plans) for plans in PLANNABLE
 )
 
 

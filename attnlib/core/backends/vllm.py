@@ -38,9 +38,8 @@ class _Vllm(Backend[DecodeBatch, PagedKV]):
     def options(self, batch: DecodeBatch) -> dict[str, Any]:
         """Arguments of both kernels, with copies of the batch's lengths and page table."""
         spec = batch.spec
-        rows = torch.arange(batch.batch_size + 1, dtype=torch.int32, device=self.device)
         return {
-            "cu_seqlens_q": rows,
+            "cu_seqlens_q": batch.qo_indptr,
             "max_seqlen_q": 1,
             "seqused_k": batch.seq_lens.clone(),
             "max_seqlen_k": batch.page_table.shape[1] * spec.page_size,

@@ -9,87 +9,85 @@ use, so each reads its words: FlashInfer #4002 wrote 8 of 66, and the rest was w
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..spec import ceil_div, require_all_read
+from ..spec import INT32_MAX, ceil_div, require_all_read
 from .library import FA2_INFO, by_name
 from .words import WORD
 
-READ = (
-    "request_indices",
-    "qo_tile_indices",
-    "kv_tile_indices",
-    "kv_chunk_size_ptr",
-    "block_valid_mask",
-)
+INDICES = ("request_indices", "qo_tile_indices", "kv_tile_indices")
+READ = (*INDICES, "kv_chunk_size_ptr", "block_valid_mask")
 """The arrays that decide what is read; the workspace of 8 MiB is not copied whole."""
 
 
-def tokens_read(
-    image: np.ndarray,
-    info: Sequence[int],
-    seq_lens: np.ndarray,
-) -> np.ndarray:
-    """Tokens of each request that the blocks of a plan read, [bs] int64.
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a plan that run: `INDICES` of each, their numbers in a grid of `count`, and the
+    tokens of a chunk; 0: requests are not cut."""
 
-    `image` [words] int32 is the int workspace, `info` is `wrapper._plan_info` of a wrapper with
-    tensor cores, `seq_lens` [bs] are the tokens of this call. A block reads chunk number
-    `kv_tile_indices` of request `request_indices`, as far as the request goes.
-    """
-    facts = by_name(info)
-    blocks = facts["padded_batch_size"]
-    lens = np.asarray(seq_lens, np.int64)
+    count: int
+    numbers: np.ndarray
+    indices: dict[str, np.ndarray]
+    chunk: int
 
-    def words(name: str, count: int) -> np.ndarray:
-        at = facts[f"{name}_offset"] // WORD
-        return image[at : at + count]
+    @classmethod
+    def of(cls, image: np.ndarray, info: Sequence[int]) -> "Blocks":
+        """Of the int workspace `image` [words] int32 and `wrapper._plan_info`."""
+        facts = by_name(info)
 
-    requests = words("request_indices", blocks)
-    tiles = words("kv_tile_indices", blocks)
-    if not facts["split_kv"]:
-        is_read = np.isin(np.arange(len(lens)), requests)
-        return np.where(is_read, lens, 0)
-    if facts["enable_cuda_graph"]:
-        mask = words("block_valid_mask", ceil_div(blocks, WORD)).view(np.uint8)
-        valid = mask[:blocks].astype(bool)
-        requests = requests[valid]
-        tiles = tiles[valid]
-    chunk = int(words("kv_chunk_size_ptr", 1)[0])
-    pairs = np.unique(np.stack([requests, tiles]), axis=1)
-    requests, tiles = pairs[:, pairs[0] < len(lens)]
-    tokens = np.clip(lens[requests] - tiles * chunk, 0, chunk)
-    return np.bincount(requests, tokens, len(lens)).astype(np.int64)
+        def words(name: str, count: int) -> np.ndarray:
+            at = facts[f"{name}_offset"] // WORD
+            return image[at : at + count]
+
+        count = facts["padded_batch_size"]
+        numbers = np.arange(count)
+        if facts["split_kv"] and facts["enable_cuda_graph"]:
+            mask = words("block_valid_mask", ceil_div(count, WORD)).view(np.uint8)
+            numbers = np.flatnonzero(mask[:count])
+        indices = {name: words(name, count)[numbers] for name in INDICES}
+        chunk = int(words("kv_chunk_size_ptr", 1)[0]) if facts["split_kv"] else 0
+        return cls(count, numbers, indices, chunk)
+
+    def tokens_read(self, seq_lens: np.ndarray) -> np.ndarray:
+        """Tokens of each request that the blocks read, [bs] int64, given those of the call.
+
+        A block reads chunk number `kv_tile_indices` of request `request_indices`, as far as that
+        goes.
+        """
+        lens = np.asarray(seq_lens, np.int64)
+        requests = self.indices["request_indices"]
+        if not self.chunk:
+            is_read = np.isin(np.arange(len(lens)), requests)
+            return np.where(is_read, lens, 0)
+        pairs = np.unique(np.stack([requests, self.indices["kv_tile_indices"]]), axis=1)
+        requests, tiles = pairs[:, pairs[0] < len(lens)]
+        tokens = np.clip(lens[requests] - tiles * self.chunk, 0, self.chunk)
+        return np.bincount(requests, tokens, len(lens)).astype(np.int64)
+
+    def require_entries(self, batch_size: int) -> None:
+        """RuntimeError where a block is for a request that the call does not have, or for a tile
+        below 0."""
+        for name, words in self.indices.items():
+            most = batch_size - 1 if name == "request_indices" else INT32_MAX
+            wrong = (words < 0) | (words > most)
+            if wrong.any():
+                first = int(wrong.argmax())
+                limits = f"in 0..{most}" if most < INT32_MAX else ">= 0"
+                raise RuntimeError(
+                    f"the plan of the wrapper must have {name} {limits} in every block that runs, "
+                    f"got {words[first]} in block {self.numbers[first]} of {self.count}: clear the "
+                    "words behind the plan, or plan inside the graph (Fa2Planner)"
+                )
 
 
-def require_entries(image: np.ndarray, info: Sequence[int], batch_size: int) -> None:
-    """RuntimeError where a block that runs is for a request that the call does not have, or for a
-    tile below 0; arguments as of `tokens_read`."""
-    facts = by_name(info)
-    blocks = facts["padded_batch_size"]
-    runs = np.ones(blocks, bool)
-    if facts["split_kv"] and facts["enable_cuda_graph"]:
-        at = facts["block_valid_mask_offset"] // WORD
-        mask = image[at : at + ceil_div(blocks, WORD)].view(np.uint8)
-        runs = mask[:blocks].astype(bool)
-    most = {"request_indices": batch_size - 1, "qo_tile_indices": None, "kv_tile_indices": None}
-    for name, largest in most.items():
-        at = facts[f"{name}_offset"] // WORD
-        words = image[at : at + blocks]
-        wrong = runs & (words < 0)
-        if largest is not None:
-            wrong |= runs & (words > largest)
-        if wrong.any():
-            block = int(wrong.argmax())
-            limits = ">= 0" if largest is None else f"in 0..{largest}"
-            raise RuntimeError(
-                f"the plan of the wrapper must have {name} {limits} in every block that runs, got "
-                f"{words[block]} in block {block} of {blocks}: clear the words behind the plan, or "
-                "plan inside the graph (Fa2Planner)"
-            )
+def tokens_read(image: np.ndarray, info: Sequence[int], seq_lens: np.ndarray) -> np.ndarray:
+    """`Blocks.tokens_read` of a plan."""
+    return Blocks.of(image, info).tokens_read(seq_lens)
 
 
 def require_plan(wrapper: Any, seq_lens: Tensor) -> None:
@@ -142,12 +140,13 @@ def require_plan(wrapper: Any, seq_lens: Tensor) -> None:
     end = last_array + facts["padded_batch_size"]
     image = wrapper._int_workspace_buffer.view(torch.int32)[:end].cpu().numpy()
     lens = seq_lens.cpu().numpy().astype(np.int64)
-    require_entries(image, info, len(lens))
+    blocks = Blocks.of(image, info)
+    blocks.require_entries(len(lens))
     if wrapper._window_left >= 0:
         lens = np.minimum(lens, wrapper._window_left + facts["cta_tile_q"])
     require_all_read(
         "the plan of the wrapper",
-        read=tokens_read(image, info, lens),
+        read=blocks.tokens_read(lens),
         lens=lens,
         when="before the replay, or inside the graph (Fa2Planner)",
     )

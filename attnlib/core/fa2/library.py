@@ -43,12 +43,6 @@ def by_name(info: Sequence[int]) -> dict[str, int]:
     return dict(zip(FA2_INFO, info, strict=True))
 
 
-def base_of(release: str) -> str:
-    """The one of `RELEASES` that a build, `0.7.2+mine`, is made from; "" for any other."""
-    base = release.partition("+")[0]
-    return base if base in RELEASES else ""
-
-
 def tile_rows(rows: int, head_dim: int) -> int:
     """Rows of a query tile, given the query rows: FA2DetermineCtaTileQ below head_dim 512."""
     if rows > 64 and head_dim < 256:

@@ -27,17 +27,16 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..backends.base import installed_version
 from ..gpu import FA2_MEASURED
-from ..spec import INT32_MAX, ceil_div, require_int, require_page_size, require_word
+from ..spec import ceil_div, require_int, require_page_size, require_word
 from .choice import MAX_TOKENS, PlanShape
 from .kernel import LAUNCHER, PlanTensors
-from .library import FA2_INFO, HEAD_DIMS, MIN_CHUNK, RELEASES, ROWS_SINCE, base_of, by_name
-from .words import WORD, PlanLayout, library_words
+from .library import FA2_INFO, HEAD_DIMS, RELEASES, ROWS_SINCE, by_name
+from .words import WORD, PlanLayout
 
 QUERY_DTYPES = (torch.float16, torch.bfloat16)
 CACHE_DTYPES = (*QUERY_DTYPES, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -106,9 +105,8 @@ class Fa2Planner:
     Raises
     ------
     RuntimeError
-        For a wrapper or release that is not known, and for a build of a known one
-        (`0.7.2.post1+mine`) whose own plan of this wrapper, read back, has other words than that
-        release would write.
+        For a wrapper or release that is not known, such as a build of one's own
+        (`0.7.2.post1+mine`).
     ValueError
         For a wrapper that is not fa2 in CUDA-graph mode, was planned for another head_dim or other
         dtypes than fa2 reads, has a custom mask or too small buffers, and for a number that is out
@@ -143,7 +141,7 @@ class Fa2Planner:
         require_word("head_dim", head_dim, HEAD_DIMS)
         is_theirs = state.plan_info is not getattr(wrapper, OUR_INFO, None)
         if is_theirs:
-            _require_head_dim(state, head_dim, base_of(release))
+            _require_head_dim(state, head_dim, release)
         if page_size:
             require_page_size(page_size)
         device = state.int_workspace_buffer.device
@@ -161,8 +159,6 @@ class Fa2Planner:
             window=state.window_left,
             page_size=max(page_size, 1),
         )
-        if is_theirs and release not in RELEASES:
-            _require_same_words(state, self.shape, page_size, release)
         self.layout = PlanLayout.of(self.shape)
         self.page_arrays = {
             "kv_indptr": state.paged_kv_indptr_buf,
@@ -272,53 +268,12 @@ def warn_if_not_measured(gpu: str) -> None:
 
 def _known_release() -> str:
     release = installed_version("flashinfer-python")
-    if not base_of(release):
+    if release not in RELEASES:
         raise RuntimeError(
             f"flashinfer-python must be a release whose plan is known, {RELEASES[0]} to "
-            f"{RELEASES[-1]}, or a build of one (+...), got {release or 'none'}"
+            f"{RELEASES[-1]}, got {release or 'none'}"
         )
     return release
-
-
-def _require_same_words(state: Any, shape: PlanShape, page_size: int, release: str) -> None:
-    """RuntimeError unless the wrapper's own plan, read back, is word for word what the release
-    that this build is made from would write."""
-    if not page_size:
-        raise ValueError(
-            f"page_size must be given, to compare the plan of flashinfer-python {release} with "
-            f"that of {base_of(release)}, got none"
-        )
-    if different := _first_difference(state, shape):
-        raise RuntimeError(
-            f"flashinfer-python {release} must plan as {base_of(release)}, whose words are known; "
-            f"{different} of this wrapper's plan is not what that release would write"
-        )
-
-
-def _first_difference(state: Any, shape: PlanShape) -> str:
-    """The first word of the wrapper's plan that FlashInfer would not write by the same chunk; ""
-    if there is none."""
-    memory = state.int_workspace_buffer.view(torch.uint8).flatten().cpu().numpy()
-    info = by_name(state.plan_info)
-    at = info["kv_chunk_size_ptr_offset"]
-    tile = info["cta_tile_q"]
-    chunk = int.from_bytes(memory[at : at + WORD].tobytes(), "little")
-    if chunk < MIN_CHUNK or chunk % shape.page_size:
-        return "kv_chunk_size"
-    if tile not in (16, 64, 128):
-        return "cta_tile_q"
-    q_sums = state.qo_indptr_buf.cpu().numpy()
-    sums = state.paged_kv_indptr_buf.cpu().numpy()
-    last = state.paged_kv_last_page_len_buf.cpu().numpy()
-    lens = (np.diff(sums) - 1) * shape.page_size + last
-    most = INT32_MAX if shape.window < 0 else shape.window + tile
-    seen = np.clip(lens, 1, most)  # FlashInfer gives an empty request a block
-    plan = library_words(state.plan_info, seen, np.diff(q_sums), chunk, shape.group_size)
-    for name, at, data in plan.placed():
-        is_left_out = name == "merge_indptr" and not info["split_kv"]  # 0.7.4 on, past a wave
-        if not is_left_out and memory[at : at + len(data)].tobytes() != data.tobytes():
-            return name
-    return ""
 
 
 def _private(wrapper: Any) -> Any:

@@ -18,7 +18,6 @@ their log-sum-exp [partial rows, num_qo_heads]. An empty request has no block: i
 from nothing, which gives zeros and -inf.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,17 +122,14 @@ class Words:
     def image(self, words: int, fill: int = 0) -> np.ndarray:
         """The first `words` of the int workspace, int32; what is not written holds `fill`."""
         image = np.full(words, fill, np.int32)
-        for _, at, data in self.placed():
-            image.view(np.uint8)[at : at + len(data)] = data
-        return image
-
-    def placed(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """Each of `ARRAYS`, the byte of the int workspace where it begins, its bytes."""
         starts = by_name(self.info)
         for name in ARRAYS:
             dtype = np.bool_ if name == "block_valid_mask" else np.int32
             array = np.atleast_1d(getattr(self, name.removesuffix("_ptr")))
-            yield name, starts[f"{name}_offset"], array.astype(dtype).view(np.uint8)
+            data = array.astype(dtype).view(np.uint8)
+            at = starts[f"{name}_offset"]
+            image.view(np.uint8)[at : at + len(data)] = data
+        return image
 
 
 def offsets(counts: dict[str, int]) -> dict[str, int]:
@@ -168,32 +164,6 @@ def block_indices(
         requests.astype(np.int32),
         qo_tiles.astype(np.int32),
         kv_tiles.astype(np.int32),
-    )
-
-
-def library_words(
-    info: tuple[int, ...],
-    seen: np.ndarray,
-    q_lens: np.ndarray,
-    chunk: int,
-    group_size: int,
-) -> Words:
-    """What FlashInfer writes by a plan of these integers for requests of `q_lens` [bs] queries,
-    `seen` [bs] tokens cut into chunks of `chunk`; read in scheduler.cuh (PrefillPlan)."""
-    facts = by_name(info)
-    parts = ceil_div(seen, chunk)
-    tiles = ceil_div(q_lens * group_size, facts["cta_tile_q"])
-    requests, qo_tiles, kv_tiles = block_indices(tiles, parts)
-    return Words(
-        info=info,
-        request_indices=requests,
-        qo_tile_indices=qo_tiles,
-        kv_tile_indices=kv_tiles,
-        o_indptr=prefix_sums(q_lens * parts),
-        merge_indptr=prefix_sums(np.repeat(parts, q_lens)),
-        kv_chunk_size=chunk,
-        total_num_rows=int(q_lens.sum()),
-        block_valid_mask=np.arange(facts["padded_batch_size"]) < len(requests),
     )
 
 

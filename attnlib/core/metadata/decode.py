@@ -30,6 +30,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..schedule.kinds import COLUMNS
 from ..spec import ceil_div
 from .device import (
     scan_width,
@@ -42,7 +43,10 @@ from .launch import Cut, Launch, Launcher
 from .require import DecodeTensors, kept_apart, page_bounds, require_decode, row_stride, values_of
 
 MANY_ROWS = 1024
-WORDS = "scheduler.words"
+WIDTH = tl.constexpr(COLUMNS)
+QUERIES = "cu_seqlens_q"
+TABLE = "schedules.table"
+WORDS = "schedules.words"
 OUTPUTS = ("cache_seqlens", "cu_seqlens_k", "page_table", "swa_page_table")
 
 
@@ -87,15 +91,7 @@ def tiling_of(batch: int, max_pages: int, page_size: int) -> Tiling:
         "batch",
         "pool_rows",
         "num_slots",
-        "split_cap",
-        "query_tokens",
-        "token_rows",
-        "block_m",
-        "block_n",
-        "heads",
-        "sms",
-        "l2_blocks",
-        "unpacked",
+        "kind_programs",
     ]
 )
 def decode_metadata_kernel(
@@ -110,7 +106,11 @@ def decode_metadata_kernel(
     # of a sliding window, both or neither: an input and an output
     swa_slot_map_ptr,  # [num_slots] int32 or int64
     swa_page_table_ptr,  # as page_table
-    # output or none: FlashAttention-3's schedule, laid out as `schedule.splits` says
+    # FlashAttention-3's schedules or none. Inputs: query tokens, if they are told by request, and
+    # what the host decides of each kind of layer
+    cu_seqlens_q_ptr,  # [batch + 1] int32
+    table_ptr,  # [kinds, WIDTH] int32: `kinds.KernelFacts`, SORTS, SWIZZLES and the first word
+    # output: each schedule is laid out as `schedule.splits` says
     words_ptr,  # int32
     # numbers
     delta,
@@ -122,30 +122,20 @@ def decode_metadata_kernel(
     num_slots,
     token_stride,
     table_stride,
-    # what FlashAttention-3's host decides
-    split_cap,
-    query_tokens,
-    token_rows,
-    block_m,
-    block_n,
-    heads,
-    sms,
-    l2_blocks,
-    unpacked,
+    kind_programs,
     # structure
     SHIFT: tl.constexpr,
     HAS_SWA: tl.constexpr,
     VECTOR: tl.constexpr,
     SCAN: tl.constexpr,
-    SORTS: tl.constexpr,
-    SWIZZLES: tl.constexpr,
     SPAN: tl.constexpr,
     COLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """See `build_decode_metadata`; SHIFT = log2(page_size), blocks of COLS columns.
 
-    Programs of dimension 0: the lengths, the schedule, and from `first_row` on a request each.
+    Programs of dimension 0: the lengths, `kind_programs` for each kind of layer with a schedule,
+    and from `first_row` on a request each.
     """
     wait_for_predecessor(OVERLAP)
     part = tl.program_id(0)
@@ -174,67 +164,57 @@ def decode_metadata_kernel(
             write_lengths(seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, delta, SCAN)
         elif words_ptr is not None:
             write_schedule(
-                part - 1,
+                (part - 1) % kind_programs,
+                table_ptr + (part - 1) // kind_programs * WIDTH,
                 seq_lens_ptr,
-                None,  # as many query tokens for each request
+                cu_seqlens_q_ptr,
                 words_ptr,
                 batch,
                 delta,
-                split_cap,
-                query_tokens,
-                token_rows,
-                block_m,
-                block_n,
-                heads,
-                sms,
-                l2_blocks,
-                unpacked,
-                SORTS,
-                SWIZZLES,
                 SPAN,
             )
 
 
-class Schedule(NamedTuple):
-    """FlashAttention-3's schedule in a launch.
+class Schedules(NamedTuple):
+    """FlashAttention-3's schedules in a launch.
 
-    Its programs, and what the kernel takes for it: tensors, the last of which is written; sizes;
-    constants up to SPAN.
+    The kernel's tensors for them by their names, the last of which is written; kinds of layers;
+    programs of a kind; and SPAN, which holds all requests that one is ordered among.
     """
 
     tensors: Mapping[str, Tensor | None]
+    kinds: int
     programs: int
-    facts: tuple[int, ...]
-    flags: tuple[int, ...]
+    span: int
 
 
-NO_SCHEDULE = Schedule(
-    tensors={WORDS: None},
+NO_SCHEDULES = Schedules(
+    tensors={QUERIES: None, TABLE: None, WORDS: None},
+    kinds=0,
     programs=0,
-    facts=(0, 0, 0, 0, 0, 0, 0, 0, 0),
-    flags=(False, False, 32),
+    span=32,
 )
 
 
 def launch_of(
     t: DecodeTensors,
     page_size: int,
-    schedule: Schedule,
+    schedules: Schedules,
 ) -> Launch:
-    """The launch for checked tensors, with a schedule or without."""
+    """The launch for checked tensors, with schedules or without."""
     batch, columns = t.page_table.shape
     pool_rows, max_ctx = t.req_to_token.shape
     strides = (row_stride(t.req_to_token), row_stride(t.page_table))
     num_slots = 0 if t.swa_slot_map is None else len(t.swa_slot_map)
     vector = 1 if any(words % 4 for words in (max_ctx, *strides)) else 4
     shift = page_size.bit_length() - 1
-    first_row = 1 + schedule.programs
+    first_row = 1 + schedules.kinds * schedules.programs
     constants = (
         shift,
         t.swa_slot_map is not None,
         vector,
         scan_width(batch),
-        *schedule.flags,
+        schedules.span,
     )
 
     def cut(seq_len_delta: int, max_pages: int) -> Cut:
@@ -244,25 +224,24 @@ def launch_of(
 
     # Without a delta int32 lengths are rewritten with the same values, whoever reads them.
     is_int32 = t.seq_lens.dtype == torch.int32
-    words = [*schedule.tensors][-1]
     apart = kept_apart(
-        {**t._asdict(), **schedule.tensors},
-        (*OUTPUTS, words),
+        {**t._asdict(), **schedules.tensors},
+        (*OUTPUTS, WORDS),
         same_if_zero=("seq_lens", "cache_seqlens") if is_int32 else None,
     )
     return Launch(
         bounds=page_bounds(t, page_size, columns, f"page_table has {columns} columns"),
         apart=apart,
-        sizes=(first_row, batch, pool_rows, num_slots, *strides, *schedule.facts),
+        sizes=(first_row, batch, pool_rows, num_slots, *strides, schedules.programs),
         cut=cut,
     )
 
 
 def prepare(tensors: tuple[Any, ...], page_size: int) -> Launch:
     """The launch of `build_decode_metadata`, or the error for wrong tensors."""
-    t = DecodeTensors(*tensors[:-1])
+    t = DecodeTensors(*tensors[: len(DecodeTensors._fields)])
     require_decode(t, page_size)
-    return launch_of(t, page_size, NO_SCHEDULE)
+    return launch_of(t, page_size, NO_SCHEDULES)
 
 
 LAUNCHER = Launcher(decode_metadata_kernel, prepare)
@@ -335,7 +314,7 @@ def build_decode_metadata(
     if check:
         values = values_of(t, page_size, max_pages, seq_len_delta)
     LAUNCHER.launch(
-        (*t, None),  # no words of a schedule
+        (*t, *NO_SCHEDULES.tensors.values()),
         (page_size,),
         (seq_len_delta, max_pages),
         values,

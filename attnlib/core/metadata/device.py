@@ -132,29 +132,30 @@ def write_pages(
 @triton.jit
 def write_schedule(
     block,
+    kind_ptr,
     seq_lens_ptr,
     cu_seqlens_q_ptr,
     words_ptr,
     batch,
     delta,
-    split_cap,
-    query_tokens,
-    token_rows,
-    block_m,
-    block_n,
-    heads,
-    sms,
-    l2_blocks,
-    unpacked,
-    SORTS,
-    SWIZZLES,
     SPAN: tl.constexpr,
 ):
     """The words of requests `block` * ROWS and up; SPAN holds all that they are ordered among.
 
-    From `split_cap` on see `kinds.KernelFacts`. SORTS and SWIZZLES are constants, or values of the
-    program.
+    `kind_ptr` is a row of `kinds.StepSchedules.table`.
     """
+    split_cap = tl.load(kind_ptr)
+    query_tokens = tl.load(kind_ptr + 1)
+    token_rows = tl.load(kind_ptr + 2)
+    block_m = tl.load(kind_ptr + 3)
+    block_n = tl.load(kind_ptr + 4)
+    heads = tl.load(kind_ptr + 5)
+    sms = tl.load(kind_ptr + 6)
+    l2_blocks = tl.load(kind_ptr + 7)
+    unpacked = tl.load(kind_ptr + 8)
+    sorts = tl.load(kind_ptr + 9) != 0
+    swizzles = tl.load(kind_ptr + 10) != 0
+    words_ptr += tl.load(kind_ptr + 11)
     rows = block * ROWS + tl.arange(0, ROWS)
     first = block * ROWS // CTA * CTA
     others = first + tl.arange(0, SPAN)
@@ -175,12 +176,12 @@ def write_schedule(
     splits = tl.maximum(splits, 1)
     split_blocks = (blocks + splits - 1) // splits
     places = rows
-    if SORTS:
+    if sorts:
         others_splits = tl.minimum((others_blocks + share - 1) // share, split_cap)
         others_splits = tl.maximum(others_splits, 1)
         keys = split_blocks
         others_keys = (others_blocks + others_splits - 1) // others_splits
-        if SWIZZLES:  # of what is sorted, a causal mask alone
+        if swizzles:  # of what is sorted, a causal mask alone
             keys = keys * block_n - m_blocks * block_m
             others_keys = others_keys * block_n - others_m_blocks * block_m
         others_keys = tl.where(inside, others_keys, -LONGEST)
@@ -195,11 +196,11 @@ def write_schedule(
     target = words_ptr + padded + places
     tl.store(target, tl.where(live, m_blocks, 0), mask=room)
     end = 2 * padded
-    if SORTS:
+    if sorts:
         target = words_ptr + end + places
         tl.store(target, tl.where(live, rows, 0), mask=room)
         end += padded
-    if SWIZZLES:
+    if swizzles:
         fit = l2_blocks // tl.maximum(split_blocks, 1)
         in_l2 = tl.where(fit >= 2, 2, 1)
         in_l2 = tl.where(fit >= 4, 4, in_l2)

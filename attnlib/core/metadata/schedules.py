@@ -12,8 +12,6 @@ request has. The kinds share lengths and requests. What differs between them is 
 
 from typing import Any
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from ..batch import require_tensor
@@ -21,124 +19,10 @@ from ..schedule.facts import SchedulerFacts
 from ..schedule.kinds import COLUMNS, StepSchedules, layout
 from ..spec import ceil_div, require_between
 from . import decode
-from .device import (
-    ROWS,
-    span_width,
-    wait_for_predecessor,
-    write_lengths,
-    write_pages,
-    write_schedule,
-)
+from .decode import QUERIES, TABLE, WORDS, Schedules
+from .device import ROWS, span_width
 from .launch import Launch, Launcher
 from .require import DecodeTensors, require_decode, require_one_device, values_of
-from .step import require_step
-
-WIDTH = tl.constexpr(COLUMNS)
-QUERIES = "cu_seqlens_q"
-TABLE = "schedules.table"
-WORDS = "schedules.words"
-
-
-@triton.jit(
-    do_not_specialize=[
-        "delta",
-        "max_pages",
-        "first_row",
-        "batch",
-        "pool_rows",
-        "num_slots",
-        "kind_programs",
-    ]
-)
-def step_schedules_kernel(
-    # inputs
-    seq_lens_ptr,  # [batch] int32 or int64
-    req_pool_indices_ptr,  # [batch] int32 or int64
-    req_to_token_ptr,  # [pool_rows, token_stride] int32
-    # outputs
-    cache_seqlens_ptr,  # [batch] int32
-    cu_seqlens_k_ptr,  # [batch + 1] int32
-    page_table_ptr,  # [batch, table_stride] int32
-    # of a sliding window, both or neither: an input and an output
-    swa_slot_map_ptr,  # [num_slots] int32 or int64
-    swa_page_table_ptr,  # as page_table
-    # inputs: query tokens or none, and what the host decides of each kind of layer
-    cu_seqlens_q_ptr,  # [batch + 1] int32
-    table_ptr,  # [kinds, WIDTH] int32: `kinds.KernelFacts`, SORTS, SWIZZLES and the first word
-    # output: the schedules, each laid out as `schedule.splits` says
-    words_ptr,  # int32
-    # numbers
-    delta,
-    max_pages,
-    # sizes
-    first_row,
-    batch,
-    pool_rows,
-    num_slots,
-    token_stride,
-    table_stride,
-    kind_programs,
-    # structure
-    SHIFT: tl.constexpr,
-    HAS_SWA: tl.constexpr,
-    VECTOR: tl.constexpr,
-    SCAN: tl.constexpr,
-    SPAN: tl.constexpr,
-    COLS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """See `build_step_schedules`; SHIFT = log2(page_size), blocks of COLS columns.
-
-    Programs of dimension 0: the lengths, `kind_programs` for each kind of layer, and from
-    `first_row` on a request each.
-    """
-    wait_for_predecessor(OVERLAP)
-    part = tl.program_id(0)
-    if part >= first_row:
-        write_pages(
-            part - first_row,
-            seq_lens_ptr,
-            req_pool_indices_ptr,
-            req_to_token_ptr,
-            page_table_ptr,
-            swa_slot_map_ptr,
-            swa_page_table_ptr,
-            delta,
-            max_pages,
-            pool_rows,
-            num_slots,
-            token_stride,
-            table_stride,
-            SHIFT,
-            HAS_SWA,
-            VECTOR,
-            COLS,
-        )
-    elif tl.program_id(1) == 0:
-        if part == 0:
-            write_lengths(seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, delta, SCAN)
-        else:
-            kind = table_ptr + (part - 1) // kind_programs * WIDTH
-            write_schedule(
-                (part - 1) % kind_programs,
-                seq_lens_ptr,
-                cu_seqlens_q_ptr,
-                words_ptr + tl.load(kind + 11),
-                batch,
-                delta,
-                tl.load(kind),
-                tl.load(kind + 1),
-                tl.load(kind + 2),
-                tl.load(kind + 3),
-                tl.load(kind + 4),
-                tl.load(kind + 5),
-                tl.load(kind + 6),
-                tl.load(kind + 7),
-                tl.load(kind + 8),
-                tl.load(kind + 9) != 0,
-                tl.load(kind + 10) != 0,
-                SPAN,
-            )
 
 
 def prepare(
@@ -150,8 +34,7 @@ def prepare(
     *decode_tensors, queries, table, words = tensors
     t = DecodeTensors(*decode_tensors)
     require_decode(t, page_size)
-    for each in facts:
-        require_step("schedules", each, t, page_size, max_seqlen_q=facts[0].max_seqlen_q)
+    require_step(facts[0], t, page_size)
     batch = len(t.seq_lens)
     if queries is not None:
         require_tensor(QUERIES, queries, (batch + 1,), "int32", contiguous=True)
@@ -161,17 +44,33 @@ def prepare(
     require_tensor(WORDS, words, (layout(facts)[-1],), "int32", contiguous=True)
     others = {QUERIES: queries, TABLE: table, WORDS: words}
     require_one_device({"seq_lens": t.seq_lens, **others})
-    programs = ceil_div(batch, ROWS.value)
-    schedule = decode.Schedule(
+    schedules = Schedules(
         tensors=others,
-        programs=len(facts) * programs,
-        facts=(programs,),
-        flags=(span_width(batch),),
+        kinds=len(facts),
+        programs=ceil_div(batch, ROWS.value),
+        span=span_width(batch),
     )
-    return decode.launch_of(t, page_size, schedule)
+    return decode.launch_of(t, page_size, schedules)
 
 
-LAUNCHER = Launcher(step_schedules_kernel, prepare)
+def require_step(facts: SchedulerFacts, t: DecodeTensors, page_size: int) -> None:
+    """ValueError unless `facts` are of a call of this step, as all kinds of a step are or none."""
+    batch, columns = t.page_table.shape
+    expected = {
+        "batch_size": batch,
+        "page_size": page_size,
+        "max_seqlen_k": columns * page_size,
+    }
+    for field, value in expected.items():
+        if getattr(facts, field) != value:
+            raise ValueError(
+                f"schedules must be for a decode step of {field} {value}, as page_table "
+                f"[{batch}, {columns}] and page_size {page_size} make it, got {field} "
+                f"{getattr(facts, field)}"
+            )
+
+
+LAUNCHER = Launcher(decode.decode_metadata_kernel, prepare)
 
 
 def build_step_schedules(

@@ -30,6 +30,15 @@ from .facts import SchedulerFacts
 from .splits import num_words
 from .words import require_known_words
 
+COUNTED = {
+    "batch_size": "requests",
+    "num_qo_heads": "query heads",
+    "num_kv_heads": "KV heads",
+    "max_seqlen_q": "query tokens",
+    "num_sms": "multiprocessors",
+}
+"""Facts that a message counts -> what they count."""
+
 
 @dataclass(frozen=True, eq=False)
 class SchedulerMetadata:
@@ -47,9 +56,9 @@ class SchedulerMetadata:
     Reserved words are no schedule yet, and a call of another shape is refused:
 
     >>> import torch
-    >>> from attnlib.core import SchedulerFacts, reserve
+    >>> from attnlib.core import SchedulerFacts, StepSchedules
     >>> facts = SchedulerFacts(4, 32, 8, 128, 1, 8192, num_sms=132, page_size=16, causal=True)
-    >>> metadata = reserve(facts, torch.device("cpu"))
+    >>> metadata = StepSchedules.reserve({"full": facts}, torch.device("cpu"))["full"]
     >>> metadata.require_fits(facts, device=torch.device("cpu"))
     Traceback (most recent call last):
         ...
@@ -151,52 +160,14 @@ def precompute(
     return SchedulerMetadata(words, settled)
 
 
-def reserve(
-    facts: SchedulerFacts,
-    device: torch.device,
-    *,
-    out: Tensor | None = None,
-) -> SchedulerMetadata:
-    """Memory for a schedule that `build_step_metadata` writes; no attention call takes it before.
-
-    Parameters
-    ----------
-    facts : SchedulerFacts
-        Of the attention calls that will use it; not of vLLM's build, whose words are not known.
-    device : torch.device
-        Where the words are.
-    out : Tensor, optional
-        [>= words] int32, the caller's buffer; it becomes zero.
-
-    Returns
-    -------
-    SchedulerMetadata
-        Zeros.
-
-    Raises
-    ------
-    ValueError
-        As `precompute`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from attnlib.core import SchedulerFacts
-    >>> facts = SchedulerFacts(4, 32, 8, 128, 1, 8192, num_sms=132, page_size=16, causal=True)
-    >>> reserve(facts, torch.device("cpu")).words.shape  # splits, tiles, order, heads; semaphore
-    torch.Size([17])
+def unwritten(facts: SchedulerFacts, words: Tensor) -> SchedulerMetadata:
+    """`words` [n] int32, zeros, for a schedule that a launch of ours writes; no attention call
+    takes them before. ValueError as `precompute`, and for vLLM's build, whose words are not known.
     """
     require_known_words(facts)
-    settled = facts.settled
     _require_packing(facts)
-    # "cuda" means the current device: a tensor on it knows which.
-    device = torch.empty(0, device=device).device
-    _require_sm_count(settled, device)
-    size = num_words(settled)
-    if out is None:
-        out = torch.empty(size, dtype=torch.int32, device=device)
-    _require_room(out, size, device)
-    metadata = SchedulerMetadata(out.zero_()[:size], settled)
+    _require_sm_count(facts, words.device)
+    metadata = SchedulerMetadata(words, facts.settled)
     metadata._writes.clear()
     return metadata
 
@@ -211,7 +182,7 @@ def ask_library(
     facts: SchedulerFacts, seq_lens: Tensor, cu_seqlens_q: Tensor | None = None
 ) -> Tensor:
     """The library's call, without any check of the arguments. See `precompute`."""
-    return library.load().get_scheduler_metadata(
+    return library.import_library().get_scheduler_metadata(
         # Builds agree in the order of these, not in their names.
         facts.batch_size,
         facts.max_seqlen_q,
@@ -264,10 +235,15 @@ def writes(words: Tensor) -> int | None:
 
 def misfit(differing: Mapping[str, tuple[object, object]]) -> str:
     """The message for fields that differ: name -> (the metadata's value, the call's)."""
-    fields = "; ".join(
-        f"{name} must be {made!r}, got {call!r}" for name, (made, call) in differing.items()
-    )
-    return f"scheduler metadata does not fit the call: {fields}"
+    made_for = ", ".join(_said(name, made) for name, (made, _) in differing.items())
+    got = ", ".join(str(call) for _, call in differing.values())
+    words = f"the schedule was made for {made_for}; this call has {got}"
+    return f"scheduler metadata does not fit the call: {words}"
+
+
+def _said(name: str, value: object) -> str:
+    """`4 query heads`, `num_splits 29`."""
+    return f"{value} {COUNTED[name]}" if name in COUNTED else f"{name} {value}"
 
 
 def _require_packing(facts: SchedulerFacts) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..spec import ceil_div
 from .facts import SchedulerFacts
-from .flash_attn3 import SchedulerMetadata, reserve
+from .flash_attn3 import SchedulerMetadata, unwritten
 from .guard import remember
 from .splits import BATCHES_PER_CTA, blocks_in_l2, num_words, scheduled_heads
 
@@ -135,7 +135,7 @@ class StepSchedules:
         Raises
         ------
         ValueError, TypeError
-            Naming the kind: as `flash_attn3.reserve`, or for kinds of different steps.
+            Naming the kind: as `precompute`, for vLLM's build, or for kinds of different steps.
         """
         _require_one_step(facts)
         *first_words, size = layout(facts.values())
@@ -165,9 +165,9 @@ def layout(facts: Iterable[SchedulerFacts]) -> list[int]:
 
 
 def _reserve_kind(name: str, facts: SchedulerFacts, words: Tensor) -> SchedulerMetadata:
-    """`reserve` in `words`, whose error names the kind."""
+    """`unwritten` in `words`, whose error names the kind."""
     try:
-        return reserve(facts, words.device, out=words)
+        return unwritten(facts, words)
     except ValueError as error:
         raise ValueError(f"facts of {name!r}: {error}") from None
 

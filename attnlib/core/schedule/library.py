@@ -63,14 +63,14 @@ def missing(library: str) -> str:
 def broken(library: str) -> str:
     """Why it does not load, or the empty string."""
     try:
-        load(library)
+        import_library(library)
     except RuntimeError as error:
         return str(error)
     return ""
 
 
 @lru_cache(maxsize=len(MODULES))
-def load(library: str = FLASH_ATTN_3) -> Any:
+def import_library(library: str = FLASH_ATTN_3) -> Any:
     """The module; RuntimeError saying what to install, or why the import failed."""
     if reason := missing(library):
         raise RuntimeError(reason)

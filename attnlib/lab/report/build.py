@@ -103,7 +103,7 @@ def draw_readme_figures(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     cost = split_cap.cost_chart(split_cap.load_all("h100"))
     frame = load_or_measure(STUDIES["fa3_decode_regression"])
-    slowdown = fa3_decode_regression.slowdown_heatmap(
+    slowdown = fa3_decode_regression.slowdown_chart(
         frame[frame.case.isin(fa3_decode_regression.WIDE)],
         fa3_decode_regression.REGRESSED,
         page_size=16,

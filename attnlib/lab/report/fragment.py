@@ -32,6 +32,8 @@ ACTIVE = (
 """Elements that load, run or restyle. The page's content policy stops other ways to run."""
 OUTSIDE = ("https://", "http://", "mailto:")
 USES = re.compile(r"attnlib\.(?:advise|compare|diagnose)\(")
+SPELLING = {"flashinfer": "FlashInfer", "sglang": "SGLang", "mla": "MLA"}
+"""Words of the files' names that are no plain ones."""
 NOTEBOOK = re.compile(r"([^/#]+)\.ipynb(?:#.*)?")
 
 
@@ -53,6 +55,13 @@ class Fragment:
     def number(self) -> str:
         """`02` of `02_slug`."""
         return self.anchor.split("_")[0]
+
+    @property
+    def tab(self) -> str:
+        """`Choose a backend` of `06_choose_a_backend`."""
+        _, first, *words = self.anchor.split("_")
+        spelled = [SPELLING.get(word, word) for word in words]
+        return " ".join([SPELLING.get(first, first.capitalize()), *spelled])
 
 
 def notebook_fragment(
@@ -120,10 +129,18 @@ def _name_parts(soup: BeautifulSoup, anchor: str) -> None:
         element["id"] = f"{anchor}-{element['id']}"
     for heading in soup.select(".text_cell :is(h1, h2, h3, h4, h5)"):
         heading.name = f"h{int(heading.name[1]) + 1}"
-    for number, image in enumerate(soup.find_all("img"), 1):
-        above = image.find_previous(re.compile("h[2-6]"))
-        section = f": {above.get_text()}" if above else ""
-        image["alt"] = f"Figure {number} of notebook {anchor[:2]}{section}"
+    for image in soup.select(".output img"):
+        image["alt"] = _what_is_shown(image)
+
+
+def _what_is_shown(image: Tag) -> str:
+    """The heading above a figure, and the paragraph that leads to it."""
+    words = []
+    for name in (re.compile("h[2-6]"), "p"):
+        above = image.find_previous(name)
+        if above:
+            words.append(" ".join(above.get_text().split()))
+    return ": ".join(words) or "figure"
 
 
 def _point_links(soup: BeautifulSoup, shown: Collection[str]) -> None:

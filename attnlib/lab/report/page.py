@@ -1,4 +1,4 @@
-"""The report as one HTML page: findings, claims, notebooks and provenance.
+"""The report as one HTML page: findings, notebooks, known problems, claims and provenance.
 
 The page's content policy forbids every script and anything loaded from elsewhere. The template
 escapes every string except the notebooks' HTML, which `fragment` has cleaned, and the style.
@@ -24,7 +24,7 @@ from .fragment import Fragment
 TEMPLATES = Path(__file__).with_name("templates")
 LIVE_RUN = Path(__file__).resolve().parents[2] / "data" / "live_run.json"
 TITLE = "Attention backends: regressions reproduced, explained, fixed"
-LEADS = ("11", "01", "07")
+LEADS = ("04", "03", "07")
 """The notebooks whose findings lead the page, each with its first figure."""
 MODES = {
     "replay": "Replayed from published records; no GPU was used to build this page.",

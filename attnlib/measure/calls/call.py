@@ -26,8 +26,8 @@ MEMORY_GIB_UNKNOWN = 4.0
 class CallSubject(Subject):
     """Measures one call of a backend.
 
-    A kind names what its backends plan (one of `table.PLANS`), what builds a case's tensors, and
-    the oracle's attention over them.
+    A kind names what its backends plan (one of `table.PLANNABLE`), what builds a case's tensors,
+    and the oracle's attention over them.
     """
 
     plans: ClassVar[str]

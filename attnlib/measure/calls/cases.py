@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ...core.call_text import CallText, did_you_mean
-from ...core.old_names import words_of_name
 from ...core.spec import EXTEND_MODES
 from .decode.case import DecodeCase
 from .extend.case import ExtendCase
@@ -61,11 +60,10 @@ def parse_cases(lines: Iterable[str]) -> tuple[NamedCase, ...]:
 
 
 def read_case(text: str) -> NamedCase:
-    """The case of a text (`core.call_text`), or of a key or a label of old.
+    """The case of a text (`core.call_text`).
 
     Inverse of a case's `label`. ValueError names the word, what it must be and what it was.
     """
-    text = words_of_name(text)
     stated = re.search(r"(?<!\S)mode=(\S+)", text)
     mode = stated[1] if stated else DECODE
     cls = _class_of_mode(mode)

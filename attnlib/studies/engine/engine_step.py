@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,11 +38,19 @@ GROUPS = EngineCase(
     dp=2,
 )
 """Each of two GPUs attends for requests of its own (DP attention); one request is long."""
+DECIMALS = {"us": 0, "ms": 2}
+"""Of an interval in these units."""
 NOW = "sglang"
 EAGER = "sglang-eager"
 FUSED = "sglang-fused"
 ONE_LAUNCH = "sglang-one-launch"
 LAYER = "sglang-layer"
+GROUP_ARMS = {
+    LAYER: "in each layer",
+    "sglang": "once per step",
+    "sglang-guarded": "once per step, with attnlib.guard",
+}
+"""Where the schedule was made for `GROUPS`, in words."""
 SPLITS = "sglang-upstream-splits"
 FA2 = "sglang-fa2"
 FA3 = "sglang-fa3"
@@ -135,6 +144,46 @@ def savings(
     return table[["arm", "base", "release", "case", *SIZES, *JUDGED]]
 
 
+ARM_WORDS = {
+    NOW: "SGLang's own",
+    EAGER: "metadata op by op",
+    FUSED: "METADATA=fused",
+    ONE_LAUNCH: "METADATA=one-launch",
+    LAYER: "schedule in each layer",
+    SPLITS: "SPLITS=upstream",
+    FA2: "FlashInfer fa2",
+    FA3: "FlashInfer fa3",
+    PLANNED: "FlashInfer fa2, DECODE=planned",
+}
+"""Arms as a reader switches them on."""
+
+
+def saved_table(table: pd.DataFrame, *, per: str = "step", unit: str = "us") -> pd.DataFrame:
+    """A table of `savings` as a reader wants it, the largest share first.
+
+    `per` is what takes the time, `unit` `us` or `ms`.
+    """
+    scale = 1e3 if unit == "ms" else 1.0
+    first = table.sort_values("gain", ascending=False)
+    interval = [
+        f"{low / scale:.{DECIMALS[unit]}f} to {high / scale:.{DECIMALS[unit]}f}"
+        for low, high in zip(first.low, first.high, strict=True)
+    ]
+    shown = {
+        "with": first["arm"].map(ARM_WORDS),
+        "against": first["base"].map(ARM_WORDS),
+        "requests": first.batch_size,
+        f"{per}, {unit}": first.step_us / scale,
+        f"saved, {unit}": first.saved_us / scale,
+        "95 % CI": interval,
+        "saved, %": first.gain,
+        "verdict": first.verdict,
+    }
+    if first.release.any():
+        shown = {"SGLang": first.release} | shown
+    return pd.DataFrame(shown)
+
+
 def rounds_of(
     rows: pd.DataFrame,
     case: EngineCase,
@@ -216,6 +265,30 @@ def _own_spread(steps_us: np.ndarray) -> float:
     earlier = steps_us[:-1:2]
     later = steps_us[1::2]
     return abs(float(np.median(later - earlier)))
+
+
+def group_tokens(frame: pd.DataFrame) -> pd.DataFrame:
+    """What users got under DP attention, by where the schedule was made: a row per arm.
+
+    `other tokens` counts the requests whose tokens differ from those with a schedule per layer.
+    """
+    groups = frame[frame.case == GROUPS].drop_duplicates("backend").set_index("backend")
+    outputs = {}
+    for arm, reported in groups.reported_backend.items():
+        digests = reported.partition("outputs ")[2]
+        if digests:
+            outputs[arm] = digests.split("-")
+    lines = []
+    for arm, words in GROUP_ARMS.items():
+        line: dict[str, Any] = {"schedule": words, "engine": "serves"}
+        if arm in outputs:
+            pairs = zip(outputs[arm], outputs[LAYER], strict=True)
+            line["other tokens"] = sum(mine != theirs for mine, theirs in pairs)
+            line["of requests"] = GROUPS.batch_size
+        else:
+            line["engine"] = "stops with an error"
+        lines.append(line)
+    return pd.DataFrame(lines).astype({"other tokens": "Int64", "of requests": "Int64"})
 
 
 def launches_table(frame: pd.DataFrame) -> pd.DataFrame:

@@ -4,4 +4,5 @@ __all__ = [
     "context_width",
     "decode_metadata",
     "page_arrays",
+    "step_schedules",
 ]

@@ -13,11 +13,11 @@ from itertools import product
 import pandas as pd
 
 from ...measure.stats import geometric_mean
-from ...run.figures import charts
+from ...run.figures import charts, style
 from ...run.frame import intervals, over
 from ...run.study import Grid, Study
 from .case import MetadataCase
-from .decode_metadata import ALONE, FUSED, MERGED, SGLANG, TODAY, metadata_rows
+from .decode_metadata import ALONE, MERGED, SGLANG, TODAY, metadata_rows
 
 PAGES = (1, 16, 64)
 CONTEXTS = (8192, 32_768, 131_072)
@@ -39,8 +39,13 @@ AGAIN = (
 OURS = ("metadata-fused", "metadata-fused-alone")
 RELEASES = ("0.5.14", "0.5.16", "0.5.17", "0.5.23")
 UNGUARDED, GUARDED = "SGLang 0.5.16", "SGLang 0.5.17"
-SGLANGS = (MERGED, UNGUARDED, GUARDED, TODAY)
-NAMES = (*SGLANGS, ALONE, FUSED)
+DRAWN = {
+    MERGED: "SGLang 0.5.14",
+    UNGUARDED: "SGLang 0.5.16",
+    TODAY: "SGLang 0.5.23",
+    ALONE: "attnlib, one launch",
+}
+"""Backends of the chart and their labels; 0.5.17 is as 0.5.23."""
 PAIRS = (
     (UNGUARDED, MERGED),
     (GUARDED, UNGUARDED),
@@ -55,19 +60,9 @@ STUDY = Study(
     name="context_width",
     question="What does the configured context cost the metadata of short requests?",
     grids=(
-        Grid(
-            cases=CASES,
-            backends=SGLANG,
-            releases=RELEASES,
-            rounds=2,
-        ),
+        Grid(CASES, SGLANG, releases=RELEASES, rounds=2),
         Grid(CASES, OURS, rounds=2),
-        Grid(
-            cases=AGAIN,
-            backends=(),
-            rounds=2,
-            again=("metadata-fused",),
-        ),
+        Grid(AGAIN, (), rounds=2, again=("metadata-fused",)),
         Grid((WIDEST,), OURS, headline=True),
     ),
     reference_machine="nvidia-h200-7fb603f2",
@@ -100,7 +95,27 @@ def width_ratios(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def width_chart(frame: pd.DataFrame) -> charts.Figure:
-    """Time of 128 requests over the context, a panel per page size."""
+    """Time of the metadata of 128 requests over the context: a panel per page size."""
     rows = metadata_rows(frame)
     rows = rows[rows.batch_size == 128]
-    return charts.medians(rows, "context", panel="page_size", names=NAMES)
+    figure, axes = charts.panels(
+        [f"pages of {page}" for page in PAGES],
+        (8.4, 3.2),
+        rows,
+        ("context, tokens (log)", "us per step (log)"),
+        title="Metadata of a decode step: 128 requests of at most 2,500 tokens",
+        share_y=True,
+    )
+    for axis, page in zip(axes, PAGES, strict=True):
+        for name, look in style.looks(DRAWN).items():
+            part = rows[(rows.page_size == page) & (rows.backend == name)]
+            axis.plot(
+                part.groupby("context").run_us.median(),
+                color=look.color,
+                marker=look.marker,
+                label=DRAWN[name],
+            )
+        style.log_axes(axis, "x", "y")
+        axis.set_xticks(CONTEXTS, [f"{context // 1024}k" for context in CONTEXTS])
+    axes[0].legend(fontsize=7.5)
+    return figure

@@ -6,11 +6,11 @@ behind another kernel (`IN_STEP_MACHINE`), and eager calls (`EAGER_MACHINE`). Ti
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 import pandas as pd
 
-from ...run.figures import charts
 from ...run.frame import good_rows, intervals, over, times
 from ...run.study import Grid, Study
 from .case import MetadataCase
@@ -28,14 +28,7 @@ METADATA = (
     MetadataCase("decode", 32, 1, 131072),
 )
 """(batch, page_size, max_ctx); the second is the case of SGLang's pull request."""
-LIVE = (
-    MetadataCase("decode", 1, 1, 8192),
-    MetadataCase("decode", 32, 1, 8192),
-    MetadataCase("decode", 128, 1, 8192),
-    MetadataCase("decode", 512, 1, 8192),
-    MetadataCase("decode", 1024, 1, 8192),
-    MetadataCase("decode", 2048, 16, 32768),
-)
+LIVE = tuple(case for case in METADATA if case.batch_size < 4096 and case.max_ctx <= 32768)
 SOURCE_CASE = (MetadataCase("decode", 32, 1, 8192),)
 
 SWEEP_BATCHES = (1, 8, 64, 512, 4096)
@@ -45,6 +38,7 @@ METADATA_SWEEP = tuple(
     MetadataCase("decode", batch, page, context)
     for batch, page, context in product(SWEEP_BATCHES, SWEEP_PAGES, SWEEP_CONTEXTS)
 )
+DESIGN_CASES = (*METADATA, *METADATA_SWEEP)
 SHORTEST = tuple(case for case in METADATA_SWEEP if case.max_ctx == 128)
 WINDOWED = tuple(
     MetadataCase("decode", batch_size=32, page_size=page, max_ctx=8192, swa=True)
@@ -56,62 +50,23 @@ OURS = (EAGER_OURS, FUSED_OURS)
 SGLANG = ("sglang-metadata",)
 RELEASES = ("0.5.14", "0.5.23")
 BEHIND = ("graph-behind", "graph")
+EAGER = ("eager",)
+_sglang = partial(Grid, backends=SGLANG, releases=RELEASES, rounds=4)
 
 STUDY = Study(
     name="decode_metadata",
     question="What does the metadata of a decode step cost?",
     grids=(
-        Grid((*METADATA, *METADATA_SWEEP), OURS, rounds=4),
-        Grid(
-            cases=(*METADATA, *METADATA_SWEEP, *WINDOWED),
-            backends=SGLANG,
-            releases=RELEASES,
-            rounds=4,
-        ),
+        Grid(DESIGN_CASES, OURS, rounds=4),
+        _sglang((*DESIGN_CASES, *WINDOWED)),
         Grid(WINDOWED, (FUSED_OURS,), rounds=4),
-        Grid(
-            cases=SHORTEST,
-            backends=(),
-            rounds=4,
-            again=(FUSED_OURS,),
-        ),
-        Grid(
-            cases=METADATA,
-            backends=OURS,
-            timers=BEHIND,
-            rounds=4,
-            again=OURS,
-        ),
-        Grid(
-            cases=METADATA,
-            backends=SGLANG,
-            releases=RELEASES,
-            timers=BEHIND,
-            rounds=4,
-        ),
+        Grid(SHORTEST, (), rounds=4, again=(FUSED_OURS,)),
+        Grid(METADATA, OURS, timers=BEHIND, rounds=4, again=OURS),
+        _sglang(METADATA, timers=BEHIND),
         Grid(METADATA, ("metadata-fused-alone",), rounds=4),
-        Grid(
-            cases=SOURCE_CASE,
-            backends=OURS,
-            timers=("eager",),
-            rounds=4,
-            isolated=True,
-        ),
-        Grid(
-            cases=SOURCE_CASE,
-            backends=SGLANG,
-            releases=RELEASES,
-            timers=("eager",),
-            rounds=4,
-            isolated=True,
-        ),
-        Grid(
-            cases=LIVE,
-            backends=OURS,
-            timers=BEHIND,
-            rounds=3,
-            headline=True,
-        ),
+        Grid(SOURCE_CASE, OURS, timers=EAGER, rounds=4, isolated=True),
+        _sglang(SOURCE_CASE, timers=EAGER, isolated=True),
+        Grid(LIVE, OURS, timers=BEHIND, rounds=3, headline=True),
     ),
     reference_machine="nvidia-h200-a9a9b6cc",
     ceilings=("copy",),
@@ -127,6 +82,16 @@ DESIGNS = {
     "metadata-fused-alone": ALONE,
     "sglang-metadata": "SGLang",
 }
+WORDS = {
+    "batch_size": "requests",
+    "page_size": "page size",
+    "max_ctx": "longest, tokens",
+    FUSED: "attnlib",
+    ALONE: "attnlib, no overlap",
+    f"{FUSED} / 0.5.23": "attnlib / 0.5.23",
+    f"{ALONE} / 0.5.23": "attnlib, no overlap / 0.5.23",
+}
+"""Columns as a reader wants them."""
 DESIGNS_SHOWN = (OP_BY_OP, MERGED, TODAY, ALONE, FUSED)
 """Columns of `design_times`; the release follows the name SGLang."""
 
@@ -150,7 +115,7 @@ def metadata_rows(
 
 
 def design_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """Median time of each design per size; fused, without overlap if measured, / SGLang 0.5.23."""
+    """Median us of each design per size; ours, without overlap if measured, / SGLang 0.5.23."""
     measured = set(rows.backend)
     ours = ALONE if ALONE in measured else FUSED
     ratio = over(rows, ours, TODAY)
@@ -165,12 +130,4 @@ def design_times(rows: pd.DataFrame) -> pd.DataFrame:
     designs = [name for name in DESIGNS_SHOWN if name in measured]
     shown = times(rows)[["case", *SIZES, *designs]].round(2)
     table = shown.merge(judged, on="case", how="left").drop(columns="case")
-    return table.sort_values(SIZES, ignore_index=True)
-
-
-def designs_chart(frame: pd.DataFrame) -> charts.Figure:
-    """Time over batch size at page size 1, a panel per context length."""
-    rows = metadata_rows(frame)
-    rows = rows[(rows.page_size == 1) & rows.case.isin(METADATA_SWEEP)]
-    names = (OP_BY_OP, MERGED, TODAY, FUSED)
-    return charts.medians(rows, "batch_size", panel="max_ctx", names=names)
+    return table.sort_values(SIZES, ignore_index=True).rename(columns=WORDS)

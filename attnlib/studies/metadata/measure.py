@@ -19,7 +19,7 @@ from ...measure.calls.check import OracleCheck
 from ...measure.calls.form import Item
 from ...measure.calls.lengths import sample_seq_lens
 from ...measure.timer import run_timer
-from . import eager, oracle, sglang
+from . import eager, oracle, schedules, sglang
 from .case import MetadataCase
 
 POISON = -77
@@ -58,9 +58,14 @@ class BuilderCall:
     numbers: dict[str, int]
     wanted: dict[str, list[np.ndarray]]
 
-    def check(self, _: object = None) -> OracleCheck:
-        """How many words differ from the oracle's."""
-        wrong = 0
+    def check(
+        self,
+        _: object = None,
+        *,
+        wrong_words: Callable[[], int] = lambda: 0,
+    ) -> OracleCheck:
+        """How many words differ from the oracle's, with those of schedules."""
+        wrong = wrong_words()
         for name, rows in self.wanted.items():
             written = self.outputs[name].cpu().numpy()
             written = written.reshape(len(rows), -1)
@@ -82,9 +87,11 @@ class MetadataSubject(Subject):
         builder = item.case.builder
         backend = item.backend
         able = [name for name, builders in BUILDERS.items() if builder in builders]
+        if builder == "decode":
+            able += schedules.BACKENDS
         require_word(f"backend of {builder} metadata", backend, able)
         is_sglangs = backend == SGLANG
-        reason = sglang.unavailable() if is_sglangs else ""
+        reason = sglang.unavailable() if is_sglangs else schedules.unavailable(backend)
         if reason:
             return {"status": "refused", "reason": reason}
         self.bench.require_release(sglang.DISTRIBUTION, item.release)
@@ -93,18 +100,18 @@ class MetadataSubject(Subject):
         for output in call.outputs.values():
             output.fill_(POISON)
         numbers = _as_sglang_calls(call) if is_sglangs else call.numbers
-        build = BUILDERS[backend][builder]
-        run = partial(
-            build,
-            **call.inputs,
-            **call.outputs,
-            **numbers,
-        )
+        arguments = call.inputs | call.outputs | numbers
+        check = call.check
+        if backend in schedules.BACKENDS:
+            run, wrong_words = schedules.step_of(backend, item.case, arguments)
+            check = partial(call.check, wrong_words=wrong_words)
+        else:
+            run = partial(BUILDERS[backend][builder], **arguments)
         is_alone = backend == "metadata-fused-alone"
         with without_overlap() if is_alone else nullcontext():
             return timed_call(
                 run,
-                call.check,
+                check,
                 timer=partial(timer, run),
                 work_per_call=float(item.case.fetched_bytes),
                 gpu=self.bench.device == "cuda",

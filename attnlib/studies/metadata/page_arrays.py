@@ -29,12 +29,7 @@ STUDY = Study(
     question="What do the page arrays of a decode step cost?",
     grids=(
         Grid(CASES, OURS, rounds=3),
-        Grid(
-            cases=CASES,
-            backends=SGLANG,
-            releases=("0.5.14", "0.5.23"),
-            rounds=3,
-        ),
+        Grid(CASES, SGLANG, releases=("0.5.14", "0.5.23"), rounds=3),
         Grid(LIVE, OURS, headline=True),
     ),
     reference_machine="nvidia-h200-18b4d560",

@@ -1,4 +1,4 @@
-"""A plan for FlashInfer's fa2 as a case. No torch."""
+"""A plan for FlashInfer's fa2, without its attention: the case of published records."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self

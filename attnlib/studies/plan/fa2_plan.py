@@ -2,30 +2,22 @@
 
 A wave is the requests that fill the GPU's slots, one block of each request and KV head in a slot.
 Lengths are drawn by a seed that each layout has; a longest request is halved until K and V of its
-batch fit `MOST_KV_BYTES`. Records of attention are of the planner before 2026-11-26, which chose
-by another model.
+batch fit `MOST_KV_BYTES`. The records are read alone: those of attention are of the planner before
+2026-11-26, which chose by another model.
 """
 
 from __future__ import annotations
 
-import heapq
 import random
 from dataclasses import replace
-from itertools import product
 
-import numpy as np
 import pandas as pd
 
-from ...core.fa2.choice import PlanShape, choose
-from ...core.gpu import FA2_CTAS
 from ...core.spec import AttnSpec
 from ...measure.calls.decode.case import DecodeCase
-from ...measure.calls.extend.case import ExtendCase
-from ...measure.calls.lengths import sample_seq_lens
-from ...run.figures import charts, style
-from ...run.study import Grid, Study
+from ...run.frame import good_rows
+from ...run.study import Study
 from ..random_batches import SLOTS
-from .case import PlanCase
 
 HEADS = (
     (32, 8),
@@ -41,7 +33,6 @@ HEADS = (
 )
 PAGE_SIZES = (16, 1, 64)
 MOST_KV_BYTES = 8 * 2**30
-LLAMA = AttnSpec(32, 8, 128, 16)
 
 
 def _fitted(case: DecodeCase) -> DecodeCase:
@@ -103,176 +94,32 @@ for _turn, _kind in enumerate(OTHER_KINDS):
         _layout = (5 * _turn + 2 * _step) % len(HEADS)
         SELDOM[_kind, _step] = served(_kind, _spec(_layout, _turn), seed=_step)
 
-REALISTIC = tuple(SERVED.values())
-OTHERS = tuple(SELDOM.values())
 KIND_OF: dict[DecodeCase, str] = {}
 for (_kind, _), _case in (SERVED | SELDOM).items():
     KIND_OF[_case] = _kind
-AGAIN = tuple(SERVED[kind, turn] for turn, kind in enumerate(KINDS))
-"""Measured twice: every kind once, the layouts in turn."""
-ONE_LONG = SERVED["one long", 3]
-"""The batch with which notebook 07 explains a plan: 193 requests, 2 KV heads."""
-
-Q_LENS = (2, 4, 8, 16)
-CACHED = {
-    "chat": (64, 32768, "chat"),
-    "fixed": (32, 8192, "fixed"),
-    "one long": (41, 65536, "one_long"),
-    "four": (4, 16384, "fixed"),
-}
-"""Name -> (requests, tokens of the longest, lengths) of what is cached before the drafts."""
-VERIFIED = {
-    "32/8": LLAMA,
-    "28/4": AttnSpec(28, 4, 128, page_size=1),
-    "64/8": AttnSpec(64, 8, 128, page_size=16),
-}
-
-
-def _verify(spec: AttnSpec, q_len: int, cached: str, seed: int) -> ExtendCase:
-    batch, kv_len, lengths = CACHED[cached]
-    case = _fitted(DecodeCase(spec, batch, kv_len, lengths, seed=seed))
-    return ExtendCase(case, "target_verify", q_len, mask="causal")
-
-
-def _verify_of(heads: str, q_len: int, cached: str) -> ExtendCase:
-    """The verification of one of `VERIFIED`, named by its heads."""
-    seed = list(VERIFIED).index(heads)
-    return _verify(VERIFIED[heads], q_len, cached, seed)
-
-
-VERIFIES = tuple(_verify_of(*named) for named in product(VERIFIED, Q_LENS, CACHED))
-VERIFIES_AGAIN = (
-    _verify_of("32/8", 2, "chat"),
-    _verify_of("32/8", 4, "one long"),
-    _verify_of("32/8", 16, "chat"),
-    _verify_of("28/4", 2, "one long"),
-    _verify_of("28/4", 8, "chat"),
-    _verify_of("28/4", 16, "one long"),
-    _verify_of("64/8", 4, "chat"),
-    _verify_of("64/8", 8, "one long"),
-)
-
-
-def _other_verifies() -> tuple[ExtendCase, ...]:
-    """Of the other layouts, page sizes and lengths, each in turn."""
-    cases = []
-    for step in range(16):
-        page_size = PAGE_SIZES[step % 3]
-        spec = AttnSpec(*HEADS[3 + step % 7], head_dim=128, page_size=page_size)
-        q_len = Q_LENS[(step + step // 4) % 4]
-        cached = list(CACHED)[step % 4]
-        cases.append(_verify(spec, q_len, cached, seed=step))
-    return tuple(cases)
-
-
-OTHER_VERIFIES = _other_verifies()
-
-
-def _plan(page_size: int, batch: int) -> PlanCase:
-    spec = replace(LLAMA, page_size=page_size)
-    return PlanCase(DecodeCase(spec, batch, 8192, "ragged"))
-
-
-PLAN_PAGES = (16, 1)
-PLAN_BATCHES = (1, 8, 32, 128, 256, 1024)
-PLANS = tuple(_plan(*sizes) for sizes in product(PLAN_PAGES, PLAN_BATCHES))
 FA2, PLANNED = "flashinfer-fa2", "flashinfer-fa2-planned"
 BOTH = (FA2, PLANNED)
-FLASH_ATTENTION = "flash-attn-3-precomputed"
 SEVERAL = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa2-planned")
 PLANNING = ("fa2-plan-alone",)
 
 STUDY = Study(
     name="fa2_plan",
     question="How much does FlashInfer's decode gain from a better plan, made on the GPU?",
-    grids=(
-        Grid(REALISTIC, BOTH, rounds=3),
-        Grid((ONE_LONG,), (FLASH_ATTENTION,), rounds=3),
-        Grid((*VERIFIES, *OTHER_VERIFIES), SEVERAL, rounds=4),
-        Grid(PLANS, PLANNING, rounds=4),
-        Grid(OTHERS, BOTH, rounds=4),
-        Grid(
-            cases=AGAIN,
-            backends=(),
-            rounds=3,
-            again=(FA2,),
-        ),
-        Grid(
-            cases=VERIFIES_AGAIN,
-            backends=(),
-            rounds=4,
-            again=("flashinfer-prefill-fa2",),
-        ),
-        Grid(
-            cases=(ONE_LONG,),
-            backends=BOTH,
-            rounds=3,
-            headline=True,
-        ),
-    ),
     reference_machine="nvidia-h200-c5533424",
-    ceilings=("copy",),
+    retired=(
+        "its records are of earlier planners; `attnlib measure plan_rivals` and `random_batches` "
+        "compare the present one"
+    ),
 )
 
 PRESENT = "nvidia-h100-80gb-hbm3-e32c9749"
-"""The machine with `PLANS` by the present planner."""
+"""The machine with launches that plan alone, by the present planner."""
 
 
-def chunks_of(case: DecodeCase, num_sms: int) -> dict[str, int]:
-    """Tokens of a KV chunk by FlashInfer's plan and by ours."""
-    lens = sample_seq_lens(case)
-    shape = PlanShape.of(case.spec, lens, num_sms)
-    choice = choose(shape, lens)
-    return {"FlashInfer's plan": int(choice.chunks[-1]), "our plan": choice.chunk}
-
-
-def schedule(
-    lens: np.ndarray,
-    chunk: int,
-    kv_heads: int,
-    slots: int,
-) -> pd.DataFrame:
-    """Blocks of a plan, each in the first slot that is free, in the grid's order.
-
-    A block takes as long as it has tokens: `start` and `end` count those. Nothing is measured.
-    """
-    free = [(0, slot) for slot in range(slots)]
-    rows = []
-    for head in range(kv_heads):
-        for request, length in enumerate(lens):
-            for begin in range(0, int(length), chunk):
-                start, slot = heapq.heappop(free)
-                end = start + min(chunk, int(length) - begin)
-                rows.append((head, request, slot, start, end))
-                heapq.heappush(free, (end, slot))
-    return pd.DataFrame(rows, columns=["head", "request", "slot", "start", "end"])
-
-
-def slots_chart(case: DecodeCase, num_sms: int) -> charts.Figure:
-    """Blocks on the slots of a GPU by FlashInfer's plan and by ours: a bar per block.
-
-    The longest request has a colour of its own. Drawn by `schedule`: nothing is measured.
-    """
-    lens = sample_seq_lens(case)
-    slots = FA2_CTAS * num_sms
-    longest = int(lens.argmax())
-    works = {}
-    for name, chunk in chunks_of(case, num_sms).items():
-        title = f"{name}: chunks of {chunk:,}"
-        works[title] = schedule(lens, chunk, case.spec.num_kv_heads, slots)
-    note = f"schedule, not a measurement: {case.label}, {num_sms} SMs of {FA2_CTAS} slots"
-    words = ("tokens that a slot has read", "slot: half an SM")
-    size = (9.6, 5.0)
-    figure, axes = charts.panels(list(works), size, note, words, share_y=True)
-    for axis, work in zip(axes, works.values(), strict=True):
-        is_longest = work.request == longest
-        is_sparse = len(work) < 2 * slots
-        colors = np.where(work.request % 2, style.SKY, style.PALE_BLUE)
-        colors = np.where(is_longest, style.VERMILION, colors)
-        height = np.where(is_longest & is_sparse, 3.0, 1.0)
-        width = work.end - work.start
-        axis.barh(work.slot, width, height, left=work.start, color=colors)
-        axis.set_xlim(0, work.end.max() * 1.02)
-        axis.set_ylim(slots + 1, -2)
-        axis.grid(visible=False)
-    return figure
+def planning_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """What a plan on the GPU takes, page arrays included: a row per batch size, us."""
+    rows = good_rows(frame[frame.backend.isin(PLANNING)])
+    table: dict[int, dict[str, float]] = {}
+    for (batch, page), part in rows.groupby(["batch_size", "page_size"]):
+        table.setdefault(batch, {})[f"pages of {page}, us"] = part.run_us.median()
+    return pd.DataFrame(table).T.rename_axis("requests").reset_index()

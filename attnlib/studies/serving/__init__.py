@@ -1,5 +1,5 @@
-"""Calls that serving makes, release by release."""
+"""An engine's own server under load: the case, the server, the client, and what they measured."""
 
 __all__ = [
-    "suite",
+    "served",
 ]

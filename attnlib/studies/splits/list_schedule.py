@@ -9,7 +9,7 @@ compares splits of one call; it does not predict microseconds.
 """
 
 import heapq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -87,3 +87,54 @@ def _tiles(plan: SplitPlan) -> list[int]:
         of_a_head = np.clip(blocks - most * np.arange(splits), 0, most).tolist()
         tiles += of_a_head * (int(plan.num_m_blocks[request]) * heads)
     return tiles
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What each worker does when, a row per tile or block in the order in which they are taken.
+
+    Arrays are int64 [n]: the `request`, the `worker` (an SM, or a slot of fa2), and when the work
+    begins and ends. All of it is in tokens that a worker reads.
+    """
+
+    request: np.ndarray
+    worker: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    workers: int
+
+    @property
+    def last(self) -> int:
+        """When the last one ends."""
+        return int(self.end.max())
+
+    @property
+    def idle(self) -> float:
+        """Share of the workers' time, until the last one ends, in which they do nothing."""
+        busy = (self.end - self.begin).sum()
+        return 1 - float(busy) / (self.workers * self.last)
+
+
+def tiles_in_time(plan: SplitPlan) -> Work:
+    """The tiles of a plan on the multiprocessors, by the model; one ends with `end_of_last`."""
+    heads = scheduled_heads(plan.facts)
+    order = batch_order(plan)
+    tiles_of = plan.num_m_blocks * heads * plan.num_splits
+    requests = np.repeat(order, tiles_of[order])
+    blocks = np.array(_tiles(plan)) + START_BLOCKS
+    _, block_n = plan.facts.tile
+    return in_turn(requests, blocks * block_n, plan.facts.usable_sms)
+
+
+def in_turn(requests: np.ndarray, tokens: np.ndarray, workers: int) -> Work:
+    """Work of `tokens` [n] each, taken in this order by the worker that is free first."""
+    free = [(0, worker) for worker in range(workers)]
+    begins = []
+    taken_by = []
+    for each in tokens.tolist():
+        begin, worker = free[0]
+        heapq.heapreplace(free, (begin + each, worker))
+        begins.append(begin)
+        taken_by.append(worker)
+    starts = np.array(begins)
+    return Work(requests, np.array(taken_by), starts, starts + tokens, workers)

@@ -20,6 +20,7 @@ import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -31,6 +32,7 @@ from ...core.schedule.caps import num_splits as num_splits  # notebooks call it 
 from ...core.schedule.caps import splits_under
 from ...core.schedule.facts import SchedulerFacts, latent_facts, layer_facts
 from ...core.spec import AttnSpec, MlaSpec
+from ...engines import capture
 from ...measure.calls.decode.case import DecodeCase
 from ...measure.calls.extend.case import ExtendCase, sample_extend_lens
 from ...measure.calls.lengths import sample_seq_lens
@@ -40,7 +42,7 @@ from ...run import store
 from ...run.figures import charts, style
 from ...run.frame import good_rows, over, round_pairs, side_rows
 from ...run.study import Grid, Study
-from .traffic import Traffic, batches
+from .traffic import batches
 
 CONTEXT = 131_072
 LONG_CONTEXT = 204_800
@@ -429,6 +431,27 @@ def sides_of(
     return _with_lookups(pd.concat(tables, ignore_index=True))
 
 
+def captured_table(path: str | Path, layouts: Iterable[Layout] = ()) -> pd.DataFrame:
+    """Which captured decode steps lose splits: a row each, with its own heads and with others.
+
+    `path` is a file that a plugin of ours wrote (`ATTNLIB_SGLANG_CAPTURE`).
+    """
+    lines = []
+    for step in capture.read(path):
+        if step.mode != "decode" or not step.lengths:
+            continue
+        own = Layout(step.num_qo_heads, 0 if step.kind == "mla" else step.num_kv_heads)
+        line: dict[str, Any] = {
+            "requests": step.batch_size,
+            "longest": max(int(length) for length in step.lengths.split("+")),
+        }
+        for layout in dict.fromkeys((own, *layouts)):
+            case = layout.case(step.lengths, page_size=step.page_size)
+            line[f"{layout.name}: loses splits"] = loses_splits(case)
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
 def traffic_table(
     rows: pd.DataFrame,
     *,
@@ -666,35 +689,17 @@ def _lengths_text(case: Any) -> str:
     return str(getattr(case, "cached", case).lengths)
 
 
-def _traffic_of(case: Any) -> Traffic | None:
-    return TRAFFIC.get(_lengths_text(case))
-
-
-def _trace_of(case: Any) -> str:
-    found = _traffic_of(case)
-    return found.trace if found else ""
-
-
-def _in_flight_of(case: Any) -> int:
-    found = _traffic_of(case)
-    return found.in_flight if found else 0
-
-
-_LOOKUPS = {
-    "layout": lambda case: layout_of(case).name,
-    "batch": lambda case: NAMES.get(_lengths_text(case), ""),
-    "trace": _trace_of,
-    "in_flight": _in_flight_of,
-    "rows": _rows_of,
-}
-"""Column of a table -> what makes it of a case."""
-
-
 def _with_lookups(rows: pd.DataFrame) -> pd.DataFrame:
-    rows = rows.copy()
-    for name, found in _LOOKUPS.items():
-        rows[name] = rows.case.map(found)
-    return rows
+    """The rows with the columns that tables look up by case."""
+    lengths = rows.case.map(_lengths_text)
+    traffic = [TRAFFIC.get(text) for text in lengths]
+    return rows.assign(
+        layout=[layout_of(case).name for case in rows.case],
+        batch=[NAMES.get(text, "") for text in lengths],
+        trace=[step.trace if step else "" for step in traffic],
+        in_flight=[step.in_flight if step else 0 for step in traffic],
+        rows=rows.case.map(_rows_of),
+    )
 
 
 def _interval(row: Any, decimals: int = 2) -> str:

@@ -65,10 +65,10 @@ def test_two_builds_are_identical_and_run_and_load_nothing(folder, text):
 
 
 @pytest.mark.kernel
-def test_findings_come_first_then_claims_notebooks_known_problems_and_provenance(text):
+def test_findings_come_first_then_notebooks_known_problems_claims_and_provenance(text):
     sections = re.findall('<section id="([a-z0-9_]+)"', text)
     named = ["01_first", "02_second"]
-    assert sections == ["findings", "claims", *named, "known", "provenance"]
+    assert sections == ["findings", *named, "known", "claims", "provenance"]
     finding = "<p>On an H200, 1 &amp; 2 are <code>less</code> than 3.</p>"
     assert text.count(finding) == 2
     assert text.rindex(finding) < text.index('<section id="claims"')
@@ -80,7 +80,7 @@ def test_findings_come_first_then_claims_notebooks_known_problems_and_provenance
 def test_every_study_has_provenance(text):
     shown = page.published()
     for study, _ in shown:
-        assert text.count(f'<h3 id="study-{study}">{study}</h3>') == 1
+        assert text.count(f'<details id="study-{study}">\n<summary>{study}</summary>') == 1
     assert len(re.findall("<td>[0-9a-f]{64}</td>", text)) == len(shown)
     assert "<td>python -m attnlib bisect" in text
 

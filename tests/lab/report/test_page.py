@@ -76,7 +76,7 @@ def test_every_string_of_a_record_is_escaped(make_record):
 def test_a_live_page_says_which_studies_this_gpu_has_not_measured(monkeypatch):
     monkeypatch.setattr(page, "mode", lambda: "live")
     text = render_page([], [], [("auto_resolution", "test-gpu-1")])
-    assert "auto_resolution</h3>\nNot measured on this GPU." in text
+    assert "auto_resolution: not measured on this GPU</summary>" in text
 
 
 def test_published_records_that_are_missing_are_an_error():

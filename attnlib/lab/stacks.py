@@ -1,0 +1,288 @@
+"""Advice for several models, or for two stacks, in one table: picks, known problems, records.
+
+A row is a kind of layers of a model. `advise` answers for one call in full.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from ..core.call_text import CallText
+from ..core.spec import AttnSpec
+from ..run.releases import Version
+from ..select import Call, explain
+from ..select.asked import (
+    DECODE,
+    PINS,
+    asked,
+    asked_kinds,
+    facts_stated,
+    is_checkpoint,
+    layer_said,
+)
+from ..select.changes import Change, Changes, add_changes, change_in_words
+from ..select.known import HOLDS, Found, in_words, known_problems, to_data
+from ..select.layers import LayerChoice, own_class
+from ..select.libraries import AUTO, find
+from ..select.situation import parse_stack, situation_of, with_dp_attention
+from .advise import LATENT_DTYPE, MLA_MODE, advise_layer, known_facts, require_decode_text
+from .cards import NOTHING, Card, Shown
+
+
+class Layer(NamedTuple):
+    """A kind of layers in words, and how a selector is asked for it; no `spec` where none is."""
+
+    words: str
+    spec: AttnSpec | None
+    mode: str
+    call: Call
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a stack runs for a kind of layers: the pick, known problems, and what the records say of
+    the pick beside the engine's other backends."""
+
+    picked: str
+    known: Sequence[Found] = ()
+    slower: str = ""
+
+    @property
+    def holding(self) -> list[Found]:
+        """The known problems that hold."""
+        return [answer for answer in self.known if answer.verdict == HOLDS]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kind of a model's layers, and the answer of each library."""
+
+    model: str
+    layers: str
+    answers: Sequence[Answer]
+
+    @property
+    def name(self) -> str:
+        """`DeepSeek-V3 latent`, or a layer by its heads."""
+        if not self.model:
+            return self.layers
+        return f"{self.model} {self.layers.partition(' (')[0]}"
+
+    @property
+    def known(self) -> str:
+        """Ids of the known problems that hold; of two stacks which of them come, end or stay."""
+        *before, now = [{found.problem.id for found in each.holding} for each in self.answers]
+        if not before:
+            return _listed(now)
+        (old,) = before
+        groups = {"comes": now - old, "ends": old - now, "stays": now & old}
+        words = [f"{word}: {_listed(ids)}" for word, ids in groups.items() if ids]
+        return "; ".join(words) or NOTHING
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stacks(Shown):
+    """The rows of one library, or of two stacks, OLD and NEW, with problems that come or end."""
+
+    libraries: Sequence[str]
+    lens: str
+    gpu: str
+    rows: Sequence[Row]
+    changes: Sequence[Change] = ()
+
+    @property
+    def is_diff(self) -> bool:
+        """Whether two stacks are compared."""
+        return len(self.libraries) > 1
+
+    @property
+    def holding(self) -> list[Found]:
+        """The known problems that hold, of two stacks those that come, and of which records or
+        threads say by how much."""
+        if self.is_diff:
+            found = [change.answer for change in self.changes if change.comes]
+        else:
+            found = [answer for row in self.rows for answer in row.answers[0].known]
+        return [each for each in found if each.verdict == HOLDS and each.problem.has_size]
+
+    def table(self) -> pd.DataFrame:
+        """A row per kind of layers: model, layers, the pick of each library, known problems."""
+        rows = []
+        for row in self.rows:
+            picks = [answer.picked for answer in row.answers]
+            rows.append((row.model, row.layers, *picks, row.known))
+        return pd.DataFrame(
+            rows,
+            columns=["model", "layers", *self.libraries, "known problems"],
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """The problems of the table's ids in full, then what the records say, then open facts."""
+        notes: list[str] = []
+        if self.is_diff:
+            for change in self.changes:
+                notes += change_in_words(change)
+        else:
+            for answer in _distinct(row.answers[0].holding for row in self.rows):
+                notes += in_words(answer)
+        for row in self.rows:
+            if words := row.answers[-1].slower:
+                notes.append(f"{row.name}: {words}")
+        if not self.is_diff:
+            notes += self._open_facts()
+        return notes
+
+    def _open_facts(self) -> list[str]:
+        """In one line the problems that may hold, and what confirms each."""
+        found = _distinct(row.answers[0].known for row in self.rows)
+        words = [f"{each.problem.id} ({each.confirmed_by})" for each in found if each.missing]
+        return [f"Possible, if you confirm it: {'; '.join(words)}."] if words else []
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form: the table, and the known problems of each library."""
+        known = {}
+        for place, library in enumerate(self.libraries):
+            answers = _distinct(row.answers[place].known for row in self.rows)
+            known[library] = to_data(answers)
+        return {
+            "gpu": self.gpu,
+            "lens": self.lens,
+            "rows": json.loads(self.table().to_json(orient="records")),
+            "known": known,
+            "notes": self.notes,
+        }
+
+    def card(self) -> Card:
+        """The table, and what its problems are."""
+        table = self.table()
+        if not table.model.any():
+            table = table.drop(columns="model")
+        return Card(
+            title=f"{' to '.join(self.libraries)} on {self.gpu}, decode, lens={self.lens}",
+            notes=self.notes,
+            facts=[],
+            table=table,
+            caption="what runs, by kind of layers",
+            footer="advise with one model and one engine shows the nearest records.",
+        )
+
+
+def advise_stacks(
+    call: CallText,
+    libraries: Sequence[str],
+    *,
+    models: Sequence[str] = (),
+    backend: str = AUTO,
+    gpu: str,
+    facts: Call | None = None,
+    server: Mapping[str, Any] | None = None,
+) -> Stacks:
+    """What one library, or two stacks, run for a decode call of each kind of layers of `models`.
+
+    Arguments and errors are those of `advise`; `libraries` are one, or OLD and NEW of one engine,
+    `models` stand in place of the model of `call`.
+    """
+    if len({find(library)[0].name for library in libraries}) > 1:
+        raise ValueError(f"--diff must be of one library, got {' and '.join(libraries)}")
+    changes: Changes = {}
+    stack = _versions(libraries[-1])
+    rows = []
+    require_decode_text(call)
+    lengths = call.required("lens").tokens
+    for model in models or [call.model or ""]:
+        said = replace(call, model=model or None)
+        how: dict[str, Any] = {"backend": backend, "gpu": gpu, "server": server or {}}
+        if is_checkpoint(model):
+            splits = {"tp": said.tp or 1, "dp": said.dp or 1}
+            how["server"] = with_dp_attention(how["server"], model, **splits)
+        for layer in _layers_of(said, facts or Call()):
+            answers = [_answer(layer, lengths, library, how) for library in libraries]
+            row = Row(model, layer.words, answers)
+            rows.append(row)
+            before, after = answers[0].known, answers[-1].known
+            add_changes(changes, before, after, stack=stack, where=row.name)
+    return Stacks(
+        libraries=libraries,
+        lens=str(call.required("lens")),
+        gpu=gpu,
+        rows=rows,
+        changes=sorted(changes.values(), key=lambda change: not change.comes),
+    )
+
+
+def _versions(library: str) -> dict[str, Version]:
+    """Package -> release of a library with its release; none of one that has no releases."""
+    return parse_stack(library) if "==" in library else {}
+
+
+def _layers_of(said: CallText, facts: Call) -> list[Layer]:
+    """The kinds of layers of a model, or the layer that is said by its heads."""
+    if not is_checkpoint(said.model or ""):
+        spec, mode, call = asked(str(said), "", facts)
+        return [Layer(f"{spec.heads} heads, head_dim {spec.head_dim}", spec, mode, call)]
+    layer = layer_said(said)
+    stated = facts_stated(facts) | {fact: True for name, fact in PINS.items() if name in layer}
+    layers = []
+    for kind in asked_kinds(mode=DECODE, facts=stated, **layer):
+        words = LayerChoice(kind.kind.name, kind.spec, kind.kind.count).words
+        layers.append(Layer(words, kind.spec, kind.mode, kind.call))
+    return layers
+
+
+def _answer(
+    layer: Layer,
+    lengths: tuple[int, ...],
+    library: str,
+    how: Mapping[str, Any],
+) -> Answer:
+    """What a library runs for a kind of layers; by the records too, where its mode has any."""
+    spec = layer.spec
+    if spec is None:
+        return Answer(own_class(layer.words.partition(" (")[0], layer.call, library))
+    known = known_facts(layer.call, is_stated=True, has_model=True)
+    is_latent = layer.mode == MLA_MODE and spec.dtypes == LATENT_DTYPE
+    call = replace(layer.call, kv_lens=lengths, graph=True)
+    try:
+        if layer.mode == DECODE or is_latent:
+            advice = advise_layer(spec, lengths, layer.call, known, library=library, **how)
+            return Answer(advice.choice.picked, advice.known, advice.slower_by_records)
+        choice = explain(
+            spec,
+            mode=layer.mode,
+            call=call,
+            library=library,
+            policy=how["backend"],
+            gpu=how["gpu"],
+        )
+    except RuntimeError as error:
+        return Answer(f"no answer: {error}")
+    situation = situation_of(
+        choice,
+        spec,
+        call,
+        stated=known,
+        gpu=how["gpu"],
+        server=how["server"],
+    )
+    return Answer(LayerChoice("", choice=choice).chosen, known_problems(situation))
+
+
+def _distinct(groups: Iterable[Iterable[Found]]) -> list[Found]:
+    """Each problem of several answers once, those that hold first."""
+    found: dict[str, Found] = {}
+    for answers in groups:
+        for answer in answers:
+            name = answer.problem.id
+            if name not in found or found[name].missing:
+                found[name] = answer
+    return sorted(found.values(), key=lambda answer: bool(answer.missing))
+
+
+def _listed(ids: Iterable[str]) -> str:
+    return ", ".join(sorted(ids)) or NOTHING

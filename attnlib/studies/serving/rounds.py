@@ -1,0 +1,243 @@
+"""Arms of a server in turns: a fresh server for each arm in each round, A B B A, records kept.
+
+What is on record is not measured again, so a run that was stopped goes on where it was. Where
+`together` is set, the servers of a round are started at once and stay up side by side; they take
+turns at each case, and while one is loaded the others idle. That halves the time that starts take.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...core.backends.table import RECORDED
+from ...measure.calls.form import Item
+from ...measure.machine import describe_versions
+from ...run import store
+from ...run.lock import hold_gpu
+from ...run.rows import machine_slug, record_id, row_of
+from ...run.schema import now
+from .case import CACHED, ServingCase
+from .engine import Arm, ServerError
+from .gpu import Memory
+from .measure import TIMER, OutOfTimeError, measure
+from .server import START_S, Server, Setup, hold_ports
+
+FIRST_START_S = 125.0
+LATER_START_S = 70.0
+"""What a start of SGLang 0.5.23 took on an H100: the first one compiles kernels."""
+PREFILL_PER_S = 25_000
+TOKEN_S = 0.01
+CASE_S = 3.0
+"""Rough rates of one GPU, to say beforehand how long a run takes."""
+PORT = 30_000
+
+
+@dataclass(frozen=True)
+class Load:
+    """A case, and the rounds in which it is measured: the first so many."""
+
+    case: ServingCase
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run: `engine` is its name; the first of `arms` is the base.
+
+    `until` is the second of `time.monotonic` after which nothing more is measured.
+    """
+
+    study: str
+    engine: str
+    setup: Setup
+    arms: tuple[Arm, ...]
+    loads: tuple[Load, ...]
+    port: int = PORT
+    together: bool = False
+    until: float = float("inf")
+    start_s: float = START_S
+    say: Callable[[str], object] = print
+
+    @property
+    def rounds(self) -> int:
+        """The most rounds of a load."""
+        return max(load.rounds for load in self.loads)
+
+    def item(self, arm: Arm, case: ServingCase) -> Item[ServingCase]:
+        """What a record of this arm is called by."""
+        return Item(backend_of(self.engine, arm), TIMER, case)
+
+    def command(self, case: ServingCase) -> str:
+        """What measures a case again."""
+        words = ["python", "-m", "attnlib", "serve"]
+        words += ["--engine", self.engine, "--model", case.model]
+        for arm in self.arms:
+            words += ["--arm", arm.text]
+        words += ["--traffic", str(case.said.lens)]
+        words += ["--output", str(case.output_len), "--turns", str(case.turns)]
+        if case.load:
+            words += ["--open", str(case.load)]
+        if self.setup.options:
+            words.append(f"--options={shlex.join(self.setup.options)}")
+        if self.together:
+            words.append("--together")
+        return shlex.join(words)
+
+    def seconds(self) -> float:
+        """About how long it takes, kernels not yet built."""
+        count = 1 if self.together else len(self.arms)
+        total = FIRST_START_S - LATER_START_S + self.rounds * count * LATER_START_S
+        for load in self.loads:
+            total += load.rounds * len(self.arms) * _case_s(load.case)
+        return total
+
+
+def backend_of(engine: str, arm: Arm) -> str:
+    """What records call an arm: `sglang`, `sglang splits=bounded`."""
+    words = [engine, arm.text] if arm.variables or arm.options else [engine]
+    return " ".join(words)
+
+
+def _case_s(case: ServingCase) -> float:
+    requests = list(case.requests())
+    prompts = sum(request.prompt for request in requests if request.turn == 0)
+    if case.prompts != CACHED:
+        prompts *= case.turns
+    return CASE_S + case.late_s + prompts / PREFILL_PER_S + case.turns * case.output_len * TOKEN_S
+
+
+def drive(plan: Plan, machine: dict[str, Any]) -> int:
+    """Measure what is not on record of the plan on this machine; how many records were kept.
+
+    Raises ServerError for a server that fails, RuntimeError for a GPU or port that is taken. What
+    was kept stays. It ends before its time where `until` leaves too little for another server.
+    """
+    run = _Run(plan, machine)
+    with hold_gpu(machine["gpu_id"]), hold_ports(plan.port, len(plan.arms)) as ports:
+        for number in range(plan.rounds):
+            if not run.round(number, ports):
+                plan.say(f"time is up in round {number}: {run.kept} records were kept")
+                break
+    return run.kept
+
+
+class _Run:
+    """A plan on its way."""
+
+    def __init__(self, plan: Plan, machine: dict[str, Any]) -> None:
+        self.plan = plan
+        self.machine = machine
+        self.versions = describe_versions(RECORDED)
+        self.memory = Memory(machine["gpu_id"])
+        self.kept = 0
+        self._start_s = 0.0
+
+    def round(self, number: int, ports: Sequence[int]) -> bool:
+        """Measure a round; whether there was time for all of it."""
+        step = -1 if number % 2 else 1
+        turns = []
+        for arm, port in list(zip(self.plan.arms, ports, strict=True))[::step]:
+            if self.missing(number, arm):
+                turns.append((arm, port))
+        groups = [turns] if self.plan.together else [[turn] for turn in turns]
+        for group in groups:
+            if group and not self.servers(number, group):
+                return False
+        return True
+
+    def missing(self, number: int, arm: Arm) -> list[ServingCase]:
+        """The cases of an arm that have no record of that round."""
+        rows = store.find(self.plan.study, machine_slug(self.machine))
+        have = set(rows["id"])
+        found = []
+        for load in self.plan.loads:
+            item = self.plan.item(arm, load.case)
+            name = record_id(self.plan.study, number, item, self.machine["gpu_id"])
+            if number < load.rounds and name not in have:
+                found.append(load.case)
+        return found
+
+    def servers(self, number: int, group: Sequence[tuple[Arm, int]]) -> bool:
+        """Start the servers of a group, load one after the other, end them all."""
+        plan = self.plan
+        if time.monotonic() + self._start_s > plan.until:
+            return False
+        with ExitStack() as started:
+            servers = []
+            for arm, port in group:
+                place = plan.arms.index(arm)
+                server = Server(plan.setup, arm, port, f"{plan.engine}-{number}-{place}")
+                started.callback(server.stop)
+                servers.append(server)
+            for server in servers:
+                left_s = plan.until - time.monotonic()
+                try:
+                    self._start_s = server.wait(min(plan.start_s, left_s))
+                except ServerError:
+                    if time.monotonic() < plan.until:
+                        raise
+                    return False
+                plan.say(f"round {number}: {server.arm.text} ready in {self._start_s:.0f} s")
+            for load in plan.loads:  # the servers take turns at each case
+                for server in servers:
+                    is_missing = load.case in self.missing(number, server.arm)
+                    if is_missing and not self.case(number, server, load.case):
+                        return False
+        return True
+
+    def case(self, number: int, server: Server, case: ServingCase) -> bool:
+        """Keep the record of a case; whether there was time for it."""
+        plan = self.plan
+        before = self.memory.state()
+        started_at = now()
+        try:
+            fields = measure(
+                server,
+                case,
+                self.memory,
+                rate=self.rate(case),
+                until=plan.until,
+            )
+        except OutOfTimeError:
+            return False
+        row = row_of(
+            plan.item(server.arm, case),
+            self.machine,
+            study=plan.study,
+            round=number,
+            versions=self.versions,
+            command=plan.command(case),
+            started_at=started_at,
+            state_before=before,
+            state_after=self.memory.state(),
+            **fields,
+        )
+        store.keep(row)
+        self.kept += 1
+        served = fields["served"]
+        plan.say(
+            f"round {number}: {server.arm.text}: {served['tokens_per_s']:,.0f} tokens/s, "
+            f"ITL p50 {served['itl_p50_us'] / 1e3:.2f} ms, p99 {served['itl_p99_us'] / 1e3:.2f} ms"
+            f"; {case.label[:90]}"
+        )
+        return True
+
+    def rate(self, case: ServingCase) -> float:
+        """Requests a second of an open loop, from what the base's closed loop has served."""
+        if not case.is_open:
+            return 0.0
+        closed = replace(case, load=0)
+        rows = store.find(self.plan.study, machine_slug(self.machine))
+        base = backend_of(self.plan.engine, self.plan.arms[0])
+        mine = rows[(rows.backend == base) & (rows.case == closed)]
+        if mine.empty:
+            raise ValueError(f"load={case.load} must come after the same load in a closed loop")
+        first = mine.sort_values("round").iloc[0]
+        outputs = [request.output for request in case.requests()]
+        mean = sum(outputs) / len(outputs)
+        return float(first.tokens_per_s) / mean * case.load / 100

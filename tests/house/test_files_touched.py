@@ -1,0 +1,119 @@
+"""How many files a new backend and a new column touch: both are added to a copy of the tree.
+
+A backend of a new library is its module and its rows in the table; a column is its entry in the
+schema. All else follows: the contract of backends, the versions of records, frames, the doctor.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BACKEND = '''"""A library that no release of ours knows: attention by matrix products, anywhere."""
+
+from .sdpa import Sdpa
+from .table import Entry
+
+
+class Toy(Sdpa):
+    """The same attention, by another name."""
+
+    @classmethod
+    def unsupported(cls, entry: Entry, spec, mask: str) -> str:
+        """One head_dim less than the class above."""
+        if spec.head_dim == 256:
+            return "head_dim must be at most 128, got 256"
+        return super().unsupported(entry, spec, mask)
+'''
+ROWS = {
+    "LIBRARIES = {\n": 'LIBRARIES = {\n    "toy": Library(("packaging",)),\n',
+    "FAMILIES = {\n": 'FAMILIES = {\n    "toy": Family(("toy_kernel",), library="Toy"),\n',
+    "_ENTRIES = (\n": (
+        "_ENTRIES = (\n"
+        '    Entry("toy-attention", "decode", "toy:Toy", label="toy", words=("TOY",)),\n'
+    ),
+}
+COLUMN = {
+    "COLUMNS = (\n": (
+        'COLUMNS = (\n    Column("host.letters", COUNT, "of the device", in_frame=True, ask=len),\n'
+    ),
+}
+MEASURED = """
+from support.studies import SPEC, grid_of, study_of
+
+from attnlib.core import backends
+from attnlib.core.backends.table import FAMILY_OF, RECORDED
+from attnlib.measure.calls.decode.case import DecodeCase
+from attnlib.run import store
+from attnlib.run.frame import LABELS
+from attnlib.run.study import Sweep
+
+if __name__ == "__main__":
+    study = study_of(grid_of(DecodeCase(SPEC, 1, 8), backends=("toy-attention",)))
+    assert Sweep().measure(study) == 1
+    frame = store.find("demo", store.machines("demo")[0])
+    row = store.read("demo", store.machines("demo")[0]).to_pylist()[0]
+    assert (row["status"], row["host.letters"]) == ("ok", len("cpu")), row
+    assert row["versions.packaging"] and "packaging" in RECORDED
+    assert frame.letters.tolist() == [3] and frame.backend.tolist() == ["toy-attention"]
+    assert LABELS["toy-attention"] == "toy" and FAMILY_OF["toy_kernel"] == "toy"
+    store.publish("demo")
+    assert store.find("demo", store.machines("demo")[0]).letters.tolist() == [3]
+"""
+
+
+def change(path, rows):
+    text = path.read_text()
+    for before, after in rows.items():
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    path.write_text(text)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The package and the tests of backends and records, as a copy that may be changed."""
+    left_out = shutil.ignore_patterns("__pycache__", "data")
+    shutil.copytree(ROOT / "attnlib", tmp_path / "attnlib", ignore=left_out)
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=left_out)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for place in ("data", "attnlib/data"):
+        (tmp_path / place).symlink_to(ROOT / "data")
+    return tmp_path
+
+
+def run(folder, *command):
+    (folder / "records").mkdir(exist_ok=True)
+    paths = [str(folder), str(folder / "tests")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "ATTNLIB_DATA": str(folder / "records"),
+    }
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_backend_of_a_new_library_touches_two_files_and_a_column_one(copy):
+    backends = copy / "attnlib" / "core" / "backends"
+    (backends / "toy.py").write_text(BACKEND)
+    change(backends / "table.py", ROWS)
+    change(copy / "attnlib" / "run" / "schema.py", COLUMN)
+    (copy / "measured.py").write_text(MEASURED)
+    run(copy, "measured.py")
+    quick = ("-m", "pytest", "-q", "-p", "no:nbval", "-p", "no:cacheprovider")
+    contract = run(copy, *quick, "tests/core/test_backends.py", "-k", "toy or new_backend")
+    assert "passed" in contract and "test_a_new_backend" not in contract, contract
+    run(copy, *quick, "tests/run/test_schema.py", "-k", "not readme")

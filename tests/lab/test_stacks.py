@@ -1,0 +1,89 @@
+"""`advise` for several models and for two stacks: a row per kind of layers, what changes."""
+
+import json
+
+import pytest
+
+from attnlib import cli
+from attnlib.core.call_text import CallText
+from attnlib.lab.stacks import advise_stacks
+
+pytestmark = [pytest.mark.usefixtures("published_records"), pytest.mark.slow]
+UPGRADE = ("sglang==0.5.15", "sglang==0.5.23")
+SKEWED = "32768x8+2048x56"
+ALIKE = "8192x16"
+CAP = "sglang-fa3-split-cap-mla"
+
+
+def asked(*models, lens=SKEWED, libraries=UPGRADE, tp=8, **how):
+    call = CallText.read(f"lens={lens} tp={tp}")
+    return advise_stacks(call, libraries, models=models, gpu="h100", **how)
+
+
+def test_a_problem_that_comes_is_a_status_for_the_model_that_has_it():
+    table = asked("Llama-3.1-70B", "DeepSeek-V3").table().set_index("model")
+    assert f"comes: {CAP}" in table["known problems"]["DeepSeek-V3"]
+    assert CAP not in table["known problems"]["Llama-3.1-70B"]
+    assert [found.problem.id for found in asked("DeepSeek-V3").holding] == [CAP]
+
+
+@pytest.mark.parametrize(
+    "libraries, lens",
+    [(UPGRADE, ALIKE), (("sglang==0.5.16", "sglang==0.5.23"), SKEWED)],
+)
+def test_lengths_that_lose_nothing_and_a_problem_of_both_are_none_that_comes(libraries, lens):
+    assert asked("DeepSeek-V3", libraries=libraries, lens=lens).holding == []
+
+
+def test_each_kind_of_layers_has_a_row_also_without_records_or_selector():
+    table = asked("DeepSeek-V3.2", "gpt-oss-120b", "MiniMax-M3").table()
+    kinds = table.layers.str.partition(" (")[0].tolist()
+    assert kinds == ["sparse latent", "full", "window", "full", "block-sparse"]
+    assert table[UPGRADE[1]].iloc[-1].startswith("its own class: MiniMaxSparseAttnBackend")
+
+
+def test_one_library_lists_what_holds_and_what_may_hold():
+    found = asked("DeepSeek-V3", "Llama-3.1-70B", libraries=UPGRADE[1:])
+    assert CAP in found.table()["known problems"][0]
+    assert [each.problem.id for each in found.holding] == [CAP]
+    assert any("Possible, if you confirm it: " in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "line, status, words",
+    [
+        (f"--diff {' '.join(UPGRADE)} --model DeepSeek-V3,Qwen3-32B --lens {SKEWED}", 4, CAP),
+        (f"--diff {' '.join(UPGRADE)} model=DeepSeek-V3 tp=8 lens={SKEWED}", 4, CAP),
+        (f"--diff {' '.join(UPGRADE)} heads=32/8 lens={ALIKE}", 0, "32/8 heads, head_dim 128"),
+        (f"--engine {UPGRADE[1]} --model Qwen3-8B --model Qwen3-32B --lens {ALIKE}", 0, "32B"),
+        ("--engine vllm==0.33.0 model=Gemma-3-27B,Qwen3-32B lens=8192x16", 4, "vllm-triton-un"),
+    ],
+)
+def test_the_shell_takes_models_with_commas_again_and_in_a_text(line, status, words, capsys):
+    assert cli.main(["advise", "--gpu", "h100", *line.split()]) == status
+    assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        (f"--diff {UPGRADE[0]} vllm==0.33.0 heads=8/1 lens={ALIKE}", "of one library"),
+        (f"--diff {' '.join(UPGRADE)} --engine vllm==0.33.0 heads=8/1 lens=9", "left out with"),
+        (f"--diff {' '.join(UPGRADE)} --measure heads=8/1 lens=9", "--measure must be left out"),
+        (f"--diff {' '.join(UPGRADE)} --heads 8/1", "a call must be given"),
+        ("--model Qwen3-8B,Qwen3-9B --lens 9", "did you mean|model must be"),
+        (f"--diff {' '.join(UPGRADE)} model=Qwen3-8B mode=prefill_paged lens=9", "mode decode"),
+    ],
+)
+def test_wrong_use_is_one_line(line, words, fails):
+    line = fails("advise", *line.split())
+    assert any(word in line for word in words.split("|")), line
+
+
+def test_json_has_the_rows_and_the_problems_of_each_stack(capsys):
+    options = [*UPGRADE, "--model", "DeepSeek-V3", "--tp", "8", "--lens", SKEWED, "--json"]
+    assert cli.main(["advise", "--gpu", "h100", "--diff", *options]) == 4
+    data = json.loads(capsys.readouterr().out)
+    ids = {library: {row["id"] for row in data["known"][library]} for library in UPGRADE}
+    assert CAP in ids[UPGRADE[1]] - ids[UPGRADE[0]]
+    assert data["rows"][0]["model"] == "DeepSeek-V3"
