@@ -72,7 +72,8 @@ MORE += [extend_case(replace(CACHED, context=4096), "target_verify", "causal")]
 def test_a_case_survives_its_json_form_and_its_text(case):
     form = case.to_dict()
     assert case_from_dict(form) == case
-    assert item_from_dict(Item("a", "graph", case).to_dict()) == Item("a", "graph", case)
+    item = Item("a", "graph", case)
+    assert item_from_dict(item.to_dict()) == item
     assert all(isinstance(value, int | str) for value in form.values())
     assert read_case(case.label) == case
     assert case.key == case.label
