@@ -7,7 +7,7 @@ from ..select.explain import Choice
 from .cards import Card, as_html, as_text, facts_of
 
 SHOWN = 6
-"""Rules: those that applied, and the first of the others."""
+"""Rules: those that chose, and the first of the others."""
 FIRST = 2
 """Backends of an order that are named."""
 PLAIN, HTML = "text/plain", "text/html"
@@ -25,7 +25,7 @@ def _print_card(choice: Choice, printer: object, cycle: bool) -> None:
 
 
 def card_of(choice: Choice) -> Card:
-    """What was picked, what decided it, and the rules that did not apply."""
+    """What was picked, what decided it, and the rules that did not choose."""
     rules = rules_of(choice)
     facts = {
         "can run it": ", ".join(choice.order) or "none",
@@ -43,20 +43,20 @@ def card_of(choice: Choice) -> Card:
 
 
 def rules_of(choice: Choice) -> pd.DataFrame:
-    """A row per rule, those that applied first."""
+    """A row per rule, those that chose first."""
     rows = [
         {
             "backend": _short(reason.subject),
-            "applies": "yes" if reason.matched else "no",
+            "chosen": "yes" if reason.matched and reason.kind != "limit" else "no",
             "why, or why not": reason.why,
             "source": reason.source,
         }
         for reason in choice.reasons
         if not reason.of_other_model
     ]
-    names = ["backend", "applies", "why, or why not", "source"]
+    names = ["backend", "chosen", "why, or why not", "source"]
     rules = pd.DataFrame(rows, columns=names).drop_duplicates()
-    return rules.sort_values("applies", ascending=False, kind="stable", ignore_index=True)
+    return rules.sort_values("chosen", ascending=False, kind="stable", ignore_index=True)
 
 
 def _short(order: str) -> str:

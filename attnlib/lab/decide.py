@@ -124,7 +124,7 @@ class Decisions(Shown):
     def of_decode() -> pd.DataFrame:
         """Ways to choose for decode, and the slowdown of each, percent, over all random batches.
 
-        `advise` chooses by the 16 nearest batches of other layers.
+        `advise` chooses by the nearest batches of other layers.
         """
         times = _drawn()
         fastest = times.min(axis=1)

@@ -6,6 +6,8 @@ no kernel for 64 x 512 dims and returns wrong output without an error, so it is 
 ran in a row, one to three minutes before those of the other kernels, on the same GPU.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from itertools import product
 
@@ -13,7 +15,9 @@ import pandas as pd
 
 from ..core.spec import MlaSpec
 from ..measure.calls.mla.case import MlaCase
-from ..run.frame import good_rows
+from ..run.figures import charts, style
+from ..run.frame import good_rows, over
+from ..run.store import load
 from ..run.study import Grid, Study
 
 KERNELS = {
@@ -115,3 +119,91 @@ def kernel_rows(frame: pd.DataFrame) -> pd.DataFrame:
     rows = rows.drop(columns=["heads", "kv_format"])
     rows = rows.assign(backend=names, case=plain_cases)
     return rows.rename(columns={"num_qo_heads": "heads"})
+
+
+def sparse_rows(frame: pd.DataFrame, top_k: int) -> pd.DataFrame:
+    """The `kernel_rows` of sparse calls that read `top_k` tokens of a request."""
+    rows = kernel_rows(frame)
+    return rows[rows.top_k == top_k]
+
+
+def shape_chart(frame: pd.DataFrame, top_k: int = 2048) -> charts.Figure:
+    """Median time of every kernel, a row per shape: heads of one GPU, and requests."""
+    rows = sparse_rows(frame, top_k).sort_values(["batch_size", "heads"])
+    shapes = []
+    for heads, requests in zip(rows.heads, rows.batch_size, strict=True):
+        shapes.append(f"{requests:.0f} requests, {heads:.0f} heads")
+    rows = rows.assign(shape=shapes)
+    medians = rows.groupby(["shape", "backend"], sort=False).run_us.median().reset_index()
+    order = [*dict.fromkeys(shapes)]
+    placed = medians.assign(place=medians["shape"].map(order.index))
+    figure, (axis,) = charts.panels(
+        [f"Sparse MLA, {top_k:,} of {SPARSE_LEN:,} tokens a request"],
+        (8.5, 1.4 + 0.32 * len(order)),
+        rows,
+        ("time of one call, us (median over rounds, L2 cold)", ""),
+    )
+    looks = style.looks(name for name in KERNELS.values() if "dense" not in name)
+    charts.dots(axis, placed, "run_us", "place", by="backend", looks=looks)
+    charts.categories(axis, "y", order)
+    style.log_axes(axis, "x")
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def fp8_over_bf16(frame: pd.DataFrame, top_k: int = 2048) -> pd.DataFrame:
+    """The fastest kernel over FP8 against the fastest over bfloat16, a row per shape."""
+    rows = sparse_rows(frame, top_k)
+    us = rows.pivot_table("run_us", "case", "backend", "median", sort=False)
+    sides = {}
+    for cache in ("FP8", "bf16"):
+        names = us.filter(like=cache)
+        best = names.idxmin(axis=1)
+        mine = rows[rows.backend == rows.case.map(best)]
+        sides[cache] = mine.assign(backend=cache), best, names.min(axis=1)
+    both = pd.concat([rows for rows, *_ in sides.values()])
+    judged = over(both, "FP8", "bf16").sort_values(["batch_size", "heads"])
+    table = pd.DataFrame(
+        {
+            "heads": judged.heads.astype(int),
+            "requests": judged.batch_size.astype(int),
+        }
+    )
+    for cache, (_, best, fastest) in sides.items():
+        table[f"fastest, {cache}"] = judged.case.map(best).str.removesuffix(f", {cache}")
+        table[f"{cache}, us"] = judged.case.map(fastest)
+    return table.assign(ratio=judged.ratio, verdict=judged.verdict)
+
+
+def cache_sizes(gib: float = 64, layers: int = 61) -> pd.DataFrame:
+    """Tokens that fit into `gib` GiB, by cache format, without the indexer's keys."""
+    rows = []
+    for name in dict.fromkeys(name for name, _ in KERNELS):
+        size = MlaSpec(128, 2048, kv_format=name).token_bytes
+        rows.append((name, size, gib * 2**30 / (layers * size) / 1e6))
+    columns = ["cache", "bytes per token and layer", "million tokens"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def errors(frame: pd.DataFrame) -> pd.DataFrame:
+    """The largest relative error of each kernel against float64 over the same cache."""
+    rows = kernel_rows(frame).assign(percent=lambda table: 100 * table.oracle_error)
+    worst = rows[rows.top_k > 0].groupby("backend").percent.agg(["max", "size"])
+    worst = worst.sort_values("max").reset_index()
+    return worst.rename(columns={"backend": "kernel", "max": "largest error, %", "size": "records"})
+
+
+def overflow() -> pd.DataFrame:
+    """Records on either side of the token whose product with 576 wraps in 32 bits."""
+    rows = load("sparse_mla", OVERFLOW_MACHINE).dropna(subset="top_k")
+    tokens = (rows.batch_size * rows.kv_len).astype(int)
+    rows = rows.assign(
+        tokens=tokens,
+        gib=tokens * MlaSpec(16).token_bytes / 2**30,
+        wrong=rows.status == "incorrect",
+        percent=100 * rows.oracle_error,
+    )
+    groups = rows.groupby(["release", "tokens", "gib"])
+    table = groups.agg(records=("id", "size"), wrong=("wrong", "sum"), worst=("percent", "max"))
+    heads = {"release": "FlashInfer", "gib": "GiB a layer", "worst": "largest error, %"}
+    return table.reset_index().rename(columns=heads)

@@ -74,7 +74,7 @@ def test_the_start_notebook_ones_own_function_a_control_advice_and_a_saved_figur
     prompts = page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
     assert prompts == [f"[{number}]:" for number in range(1, len(prompts) + 1)]
     assert (lab.folder / "mine.png").read_bytes().startswith(b"\x89PNG")
-    assert "step" in page.locator(".attnlib-card h4").get_by_text("step").inner_text()
+    assert "step" in page.locator(".attnlib-card h4").get_by_text("step: ").inner_text()
 
     explorer = page.locator(".attn-explorer").last
     explorer.get_by_role("table").first.wait_for()
@@ -96,6 +96,13 @@ def test_the_start_notebook_ones_own_function_a_control_advice_and_a_saved_figur
     assert max(min(changed), min(advised)) < MOST_S
     hosts = {urlsplit(url).hostname for url in asked if url.startswith("http")}
     assert hosts == {urlsplit(lab.url).hostname}
+
+
+def test_the_notebook_of_traces_and_releases_runs_from_top_to_bottom(lab, page):
+    cells = nbformat.read(NOTEBOOKS / "02_something_got_slower.ipynb", as_version=4).cells
+    lab.run(page, *cells)
+    assert errors_on(page) == []
+    assert page.get_by_text("first slower release 0.6.0").count() == 1
 
 
 def test_a_drag_of_a_slider_draws_the_schedule_at_once_and_nothing_is_cut(lab, page):

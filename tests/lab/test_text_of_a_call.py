@@ -41,7 +41,7 @@ def test_a_view_of_a_call_is_that_of_its_axes(call):
     by_axes = attnlib.view(
         "Llama-3.1-8B",
         machine="h200",
-        variant="bfloat16",  # as older releases wrote it
+        variant="dtype=bfloat16",
         page_size=16,
         lengths="fixed",
         batch=16,

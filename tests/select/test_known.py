@@ -193,7 +193,7 @@ def test_the_releases_of_a_problem_come_first(name, words):
 
 
 def test_a_problem_without_a_setting_says_so_in_a_sentence():
-    problem = PROBLEMS["sglang-schedule-window"]
+    problem = PROBLEMS["vllm-schedule-two-windows"]
     lines = in_words(found(problem, situation_from(problem.example)))
     assert "  There is no setting for it." in lines
     assert not [problem.id for problem in ALL if problem.do.startswith("no setting")]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from attnlib.studies.splits import traffic
+from support import traffic
 
 README = Path(__file__).resolve().parents[2] / "data" / "traffic" / "README.md"
 INVENTED = "kimi-synthetic"
