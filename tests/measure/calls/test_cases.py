@@ -80,7 +80,7 @@ def test_a_case_survives_its_json_form_and_its_text(case):
 
 
 def test_an_unknown_kind_lists_the_kinds_there_are():
-    known = "engine, extend, metadata, mla, plan, step"
+    known = "engine, extend, metadata, mla, plan, serving, step"
     for kind in ("prefill", ["mla"], None):
         words = f"kind of a case must be one of {known}, got {kind!r}"
         with pytest.raises(ValueError, match=re.escape(words)):
