@@ -77,5 +77,5 @@ def show(
         flat.columns = [" ".join(map(str, parts)).strip() for parts in flat.columns]
     if any(flat.index.names):
         flat = flat.reset_index()
-    words = {str(name): [in_digits(value, digits) for value in flat[name]] for name in flat}
-    return Table(pd.DataFrame(words), caption, source)
+    words = flat.map(in_digits, digits=digits).rename(columns=str)
+    return Table(words, caption, source)

@@ -113,7 +113,14 @@ def agreement_chart() -> charts.Figure:
         long = part[part.run_us >= LONG_US]
         agree = ((long.ratio - 1).abs() <= AGREE).sum()
         label = f"{name}: {agree} of {len(long)} within 10 % from {LONG_US} us"
-        axis.scatter(part.run_us, part.ratio, s=16, c=look.color, marker=look.marker, label=label)
+        axis.scatter(
+            part.run_us,
+            part.ratio,
+            s=16,
+            color=look.color,
+            marker=look.marker,
+            label=label,
+        )
     axis.axhspan(1 - AGREE, 1 + AGREE, color="0.9", zorder=0)
     style.log_axes(axis, "x")
     axis.legend(fontsize=8)
