@@ -108,7 +108,7 @@ def test_help_is_given_for_every_command_and_lists_the_studies(command, capsys):
 
 
 @pytest.mark.parametrize(
-    ("line", "program"),
+    "line, program",
     [
         ("", "attnlib"),
         ("profile", "attnlib"),
@@ -124,16 +124,19 @@ def test_a_command_line_that_is_no_command_is_one_line_that_points_to_help(line,
 
 
 def test_the_module_is_the_command_and_ends_in_silence_unread_or_at_ctrl_c(monkeypatch, capsys):
-    command, pipe = [sys.executable, "-m", "attnlib"], subprocess.PIPE
+    command = [sys.executable, "-m", "attnlib"]
+    pipe = subprocess.PIPE
     how = {"cwd": ROOT, "stderr": pipe, "text": True}
     done = subprocess.run([*command, "measure", "nope"], stdout=pipe, **how)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert done.returncode == 2
+    assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     read, write = os.pipe()
     os.close(read)
     command += [*EXPLAIN, "--gpu", "sm90"]
     done = subprocess.run(command, stdout=write, **how)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert done.stderr == ""
     # A shell's background job begins with Ctrl-C ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(cli.doctor, "examine", lambda: signal.raise_signal(signal.SIGINT))
@@ -141,7 +144,15 @@ def test_the_module_is_the_command_and_ends_in_silence_unread_or_at_ctrl_c(monke
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("error", [KeyError("x"), TypeError("x"), AssertionError(), MemoryError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("x"),
+        TypeError("x"),
+        AssertionError(),
+        MemoryError(),
+    ],
+)
 @pytest.mark.parametrize("name", ["compare", "diagnose", "measure"])
 def test_a_crash_of_ours_has_a_status_of_its_own_and_is_no_verdict(
     name, error, monkeypatch, capsys
@@ -149,19 +160,30 @@ def test_a_crash_of_ours_has_a_status_of_its_own_and_is_no_verdict(
     def crash(**_):
         raise error
 
-    monkeypatch.setitem(cli.COMMANDS, name, cli.COMMANDS[name]._replace(run=crash, arguments={}))
+    monkeypatch.setitem(
+        cli.COMMANDS,
+        name,
+        cli.COMMANDS[name]._replace(run=crash, arguments={}),
+    )
     assert cli.main([name]) == cli.CRASHED == 5
     assert cli.CRASHED not in cli.OUTCOMES.values()
     out, err = capsys.readouterr()
     *lines, last = err.rstrip().splitlines()
-    assert "Traceback" in lines[0] and type(error).__name__ in err and out == ""
+    assert "Traceback" in lines[0]
+    assert type(error).__name__ in err
+    assert out == ""
     assert last.startswith(f"attnlib {name} crashed, which is a fault of attnlib and no result")
 
 
 def test_a_package_that_cannot_be_loaded_is_a_crash_too():
     code = "import sys; sys.modules['attnlib.cli'] = None; from attnlib.__main__ import main; "
     code += "sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == cli.CRASHED and "import of attnlib.cli halted" in done.stderr
 
 
@@ -203,7 +225,7 @@ def test_a_malformed_argument_is_refused_in_one_line_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    "arguments, words",
     [
         (["nope"], f"one of {', '.join([*MEASURABLE, 'tiny'])}, got 'nope'"),
         (["engine_now"], STUDIES["engine_now"].retired),
@@ -235,7 +257,7 @@ def test_a_record_that_is_lost_is_measured_again_and_one_that_is_broken_is_named
 
 
 @pytest.mark.parametrize(
-    ("options", "measured"),
+    "options, measured",
     [
         ([], [[8, 9]]),
         (["--rounds", "2"], [[8, 9], [9, 8]]),
@@ -247,12 +269,13 @@ def test_measure_does_what_its_options_say_and_names_the_file_it_wrote(
     monkeypatch.setenv("ATTNLIB_MACHINE", "cpu-test64")
     assert cli.main(["measure", "tiny", *options]) == 0
     assert [[item.case.kv_len for item in job.items] for job in tiny.jobs] == measured
-    path, count = store.measured_path("tiny", "cpu-test64"), len(sum(measured, []))
+    path = store.measured_path("tiny", "cpu-test64")
+    count = len(sum(measured, []))
     assert capsys.readouterr().out == f"{count} items measured; records in {path}\n"
 
 
 @pytest.mark.parametrize(
-    ("options", "where"),
+    "options, where",
     [
         (["--gpus", "2"], [{"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "7"}]),
         (["--dask", "tcp://one:1"], "tcp://one:1"),
@@ -297,11 +320,13 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
     assert first == "flashinfer==0.6.3, decode on sm90, policy auto: fa3"
     assert any("[flashinfer-fa3-decode-auto]" in line for line in rest)
     rows = rest[rest.index("") :]
-    assert rows[2].startswith("yes  fa3 ") and rows[2].endswith("FlashInfer #2148")
+    assert rows[2].startswith("yes  fa3 ")
+    assert rows[2].endswith("FlashInfer #2148")
     options = ["--library", "sglang==0.5.23", "--gpu", "sm80", "--call", "graph", "--json"]
     assert cli.main([*EXPLAIN, *options]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["backend"], answer["kernel"]) == ("flashinfer", "fa2")
+    assert answer["backend"] == "flashinfer"
+    assert answer["kernel"] == "fa2"
     assert answer["reasons"][-1]["source"].startswith("SGLang #18364")
     options = ["--library", "vllm==0.33.0", "--gpu", "sm90", "--call", "model=gemma4"]
     assert cli.main([*EXPLAIN, *options, "--call", "packed=no"]) == 0
@@ -315,7 +340,7 @@ def printed_by(capsys, line):
 
 
 @pytest.mark.parametrize(
-    ("line", "same"),
+    "line, same",
     [
         (
             "explain --library vllm==0.33.0 --backend FLASHINFER --gpu h100 --heads 32/8",
@@ -343,7 +368,7 @@ def test_advise_takes_a_fact_of_the_call(capsys):
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    "line, words",
     [
         ("advise --engine sgl==0.5.23 heads=32/8 lens=9x2", "advise: engine must be such as"),
         ("advise --library sgl==0.5.23 heads=32/8 lens=9x2", "advise: library must be such as"),

@@ -29,7 +29,8 @@ def test_the_command_prints_all_that_is_known_in_aligned_lines_or_as_json(
         dict(line.split(maxsplit=1) for line in lines[start + 1 : end])
         for start, end in zip(starts, [*starts[1:], None], strict=True)
     )
-    assert versions["torch"] == torch.__version__ and {"python", "numpy", "cuda"} <= set(versions)
+    assert versions["torch"] == torch.__version__
+    assert {"python", "numpy", "cuda"} <= set(versions)
     assert tuple(backends) == (*BACKENDS, *MLA_BACKENDS, *EXTEND_BACKENDS)
     assert backends.pop("sdpa") == "ready"
     assert all("not installed" in why or "needs a CUDA GPU" in why for why in backends.values())

@@ -99,7 +99,8 @@ class Lens:
     @classmethod
     def listed(cls, tokens: Sequence[int]) -> Self:
         """Of requests with these tokens, one by one."""
-        return cls(len(tokens), max(tokens), "+".join(map(str, tokens)))
+        words = [str(length) for length in tokens]
+        return cls(len(tokens), max(tokens), "+".join(words))
 
     @classmethod
     def read(
@@ -158,13 +159,16 @@ class Lens:
 
 def runs(tokens: Sequence[int]) -> str:
     """Lengths as items joined by `+`, or as a range where that is shorter."""
-    items = [_run(length, len([*run])) for length, run in groupby(tokens)]
+    items = []
+    for length, run in groupby(tokens):
+        items.append(_run(length, len([*run])))
     text = "+".join(items)
     as_range = f"{tokens[0]}..{tokens[-1]}x{len(tokens)}"
-    is_shorter = len(as_range) < len(text)
-    if is_shorter and tokens[0] < tokens[-1] and parse_lengths("lens", as_range) == tuple(tokens):
-        return as_range
-    return text
+    rises = tokens[0] < tokens[-1]
+    if not rises or len(as_range) >= len(text):
+        return text
+    is_same = parse_lengths("lens", as_range) == tuple(tokens)
+    return as_range if is_same else text
 
 
 def _run(length: int, count: int) -> str:

@@ -94,6 +94,7 @@ class AttnSpec(Grouped):
     --------
     Llama-3.1-8B over an FP8 cache:
 
+    >>> from attnlib import AttnSpec
     >>> spec = AttnSpec(32, 8, 128, page_size=16, kv_dtype="float8_e4m3fn")
     >>> spec.group_size, spec.dtypes
     (4, 'bfloat16/float8_e4m3fn')

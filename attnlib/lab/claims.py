@@ -67,6 +67,7 @@ CHECKED: dict[str, Kind] = {
     "pairs": dict,
     "ran": dict,
     "rule": dict,
+    "served": dict,
     "verdict": str,
 }
 """A claim's check is one of these fields."""
@@ -77,6 +78,7 @@ FORMS: dict[str, tuple[dict[str, Kind], dict[str, Kind]]] = {
     ),
     "ran": ({"study": str, "cases": str, "backend": str, "releases": dict}, {}),
     "rule": ({"mode": str, "gpu": str, "calls": list}, {}),
+    "served": ({"cases": str, "pair": list, "metric": str, "expect": str}, {}),
 }
 """Fields of a check: those that must be given, and those that may."""
 
@@ -196,6 +198,45 @@ class Pairs:
 
 
 @dataclass(frozen=True)
+class Served:
+    """Loads on a server vote by what an arm saves of the base, with an interval that excludes 0.
+
+    `pair` is the arm and its base, `metric` one of `served.METRICS`.
+    """
+
+    cases: str
+    pair: Sequence[str]
+    metric: str
+    expect: str
+    study: str = studies.served.STUDY.name
+
+    def __post_init__(self) -> None:
+        _require_cases(self.study, self.cases)
+        _require_texts("pair", self.pair)
+        require_word("metric", self.metric, studies.served.METRICS)
+        require_word("expect", self.expect, (FASTER, SLOWER))
+
+    def judge(self, claim: Claim) -> Judged:
+        """The vote of every case."""
+        rows = _rows(self.study, self.cases)
+        arm, base = self.pair
+        rows = rows[rows.backend.isin(self.pair)]
+        table = studies.served.saved(rows, [(arm, base)], self.metric)
+        if table.empty:
+            raise MissingRecordsError("the two arms share no round")
+        counts = Counter(table.verdict)
+        undecided = counts[AMBIGUOUS]
+        support = counts[self.expect]
+        verdict = vote(support, len(table) - support - undecided, undecided)
+        said = []
+        for row in table.itertuples():
+            said.append(f"{row.saved:.1f} % ({row.low:.1f} to {row.high:.1f})")
+        measured = f"saves {', '.join(said)}"
+        reason = f"{arm} / {base}, {self.metric}, {table.rounds.min()} rounds: {measured}."
+        return Judged(claim, verdict, reason, measured, tuple(rows.id))
+
+
+@dataclass(frozen=True)
 class Ran:
     """Records vote by what ran: `releases` maps a release to kernel families, or to kernels.
 
@@ -284,6 +325,7 @@ CHECKS: dict[str, Any] = {
     "pairs": Pairs,
     "ran": Ran,
     "rule": Rule,
+    "served": Served,
     "verdict": Fixed,
 }
 """Key of a claim's check in the file -> the class that judges it."""

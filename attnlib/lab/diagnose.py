@@ -336,7 +336,7 @@ def diagnose(
         cuda_gpu_kern_sum`, which have kernels and no steps.
     after : str or os.PathLike, optional
         A second trace: a table says what changed from the first one to it, in microseconds a step.
-    **shape
+    **shape : str or int
         What the trace does not tell of the layer, for the gains on record: `heads` (text such as
         `32/8`), `head_dim`, `page` (tokens), `lens` (tokens of each request, `8192x15+300`)
         or in its place `batch_size` (requests) and `kv_len` (tokens in the mean), `dtype` and

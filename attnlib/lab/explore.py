@@ -84,7 +84,7 @@ def explore(model: str | DecodeCase | MlaCase = "", **wishes: Any) -> "Explorer"
     ----------
     model : str, DecodeCase or MlaCase, optional
         The call, as a case or as its text; or a model, by default Llama-3.1-8B.
-    **wishes
+    **wishes : str, int or sequence of str
         Other arguments of `attnlib.view`, with which it opens; `rounds` up to 100.
 
     Returns

@@ -275,7 +275,7 @@ def profile(
     ----------
     fn : callable
         Runs `warmup` + 2 x `calls` times, and once more under the profiler with any warm-up.
-    *args
+    *args : any
         Its arguments.
     calls, warmup : int
         Calls for the clock (1 or more) and as many traced ones; calls before them (0 or more).

@@ -37,6 +37,8 @@ CARD = "NVIDIA H100"
 PANEL = (396, 264)
 """Width and height of the SMs of one build, in pixels of the picture."""
 GAP, HEAD, FOOT = 40, 34, 34
+ROOM_FOR_ZERO = 16
+"""Pixels of an axis from which its 0 has room before its end."""
 IDLE = "rgba(128, 128, 128, .18)"
 
 
@@ -207,6 +209,7 @@ class Schedules(Shown):
         name, _, rest = self._words(one).partition(": ")
         end = one.work.last / last * width
         anchor = "end" if end > width / 2 else "start"
+        zero = "0" if end > ROOM_FOR_ZERO else ""
         bottom = HEAD + height
         return (
             f"<text x='{left}' y='13' font-weight='bold'>{html.escape(name)}</text>"
@@ -215,7 +218,7 @@ class Schedules(Shown):
             f"<rect width='{width}' height='{height}' fill='{IDLE}'/>{''.join(paths)}</g>"
             f"<text x='{left - 5}' y='{bottom}' transform='rotate(-90 {left - 5} {bottom})'>"
             f"{one.work.workers} {worker.word}s</text>"
-            f"<text x='{left}' y='{bottom + 14}'>0</text>"
+            f"<text x='{left}' y='{bottom + 14}'>{zero}</text>"
             f"<text x='{left + end:.0f}' y='{bottom + 14}' text-anchor='{anchor}'>"
             f"ends at {one.work.last:,}</text>"
             f"<text x='{left}' y='{bottom + 29}'>tokens that {worker.one} has read; "

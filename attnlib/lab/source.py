@@ -8,7 +8,6 @@ them, `q_len` and `context`.
 
 import math
 import os
-import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -110,13 +109,6 @@ SAID_BY_TEXT = (
     "kv_len",
 )
 """Arguments of a view that the text of a call says."""
-WIDE_OF_OLD = r"(?:, page table of (?P<context>[\d,]+) tokens)?"
-VARIANTS_OF_OLD = (
-    r"(?P<dtype>b?float\w+)(?:/(?P<kv_dtype>\w+))?(?:, window (?P<window>\d+))?" + WIDE_OF_OLD,
-    r"(?P<heads>\d+) heads, (?:dense|top (?P<top_k>\d+)), (?P<kv_format>[\w-]+)"
-    r"(?:, (?P<q_len>\d+) query tokens)?" + WIDE_OF_OLD,
-)
-"""Variants as older releases wrote them; still read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,10 +338,10 @@ def choose(source: Source, model: str, wishes: Wishes) -> ChosenCase:
     axes before it, the nearest size. An axis offers what is on record for the axes before it; this
     GPU takes any value.
     """
-    wishes = {**wishes, "variant": _variant_in_words(wishes.get("variant"))}
     rows = calls_of(source.frame, model)
     if not source.is_live:
-        wishes["variant"] = _with_only_context(wishes["variant"], rows.variant)
+        variant = _with_only_context(wishes.get("variant"), rows.variant)
+        wishes = {**wishes, "variant": variant}
     values = _live_values(wishes) if source.is_live else _values_on_record(rows, wishes)
     arguments: dict[str, Any] = {"model": model, "records": source.records}
     if not source.is_live:
@@ -501,24 +493,6 @@ def variant_of(case: DecodeCase | MlaCase) -> str:
         words = {"dtype": case.spec.dtype}
     words |= {name: said[name] for name in VARIANT if name in said}
     return " ".join(f"{name}={value}" for name, value in words.items())
-
-
-def _variant_in_words(wish: Any) -> Any:
-    """A variant as older releases wrote it in words of a call; others as they are."""
-    for pattern in VARIANTS_OF_OLD:
-        found = re.fullmatch(pattern, wish or "", re.ASCII)
-        if found:
-            words = found.groupdict()
-            if "heads" in words:
-                words["heads"] += "/1"
-            if words.get("kv_format") == "bfloat16":
-                del words["kv_format"]
-            if words["context"]:
-                words["context"] = words["context"].replace(",", "")
-            names = ("heads", "dtype", *VARIANT)
-            given = [name for name in names if words.get(name)]
-            return " ".join(f"{name}={words[name]}" for name in given)
-    return wish
 
 
 def wishes_said(call: object) -> dict[str, Any] | None:

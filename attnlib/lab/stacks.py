@@ -6,27 +6,41 @@ A row is a kind of layers of a model. `advise` answers for one call in full.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from ..core.call_text import CallText
+from ..core.spec import AttnSpec
 from ..run.releases import Version
 from ..select import Call, explain
-from ..select.asked import DECODE, Asked, asked_kinds, facts_stated, is_checkpoint, layer_said
+from ..select.asked import (
+    DECODE,
+    PINS,
+    asked,
+    asked_kinds,
+    facts_stated,
+    is_checkpoint,
+    layer_said,
+)
 from ..select.changes import Change, Changes, add_changes, change_in_words
-from ..select.facts import gpu_named
 from ..select.known import HOLDS, Found, in_words, known_problems, to_data
 from ..select.layers import LayerChoice, own_class
 from ..select.libraries import AUTO, find
 from ..select.situation import parse_stack, situation_of, with_dp_attention
-from .advise import MLA_MODE, advise, advise_layer, known_facts, require_decode_text
+from .advise import LATENT_DTYPE, MLA_MODE, advise_layer, known_facts, require_decode_text
 from .cards import NOTHING, Card, Shown
 
-RECORDED_MODES = (DECODE, MLA_MODE)
-"""Modes of which batches are on record."""
+
+class Layer(NamedTuple):
+    """A kind of layers in words, and how a selector is asked for it; no `spec` where none is."""
+
+    words: str
+    spec: AttnSpec | None
+    mode: str
+    call: Call
 
 
 @dataclass(frozen=True)
@@ -179,18 +193,19 @@ def advise_stacks(
     changes: Changes = {}
     stack = _versions(libraries[-1])
     rows = []
+    require_decode_text(call)
+    lengths = call.required("lens").tokens
     for model in models or [call.model or ""]:
         said = replace(call, model=model or None)
         how: dict[str, Any] = {"backend": backend, "gpu": gpu, "server": server or {}}
         if is_checkpoint(model):
             splits = {"tp": said.tp or 1, "dp": said.dp or 1}
             how["server"] = with_dp_attention(how["server"], model, **splits)
-            asked = [*_rows_of_model(said, facts or Call(), libraries, how)]
-        else:
-            asked = [_row_of_text(said, facts, libraries, how)]
-        for row in asked:
+        for layer in _layers_of(said, facts or Call()):
+            answers = [_answer(layer, lengths, library, how) for library in libraries]
+            row = Row(model, layer.words, answers)
             rows.append(row)
-            before, after = row.answers[0].known, row.answers[-1].known
+            before, after = answers[0].known, answers[-1].known
             add_changes(changes, before, after, stack=stack, where=row.name)
     return Stacks(
         libraries=libraries,
@@ -206,79 +221,53 @@ def _versions(library: str) -> dict[str, Version]:
     return parse_stack(library) if "==" in library else {}
 
 
-def _row_of_text(
-    said: CallText,
-    facts: Call | None,
-    libraries: Sequence[str],
-    how: Mapping[str, Any],
-) -> Row:
-    """The row of a layer that is said by its heads."""
-    answers = []
-    for library in libraries:
-        advice = advise(said, library=library, facts=facts, **how)
-        answers.append(Answer(advice.choice.picked, advice.known, advice.slower_by_records))
-    layer = advice.layer
-    return Row("", f"{layer.heads} heads, head_dim {layer.head_dim}", answers)
-
-
-def _rows_of_model(
-    said: CallText,
-    facts: Call,
-    libraries: Sequence[str],
-    how: Mapping[str, Any],
-) -> Iterator[Row]:
-    """A row for each kind of the model's layers."""
-    require_decode_text(said)
+def _layers_of(said: CallText, facts: Call) -> list[Layer]:
+    """The kinds of layers of a model, or the layer that is said by its heads."""
+    if not is_checkpoint(said.model or ""):
+        spec, mode, call = asked(str(said), "", facts)
+        return [Layer(f"{spec.heads} heads, head_dim {spec.head_dim}", spec, mode, call)]
     layer = layer_said(said)
-    lengths = said.required("lens").tokens
-    stated = facts_stated(facts)
-    if said.page:
-        stated["pinned_page"] = True
-    if said.kv_dtype:
-        stated["pinned_kv_dtype"] = True
-    for asked in asked_kinds(mode=DECODE, facts=stated, **layer):
-        shown = LayerChoice(asked.kind.name, asked.spec, asked.kind.count)
-        answers = [_answer(asked, lengths, library, how) for library in libraries]
-        yield Row(layer["model"], shown.words, answers)
+    stated = facts_stated(facts) | {fact: True for name, fact in PINS.items() if name in layer}
+    layers = []
+    for kind in asked_kinds(mode=DECODE, facts=stated, **layer):
+        words = LayerChoice(kind.kind.name, kind.spec, kind.kind.count).words
+        layers.append(Layer(words, kind.spec, kind.mode, kind.call))
+    return layers
 
 
 def _answer(
-    asked: Asked,
+    layer: Layer,
     lengths: tuple[int, ...],
     library: str,
     how: Mapping[str, Any],
 ) -> Answer:
     """What a library runs for a kind of layers; by the records too, where its mode has any."""
-    spec = asked.spec
+    spec = layer.spec
     if spec is None:
-        return Answer(own_class(asked.kind.name, asked.call, library))
-    known = known_facts(asked.call, is_stated=True, has_model=True)
-    is_16_bit = spec.dtypes == "bfloat16"
-    if asked.mode == DECODE or (asked.mode == MLA_MODE and is_16_bit):
-        try:
-            advice = advise_layer(spec, lengths, asked.call, known, library=library, **how)
-        except RuntimeError as error:
-            return Answer(f"no answer: {error}")
-        return Answer(advice.choice.picked, advice.known, advice.slower_by_records)
-    call = replace(asked.call, kv_lens=lengths, graph=True)
-    gpu = how["gpu"]
+        return Answer(own_class(layer.words.partition(" (")[0], layer.call, library))
+    known = known_facts(layer.call, is_stated=True, has_model=True)
+    is_latent = layer.mode == MLA_MODE and spec.dtypes == LATENT_DTYPE
+    call = replace(layer.call, kv_lens=lengths, graph=True)
     try:
+        if layer.mode == DECODE or is_latent:
+            advice = advise_layer(spec, lengths, layer.call, known, library=library, **how)
+            return Answer(advice.choice.picked, advice.known, advice.slower_by_records)
         choice = explain(
             spec,
-            mode=asked.mode,
+            mode=layer.mode,
             call=call,
             library=library,
-            policy=find(library)[0].policy_named(how["backend"], asked.mode),
-            gpu=gpu_named(gpu),
+            policy=how["backend"],
+            gpu=how["gpu"],
         )
-    except (ValueError, RuntimeError) as error:
+    except RuntimeError as error:
         return Answer(f"no answer: {error}")
     situation = situation_of(
         choice,
         spec,
         call,
         stated=known,
-        gpu=gpu,
+        gpu=how["gpu"],
         server=how["server"],
     )
     return Answer(LayerChoice("", choice=choice).chosen, known_problems(situation))

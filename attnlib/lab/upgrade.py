@@ -206,17 +206,23 @@ def compare_releases(
     ----------
     base, new : str
         Releases such as `0.6.3`, or a wheel or a folder of your own.
-    models, tp, heads, head_dim, page_size
-        Layers whose usual calls are compared: names of models, each over `tp` GPUs, or heads such
-        as `8/1`; pages in tokens. By default all usual models.
-    lens, batch : str, int
-        One decode call of each layer instead: tokens per request, `8192x16`; requests where `lens`
-        is one length or range.
-    cases : str or sequence of str
+    models : str or sequence of str, optional
+        Models whose usual calls are compared; by default all usual ones.
+    tp : int, optional
+        GPUs that share the heads of each model.
+    heads : str, optional
+        A layer in place of models, such as `8/1`.
+    head_dim, page_size : int, optional
+        Sizes of the layers; pages in tokens.
+    lens : str, optional
+        One decode call of each layer instead: tokens of each request, `8192x16`.
+    batch : int, optional
+        Requests, where `lens` is one length or range.
+    cases : str or sequence of str, optional
         Calls, a line each (`heads=32/8 head_dim=128 page=16 lens=8192x16`), in place of layers.
-    backend : str
+    backend : str, optional
         What an engine pins, such as `fa2`; by default what the library picks.
-    not_slower : float
+    not_slower : float, default 0.02
         The margin, 0..1, within which a call counts as not slower. 0 asks whether it is faster,
         slower or the same.
 

@@ -411,18 +411,33 @@ def view(
     model : str, DecodeCase or MlaCase, optional
         The call, as a case or as its text (`heads=32/8 head_dim=128 page=16 lens=8192x16`); or a
         model, by default Llama-3.1-8B.
-    tp, heads, head_dim
-        The layer without a text: a model as one GPU of `tp` has it, or heads such as `8/1`.
-    records, machine : str, optional
-        A study whose records serve it, or `live` to measure on this GPU; a folder of data/records
-        or a part of its name (`h100`). By default `live` in live mode, else what holds the case.
-    release, timer, variant : str, optional
-        Release of the library that the study compares; `graph`, `graph-cold`, `eager` or
-        `profiler`; other words of the text, such as `dtype=bfloat16 kv_dtype=float8_e4m3fn`.
-    page_size, lengths, batch, kv_len : int or str, optional
-        Tokens of a page, how lengths are drawn or each one (`33+1+60`), requests, most tokens.
-    backends, against : sequence of str, str
-        Which backends are shown, and with which one they are compared.
+    tp : int, default 1
+        GPUs that share the heads of a model.
+    heads : str, optional
+        The layer in place of a model, such as `8/1`.
+    head_dim : int, optional
+        Of that layer.
+    records : str, optional
+        A study whose records serve it, or `live` to measure on this GPU. By default `live` in live
+        mode, else what holds the case.
+    machine : str, optional
+        A folder of data/records, or a part of its name (`h100`).
+    release : str, optional
+        Release of the library that the study compares.
+    timer : str, optional
+        `graph`, `graph-cold`, `eager` or `profiler`.
+    variant : str, optional
+        Other words of the text, such as `dtype=bfloat16 kv_dtype=float8_e4m3fn`.
+    page_size : int, optional
+        Tokens of a page.
+    lengths : str, optional
+        How lengths are drawn, or each one (`33+1+60`).
+    batch, kv_len : int, optional
+        Requests, and tokens of the longest.
+    backends : sequence of str, optional
+        Which backends are shown.
+    against : str, optional
+        With which one they are compared.
     rounds : int, optional
         How many rounds to measure, `live` only.
 

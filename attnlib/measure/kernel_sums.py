@@ -65,8 +65,13 @@ def read_sums(path: Path) -> KernelSums | None:
         return None
     lines = data[:MOST_BYTES].decode(errors="replace").splitlines()
     head = lines[:HEAD_LINES]
-    rules = [at for at, line in enumerate(head) if RULE.match(line.strip())]
-    columns = [at for at, line in enumerate(head) if NSYS_TIME in line and NSYS_COUNT in line]
+    rules = []
+    columns = []
+    for at, line in enumerate(head):
+        if RULE.match(line.strip()):
+            rules.append(at)
+        if NSYS_TIME in line and NSYS_COUNT in line:
+            columns.append(at)
     if columns:
         source = NSYS
         found = _of_nsys(path, lines[columns[0] :])

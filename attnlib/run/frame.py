@@ -94,7 +94,7 @@ RATIO_COLUMNS = [field.name for field in fields(Ratio)]
 SAVING_COLUMNS = [field.name for field in fields(Saving)]
 COMPARABLE = ("gpu_id", "power_limit_w", "timer", "schema")
 """Columns that must not differ within one comparison: each moves times, whatever the backend."""
-SERVED_PREFIX = "served."
+SERVED = "served."
 CEILINGS = ("copy", "matmul")
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
@@ -108,9 +108,9 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
 
     `case` holds the case (None of a ceiling) and its fields stand beside it; `repeat` marks A/A
     items, the same item measured again. `kernels` is a tuple of `Kernel`; `steps_us` has the
-    samples of cases that keep them (`NamedCase.keeps_samples`); records of servers have what
-    `served` says as columns. Times are medians in us,
-    `plan_samples` has all of them; `drift` is the last third of the samples over the first, less 1.
+    samples of cases that keep them (`NamedCase.keeps_samples`); what records say as `served`
+    stands beside it. Times are medians in us, `plan_samples` has all of them; `drift` is the last
+    third of the samples over the first, less 1.
     """
     run_us = table["run_us"].to_pylist()
     plan_us = table["plan_us"].to_pylist()
@@ -137,8 +137,8 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
         )
         frame["steps_us"] = steps.where(keeps_samples, None)
     for name in table.column_names:
-        if name.startswith(SERVED_PREFIX):
-            frame[name.removeprefix(SERVED_PREFIX)] = table[name].to_pandas()
+        if name.startswith(SERVED):
+            frame[name.removeprefix(SERVED)] = table[name].to_pandas()
     before = _numbers(table, "state_before.throttle_reasons").astype(int)
     after = _numbers(table, "state_after.throttle_reasons").astype(int)
     frame["throttled"] = ((before | after) & THROTTLED) > 0

@@ -52,7 +52,7 @@ class Comparison:
     failed: dict[Item, Row] = field(default_factory=dict)
 
     def take(self, frame: pd.DataFrame) -> None:
-        """Take the rounds of items that both releases tried, where they are more than before.
+        """Take the rounds of items that both releases tried, unless there were more before.
 
         Of an item that failed on both, the base's record is kept.
         """
@@ -72,8 +72,8 @@ class Comparison:
                 pair = (of_base[number], of_new[number])
                 if all(_is_good(row) for row in pair):
                     good.append(pair)
-            is_more = len(good) >= len(self.pairs[item])
-            if of_base and of_new and is_more:
+            were_more = len(self.pairs[item]) > len(good)
+            if of_base and of_new and not were_more:
                 self.pairs[item] = good
             for rows in (of_new, of_base):
                 for row in rows.values():

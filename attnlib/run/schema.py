@@ -243,9 +243,7 @@ COLUMNS = (
     Column("case.model", TEXT, "of an engine"),
     Column("case.num_kv_heads", COUNT, "KV heads, of one GPU"),
     Column("case.num_qo_heads", COUNT, "query heads, of one GPU"),
-    Column(
-        "case.output_len", COUNT, "of an engine: decode steps; of a server: tokens of a request"
-    ),
+    Column("case.output_len", COUNT, "of an engine: decode steps; of a server: tokens to make"),
     Column("case.page_size", COUNT, "tokens of a KV page"),
     Column(
         "case.pool_size",

@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +123,10 @@ class Study:
     @cached_property
     def cases(self) -> tuple[NamedCase, ...]:
         """Every case of the grids, once, in their order."""
-        return tuple(dict.fromkeys(case for grid in self.grids for case in grid.cases))
+        cases: dict[NamedCase, None] = {}
+        for grid in self.grids:
+            cases |= dict.fromkeys(grid.cases)
+        return tuple(cases)
 
     def require_measurable(self) -> None:
         """ValueError that says what to do instead if the study can only be read."""
@@ -165,17 +168,20 @@ class Study:
         jobs: list[Job] = []
         for round_ in range(count):
             chosen = [grid for grid in grids if rounds or round_ < grid.rounds]
-            jobs += self.jobs_of(round_, [item for grid in chosen for item in grid.items()])
+            items = chain.from_iterable(grid.items() for grid in chosen)
+            jobs += self.jobs_of(round_, items)
         return jobs
 
     def jobs_of(self, round_: int, items: Iterable[Item]) -> list[Job]:
         """Fresh processes that measure `items` in that round, and the ceilings beside them."""
-        alone = {item for grid in self.grids if grid.isolated for item in grid.items()}
+        isolated = [grid for grid in self.grids if grid.isolated]
+        alone = set(chain.from_iterable(grid.items() for grid in isolated))
         groups: dict[object, list[Item]] = {}
         if self.ceilings:
             groups[""] = [Item(name, "graph") for name in self.ceilings]
         for item in dict.fromkeys(items):
-            groups.setdefault(item if item in alone else item.release, []).append(item)
+            key = item if item in alone else item.release
+            groups.setdefault(key, []).append(item)
         step = -1 if round_ % 2 else 1
         command = self.command or f"python -m attnlib measure {shlex.quote(self.name)}"
         jobs = []
@@ -360,9 +366,9 @@ class Sweep:
         have = set(rows["id"])
         left = []
         for job in jobs:
-            items = tuple(item for item in job.items if job.id_of(item, machine) not in have)
+            items = [item for item in job.items if job.id_of(item, machine) not in have]
             if items:
-                left.append(replace(job, items=items))
+                left.append(replace(job, items=tuple(items)))
         return left
 
 
@@ -371,8 +377,10 @@ def in_about(*sweeps: tuple[int, int], pace: Study) -> str:
     at the pace of a study; the empty string if it is not published."""
     if pace.reference_machine not in store.machines(pace.name):
         return ""
-    rows = store.load(pace.name, pace.reference_machine).sort_values("started_at", kind="stable")
-    gaps = rows.started_at.astype("datetime64[ns, UTC]").diff().dt.total_seconds()
+    rows = store.load(pace.name, pace.reference_machine)
+    rows = rows.sort_values("started_at", kind="stable")
+    started = rows.started_at.astype("datetime64[ns, UTC]")
+    gaps = started.diff().dt.total_seconds()
     process = rows[["round", "release"]]
     starts = (process != process.shift()).any(axis=1)
     # Means: times are whole seconds, and most records take less than one.
@@ -391,7 +399,12 @@ def in_about(*sweeps: tuple[int, int], pace: Study) -> str:
 def describe(device: str) -> Machine:
     """This machine, described by a worker process: ours never opens a CUDA context."""
     command = [*WORKER, "--describe", device]
-    done = subprocess.run(command, capture_output=True, text=True, env=worker_environment())
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=worker_environment(),
+    )
     if done.returncode:
         raise RuntimeError(f"the machine could not be described: {done.stderr.strip()[-800:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -402,7 +415,8 @@ def _overlay(job: Job, given: dict[str, Path]) -> Path | None:
     packages = {backend: compared_package(backend) for backend in compared}
     if not packages:
         return None
-    if unknown := [backend for backend, package in packages.items() if not package]:
+    unknown = [backend for backend, package in packages.items() if not package]
+    if unknown:
         raise ValueError(
             f"release must be empty for backends other than {', '.join(COMPARED)}-*, "
             f"got {job.release!r} for {', '.join(sorted(unknown))}"

@@ -67,11 +67,12 @@ def cases(
     return counts, left_out
 
 
-def study_of(path: Path) -> tuple[Study, str]:
+def study_of(path: str | Path) -> tuple[Study, str]:
     """The study `captured_<name of the file>`, and the steps it leaves out with their reasons.
 
     ValueError if no step of the file can be a case.
     """
+    path = Path(path)
     counts, left_out = cases(capture.read(path))
     omitted = "; ".join(f"{count} steps, {reason}" for reason, count in left_out.most_common())
     if not counts:

@@ -8,11 +8,27 @@ in a call's; on the host it is the record's `plan_us`. The planner's grid is siz
 request of the batch. Tables are those of `random_batches`.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
 from functools import partial
 
+import numpy as np
+import pandas as pd
+
 from ..core.spec import AttnSpec
+from ..run.figures import charts, style
 from ..run.study import Grid, Study
-from .random_batches import COLD, FA2, FLASH_ATTENTION, PLANNED, drawn_cases, first_of_each_layer
+from .random_batches import (
+    COLD,
+    FA2,
+    FLASH_ATTENTION,
+    PLANNED,
+    drawn_cases,
+    first_of_each_layer,
+    gain_summary,
+    ratios,
+)
 
 SIZES = (
     (96, 16, 128, 1),
@@ -55,6 +71,15 @@ FLASHINFER_ON_H200 = "0.7.2.post1"
 FLASHINFER_ON_H100 = "0.6.13"
 RIVALS = (FA2, BATCH_ATTENTION, FLASH_ATTENTION, *PAGES_OF_16)
 BACKENDS = (*RIVALS, PLANNED)
+WORDS = {
+    FA2: "fa2 by FlashInfer's plan",
+    BATCH_ATTENTION: "FlashInfer's BatchAttention",
+    FLASH_ATTENTION: "FlashAttention-3, schedule made before",
+    "flashinfer-xqa": "FlashInfer's XQA",
+    "vllm-flash-attn-3": "vLLM's FlashAttention-3",
+    "vllm-triton": "vLLM's Triton kernel",
+}
+"""Rivals as a reader knows them."""
 _cold = partial(Grid, timers=(COLD,))
 
 STUDY = Study(
@@ -68,3 +93,46 @@ STUDY = Study(
     reference_machine="nvidia-h200-a1283d40",
     ceilings=("copy",),
 )
+
+
+def speedup_table(rows: pd.DataFrame, rivals: Iterable[str] = RIVALS) -> pd.DataFrame:
+    """Speedup of fa2 by our plan over each rival and part of the batches, the largest first.
+
+    `rows` are of `random_batches.load_all`, of one GPU.
+    """
+    summary = gain_summary(rows, tuple(rivals))
+    return pd.DataFrame(
+        {
+            "over": summary.rival.map(WORDS),
+            "batches": summary.batches,
+            "how many": summary["count"],
+            "speedup, mean": summary["geometric mean"],
+            "median": summary["median"],
+            "5 % faster or more": summary["gains > 5 %"],
+            "2 % slower or more": summary["loses > 2 %"],
+        }
+    ).sort_values("speedup, mean", ascending=False, ignore_index=True)
+
+
+def speedup_chart(rows: pd.DataFrame, rivals: Iterable[str] = RIVALS) -> charts.Figure:
+    """Speedup of fa2 by our plan in every batch, a line per rival, each sorted by itself."""
+    names = tuple(rivals)
+    drawn = rows[rows.backend.isin((*names, PLANNED))]
+    figure, (axis,) = charts.panels(
+        [f"{drawn.gpu.iloc[0]}: random batches, our plan of fa2"],
+        (8.4, 3.6),
+        drawn,
+        ("batches, % (sorted)", "speedup over the other (log)"),
+    )
+    for name, look in style.looks(names).items():
+        speedups = np.sort(ratios(drawn, name, PLANNED).ratio)
+        share = np.linspace(0, 100, len(speedups))
+        axis.plot(share, speedups, color=look.color, label=WORDS[name])
+    axis.axhline(1, **style.RULE)
+    axis.set_yscale("log")
+    axis.set_ylim(0.5, 3)
+    ticks = [0.5, 0.7, 1, 1.5, 2, 3]
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+    axis.legend(fontsize=8)
+    return figure

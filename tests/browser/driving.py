@@ -28,11 +28,14 @@ from PIL import Image, PngImagePlugin
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 PICTURES = ROOT / "data" / "figures"
-MOST_BYTES, COLOURS = 60_000, 256
+MOST_BYTES = 60_000
+COLOURS = 256
 TAKE = "ATTNLIB_PICTURES=new python -m pytest tests/browser"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 PACKAGES = ("playwright", "axe_playwright_python")
-START_S, RUN_S, STEP_S = 60, 180, 0.2
+START_S = 60
+RUN_S = 180
+STEP_S = 0.2
 SEVERE = ("serious", "critical")
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -142,9 +145,18 @@ def choose(page, menu, entry):
 
 def drop(page, place, *paths):
     """Files dropped on a place of the page, as from the desktop."""
-    box, session = place.bounding_box(), page.context.new_cdp_session(page)
-    files = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
-    at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2, "data": files}
+    box = place.bounding_box()
+    session = page.context.new_cdp_session(page)
+    files = {
+        "items": [],
+        "files": [str(path) for path in paths],
+        "dragOperationsMask": 1,
+    }
+    at = {
+        "x": box["x"] + box["width"] / 2,
+        "y": box["y"] + box["height"] / 2,
+        "data": files,
+    }
     for kind in ("dragEnter", "dragOver", "drop"):
         session.send("Input.dispatchDragEvent", {"type": kind, **at})
 
@@ -191,7 +203,12 @@ def _environment(folder):
     places = "JUPYTER_CONFIG JUPYTER_RUNTIME JUPYTERLAB_SETTINGS JUPYTERLAB_WORKSPACES"
     for name in places.split():
         own[f"{name}_DIR"] = str(folder / name.split("_")[1].lower())
-    own["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    own["PYTHONPATH"] = os.pathsep.join(
+        [
+            str(ROOT),
+            os.environ.get("PYTHONPATH", ""),
+        ]
+    )
     return {name: v for name, v in os.environ.items() if name not in SWITCHES} | own
 
 

@@ -23,10 +23,9 @@ from support.backend_calls import (
     WINDOWS,
 )
 
-from attnlib.core import backends
+from attnlib.core import DecodeBatch, PagedKV, backends
 from attnlib.core.backends import base, planned, sdpa
 from attnlib.core.backends.table import FAMILIES, entry_of, family_of
-from attnlib.core.batch import DecodeBatch, PagedKV
 from attnlib.core.fa2.library import RELEASES
 from attnlib.core.schedule import library
 from attnlib.core.spec import CUSTOM_MASKS, AttnSpec, MlaSpec
@@ -42,7 +41,7 @@ def named(value):
 
 
 def each(pairs):
-    return pytest.mark.parametrize(("name", "case"), pairs, ids=named)
+    return pytest.mark.parametrize("name, case", pairs, ids=named)
 
 
 def ways(at, name):
@@ -54,7 +53,7 @@ def ways(at, name):
 STEPS = [(*call, graph) for at, call in enumerate(CALLS) for graph in ways(at, call[0])]
 
 
-@pytest.mark.parametrize(("name", "case", "cuda_graph"), STEPS, ids=named)
+@pytest.mark.parametrize("name, case, cuda_graph", STEPS, ids=named)
 def test_a_replan_in_place_serves_the_new_step(name, case, cuda_graph, libraries):
     first, second = calls.two_steps(case, "cpu")
     backend = calls.backend_for(name, case, "cpu", cuda_graph=cuda_graph)
@@ -138,7 +137,7 @@ def test_what_lies_in_unused_pages_never_reaches_sdpas_output():
 
 
 @pytest.mark.parametrize(
-    ("plans", "words"),
+    "plans, words",
     [
         ("", "one of sdpa, .*got 'fa9'"),
         ("decode", "one of sdpa.* for decode, got 'fa9'"),
@@ -196,7 +195,7 @@ def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("name", "release", "since"),
+    "name, release, since",
     [
         ("fa2", "0.3.1", "0.5.0"),
         ("fa3", "0.5.3", "0.6.0"),
@@ -215,7 +214,7 @@ MIXED = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn"}
 
 
 @pytest.mark.parametrize(
-    ("name", "spec", "words"),
+    "name, spec, words",
     [
         ("flashinfer-cuda-cores", calls.spec_of(5, 16), "group size must be"),
         ("flashinfer-fa2", calls.spec_of(1, 16, 96), "head_dim must be"),
@@ -337,7 +336,13 @@ def calls_of_new_backends():
 
 def mla_gpu_calls():
     sizes = {"batch_size": 9, "kv_len": 3000}
-    sparse = [(128, 2048), (64, 512), (32, 512), (16, 70), (8, 1)]
+    sparse = [
+        (128, 2048),
+        (64, 512),
+        (32, 512),
+        (16, 70),
+        (8, 1),
+    ]
     dense = [(heads, 0) for heads in (128, 64, 32, 16, 8)]
     found = []
     for lengths in ("fixed", "ragged", "skewed"):
@@ -380,12 +385,13 @@ def test_on_a_gpu_a_backend_matches_the_oracle(name, case):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("name", "case", "cuda_graph"), [s for s in STEPS if isinstance(s[1], ExtendCase)], ids=named
+    "name, case, cuda_graph", [s for s in STEPS if isinstance(s[1], ExtendCase)], ids=named
 )
 def test_on_a_gpu_every_mode_matches_the_oracle_and_says_its_family(name, case, cuda_graph):
     calls.assert_matches_oracle(calls.able(name, case), case, "cuda", cuda_graph=cuda_graph)
     if name.startswith("flashinfer") and not cuda_graph:
-        call, backend = calls.call_of(case, "cuda"), calls.backend_for(name, case, "cuda")
+        call = calls.call_of(case, "cuda")
+        backend = calls.backend_for(name, case, "cuda")
         plan = backend.plan(call.batch)
         kernels = trace_kernels(lambda: backend.run(call.q, call.cache, plan))
         family = kernel_family((kernel.name for kernel in kernels), family_of)

@@ -10,8 +10,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec, DecodeBatch, PagedKV
 
 SPEC = AttnSpec(num_qo_heads=8, num_kv_heads=2, head_dim=16, page_size=4)
 HUGE = 2**31 - 1
@@ -30,7 +29,10 @@ def int32(values):
 def shuffled_table(lens, page_size, spare, garbage):
     """A page table of distinct pages in random order; dead columns and spare ones hold garbage."""
     used = [-(-n // page_size) for n in lens]
-    pool = random.Random(0).sample(range(2 * sum(used)), sum(used))
+    pool = random.Random(0).sample(
+        range(2 * sum(used)),
+        sum(used),
+    )
     width = max(used) + spare
     return [[pool.pop() for _ in range(n)] + [garbage] * (width - n) for n in used]
 
@@ -43,27 +45,82 @@ BAD_FIELDS = [
 ]
 
 
-@pytest.mark.parametrize(("argument", "value"), BAD_FIELDS)
+@pytest.mark.parametrize("argument, value", BAD_FIELDS)
 def test_a_spec_refuses_a_bad_field_by_name_requirement_and_value(argument, value):
     with refused(argument, repr(value)):
         replace(SPEC, **{argument: value})
 
 
 @pytest.mark.parametrize(
-    ("argument", "got", "seq_lens", "page_table"),
+    "argument, got, seq_lens, page_table",
     [
-        ("seq_lens", "list", [4, 4], int32([[0], [1]])),
-        ("seq_lens", "[2] int64", torch.tensor([4, 4]), int32([[0], [1]])),
-        ("seq_lens", "[2, 1] int32", int32([[4], [4]]), int32([[0], [1]])),
-        ("page_table", "[2, 1] int64", int32([4, 4]), torch.tensor([[0], [1]])),
+        (
+            "seq_lens",
+            "list",
+            [4, 4],
+            int32([[0], [1]]),
+        ),
+        (
+            "seq_lens",
+            "[2] int64",
+            torch.tensor([4, 4]),
+            int32([[0], [1]]),
+        ),
+        (
+            "seq_lens",
+            "[2, 1] int32",
+            int32([[4], [4]]),
+            int32([[0], [1]]),
+        ),
+        (
+            "page_table",
+            "[2, 1] int64",
+            int32([4, 4]),
+            torch.tensor([[0], [1]]),
+        ),
         ("page_table", "[2] int32", int32([4, 4]), int32([0, 1])),
-        ("seq_lens", "[0] int32", int32([]), int32([]).reshape(0, 1)),
-        ("seq_lens", "[1] int32", int32([4]), int32([[0], [1]])),
-        ("seq_lens", "0..4", int32([4, 0]), int32([[0], [1]])),
-        ("seq_lens", "-3..4", int32([4, -3]), int32([[0], [1]])),
-        ("seq_lens", "4..5", int32([4, 5]), int32([[0], [1]])),
-        ("seq_lens", "1..1", int32([1]), int32([]).reshape(1, 0)),
-        ("page_table", "-1", int32([5, 4]), int32([[0, -1], [1, 2]])),
+        (
+            "seq_lens",
+            "[0] int32",
+            int32([]),
+            int32([]).reshape(0, 1),
+        ),
+        (
+            "seq_lens",
+            "[1] int32",
+            int32([4]),
+            int32([[0], [1]]),
+        ),
+        (
+            "seq_lens",
+            "0..4",
+            int32([4, 0]),
+            int32([[0], [1]]),
+        ),
+        (
+            "seq_lens",
+            "-3..4",
+            int32([4, -3]),
+            int32([[0], [1]]),
+        ),
+        (
+            "seq_lens",
+            "4..5",
+            int32([4, 5]),
+            int32([[0], [1]]),
+        ),
+        (
+            "seq_lens",
+            "1..1",
+            int32([1]),
+            int32([]).reshape(1, 0),
+        ),
+        (
+            "page_table",
+            "-1",
+            int32([5, 4]),
+            int32([[0, -1], [1, 2]]),
+        ),
     ],
 )
 def test_a_batch_refuses_what_does_not_describe_a_decode_step(argument, got, seq_lens, page_table):
@@ -71,7 +128,13 @@ def test_a_batch_refuses_what_does_not_describe_a_decode_step(argument, got, seq
         DecodeBatch.build(SPEC, seq_lens, page_table)
 
 
-@pytest.mark.parametrize("v_cache", [torch.zeros(3, 4, 2, 32), torch.zeros(4, 2, 16)])
+@pytest.mark.parametrize(
+    "v_cache",
+    [
+        torch.zeros(3, 4, 2, 32),
+        torch.zeros(4, 2, 16),
+    ],
+)
 def test_a_cache_whose_halves_differ_is_refused(v_cache):
     with refused("k_cache and v_cache", list(v_cache.shape)[-1]):
         PagedKV(torch.zeros(3, 4, 2, 16), v_cache)
@@ -79,14 +142,27 @@ def test_a_cache_whose_halves_differ_is_refused(v_cache):
 
 def test_a_specs_facts_follow_from_its_fields():
     spec = AttnSpec(32, 8, 64, 16)
-    assert (spec.group_size, spec.heads, spec.softmax_scale) == (4, "32/8", 0.125)
-    assert (spec.kv_dtype, spec.out_dtype) == ("bfloat16", "bfloat16")
+    assert spec.group_size == 4
+    assert spec.heads == "32/8"
+    assert spec.softmax_scale == 0.125
+    assert spec.kv_dtype == "bfloat16"
+    assert spec.out_dtype == "bfloat16"
     assert AttnSpec(1, 1, 64, 1, "float8_e4m3fn").out_dtype == "bfloat16"
     assert AttnSpec(1, 1, 64, 1, "float16", "float8_e4m3fn").out_dtype == "float16"
 
 
-@example(lens=[65, 1, 64, 63] * 64, page_size=64, spare=1, garbage=-1)
-@example(lens=[1, 2] * 9, page_size=1, spare=1, garbage=-1)
+@example(
+    lens=[65, 1, 64, 63] * 64,
+    page_size=64,
+    spare=1,
+    garbage=-1,
+)
+@example(
+    lens=[1, 2] * 9,
+    page_size=1,
+    spare=1,
+    garbage=-1,
+)
 @given(
     lens=st.lists(st.integers(1, 200), min_size=1, max_size=20),
     page_size=st.sampled_from([1, 2, 8, 64]),

@@ -6,15 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnlib.core import AttnSpec, MlaSpec
 from attnlib.core.call_text import DRAWN, CallText, Lens, parse_lengths, shortened
-from attnlib.core.spec import AttnSpec, MlaSpec
 
 SOME_TOKENS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
-RUNS = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 30)), min_size=1, max_size=4)
+RUNS = st.lists(
+    st.tuples(
+        st.integers(1, 10**6),
+        st.integers(1, 30),
+    ),
+    min_size=1,
+    max_size=4,
+)
 
 
 @pytest.mark.parametrize(
-    ("text", "tokens", "printed"),
+    "text, tokens, printed",
     [
         ("8192x16", (8192,) * 16, "8192x16"),
         ("8192x2+300", (8192, 8192, 300), "8192x2+300"),
@@ -28,7 +35,8 @@ RUNS = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 30)), min_size=1
 def test_lengths_are_read_as_items_and_printed_in_one_form(text, tokens, printed):
     lens = Lens.read(text)
     assert lens.tokens == tokens
-    assert (lens.batch_size, lens.kv_len) == (len(tokens), max(tokens))
+    assert lens.batch_size == len(tokens)
+    assert lens.kv_len == max(tokens)
     assert str(lens) == printed
 
 
@@ -41,7 +49,11 @@ def test_any_lengths_are_printed_in_one_form_and_read_back(tokens):
         assert len(str(each)) <= len("listed:") + len("+".join(map(str, tokens)))
 
 
-@given(st.sampled_from(DRAWN[:-1]), st.integers(1, 10**6), st.integers(1, 300))
+@given(
+    st.sampled_from(DRAWN[:-1]),
+    st.integers(1, 10**6),
+    st.integers(1, 300),
+)
 def test_drawn_lengths_say_how_how_long_and_how_many(how, longest, count):
     lens = Lens(count, longest, how)
     assert Lens.read(f"{how}:{longest}x{count}") == Lens.read(str(lens)) == lens
@@ -57,7 +69,7 @@ def test_a_record_that_lists_equal_lengths_is_another_than_one_of_fixed_lengths(
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text, words",
     [
         (
             "8192*16",
@@ -114,7 +126,7 @@ def test_a_latent_layer_has_one_kv_head():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text, words",
     [
         ("", "a call must be words such as heads=32/8 .*, got ''"),
         ("32/8", "a call must be words such as heads=32/8 .*, got '32/8'"),
@@ -159,7 +171,7 @@ def test_a_model_with_dp_attention_is_words_of_a_call():
 
 
 @pytest.mark.parametrize(
-    ("text", "by_heads"),
+    "text, by_heads",
     [
         ("model=DeepSeek-V3 tp=8 lens=9x4", "mode=mla heads=16/1 lens=9x4"),
         ("mode=decode model=DeepSeek-V3 tp=8 dp=8 lens=9", "mode=mla heads=128/1 lens=9"),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import drawn_calls
 
+from attnlib.core import SchedulerFacts
 from attnlib.core.schedule.caps import (
     CAPS,
     MOST_QUERY_TOKENS,
@@ -15,7 +16,6 @@ from attnlib.core.schedule.caps import (
     require_cap,
     split_bytes,
 )
-from attnlib.core.schedule.facts import SchedulerFacts
 
 MLA = SchedulerFacts(
     batch_size=64,
@@ -45,7 +45,13 @@ CALLS = st.builds(drawn, st.integers(0, 10_000))
 
 
 @pytest.mark.parametrize(
-    ("batch", "caps"), [(16, (4, 57, 57)), (32, (2, 57, 32)), (64, (1, 57, 16)), (128, (1, 57, 8))]
+    "batch, caps",
+    [
+        (16, (4, 57, 57)),
+        (32, (2, 57, 32)),
+        (64, (1, 57, 16)),
+        (128, (1, 57, 8)),
+    ],
 )
 def test_a_larger_batch_lowers_sglangs_cap_not_upstreams_and_bytes_lower_the_bounded_one(
     batch, caps
@@ -90,7 +96,7 @@ def test_the_bounded_cap_lies_between_the_others_and_keeps_its_bytes(facts):
 
 
 @pytest.mark.parametrize(
-    ("cap", "words"),
+    "cap, words",
     [
         ("all", "cap must be one of default, upstream, bounded, a number of splits, got 'all'"),
         ("0", "cap must be an integer in 1..255, got 0"),

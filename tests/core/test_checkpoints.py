@@ -44,7 +44,7 @@ def test_the_usual_layers_are_those_of_the_models():
 
 
 @pytest.mark.parametrize(
-    ("text", "ranks", "speculative", "branches"),
+    "text, ranks, speculative, branches",
     [
         ("DeepSeek-V3", 1, False, 0),
         ("DeepSeek-V3 at TP 8", 8, False, 0),
@@ -56,9 +56,12 @@ def test_the_usual_layers_are_those_of_the_models():
 def test_how_a_model_is_served_is_said_in_words(text, ranks, speculative, branches):
     model = served(text)
     assert model.checkpoint is find_checkpoint("DeepSeek-V3")
-    assert (model.ranks, model.speculative, model.branches) == (ranks, speculative, branches)
+    assert model.ranks == ranks
+    assert model.speculative == speculative
+    assert model.branches == branches
     call = Call(**facts_of_model(text))
-    assert (call.speculative, call.eagle_topk) == (speculative, branches)
+    assert call.speculative == speculative
+    assert call.eagle_topk == branches
 
 
 def test_a_name_that_is_not_known_names_the_nearest_few():
@@ -75,7 +78,8 @@ def test_python_takes_a_card_as_the_shell_does():
     layer = AttnSpec(32, 8, 128, 16)
     for gpu in ("h100", "NVIDIA H100 80GB HBM3", "H200", "sm90"):
         choice = explain(layer, mode="decode", gpu=gpu, library="flashinfer==0.6.3")
-        assert (choice.gpu, choice.backend) == ("sm90", "fa3")
+        assert choice.gpu == "sm90"
+        assert choice.backend == "fa3"
     with pytest.raises(ValueError, match="gpu must be one of sm75, .*card such as"):
         explain(layer, mode="decode", gpu="h1000", library="flashinfer==0.6.3")
 
@@ -89,7 +93,7 @@ def test_dp_attention_is_known_where_words_or_dp_say_it():
 
 
 @pytest.mark.parametrize(
-    ("row", "words"),
+    "row, words",
     [
         ("architecture: A", "models.yaml:2: M: source must be given"),
         ("{architecture: A, source: s, layers: {ful: {}}}", "kind of layers must be one of"),

@@ -8,11 +8,22 @@ from attnlib.core.metadata.decode import build_decode_metadata
 
 
 @pytest.mark.parametrize(
-    ("lens", "max_pages"),
-    [([0, 20, 0], 5), ([64, 64, 3], 5), ([10, 50, 100, 200, 300, 450, 500, 512], 128)],
+    "lens, max_pages",
+    [
+        ([0, 20, 0], 5),
+        ([64, 64, 3], 5),
+        ([10, 50, 100, 200, 300, 450, 500, 512], 128),
+    ],
 )
 def test_lengths_of_zero_have_no_page_and_those_beyond_max_pages_stop_there(lens, max_pages):
-    call = arguments(Shape(len(lens), max(lens), 4), lens) | {"max_pages": max_pages}
+    call = arguments(
+        Shape(
+            len(lens),
+            max(lens),
+            4,
+        ),
+        lens,
+    ) | {"max_pages": max_pages}
     build_decode_metadata(**call)
     DECODE.assert_right(call)
 
@@ -36,8 +47,12 @@ def test_lengths_may_be_their_own_output_where_they_stay_as_they_are(builder):
 
 
 @pytest.mark.parametrize(
-    ("length", "counted", "live"),
-    [(2**31 - 1, 2**31 - 1, 2), (2**31 + 9, 2**31 - 1, 2), (-(2**32) + 5, -(2**31) + 1, 0)],
+    "length, counted, live",
+    [
+        (2**31 - 1, 2**31 - 1, 2),
+        (2**31 + 9, 2**31 - 1, 2),
+        (-(2**32) + 5, -(2**31) + 1, 0),
+    ],
 )
 def test_a_length_at_or_beyond_the_edge_of_int32_does_not_wrap(length, counted, live):
     call = arguments(Shape(1, 32, 16, extra_columns=0), [32])

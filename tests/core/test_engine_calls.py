@@ -12,7 +12,8 @@ from attnlib.core import StepSchedules
 
 LISTED = yaml.safe_load((Path(__file__).parents[2] / "data/engine_calls.yaml").read_text())
 CALLS = {call["name"]: call for call in LISTED["calls"]}
-PADDING_ROW, SLOTS = 0, 1040
+PADDING_ROW = 0
+SLOTS = 1040
 GIVEN = {"seq_lens": "lens", "req_pool_indices": "rows", "kv_start": "starts"}
 
 
@@ -28,15 +29,23 @@ def random_values(name, shape, rng):
 
 def engine_call(listed):
     """(arguments, buffers): each argument a view of its buffer, which is poison elsewhere."""
-    rng, call, buffers = np.random.default_rng(0), dict(listed["numbers"]), {}
+    rng = np.random.default_rng(0)
+    call = dict(listed["numbers"])
+    buffers = {}
     builder = BUILDERS[listed["builder"]]
     for name, form in listed["tensors"].items():
         if "as" in form:
             call[name] = call[form["as"]]
             continue
         dtype = getattr(torch, form["dtype"])
-        view = buffers[name] = torch.full(form["of"], POISON, dtype=dtype, device=DEVICE)
-        ends, starts = form.get("to", form["of"]), form.get("from", [0] * len(form["of"]))
+        view = buffers[name] = torch.full(
+            form["of"],
+            POISON,
+            dtype=dtype,
+            device=DEVICE,
+        )
+        ends = form.get("to", form["of"])
+        starts = form.get("from", [0] * len(form["of"]))
         for dim, (start, end) in enumerate(zip(starts, ends, strict=True)):
             view = view.narrow(dim, start, end - start)
         call[name] = view
@@ -61,6 +70,11 @@ def test_a_call_of_an_engine_is_taken_as_it_is(name, build):
         getattr(builder, build)(**call)
         builder.assert_right(call, tails=build == "ours")
         for name in buffers:
-            beside, view = buffers[name].clone(), call[name]
-            beside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(POISON)
+            beside = buffers[name].clone()
+            view = call[name]
+            beside.as_strided(
+                view.shape,
+                view.stride(),
+                view.storage_offset(),
+            ).fill_(POISON)
             assert (beside == POISON).all(), name

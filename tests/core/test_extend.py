@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnlib.core.batch import DecodeBatch
-from attnlib.core.extend import ExtendBatch
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec, DecodeBatch, ExtendBatch
 
 SPEC = AttnSpec(4, 2, 16, 4)
 LENS = (9, 4, 6)
@@ -34,13 +32,25 @@ def test_prefix_sums_and_sizes_follow_from_the_queries():
     batch = ExtendBatch.build(paged(*LENS), int32(2, 4, 1))
     assert batch.qo_indptr.tolist() == [0, 2, 6, 7]
     assert batch.qo_indptr.dtype == torch.int32
-    assert (batch.rows, batch.max_q_len, batch.spec) == (7, 4, SPEC)
+    assert batch.rows == 7
+    assert batch.max_q_len == 4
+    assert batch.spec == SPEC
     assert batch.custom_mask is None
 
 
 def test_a_custom_mask_is_what_is_before_the_drafts_and_the_drafts_request_by_request():
-    drafts = torch.tensor([[[1, 0], [0, 1]], [[1, 0], [1, 1]]]).bool()
-    batch = ExtendBatch.build(paged(3, 2), int32(2, 2), mask="tree", drafts=drafts)
+    drafts = torch.tensor(
+        [
+            [[1, 0], [0, 1]],
+            [[1, 0], [1, 1]],
+        ]
+    ).bool()
+    batch = ExtendBatch.build(
+        paged(3, 2),
+        int32(2, 2),
+        mask="tree",
+        drafts=drafts,
+    )
     assert batch.custom_mask.int().tolist() == [1, 1, 0, 1, 0, 1, 1, 0, 1, 1]
 
 
@@ -50,7 +60,7 @@ WIDE = {"mask": "chain", "drafts": torch.ones(3, 2, 3).bool()}
 
 
 @pytest.mark.parametrize(
-    ("q_lens", "options", "words"),
+    "q_lens, options, words",
     [
         (int32(1, 1, 1), {"mask": "window"}, "mask must be one of causal, full, tree, chain, got"),
         (int32(1, 5, 1), {}, r"q_lens must lie in 1..4 \(tokens\) for request 1, got 5"),
@@ -70,7 +80,11 @@ def test_what_does_not_fit_is_refused_by_name(q_lens, options, words):
 
 
 def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries():
-    assert ExtendBatch.build(in_order(*LENS), int32(*LENS), ragged=True).rows == sum(LENS)
+    assert ExtendBatch.build(
+        in_order(*LENS),
+        int32(*LENS),
+        ragged=True,
+    ).rows == sum(LENS)
     with pytest.raises(ValueError, match="q_lens must be the requests' tokens"):
         ExtendBatch.build(in_order(*LENS), int32(9, 4, 5), ragged=True)
     shuffled = paged(*LENS, page_size=1)
@@ -79,15 +93,32 @@ def test_a_ragged_batch_has_its_tokens_in_order_and_all_as_queries():
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    "other, words",
     [
-        (ExtendBatch.build(paged(*LENS), int32(2, 4, 1), mask="full"), ALIKE),
-        (ExtendBatch.build(in_order(*LENS), int32(*LENS), ragged=True), ALIKE),
+        (
+            ExtendBatch.build(
+                paged(*LENS),
+                int32(2, 4, 1),
+                mask="full",
+            ),
+            ALIKE,
+        ),
+        (
+            ExtendBatch.build(
+                in_order(*LENS),
+                int32(*LENS),
+                ragged=True,
+            ),
+            ALIKE,
+        ),
         (ExtendBatch.build(paged(*LENS), int32(5, 4, 1)), "at most 4, as first planned, got 5"),
     ],
 )
 def test_a_batch_that_is_not_alike_or_has_more_queries_is_refused(other, words):
-    held = ExtendBatch.build(paged(*LENS), int32(2, 4, 1)).cloned()
+    held = ExtendBatch.build(
+        paged(*LENS),
+        int32(2, 4, 1),
+    ).cloned()
     with pytest.raises(ValueError, match=words):
         held.overwrite(other)
     assert held.qo_indptr.tolist() == [0, 2, 6, 7]

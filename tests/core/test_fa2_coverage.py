@@ -27,7 +27,8 @@ def walked(words, lens):
     """A set of tokens per request: every block reads its chunk, token by token."""
     read = [set() for _ in lens]
     for block, valid in enumerate(words.block_valid_mask[: len(words.request_indices)]):
-        request, tile = words.request_indices[block], words.kv_tile_indices[block]
+        request = words.request_indices[block]
+        tile = words.kv_tile_indices[block]
         if valid and request < len(lens):
             start = tile * words.kv_chunk_size
             end = min(start + words.kv_chunk_size, lens[request])
@@ -50,21 +51,37 @@ def test_a_plan_without_splits_reads_whole_requests_that_have_a_block():
     words, image = image_of(shape, [64, 64])
     info = list(words.info)
     info[-1] = 0  # split_kv
-    assert tokens_read(image, tuple(info), [500, 7]).tolist() == [500, 7]
+    assert tokens_read(
+        image,
+        tuple(info),
+        [500, 7],
+    ).tolist() == [500, 7]
+
+
+def wrapper_of(words, image, window):
+    return SimpleNamespace(
+        _plan_info=words.info,
+        _int_workspace_buffer=torch.from_numpy(image).view(torch.uint8),
+        _window_left=window,
+    )
+
+
+def test_a_window_of_ones_own_token_needs_a_tile_of_each_request():
+    planned = image_of(shape_of(3, 8192, window=0), [16, 16, 16])
+    require_plan(
+        wrapper_of(*planned, window=0),
+        torch.tensor([8192, 16, 300]),
+    )
 
 
 @pytest.mark.parametrize("window", [-1, 1023])
 def test_a_plan_of_a_window_covers_what_the_window_sees(window):
     lens = torch.tensor([8192, 300, 5000, 1000])
-    words, image = image_of(shape_of(4, 8192, window), lens.numpy())
-    wrapper = SimpleNamespace(_plan_info=words.info, _window_left=window)
-    wrapper._int_workspace_buffer = torch.from_numpy(image).view(torch.uint8)
-    require_plan(wrapper, lens)
-    words, image = image_of(shape_of(4, 8192, window), [1023, 300, 1023, 1000])
-    wrapper._plan_info = words.info
-    wrapper._int_workspace_buffer = torch.from_numpy(image).view(torch.uint8)
+    whole = image_of(shape_of(4, 8192, window), lens.numpy())
+    require_plan(wrapper_of(*whole, window), lens)
+    short = image_of(shape_of(4, 8192, window), [1023, 300, 1023, 1000])
     with pytest.raises(RuntimeError, match="tokens of request 0, it reads"):
-        require_plan(wrapper, lens)
+        require_plan(wrapper_of(*short, window), lens)
 
 
 WORD_OF = {
@@ -73,7 +90,7 @@ WORD_OF = {
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    "name, value, words",
     [
         (
             "request_indices",
@@ -142,10 +159,28 @@ def test_flashinfers_own_plan_covers_its_lengths_and_no_longer_ones():
         paged_kv_last_page_len_buffer=last,
         backend="fa2",
     )
-    ends = torch.cat([torch.zeros(1, dtype=torch.int32), pages.cumsum(0).int()])
+    ends = torch.cat(
+        [
+            torch.zeros(1, dtype=torch.int32),
+            pages.cumsum(0).int(),
+        ]
+    )
     dtypes = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
-    indices = torch.arange(int(ends[-1]), dtype=torch.int32, device="cuda")
-    wrapper.plan(ends.cuda(), indices, (lens - 1) % 16 + 1, 32, 8, 128, 16, **dtypes)
+    indices = torch.arange(
+        int(ends[-1]),
+        dtype=torch.int32,
+        device="cuda",
+    )
+    wrapper.plan(
+        ends.cuda(),
+        indices,
+        (lens - 1) % 16 + 1,
+        32,
+        8,
+        128,
+        16,
+        **dtypes,
+    )
     require_plan(wrapper, lens.cuda())
     with pytest.raises(RuntimeError, match="tokens of request 1, it reads"):
         require_plan(wrapper, torch.full((8,), 4096, device="cuda"))

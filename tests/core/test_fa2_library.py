@@ -66,9 +66,12 @@ def library_words(
 
 def library_plan(line, release):
     """FlashInfer's plan of a call by `release`; read in scheduler.cuh (PrefillPlan)."""
-    call, q_lens = line["call"], lengths(line, "q_lens")
-    heads, page_size = call["num_kv_heads"], call["page_size"]
-    group, rows = call["num_qo_heads"] // heads, int(q_lens.sum())
+    call = line["call"]
+    q_lens = lengths(line, "q_lens")
+    heads = call["num_kv_heads"]
+    page_size = call["page_size"]
+    group = call["num_qo_heads"] // heads
+    rows = int(q_lens.sum())
     room = call["graph_rows"] or rows
     # The longest request if the others have a token each. In the library's uint32: with fewer
     # tokens than that it wraps, and tiles are the largest.
@@ -136,11 +139,14 @@ def test_the_model_agrees_with_the_library_on_a_gpu_word_for_word():
 
 def test_the_model_fills_the_workspace_as_the_compiled_planner_of_each_release():
     stamps = [(line, *pair) for line in LINES for pair in line.get("compiled", {}).items()]
-    assert len({release for _, release, _ in stamps}) == 7 and len(stamps) > 1000
+    assert len({release for _, release, _ in stamps}) == 7
+    assert len(stamps) > 1000
     wrong = [line["call"] for line, name, want in stamps if stamp(library_plan(line, name)) != want]
     assert wrong == []
 
 
 def test_releases_stand_in_order():
     parts = [[int(p.removeprefix("post")) for p in release.split(".")] for release in RELEASES]
-    assert parts == sorted(parts) and RELEASES[0] == "0.4.0" and len(parts) >= 44
+    assert parts == sorted(parts)
+    assert RELEASES[0] == "0.4.0"
+    assert len(parts) >= 44

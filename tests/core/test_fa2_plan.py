@@ -46,7 +46,12 @@ def parts_kernel(lens_ptr, chunks_ptr, out_ptr, N: tl.constexpr):
 POISON = -77
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 everywhere = pytest.mark.parametrize(
-    "seed", [2, pytest.param(5, marks=pytest.mark.gpu), pytest.param(6, marks=pytest.mark.gpu)]
+    "seed",
+    [
+        2,
+        pytest.param(5, marks=pytest.mark.gpu),
+        pytest.param(6, marks=pytest.mark.gpu),
+    ],
 )
 """Once by Triton's interpreter, twice on a GPU."""
 
@@ -71,14 +76,21 @@ def room(shape):
 
 
 def arguments(shape, lens):
-    words = torch.full((room(shape),), POISON, dtype=torch.int32, device=HERE)
+    words = torch.full(
+        (room(shape),),
+        POISON,
+        dtype=torch.int32,
+        device=HERE,
+    )
     lens = torch.tensor(lens, dtype=torch.int32, device=HERE)
     return {"seq_lens": lens, "words": words, "shape": shape}
 
 
 def drawn(shape, seed, count=4):
     """Lengths of batches that people serve, and the extremes."""
-    rng, batch, most = np.random.default_rng(seed), shape.max_batch_size, shape.max_seq_len
+    rng = np.random.default_rng(seed)
+    batch = shape.max_batch_size
+    most = shape.max_seq_len
     yield np.full(batch, most)
     yield np.ones(batch, int)
     yield np.zeros(batch, int)
@@ -94,7 +106,8 @@ def drawn(shape, seed, count=4):
 def test_blocks_see_every_token_of_every_query_tile_once_and_fit(shape):
     for lens in drawn(shape, 1):
         words = plan_words(shape, lens)
-        used, chunk = words.block_valid_mask[: shape.max_blocks], choose(shape, lens).chunk
+        used = words.block_valid_mask[: shape.max_blocks]
+        chunk = choose(shape, lens).chunk
         seen = counted(shape, lens)
         blocks = blocks_per_head(seen, np.array([chunk])) * shape.q_tiles
         assert used.sum() == blocks <= shape.max_blocks
@@ -110,16 +123,18 @@ def test_blocks_see_every_token_of_every_query_tile_once_and_fit(shape):
         assert found == wanted
         rows = np.repeat(parts, shape.q_len)
         merged = np.diff(words.merge_indptr)
-        assert (merged[: len(rows)] == rows).all() and not merged[len(rows) :].any()
+        assert (merged[: len(rows)] == rows).all()
+        assert not merged[len(rows) :].any()
         assert (words.merge_indptr[:: shape.q_len] == words.o_indptr).all()
         layout = PlanLayout.of(shape)
-        lse, sums = layout.info[FA2_INFO.index("s_offset")], 4 * shape.num_qo_heads
+        lse = layout.info[FA2_INFO.index("s_offset")]
+        sums = 4 * shape.num_qo_heads
         assert words.o_indptr[-1] * sums * shape.head_dim <= lse
         assert lse + words.o_indptr[-1] * sums <= layout.float_bytes
 
 
 @everywhere
-@pytest.mark.parametrize(("number", "shape"), enumerate(SHAPES.values()), ids=SHAPES)
+@pytest.mark.parametrize("number, shape", enumerate(SHAPES.values()), ids=SHAPES)
 def test_the_kernel_writes_what_the_twin_says_over_any_words_before(number, shape, seed):
     batches = [*drawn(shape, seed, 40)]
     if HERE == "cpu":
@@ -143,7 +158,9 @@ def test_the_kernel_writes_what_the_twin_says_over_any_words_before(number, shap
 
 def test_a_grid_has_more_room_the_longer_its_calls_may_be_and_none_for_what_cannot_be():
     rooms = [replace(SHAPE, max_seq_len=n).max_blocks for n in (100, 300, 16384, 131072, 2**21)]
-    assert rooms[:2] == [40, 40] and rooms == sorted(rooms) and rooms[-1] == 40 + 6 * 33
+    assert rooms[:2] == [40, 40]
+    assert rooms == sorted(rooms)
+    assert rooms[-1] == 40 + 6 * 33
     assert replace(SHAPE, max_batch_size=1, max_seq_len=300).max_blocks == 3
 
 
@@ -154,16 +171,23 @@ def test_the_librarys_chunk_is_left_only_for_one_predicted_to_gain_more_than_a_m
             lens = np.full(batch, 500)
             lens[0] = tokens
             choice = choose(replace(SHAPE, max_batch_size=batch), lens)
-            library, least = choice.times[-1], choice.times.min()
+            library = choice.times[-1]
+            least = choice.times.min()
             gains = least + BLOCK_TOKENS < (1 - MARGIN) * library
             assert choice.chunk == choice.chunks[choice.times.argmin() if gains else -1]
-            kept, left = kept + (not gains), left + gains
+            kept = kept + (not gains)
+            left = left + gains
     assert kept > 20 and left > 20
 
 
 def test_a_short_call_keeps_the_librarys_plan():
     """A merge costs time that a call of 20 us feels."""
-    for kv_heads, lens in ((1, [900] * 12), (1, [3000, 40, 80]), (8, [500] * 3), (8, [200] * 30)):
+    for kv_heads, lens in (
+        (1, [900] * 12),
+        (1, [3000, 40, 80]),
+        (8, [500] * 3),
+        (8, [200] * 30),
+    ):
         shape = PlanShape(8, kv_heads, 128, 2, len(lens), 4096, 132)
         choice = choose(shape, np.array(lens))
         assert choice.chunk == choice.chunks[-1]
@@ -189,12 +213,14 @@ def paged_call(lens, page_size, capacity, columns=256):
 
 def assert_planned(call, lens):
     """The plan is the twin's, and the page arrays FlashInfer's, for requests of `lens` tokens."""
-    size, table = call["page_size"], call["block_table"].cpu()
+    size = call["page_size"]
+    table = call["block_table"].cpu()
     pages = -(-lens // size)
     wanted = np.concatenate([table[:0, 0], *(table[i, :n] for i, n in enumerate(pages))])
     assert call["kv_indptr"].tolist() == [0, *np.cumsum(np.pad(pages, (0, 6 - len(lens))))]
     got = call["kv_indices"].cpu().numpy()
-    assert (got[: len(wanted)] == wanted).all() and (got[len(wanted) :] == POISON).all()
+    assert (got[: len(wanted)] == wanted).all()
+    assert (got[len(wanted) :] == POISON).all()
     last = np.pad(np.where(pages > 0, lens - (pages - 1) * size, 0), (0, 6 - len(lens)))
     assert call["kv_last_page_len"].tolist() == last.tolist()
     assert_words(call, lens)
@@ -212,7 +238,12 @@ def of_pool(call, lens):
     call, size = dict(call), call["page_size"]
     first = call.pop("block_table")[:, :, None] * size
     slots = (first + torch.arange(size, dtype=torch.int32, device=HERE)).flatten(1)
-    rows = torch.arange(len(slots) - 1, -1, -1, device=HERE)[: len(lens)]
+    rows = torch.arange(
+        len(slots) - 1,
+        -1,
+        -1,
+        device=HERE,
+    )[: len(lens)]
     return call | {"req_to_token": slots.flip(0).contiguous(), "req_pool_indices": rows}
 
 
@@ -221,7 +252,12 @@ def of_pool(call, lens):
 def test_a_table_or_pool_gives_the_page_arrays_and_a_long_request_is_planned_whole(
     page_size, pooled
 ):
-    for lens in ([200, 0, 1, 256, 33], [5, 250 * page_size, 0], [256 * page_size] * 6, []):
+    for lens in (
+        [200, 0, 1, 256, 33],
+        [5, 250 * page_size, 0],
+        [256 * page_size] * 6,
+        [],
+    ):
         lens = np.array(lens, np.int64)
         call = paged_call(lens, page_size, 6 * 256)
         build_fa2_plan(**(of_pool(call, lens) if pooled else call))
@@ -243,7 +279,8 @@ def test_a_request_without_room_is_empty_and_flagged_and_so_is_a_batch_of_too_ma
     call = paged_call(lens, 16, 20)
     build_fa2_plan(**call)
     assert_words(call, lens * 0)
-    assert call["overflow"].tolist() == [0, 21] and len(call["kv_indices"]) == 20
+    assert call["overflow"].tolist() == [0, 21]
+    assert len(call["kv_indices"]) == 20
 
     most = np.array([MAX_TOKENS, MAX_TOKENS + 1, 2**31 + 5])
     call = arguments(replace(SHAPE, max_seq_len=256), [1]) | {"overflow": call["overflow"]}
@@ -254,7 +291,7 @@ def test_a_request_without_room_is_empty_and_flagged_and_so_is_a_batch_of_too_ma
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change, words",
     [
         ({"block_table": torch.zeros(5, 256)}, "block_table must be .* int32, got .* float32"),
         ({"block_table": torch.zeros(2, 256).int()}, r"a row .* per request, 3, got \[2, 256\]"),
@@ -266,6 +303,7 @@ def test_a_request_without_room_is_empty_and_flagged_and_so_is_a_batch_of_too_ma
         ({"page_size": 12}, "page_size must be a power of two, got 12"),
         ({"overflow": torch.zeros(1).int()}, r"overflow must be \[2\] int32"),
         ({"kv_indptr": torch.zeros(6).int()}, r"kv_indptr must be \[7\] int32"),
+        ({"kv_indices": torch.zeros(128).int()[::2]}, "kv_indices must be contiguous"),
         ({"overflow": None}, "overflow must be given where page arrays are written"),
         ({"page_size": 0}, "page_size must be given with block_table, got 0"),
     ],
@@ -306,7 +344,7 @@ def test_a_length_far_below_zero_is_an_empty_request():
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
+    "first, second",
     [
         ("kv_indptr", "kv_last_page_len"),
         ("words", "kv_indices"),
@@ -342,7 +380,7 @@ def test_chunks_are_whole_pages_and_the_librarys_is_its_own(page_size, window):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change, words",
     [
         ({"seq_lens": torch.zeros(41, dtype=torch.int32)}, "seq_lens must hold at most 40"),
         ({"seq_lens": torch.zeros(4)}, "seq_lens must be"),
@@ -365,6 +403,7 @@ def test_tensors_that_do_not_fit_are_refused_before_a_launch(change, words):
 
 def test_a_chunk_of_ones_own_takes_the_place_of_the_choice():
     words = plan_words(SHAPE, [5000, 300], chunk=1024)
-    assert words.kv_chunk_size == 1024 and words.o_indptr[:3].tolist() == [0, 5, 6]
+    assert words.kv_chunk_size == 1024
+    assert words.o_indptr[:3].tolist() == [0, 5, 6]
     with pytest.raises(ValueError, match="chunk must cut into at most 238 blocks, got 313 of 128"):
         plan_words(SHAPE, [40_000], chunk=128)

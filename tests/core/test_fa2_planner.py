@@ -12,13 +12,12 @@ import torch
 from support import backend_calls as calls
 from support.library_fakes import PlannedWrapper
 
-from attnlib.core.batch import DecodeBatch
+from attnlib.core import AttnSpec, DecodeBatch
 from attnlib.core.fa2 import planner as module
 from attnlib.core.fa2.planner import PRIVATE, Fa2Planner
 from attnlib.core.fa2.words import (
     plan_words,
 )
-from attnlib.core.spec import AttnSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.lengths import shuffled_pages
 
@@ -110,7 +109,12 @@ def test_a_published_snippet_names_the_query_dtype_and_plans_before_the_capture(
     monkeypatch.setattr(torch.cuda, "graph", capture)
     slots = torch.arange(2**18).view(2, 2**17).int()
     wrapper._paged_kv_indices_buf = torch.zeros(2**14, dtype=torch.int32)
-    names = {"torch": torch, "wrapper": wrapper, "pool": slots, "rows": torch.tensor([1, 0])}
+    names = {
+        "torch": torch,
+        "wrapper": wrapper,
+        "pool": slots,
+        "rows": torch.tensor([1, 0]),
+    }
     names |= {"block_table": slots[:, : 2**13], "seq_lens": torch.tensor([40, 5000])}
     names |= {"num_qo_heads": 32, "num_kv_heads": 8, "arrays": (), "graph": None}
     names |= {"layers": range(2), "q": None, "cache": None, "Fa2Planner": Fa2Planner}
@@ -126,7 +130,7 @@ def test_a_gpu_that_was_not_measured_is_named_once():
 
 
 @pytest.mark.parametrize(
-    ("name", "other"),
+    "name, other",
     [
         ("_num_qo_heads", 64),
         ("_num_kv_heads", 4),
@@ -154,7 +158,7 @@ def test_a_wrapper_whose_private_names_have_moved_is_refused(wrapper, name):
 
 
 @pytest.mark.parametrize(
-    ("change", "layer", "words"),
+    "change, layer, words",
     [
         ({"_backend": "fa3"}, {}, "wrapper must be fa2 in CUDA-graph mode.*backend='fa3'"),
         ({"_use_cuda_graph": False}, {}, "got use_cuda_graph=False"),
@@ -180,7 +184,7 @@ def test_a_wrapper_that_cannot_be_planned_for_is_refused(wrapper, change, layer,
         Fa2Planner(wrapper, **(LAYER | {"num_sms": 132} | layer))
 
 
-@pytest.mark.parametrize(("buffer", "size"), [("int", "int_bytes"), ("float", "float_bytes")])
+@pytest.mark.parametrize("buffer, size", [("int", "int_bytes"), ("float", "float_bytes")])
 def test_a_workspace_holds_the_whole_plan_and_a_byte_less_is_refused(wrapper, buffer, size):
     least = getattr(Fa2Planner(wrapper, **LAYER, num_sms=132).layout, size)
     name = f"_{buffer}_workspace_buffer"
@@ -200,7 +204,8 @@ def test_a_release_whose_plan_is_not_known_is_refused(wrapper, monkeypatch, rele
 
 def page_arrays_of(lens, page_size, seed):
     """Prefix sums in pages, shuffled pages, last pages, and a block table: int32 on the host."""
-    spec, lens = AttnSpec(1, 1, 128, page_size), np.array(lens, np.int32)
+    spec = AttnSpec(1, 1, 128, page_size)
+    lens = np.array(lens, np.int32)
     table = torch.from_numpy(shuffled_pages(lens, page_size, seed))
     batch = DecodeBatch.build(spec, torch.from_numpy(lens), table)
     return batch.kv_indptr, batch.kv_indices, batch.kv_last_page_len, table
@@ -217,8 +222,14 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
     calls.able("flashinfer-fa2", DecodeCase(AttnSpec(*heads, 128, page_size), 3, 8000))
     import flashinfer
 
-    batches = ([900, 40, 8000], [q_len] * 3, [20000, 300, 7], [5000] * 3)
-    pool, device = 40000 // page_size, torch.device("cuda", torch.cuda.current_device())
+    batches = (
+        [900, 40, 8000],
+        [q_len] * 3,
+        [20000, 300, 7],
+        [5000] * 3,
+    )
+    pool = 40000 // page_size
+    device = torch.device("cuda", torch.cuda.current_device())
     floats = torch.zeros(512 * 2**20, dtype=torch.uint8, device=device)
     sums, pages, last, _ = (x.to(device) for x in page_arrays_of(batches[0], page_size, 0))
     held = torch.zeros(pool, dtype=torch.int32, device=device)
@@ -234,8 +245,22 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
     arguments |= {"use_tensor_cores": True} if q_len == 1 else {"qo_indptr_buf": rows.to(device)}
     cls = getattr(flashinfer, f"Batch{form}WithPagedKVCacheWrapper")
     wrapper = cls(floats, "NHD", use_cuda_graph=True, backend="fa2", **arguments)
-    cache = torch.randn(2, pool, page_size, heads[1], 128, device=device, dtype=torch.bfloat16)
-    q = torch.randn(3 * q_len, heads[0], 128, device=device, dtype=torch.bfloat16)
+    cache = torch.randn(
+        2,
+        pool,
+        page_size,
+        heads[1],
+        128,
+        device=device,
+        dtype=torch.bfloat16,
+    )
+    q = torch.randn(
+        3 * q_len,
+        heads[0],
+        128,
+        device=device,
+        dtype=torch.bfloat16,
+    )
     layer = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
     layer |= {} if q_len == 1 else {"causal": True}
     wanted = []
@@ -252,9 +277,15 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
     layer = {"head_dim": 128, "max_seq_len": 8000, "q_len": q_len}
     planner = Fa2Planner(wrapper, **layer, page_size=page_size * by_table)
     lens = torch.tensor(batches[0], dtype=torch.int32, device=device)
-    table = torch.zeros(8, 20000 // page_size + 3, dtype=torch.int32, device=device)[:4, :-3]
+    table = torch.zeros(
+        8,
+        20000 // page_size + 3,
+        dtype=torch.int32,
+        device=device,
+    )[:4, :-3]
     inputs = {"block_table": table} if by_table else {}
-    out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=device)
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[:2], device=device)
     planner.plan(lens, **inputs)
     wrapper.run(q, tuple(cache), out=out, lse=lse, return_lse=True)
     graph = torch.cuda.CUDAGraph()
@@ -281,4 +312,5 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
         lens[1] = 20001
         graph.replay()
         assert planner.overflow.tolist() == [20001, 0]
-        assert not out[q_len : 2 * q_len].any() and out[:q_len].any()
+        assert not out[q_len : 2 * q_len].any()
+        assert out[:q_len].any()

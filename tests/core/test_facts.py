@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import drawn_calls
 
+from attnlib.core import SchedulerFacts
 from attnlib.core.schedule import guard
-from attnlib.core.schedule.facts import SchedulerFacts
 
 DECODE = SchedulerFacts(4, 32, 8, 128, 1, 4096, 132, page_size=16, causal=True)
 FP8 = {"dtype": "float8_e4m3fn"}
@@ -19,19 +19,40 @@ def drawn(seed, num_sms, hdim96):
 
 
 SIZES = st.sampled_from([78, 114, 132, 144])
-CALLS = st.builds(drawn, st.integers(0, 10_000), SIZES, st.booleans())
+CALLS = st.builds(
+    drawn,
+    st.integers(0, 10_000),
+    SIZES,
+    st.booleans(),
+)
 
 
 # The answers of the library in test_splits hold the other tiles, masks and packings.
 @pytest.mark.parametrize(
-    ("changes", "tile"),
+    "changes, tile",
     [
         ({"head_dim": 96}, (192, 128)),
         ({"head_dim": 80, "page_size": None, "causal": False}, (192, 144)),
         (FP8 | {"head_dim": 96}, (192, 128)),
-        (FP8 | {"has_softcap": True, "window": (9, 0), "page_size": None}, (128, 192)),
+        (
+            FP8
+            | {
+                "has_softcap": True,
+                "window": (9, 0),
+                "page_size": None,
+            },
+            (128, 192),
+        ),
         (FP8 | {"head_dim": 192, "window": (9, 0)}, (128, 128)),
-        (FP8 | {"head_dim": 192, "window": (9, 0), "page_size": None}, (128, 160)),
+        (
+            FP8
+            | {
+                "head_dim": 192,
+                "window": (9, 0),
+                "page_size": None,
+            },
+            (128, 160),
+        ),
     ],
 )
 def test_the_tile_follows_head_dim_dtype_mask_and_how_pages_are_read(changes, tile):
@@ -42,7 +63,7 @@ QWEN = SchedulerFacts(4, 14, 2, 64, 9, 4096, 132, page_size=16, causal=True)
 
 
 @pytest.mark.parametrize(
-    ("build", "changes", "tile"),
+    "build, changes, tile",
     [
         ("vllm", {}, (64, 192)),
         ("sglang", {"window": (99, 0)}, (64, 192)),
@@ -58,13 +79,12 @@ def test_the_engines_builds_have_a_tile_of_64_rows_for_up_to_64_packed_rows(buil
 
 def test_vllms_build_gathers_the_pages_of_windows():
     long = replace(QWEN, max_seqlen_q=100, window=(99, 0), page_size=160)
-    assert (
-        replace(long, build="vllm").paged_gather and not replace(long, page_size=128).paged_gather
-    )
+    assert replace(long, build="vllm").paged_gather
+    assert not replace(long, page_size=128).paged_gather
 
 
 @pytest.mark.parametrize(
-    ("window", "mask"),
+    "window, mask",
     [
         ((1023, -1), (False, (1023, 3))),
         ((4094, 0), (False, (4094, 0))),
@@ -77,7 +97,14 @@ def test_a_window_that_hides_nothing_is_dropped_side_by_side(window, mask):
     assert replace(DECODE, max_seqlen_q=4, causal=False, window=window).mask == mask
 
 
-@pytest.mark.parametrize(("page_size", "q_len"), [(128, 33), (128, 32), (64, 64)])
+@pytest.mark.parametrize(
+    "page_size, q_len",
+    [
+        (128, 33),
+        (128, 32),
+        (64, 64),
+    ],
+)
 def test_pages_go_through_tma_if_they_hold_whole_tiles_and_queries_fill_more_than_one(
     page_size, q_len
 ):
@@ -96,7 +123,9 @@ def test_enough_tiles_are_never_split_unless_one_heads_kv_overflows_l2():
 def test_settling_twice_changes_nothing_and_decides_the_same(call):
     settled = call.settled
     assert settled.settled == settled
-    assert (settled.mask, settled.tile, settled.packs) == (call.mask, call.tile, call.packs)
+    assert settled.mask == call.mask
+    assert settled.tile == call.tile
+    assert settled.packs == call.packs
     assert settled.split_cap == call.split_cap
     assert call.differences(settled) == {}
 
@@ -111,7 +140,7 @@ def test_differences_name_the_fields_and_both_values_but_of_flags_that_the_libra
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes, words",
     [
         ({"batch_size": 0}, r"batch_size must be an integer >= 1, got 0"),
         ({"num_kv_heads": 5}, r"num_qo_heads must be a multiple of num_kv_heads \(5\), got 32"),
@@ -133,7 +162,7 @@ def test_a_field_out_of_range_is_named_with_what_it_must_be(changes, words):
         replace(DECODE, **changes)
 
 
-@pytest.mark.parametrize(("dtype", "fits"), [("bfloat16", True), ("float8_e4m3fn", False)])
+@pytest.mark.parametrize("dtype, fits", [("bfloat16", True), ("float8_e4m3fn", False)])
 def test_a_softcap_that_the_words_were_not_made_for_counts_for_fp8_alone(dtype, fits):
     made = replace(DECODE, dtype=dtype)
     call = replace(made, has_softcap=True)

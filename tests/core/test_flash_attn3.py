@@ -7,13 +7,10 @@ import torch
 from support.backend_calls import DECODE, backend_for
 from support.workloads import query_rows
 
-from attnlib.core import backends
+from attnlib.core import AttnSpec, DecodeBatch, backends, precompute
 from attnlib.core.backends import flash_attn3
 from attnlib.core.backends.table import family_of
-from attnlib.core.batch import DecodeBatch
-from attnlib.core.schedule.flash_attn3 import precompute
 from attnlib.core.schedule.splits import max_words
-from attnlib.core.spec import AttnSpec
 from attnlib.measure.calls.check import Judge
 from attnlib.measure.calls.decode import measure as decode
 from attnlib.measure.calls.decode.case import DecodeCase
@@ -37,17 +34,19 @@ def long_enough(work, q_len):
 
 
 @pytest.mark.parametrize(
-    ("name", "asks"),
+    "name, asks",
     [("flash-attn-3", 0), ("flash-attn-3-precomputed", 1)],
 )
 def test_metadata_is_asked_for_once_and_given_to_every_call_or_left_to_each(
     name, asks, fake_fa3, libraries
 ):
-    work, backend = build_workload(DECODE, device="cpu"), backend_for(name, DECODE, "cpu")
+    work = build_workload(DECODE, device="cpu")
+    backend = backend_for(name, DECODE, "cpu")
     plan = backend.plan(work.batch)
     for _ in range(3):
         backend.run(work.q, work.kv, plan)
-    assert (len(fake_fa3.scheduled), len(fake_fa3.launched)) == (asks, 3)
+    assert len(fake_fa3.scheduled) == asks
+    assert len(fake_fa3.launched) == 3
     metadata = plan.state[1]
     words, cap = (metadata.words, metadata.facts.num_splits) if asks else (None, 0)
     assert all(call["scheduler_metadata"] is words for call in fake_fa3.launched)
@@ -59,7 +58,16 @@ def test_several_queries_a_request_see_one_token_more_each(fake_fa3):
     work, q = build(DECODE, 3, "cpu")
     batch = long_enough(work, 3)
     out = flash_attn3.attend(q, work.kv, batch, q_len=3)
-    assert Judge(decode.attend, q, work.kv, query_rows(batch, 3)).check(out).passed
+    assert (
+        Judge(
+            decode.attend,
+            q,
+            work.kv,
+            query_rows(batch, 3),
+        )
+        .check(out)
+        .passed
+    )
 
 
 def test_queries_that_do_not_fit_the_batch_are_refused(fake_fa3):
@@ -105,7 +113,7 @@ GPU_CALLS = [
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("case", "options"), GPU_CALLS)
+@pytest.mark.parametrize("case, options", GPU_CALLS)
 @pytest.mark.parametrize("precomputed", [False, True])
 def test_on_a_gpu_groups_batches_queries_and_windows_match_the_oracle(
     on_hopper, case, options, precomputed
@@ -122,7 +130,8 @@ def test_on_a_gpu_groups_batches_queries_and_windows_match_the_oracle(
 @pytest.mark.gpu
 def test_changed_lengths_alone_are_harmless(on_hopper):
     work = build_workload(DecodeCase(GQA, 8, 8000, "ragged"), device="cuda")
-    facts, lens = flash_attn3.facts_of(work.batch), work.batch.seq_lens_cpu.flip(0) // 3 + 1
+    facts = flash_attn3.facts_of(work.batch)
+    lens = work.batch.seq_lens_cpu.flip(0) // 3 + 1
     table = work.batch.page_table.flip(0).contiguous()
     other = DecodeBatch.build(GQA, lens, table)
     for then in (1, 64, 8000):
@@ -163,7 +172,10 @@ def test_a_graph_of_many_layers_replays_with_metadata_renewed_in_a_buffer(on_hop
 def test_the_guard_refuses_during_capture_and_leaves_the_graph_usable(on_hopper):
     work = build_workload(DecodeCase(GQA, 4, 2000, "ragged"), device="cuda")
     facts = flash_attn3.facts_of(work.batch)
-    unfit = precompute(replace(facts, batch_size=3), work.batch.seq_lens[:3].contiguous())
+    unfit = precompute(
+        replace(facts, batch_size=3),
+        work.batch.seq_lens[:3].contiguous(),
+    )
     fit = precompute(facts, work.batch.seq_lens)
     flash_attn3.attend(work.q, work.kv, work.batch, metadata=fit)
     torch.cuda.synchronize()
@@ -177,9 +189,7 @@ def test_the_guard_refuses_during_capture_and_leaves_the_graph_usable(on_hopper)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("name", "prepares"), [("flash-attn-3", 1), ("flash-attn-3-precomputed", 0)]
-)
+@pytest.mark.parametrize("name, prepares", [("flash-attn-3", 1), ("flash-attn-3-precomputed", 0)])
 def test_the_trace_shows_the_family_and_who_prepares(on_hopper, name, prepares):
     work = build_workload(DecodeCase(GQA, 4, 8000), device="cuda")
     backend = backends.create(name, work.case.spec)

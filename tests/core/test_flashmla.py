@@ -9,15 +9,19 @@ from attnlib.core import backends, require_schedule
 from attnlib.core.schedule import library
 from attnlib.core.schedule.flashmla import tokens_read
 
+ONE_LONG = np.array([8192, 1, 1, 1, 1, 1, 1, 1])
+
 
 def walked(tiles, lens):
     """Block numbers of each request in the order of the parts, a block at a time."""
     read = [[] for _ in lens]
     for first, last, begin, end, *_ in tiles.tolist():
-        request, block = first, begin
+        request = first
+        block = begin
         while first < len(lens) and request <= last:
             if block >= (end if request == last else -(-lens[request] // 64)):
-                request, block = request + 1, 0
+                request = request + 1
+                block = 0
                 continue
             read[request].append(block)
             block += 1
@@ -27,11 +31,9 @@ def walked(tiles, lens):
 @pytest.mark.parametrize("seed", range(40))
 def test_a_schedule_has_every_block_once_in_equal_parts_and_counts_its_splits(seed):
     draw = np.random.default_rng(seed)
-    batch, parts, longest = (
-        draw.integers(1, 200),
-        draw.choice([132, 66, 7, 1]),
-        2 ** (3 + seed % 14),
-    )
+    batch = draw.integers(1, 200)
+    parts = draw.choice([132, 66, 7, 1])
+    longest = 2 ** (3 + seed % 14)
     lens = draw.integers(seed % 2, longest + 1, batch)
     tiles, sums = schedule_words(lens, parts)
     blocks = -(-lens // 64)
@@ -43,7 +45,8 @@ def test_a_schedule_has_every_block_once_in_equal_parts_and_counts_its_splits(se
     share = -(-(np.maximum(blocks, 1) + 5).sum() // parts) + 5
     for part, requests in zip(working, named, strict=True):
         ends = {**dict(zip(requests, blocks[requests], strict=True)), part[1]: part[3]}
-        assert sum(ends.values()) - part[2] + 5 * len(requests) <= share + 5
+        cost = sum(ends.values()) - part[2] + 5 * len(requests)
+        assert cost <= share + 5
         split = [sums[request + 1] - sums[request] > 1 for request in part[:2]]
         assert [bool(word) for word in part[5:7]] == split
     require_schedule(torch.tensor(tiles), torch.tensor(sums), torch.tensor(lens))
@@ -51,7 +54,7 @@ def test_a_schedule_has_every_block_once_in_equal_parts_and_counts_its_splits(se
 
 def test_a_schedule_of_one_long_request_reads_a_block_of_seven_others():
     """The lengths of TensorRT-LLM #18769: captured 8,192 and 7 x 1, replayed 8 x 4,096."""
-    tiles, sums = map(torch.tensor, schedule_words(np.array([8192, *[1] * 7]), 132))
+    tiles, sums = map(torch.tensor, schedule_words(ONE_LONG, 132))
     require_schedule(tiles, sums, torch.tensor([8192, *[1] * 7]))
     assert tokens_read(tiles.numpy(), [4096] * 8).tolist() == [4096, *[64] * 7]
     words = "all 4096 tokens of request 1, it reads 64 .7 of 8 requests"
@@ -62,7 +65,7 @@ def test_a_schedule_of_one_long_request_reads_a_block_of_seven_others():
 @pytest.mark.parametrize("batch", [7, 9])
 def test_splits_and_tiles_of_two_batches_are_refused(batch):
     tiles, sums = map(torch.tensor, schedule_words(np.full(8, 4096), 132))
-    _, others = map(torch.tensor, schedule_words(np.array([8192, *[1] * 7]), 132))
+    _, others = map(torch.tensor, schedule_words(ONE_LONG, 132))
     with pytest.raises(ValueError, match="num_splits must be the sums of the 8 requests' splits"):
         require_schedule(tiles, others, torch.full((8,), 4096))
     with pytest.raises(ValueError, match=f"num_splits must be the sums of the {batch} requests'"):
@@ -80,7 +83,11 @@ def test_on_a_gpu_words_of_shorter_requests_are_refused_and_give_a_wrong_output(
     flash_mla = library.import_library(library.FLASHMLA)
     q = torch.randn(2, 1, 64, 576, device="cuda", dtype=torch.bfloat16)
     cache = torch.randn(8, 64, 1, 576, device="cuda", dtype=torch.bfloat16)
-    table = torch.arange(8, device="cuda", dtype=torch.int32).view(2, 4)
+    table = torch.arange(
+        8,
+        device="cuda",
+        dtype=torch.int32,
+    ).view(2, 4)
     seq_lens = torch.full((2,), 20, device="cuda", dtype=torch.int32)
     meta, _ = flash_mla.get_mla_metadata()
 
@@ -109,7 +116,8 @@ def test_on_a_gpu_the_librarys_words_are_those_of_the_twin(on_gpu, heads):
         )
         expected, expected_sums = schedule_words(lens, len(tiles))
         working = expected[:, 0] < batch
-        assert tiles[:, :7].cpu().numpy()[working].tolist() == expected[working, :7].tolist()
-        assert (tiles[:, 0].cpu().numpy() < batch).tolist() == working.tolist()
+        seen = tiles.cpu().numpy()
+        assert seen[working, :7].tolist() == expected[working, :7].tolist()
+        assert (seen[:, 0] < batch).tolist() == working.tolist()
         assert sums.tolist() == expected_sums.tolist()
         require_schedule(tiles, sums, seq_lens)

@@ -14,13 +14,15 @@ import torch
 import attnlib
 from attnlib.core import PlanLayout, PlanShape, SchedulerFacts, StepSchedules, plan_words
 from attnlib.core.schedule import library
+from attnlib.core.schedule.calls import defaults, facts_of
 from attnlib.core.schedule.guard import _active as active
 from attnlib.core.schedule.guard import _made, remember
 from attnlib.engines import plans
 from attnlib.engines.arms import State
 
 MODEL = SimpleNamespace(heads=16, kv_heads=8, head_dim=128)  # Qwen3-0.6B
-WIDTH, PAGE = 512, 16
+WIDTH = 512
+PAGE = 16
 
 
 def get_scheduler_metadata(
@@ -90,7 +92,8 @@ class Backend:
     """What SGLang 0.5.11 does of a decode step: heads by `tp_size`, a buffer for CUDA graphs."""
 
     def __init__(self, engine, tp_size=1):
-        self.calls, self.tp_size = engine, tp_size
+        self.calls = engine
+        self.tp_size = tp_size
         self.make = engine.get_scheduler_metadata
         self.buffer = torch.zeros(1 + 4 * 64, dtype=torch.int32)
 
@@ -113,9 +116,24 @@ class Backend:
         return self.buffer[: len(words)]
 
     def attend(self, words, batch=4, **told):
-        cache = torch.zeros((2, PAGE, MODEL.kv_heads, MODEL.head_dim), dtype=torch.bfloat16)
+        cache = torch.zeros(
+            (
+                2,
+                PAGE,
+                MODEL.kv_heads,
+                MODEL.head_dim,
+            ),
+            dtype=torch.bfloat16,
+        )
         return self.calls.flash_attn_with_kvcache(
-            q=torch.zeros((batch, MODEL.heads, MODEL.head_dim), dtype=torch.bfloat16),
+            q=torch.zeros(
+                (
+                    batch,
+                    MODEL.heads,
+                    MODEL.head_dim,
+                ),
+                dtype=torch.bfloat16,
+            ),
             k_cache=cache,
             v_cache=cache,
             page_table=torch.zeros((batch, WIDTH), dtype=torch.int32),
@@ -184,7 +202,8 @@ def test_the_schedule_of_each_kind_of_layer_is_held_to_the_calls_of_that_kind(en
 
 def test_a_graph_is_judged_before_each_replay_by_what_lies_in_its_buffer(engines):
     attnlib.guard("sglang")
-    backend, graph = Backend(engines), Graph()
+    backend = Backend(engines)
+    graph = Graph()
     words = backend.renew()
     graph.capture_begin()
     backend.attend(words)
@@ -209,13 +228,22 @@ def test_a_plan_is_held_to_the_lengths_that_a_graph_is_replayed_for(engines, mon
     """TensorRT-LLM #18769: no new plan was made for the second replay."""
     shape = PlanShape(32, 8, 128, 2, 8, 8192, 132, page_size=16)
     lens = torch.tensor([8192, *[1] * 7])
-    words = plan_words(shape, lens.numpy(), 320).image(PlanLayout.of(shape).int_bytes // 4)
+    words = plan_words(
+        shape,
+        lens.numpy(),
+        320,
+    ).image(PlanLayout.of(shape).int_bytes // 4)
     wrapper = SimpleNamespace(_plan_info=PlanLayout.of(shape).info, _window_left=-1)
     wrapper._int_workspace_buffer = torch.tensor(words).view(torch.uint8)
     monkeypatch.setattr(plans, "GUARD_EVERY", 1)
-    monkeypatch.setattr(plans, "STATE", State({"guard": "raise"}, guard=attnlib.guard("sglang")))
+    monkeypatch.setattr(
+        plans,
+        "STATE",
+        State({"guard": "raise"}, guard=attnlib.guard("sglang")),
+    )
     plans.guard_plan(wrapper, lens, page_size=16, num_pages=lambda: 0, layers="layers 0 to 7")
-    graph, later = Graph(), Graph()
+    graph = Graph()
+    later = Graph()
     for each in (graph, later):
         each.capture_begin()
         each.capture_end()
@@ -249,7 +277,7 @@ def test_two_threads_may_forget_the_same_words():
     assert 7 not in _made
 
 
-@pytest.mark.parametrize(("release", "cap"), [("0.4.4", 15), ("0.4.5", 4)])
+@pytest.mark.parametrize("release, cap", [("0.4.4", 15), ("0.4.5", 4)])
 def test_the_cap_of_splits_is_that_of_the_installed_build(engines, monkeypatch, release, cap):
     monkeypatch.setattr(library.metadata, "version", lambda _: release)
     attnlib.guard("sglang")
@@ -264,7 +292,11 @@ def test_the_cap_of_splits_is_that_of_the_installed_build(engines, monkeypatch, 
 def test_vllms_call_is_guarded_by_its_own_arguments(engines):
     attnlib.guard("vllm")
     cache = torch.zeros((2, PAGE, 8, 128), dtype=torch.bfloat16)
-    told = {"cu_seqlens_q": torch.arange(4), "causal": True, "window_size": [-1, -1]}
+    told = {
+        "cu_seqlens_q": torch.arange(4),
+        "causal": True,
+        "window_size": [-1, -1],
+    }
 
     def attend(words, longest, **more):
         q = torch.zeros((3, 16, 128), dtype=torch.bfloat16)
@@ -345,7 +377,7 @@ RENAMED = [
 ]
 
 
-@pytest.mark.parametrize(("function", "name"), RENAMED)
+@pytest.mark.parametrize("function, name", RENAMED)
 def test_a_renamed_parameter_is_told_when_the_guard_is_made_and_never_by_a_call(
     engines, caplog, function, name
 ):
@@ -371,7 +403,13 @@ def test_a_metadata_call_with_another_parameter_in_front_is_not_read_by_position
 
     own = [*inspect.signature(get_scheduler_metadata).parameters.values()]
     first = inspect.Parameter("new", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    later.__signature__ = inspect.Signature([first, *own[:6], *own[6:]])
+    later.__signature__ = inspect.Signature(
+        [
+            first,
+            *own[:6],
+            *own[6:],
+        ]
+    )
     for module in (engines, sys.modules["sgl_kernel.flash_attn"]):
         module.get_scheduler_metadata = later
     with pytest.raises(RuntimeError, match="parameters batch_size, .*, head_dim before cache_seq"):
@@ -393,7 +431,15 @@ ODD = [
 def test_a_call_that_cannot_be_checked_passes_with_one_message(engines, caplog, argument):
     attnlib.guard("sglang", mode="log")
     q = torch.zeros((4, MODEL.heads, MODEL.head_dim), dtype=torch.bfloat16)
-    cache = torch.zeros((2, PAGE, MODEL.kv_heads, MODEL.head_dim), dtype=torch.bfloat16)
+    cache = torch.zeros(
+        (
+            2,
+            PAGE,
+            MODEL.kv_heads,
+            MODEL.head_dim,
+        ),
+        dtype=torch.bfloat16,
+    )
     call = {"q": q, "k_cache": cache, "v_cache": cache, "max_seqlen_q": 1, "causal": True}
     call["page_table"] = torch.zeros((4, WIDTH), dtype=torch.int32)
     call["cu_seqlens_q"] = torch.arange(5)
@@ -431,8 +477,10 @@ def test_a_failing_check_of_a_graph_is_logged_in_mode_log(engines, caplog):
 
 def test_the_call_that_does_not_fit_is_numbered(engines, caplog):
     guarding = attnlib.guard("sglang")
-    backend, other = Backend(engines), Backend(engines)
-    words, graph = backend.renew(), Graph()
+    backend = Backend(engines)
+    other = Backend(engines)
+    words = backend.renew()
+    graph = Graph()
     graph.capture_begin()
     backend.attend(words)
     backend.attend(words)
@@ -447,3 +495,21 @@ def test_the_call_that_does_not_fit_is_numbered(engines, caplog):
         other.attend(words)
     assert len(caplog.messages) == 1, "one message for all layers"
     assert guarding.checks == 8
+
+
+def test_without_prefix_sums_each_request_has_the_query_tokens_of_its_row():
+    cache = torch.zeros(8, PAGE, MODEL.kv_heads, MODEL.head_dim, dtype=torch.bfloat16)
+    arguments = defaults(flash_attn_with_kvcache)
+    arguments["q"] = torch.zeros(
+        3,
+        2,
+        MODEL.heads,
+        MODEL.head_dim,
+        dtype=torch.bfloat16,
+    )
+    arguments["k_cache"] = arguments["v_cache"] = cache
+    arguments["page_table"] = torch.zeros(3, 4, dtype=torch.int32)
+    facts = facts_of(arguments, "sglang")
+    assert facts.batch_size == 3
+    assert facts.max_seqlen_q == 2
+    assert facts.max_seqlen_k == 4 * PAGE

@@ -13,14 +13,24 @@ from support.metadata_cases import (
     kv_arguments,
 )
 
-from attnlib.core.metadata.kv_indices import build_kv_indices
+from attnlib.core import build_kv_indices
 
 
 @pytest.mark.parametrize(
-    ("page_size", "lens", "max_pages", "last"),
+    "page_size, lens, max_pages, last",
     [
-        (16, [0, 1, 15, 16, 17, 32, 0], 4, [0, 1, 15, 16, 1, 16, 0]),
-        (4, [64, 18, 19, 23], 5, [4, 2, 3, 4]),  # beyond max_pages: cut off in a full page
+        (
+            16,
+            [0, 1, 15, 16, 17, 32, 0],
+            4,
+            [0, 1, 15, 16, 1, 16, 0],
+        ),
+        (
+            4,
+            [64, 18, 19, 23],
+            5,
+            [4, 2, 3, 4],
+        ),  # beyond max_pages: cut off in a full page
         (4, [-7, 20, -1], 5, [0, 4, 0]),  # below zero: empty
         (4, [40, 1, 7], 0, [0, 0, 0]),  # no page counts
     ],
@@ -71,11 +81,12 @@ def test_tokens_outside_a_row_are_not_read_and_give_minus_one():
     build_kv_indices(**call)
     assert call["kv_indices"][8:20].tolist() == [-1] * 12
     assert call["kv_indices"][40:80].tolist() == [-1] * 40
-    assert (call["kv_indices"][:8] >= 0).all() and (call["kv_indices"][20:40] >= 0).all()
+    assert (call["kv_indices"][:8] >= 0).all()
+    assert (call["kv_indices"][20:40] >= 0).all()
 
 
 @pytest.mark.parametrize(
-    ("length", "pages", "last"),
+    "length, pages, last",
     [
         (2**31 - 1, 1, 16),
         (2**31 - 16, 1, 16),

@@ -12,15 +12,19 @@ import torch
 from support.metadata_cases import DECODE, DEVICE, Shape, arguments, poison
 from triton import knobs
 
+from attnlib.core import build_decode_metadata
 from attnlib.core.metadata import decode, launch
-from attnlib.core.metadata.decode import build_decode_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    ("programs", "slots", "overlap"),
-    [(1, 0, launch.NO_OVERLAP), (8, 8, launch.WAIT_AND_LET_START), (9, 8, launch.WAIT)],
+    "programs, slots, overlap",
+    [
+        (1, 0, launch.NO_OVERLAP),
+        (8, 8, launch.WAIT_AND_LET_START),
+        (9, 8, launch.WAIT),
+    ],
 )
 def test_a_successor_may_start_early_only_while_our_whole_grid_is_on_the_gpu(
     programs, slots, overlap
@@ -52,8 +56,19 @@ def test_spans_overlap_where_they_have_a_byte_in_common(seed):
 
 def test_one_tensor_as_input_and_output_is_judged_anew_with_a_delta():
     span = launch.Span.of(torch.zeros(4, dtype=torch.int32))
-    rule = launch.Apart(0, 1, ("lens", "out"), (span, span), same_if_zero=True)
-    found = launch.Launch(bounds=(), apart=(rule,), sizes=(), cut=None)
+    rule = launch.Apart(
+        0,
+        1,
+        ("lens", "out"),
+        (span, span),
+        same_if_zero=True,
+    )
+    found = launch.Launch(
+        bounds=(),
+        apart=(rule,),
+        sizes=(),
+        cut=None,
+    )
     for _ in range(2):
         found.check_apart([64, 64], 0)
         with pytest.raises(ValueError, match="out must not share memory with lens"):
@@ -65,7 +80,12 @@ def test_one_tensor_as_input_and_output_is_judged_anew_with_a_delta():
 def test_shapes_are_forgotten_before_they_fill_the_memory_of_a_server(monkeypatch):
     monkeypatch.setattr(launch, "MAX_REMEMBERED", 3)
     monkeypatch.setattr(launch, "shapes_of", lambda tensors, structure: (structure, []))
-    empty = launch.Launch(bounds=(launch.Bound("delta", 9),), apart=(), sizes=(), cut=None)
+    empty = launch.Launch(
+        bounds=(launch.Bound("delta", 9),),
+        apart=(),
+        sizes=(),
+        cut=None,
+    )
     launcher = launch.Launcher(None, lambda tensors, *structure: empty)
     tensors = [torch.empty(1, device=DEVICE)]
     counts = []
@@ -77,7 +97,9 @@ def test_shapes_are_forgotten_before_they_fill_the_memory_of_a_server(monkeypatc
 
 @pytest.mark.gpu
 def test_a_remembered_launch_calls_tritons_launch_hooks():
-    names, call, hooks = [], arguments(Shape(3, 100)), knobs.runtime.launch_enter_hook
+    names = []
+    call = arguments(Shape(3, 100))
+    hooks = knobs.runtime.launch_enter_hook
 
     def hook(metadata):
         names.append(metadata.get()["name"])
@@ -95,24 +117,39 @@ def test_a_remembered_launch_calls_tritons_launch_hooks():
 def test_a_later_call_launches_what_the_first_compiled():
     call = arguments(Shape(5, 90, 4))
     build_decode_metadata(**call)
-    remembered, compiled = len(decode.LAUNCHER.remembered), DECODE.compiled()
+    remembered = len(decode.LAUNCHER.remembered)
+    compiled = DECODE.compiled()
     for _ in range(2):
         poison(call, DECODE.outputs)
         build_decode_metadata(**call)
         DECODE.assert_right(call)
-    assert (len(decode.LAUNCHER.remembered), DECODE.compiled()) == (remembered, compiled)
+    assert len(decode.LAUNCHER.remembered) == remembered
+    assert DECODE.compiled() == compiled
 
 
 @pytest.mark.slow
 def test_every_kernel_compiles_for_hopper_where_no_gpu_is():
-    script, kernels = ROOT / "tests/support/compile_kernels.py", set()
+    script = ROOT / "tests/support/compile_kernels.py"
+    kernels = set()
     for path in ROOT.glob("attnlib/core/**/*.py"):
         kernels |= set(
             re.findall(r"^(?:@triton\.jit|\))\ndef (\w+_kernel)\(", path.read_text(), re.M)
         )
     outside = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    outside["PYTHONPATH"] = os.pathsep.join((f"{ROOT}/tests", str(ROOT), outside["PYTHONPATH"]))
-    done = subprocess.run([sys.executable, script], env=outside, text=True, capture_output=True)
+    outside["PYTHONPATH"] = os.pathsep.join(
+        (
+            f"{ROOT}/tests",
+            str(ROOT),
+            outside["PYTHONPATH"],
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        env=outside,
+        text=True,
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stderr
     sizes = dict(line.split() for line in done.stdout.splitlines())
-    assert set(sizes) == kernels and min(map(int, sizes.values())) > 10_000
+    assert set(sizes) == kernels
+    assert min(map(int, sizes.values())) > 10_000

@@ -28,7 +28,7 @@ def only(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("packages", "module"),
+    "packages, module",
     [
         ((), ""),
         (("flash_attn_interface",), "flash_attn_interface"),
@@ -50,7 +50,7 @@ def test_the_supplier_is_the_distribution_that_owns_the_module(only, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("name", "install"),
+    "name, install",
     [
         (library.FLASH_ATTN_3, "tokenspeed-fa3 .or flash-attn-3, or"),
         (library.FLASHMLA, "sgl-flash-mla$"),
@@ -73,9 +73,16 @@ def test_a_library_that_does_not_load_says_why(only, monkeypatch):
         library.import_library()
 
 
-@pytest.mark.parametrize(("disabled", "has"), [(True, False), (False, True), (None, True)])
 @pytest.mark.parametrize(
-    ("asked", "flag"),
+    "disabled, has",
+    [
+        (True, False),
+        (False, True),
+        (None, True),
+    ],
+)
+@pytest.mark.parametrize(
+    "asked, flag",
     [
         ("has_hdim96", "FLASHATTENTION_DISABLE_HDIM96"),
         ("has_latent", "FLASH_ATTENTION_DISABLE_HDIMDIFF64"),
@@ -91,7 +98,7 @@ def test_the_build_flags_say_which_head_dims_are_there_as_all_are_without_any(
 
 
 @pytest.mark.parametrize(
-    ("module", "release", "build"),
+    "module, release, build",
     [
         ("sgl_kernel", "0.4.10", "sglang"),
         ("sgl_kernel", "0.4.4", "sglang-0.4.4"),

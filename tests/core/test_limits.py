@@ -10,8 +10,19 @@ from attnlib.select import Call, explain
 
 FP8 = "float8_e4m3fn"
 RELEASES = ("0.5.3", "0.6.3", "0.6.13", "0.6.18", "0.7.2.post1")
-DTYPES = (("bfloat16", ""), ("bfloat16", FP8), ("bfloat16", "float16"), (FP8, FP8))
-HEADS = ((8, 8), (32, 8), (40, 8), (48, 8), (16, 1))
+DTYPES = (
+    ("bfloat16", ""),
+    ("bfloat16", FP8),
+    ("bfloat16", "float16"),
+    (FP8, FP8),
+)
+HEADS = (
+    (8, 8),
+    (32, 8),
+    (40, 8),
+    (48, 8),
+    (16, 1),
+)
 LAYERS = [
     AttnSpec(*heads, head_dim, 16, *dtypes)
     for heads, head_dim, dtypes in product(HEADS, (64, 96, 128, 256, 512), DTYPES)
@@ -55,7 +66,11 @@ def test_a_wrapper_refuses_what_explain_refuses(entry, release, installed):
         assert bool(unsupported(entry.name, spec)) == said, spec
 
 
-SIZES = {"0.6.17": {1, 2, 3, 4, 8}, "0.6.18": {1, 2, 3, 4, 6, 8}, "0.7.1": {1, 2, 3, 4, 6, 8, 16}}
+SIZES = {
+    "0.6.17": {1, 2, 3, 4, 8},
+    "0.6.18": {1, 2, 3, 4, 6, 8},
+    "0.7.1": {1, 2, 3, 4, 6, 8, 16},
+}
 
 
 @pytest.mark.parametrize("release", SIZES)
@@ -67,7 +82,7 @@ def test_cuda_cores_gain_group_sizes_with_releases(release, installed):
 
 
 @pytest.mark.parametrize(
-    ("release", "able"),
+    "release, able",
     [
         ("0.6.13", set()),
         ("0.6.14", {"flashinfer-fa2", "flashinfer-prefill-fa2", "flashinfer-auto"}),
@@ -81,6 +96,9 @@ def test_head_dim_512_is_for_fa2_cuda_cores_and_xqa(release, able, installed):
     installed(release)
     asked = able | {"flashinfer-fa2", "flashinfer-fa3", "flashinfer-xqa"}
     assert {n for n in asked if not unsupported(n, AttnSpec(8, 2, 512, 16))} == able
+    widest = 512 if "flashinfer-xqa" in able else 256
+    words = f"head_dim must be a multiple of 16 up to {widest}, got 72"
+    assert unsupported("flashinfer-xqa", AttnSpec(8, 2, 72, 16)) == words
 
 
 def test_auto_is_refused_only_what_neither_of_its_kernels_can_run(installed):

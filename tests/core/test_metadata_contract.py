@@ -32,8 +32,8 @@ EVERY_SHAPE = [
     for builder, build in [p.values]
     for name, shape in builder.shapes.items()
 ]
-ours = pytest.mark.parametrize(("builder", "build"), OURS)
-all_builds = pytest.mark.parametrize(("builder", "build"), ALL)
+ours = pytest.mark.parametrize("builder, build", OURS)
+all_builds = pytest.mark.parametrize("builder, build", ALL)
 
 
 def check(builder, build, call):
@@ -49,7 +49,7 @@ def renew(builder, call, shape):
     poison(call, builder.outputs)
 
 
-@pytest.mark.parametrize(("builder", "build", "shape"), EVERY_SHAPE)
+@pytest.mark.parametrize("builder, build, shape", EVERY_SHAPE)
 def test_every_word_is_right_and_every_tail_is_untouched(builder, build, shape):
     call = builder.arguments(shape)
     build(**call)
@@ -112,7 +112,8 @@ def test_columns_of_wider_tensors_are_taken_and_those_beside_them_untouched(buil
     build(**call)
     check(builder, build, call)
     for tensor in wider.values():
-        assert (tensor[:, : sides[0]] == POISON).all() and (tensor[:, -sides[1] :] == POISON).all()
+        assert (tensor[:, : sides[0]] == POISON).all()
+        assert (tensor[:, -sides[1] :] == POISON).all()
 
 
 OF_ANY_LENGTH = {"seq_lens", "req_to_token", "swa_slot_map", "kv_indices"}
@@ -205,7 +206,7 @@ def test_a_wrong_argument_is_named_before_anything_is_written(builder, build):
 
 @ours
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    "name, value, words",
     [
         ("seq_lens", 65, r"seq_lens must lie in 0..64 with seq_len_delta 0, .* got \d+..65"),
         ("seq_lens", -1, r"seq_lens must lie in 0..64 with seq_len_delta 0, .* got -1"),
@@ -282,7 +283,11 @@ def test_without_a_gpu_and_without_the_interpreter_it_says_so(builder, build, mo
     call = builder.arguments(builder.small)
     on_cpu = {name: value.cpu() for name, value in call.items() if torch.is_tensor(value)}
     if made := call.get("schedules"):
-        on_cpu["schedules"] = StepSchedules(made.kinds, made.words.cpu(), made.table.cpu())
+        on_cpu["schedules"] = StepSchedules(
+            made.kinds,
+            made.words.cpu(),
+            made.table.cpu(),
+        )
     with pytest.raises(ValueError, match="must be on a CUDA device .or set TRITON_INTERPRET=1"):
         build(**call | on_cpu)
 

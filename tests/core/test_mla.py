@@ -3,13 +3,25 @@
 import pytest
 import torch
 
+from attnlib.core import MlaSpec
 from attnlib.core.mla import MlaBatch, attended_pages
-from attnlib.core.spec import MlaSpec
 
 SPEC = MlaSpec(2, top_k=3, page_size=4)
-TABLE = torch.tensor([[5, 2], [7, 0]], dtype=torch.int32)
+TABLE = torch.tensor(
+    [
+        [5, 2],
+        [7, 0],
+    ],
+    dtype=torch.int32,
+)
 LENS = torch.tensor([6, 3], dtype=torch.int32)
-CHOSEN = torch.tensor([[5, 0, 3], [2, -1, 1]], dtype=torch.int32)
+CHOSEN = torch.tensor(
+    [
+        [5, 0, 3],
+        [2, -1, 1],
+    ],
+    dtype=torch.int32,
+)
 
 
 DENSE = MlaBatch.build(MlaSpec(2, page_size=4), LENS, TABLE)
@@ -25,14 +37,34 @@ def batch_with(places):
 
 def test_a_slot_is_page_times_page_size_plus_offset():
     slots = batch_with({}).slots()
-    assert slots.tolist() == [[9, 20, 23], [30, -1, 29]] and slots.dtype == torch.int32
+    assert slots.tolist() == [
+        [9, 20, 23],
+        [30, -1, 29],
+    ]
+    assert slots.dtype == torch.int32
 
 
 @pytest.mark.parametrize(
-    ("batch", "ragged"),
+    "batch, ragged",
     [
-        (batch_with({}), ([0, 3, 5], [9, 20, 23, 30, 29], [3, 2], 1)),
-        (DENSE, ([0, 2, 3], [5, 2, 7], [6, 3], 4)),
+        (
+            batch_with({}),
+            (
+                [0, 3, 5],
+                [9, 20, 23, 30, 29],
+                [3, 2],
+                1,
+            ),
+        ),
+        (
+            DENSE,
+            (
+                [0, 2, 3],
+                [5, 2, 7],
+                [6, 3],
+                4,
+            ),
+        ),
     ],
 )
 def test_chosen_tokens_are_pages_of_one_token_and_a_dense_batch_attends_to_its_pages(batch, ragged):
@@ -42,7 +74,7 @@ def test_chosen_tokens_are_pages_of_one_token_and_a_dense_batch_attends_to_its_p
 
 
 @pytest.mark.parametrize(
-    ("places", "words"),
+    "places, words",
     [
         ({(0, 1): 6}, r"in 0\.\.5 for request 0 of 6 tokens, or be -1 for none, got 6 in column 1"),
         ({(1, 2): 3}, r"in 0\.\.2 for request 1 of 3 tokens, or be -1 for none, got 3 in column 2"),
@@ -58,7 +90,7 @@ def test_a_place_outside_its_request_or_a_request_without_a_token_is_refused(pla
 
 
 @pytest.mark.parametrize(
-    ("spec", "chosen", "words"),
+    "spec, chosen, words",
     [
         (SPEC, None, "where top_k is not 0, and only then, got none with top_k 3"),
         (MlaSpec(2, 0, 4), CHOSEN, "where top_k is not 0, and only then, got some with top_k 0"),
@@ -73,7 +105,7 @@ def test_chosen_tokens_that_do_not_fit_the_spec_are_refused(spec, chosen, words)
 
 
 @pytest.mark.parametrize(
-    ("spec", "chosen", "words"),
+    "spec, chosen, words",
     [
         (SPEC, CHOSEN, "q_len must be 1 where top_k is not 0, got 4 with 3"),
         (MlaSpec(2, page_size=4), None, r"seq_lens must be at least q_len \(4\), got 3"),

@@ -5,10 +5,11 @@ import pytest
 import torch
 from support.metadata_cases import Shape, kv_arguments
 
-from attnlib.core.metadata.kv_indices import build_kv_indices
+from attnlib.core import build_kv_indices
 from attnlib.core.schedule.pages import require_arrays, require_table
 
-PAGE, POOL = 4, 30
+PAGE = 4
+POOL = 30
 
 
 def is_good(table, lens, window):
@@ -25,7 +26,13 @@ def is_good(table, lens, window):
 def test_a_table_passes_if_every_token_that_is_seen_has_a_page_of_the_pool(seed):
     draw = np.random.default_rng(seed)
     lens = torch.tensor(draw.integers(0, 22, 3))
-    table = torch.tensor(draw.integers(-1 if seed % 3 == 0 else 0, POOL + seed % 2, (3, 5)))
+    table = torch.tensor(
+        draw.integers(
+            -1 if seed % 3 == 0 else 0,
+            POOL + seed % 2,
+            (3, 5),
+        )
+    )
     window = int(draw.choice([0, 1, 4, 9]))
     options = {"page_size": PAGE, "num_pages": POOL, "window": window}
     if is_good(table, lens, window):
@@ -36,8 +43,18 @@ def test_a_table_passes_if_every_token_that_is_seen_has_a_page_of_the_pool(seed)
 
 
 def test_an_empty_batch_and_a_wider_table_pass():
-    require_table(torch.zeros(0, 4), torch.zeros(0), page_size=4, num_pages=1)
-    require_table(torch.zeros(9, 4).int(), torch.tensor([16, 3]), page_size=4, num_pages=1)
+    require_table(
+        torch.zeros(0, 4),
+        torch.zeros(0),
+        page_size=4,
+        num_pages=1,
+    )
+    require_table(
+        torch.zeros(9, 4).int(),
+        torch.tensor([16, 3]),
+        page_size=4,
+        num_pages=1,
+    )
 
 
 def arrays(lens):

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attnlib.core import SchedulerFacts
 from attnlib.core.schedule import library
-from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.flash_attn3 import COUNTED, precompute
 from attnlib.core.schedule.splits import max_words
 
@@ -25,10 +25,16 @@ def test_a_buffer_that_another_steps_metadata_took_over_is_refused_until_renewed
     buffer = torch.full((max_words(8),), -1, dtype=torch.int32)
     large = replace(FACTS, batch_size=8)
     first = precompute(FACTS, LENS, out=buffer)
-    assert first.words.data_ptr() == buffer.data_ptr() and len(first.words) == 17
+    assert first.words.data_ptr() == buffer.data_ptr()
+    assert len(first.words) == 17
     assert torch.equal(first.words, precompute(FACTS, LENS).words)
-    assert not buffer[17:].any() and len(buffer[17:]) == 16
-    second = precompute(large, torch.full((8,), 900, dtype=torch.int32), out=buffer)
+    assert not buffer[17:].any()
+    assert len(buffer[17:]) == 16
+    second = precompute(
+        large,
+        torch.full((8,), 900, dtype=torch.int32),
+        out=buffer,
+    )
     second.require_fits(large, device=CPU)
     with pytest.raises(ValueError, match="words must be those of this scheduler metadata"):
         first.require_fits(FACTS, device=CPU)
@@ -90,7 +96,9 @@ def test_every_fact_that_two_calls_must_share_is_guarded():
 
 def test_renewing_writes_new_lengths_into_the_same_words(fake_fa3, metadata):
     words, before = metadata.words, metadata.words.tolist()
-    assert (FACTS.num_splits, FACTS.split_cap, metadata.facts.num_splits) == (0, 14, 14)
+    assert FACTS.num_splits == 0
+    assert FACTS.split_cap == 14
+    assert metadata.facts.num_splits == 14
     metadata.renew(torch.tensor([1, 2, 3], dtype=torch.int32))
     assert metadata.words is words and words.tolist() != before
     assert [call["num_splits"] for call in fake_fa3.scheduled] == [14, 14]
@@ -98,7 +106,7 @@ def test_renewing_writes_new_lengths_into_the_same_words(fake_fa3, metadata):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    "arguments, words",
     [
         ({"seq_lens": LENS[:2]}, r"seq_lens must be \[3\] int32, got \[2\]"),
         ({"seq_lens": LENS.long()}, r"seq_lens must be \[3\] int32, got \[3\] int64"),
@@ -121,7 +129,11 @@ def test_bad_input_is_refused_by_name_before_the_library_is_asked(fake_fa3, argu
 def test_query_offsets_need_an_entry_more_than_requests(fake_fa3):
     facts = replace(FACTS, varlen_q=True, max_seqlen_q=4)
     sums = torch.tensor([0, 4, 5, 7], dtype=torch.int32)
-    assert precompute(facts, LENS, cu_seqlens_q=sums).words[4:7].tolist() == [1, 1, 1]
+    assert precompute(
+        facts,
+        LENS,
+        cu_seqlens_q=sums,
+    ).words[4:7].tolist() == [1, 1, 1]
     with pytest.raises(ValueError, match=r"cu_seqlens_q must be \[4\] int32"):
         precompute(facts, LENS, cu_seqlens_q=sums[:3].contiguous())
 

@@ -18,7 +18,7 @@ FACTS = SchedulerFacts(3, 32, 8, 128, 1, 4096, SMS, page_size=1, causal=True)
 
 
 @pytest.mark.parametrize(
-    ("lens", "words"),
+    "lens, words",
     [
         ([1, 2], r"seq_lens must be \[3\] integers, got \[2\] int64"),
         ([1.0, 2.0, 3.0], r"seq_lens must be \[3\] integers, got \[3\] float64"),
@@ -34,7 +34,11 @@ def test_wrong_lengths_are_refused_by_name(lens, words):
 
 def test_query_lengths_go_with_a_call_that_passes_them():
     facts = replace(FACTS, batch_size=2, varlen_q=True, max_seqlen_q=100)
-    plan = plan_splits(facts, np.array([4096, 4096]), np.array([1, 100]))
+    plan = plan_splits(
+        facts,
+        np.array([4096, 4096]),
+        np.array([1, 100]),
+    )
     assert plan.num_m_blocks.tolist() == [1, 4]
     with pytest.raises(ValueError, match="q_lens must be given if facts.varlen_q, and only then"):
         plan_splits(facts, np.array([4096, 4096]))
@@ -54,21 +58,30 @@ def test_the_twin_takes_the_longest_query_for_all_and_refuses_a_build_of_other_w
 def test_every_plan_keeps_its_cap_and_orders_each_request_once(seed):
     call = next(drawn_calls.draw_calls(seed, num_sms=SMS, hdim96=False))
     lens, q_lens = call.lengths()
-    plan, settled = plan_splits(call.facts, lens, q_lens), call.facts.settled
+    plan = plan_splits(call.facts, lens, q_lens)
+    settled = call.facts.settled
     assert 1 <= plan.num_splits.min() <= plan.num_splits.max() <= max(1, call.facts.split_cap)
     words = words_of(plan)
     assert len(words) == num_words(call.facts) <= max_words(call.facts.batch_size)
     assert np.array_equal(words, words_of(plan_splits(settled, lens, q_lens)))
 
 
-@pytest.mark.parametrize(("path", "count"), [(vectors.COMMITTED, 2000), (vectors.SGLANG, 1600)])
+@pytest.mark.parametrize(
+    "path, count",
+    [
+        (vectors.COMMITTED, 2000),
+        (vectors.SGLANG, 1600),
+    ],
+)
 def test_the_model_agrees_with_the_library_word_for_word(path, count):
     header, lines = vectors.read(path)
     answered = [(call, words) for call, words in lines if words is not None]
     assert len(answered) >= count
     sizes = [call.facts.batch_size for call, _ in answered]
-    assert min(sizes) == 1 and max(sizes) > (1900 if path == vectors.COMMITTED else 90)
-    wrong, rounded = [], 0
+    assert min(sizes) == 1
+    assert max(sizes) > (1900 if path == vectors.COMMITTED else 90)
+    wrong = []
+    rounded = 0
     for call, words in answered:
         plan, *others = candidates(plan_splits(call.facts, *call.lengths()))
         if wrong_parts(plan, words):
@@ -81,13 +94,16 @@ def test_the_model_agrees_with_the_library_word_for_word(path, count):
 
 def test_the_splits_and_query_rows_of_vllms_build_are_the_librarys():
     _, lines = vectors.read(vectors.VLLM)
-    wrong, split = [], 0
+    wrong = []
+    split = 0
     for call, words in lines:
         lens, q_lens = call.lengths()
-        batch, facts = len(lens), call.facts
+        batch = len(lens)
+        facts = call.facts
         rows = np.full(batch, facts.max_seqlen_q) if q_lens is None else q_lens
         parts = words[:-1].reshape(-1, -(-batch // 4) * 4)[:, :batch]
-        has_splits, has_heads = facts.split_cap > 1, facts.is_causal or facts.is_local
+        has_splits = facts.split_cap > 1
+        has_heads = facts.is_causal or facts.is_local
         right = len(parts) == 1 + has_splits + has_heads
         right &= np.array_equal(parts[0], rows * (facts.group_size if facts.packs else 1))
         if has_splits:

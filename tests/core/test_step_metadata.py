@@ -33,10 +33,12 @@ SMALL = Shape(4, 64, 4)
 
 def over_own_buffers(batch):
     """`batch` over empty buffers, and the arguments that fill them from a request pool."""
-    page_size, width = batch.spec.page_size, batch.page_table.shape[1]
+    page_size = batch.spec.page_size
+    width = batch.page_table.shape[1]
     offsets = torch.arange(page_size, device=batch.page_table.device, dtype=torch.int32)
     slots = batch.page_table[:, :, None] * page_size + offsets
-    seq_lens, page_table = torch.zeros_like(batch.seq_lens), torch.zeros_like(batch.page_table)
+    seq_lens = torch.zeros_like(batch.seq_lens)
+    page_table = torch.zeros_like(batch.page_table)
     return replace(batch, seq_lens=seq_lens, page_table=page_table), {
         "seq_lens": batch.seq_lens.long(),
         "req_pool_indices": torch.arange(batch.batch_size, device=slots.device),
@@ -109,7 +111,7 @@ EDGES = [
 ]
 
 
-@pytest.mark.parametrize(("facts", "lens"), EDGES)
+@pytest.mark.parametrize("facts, lens", EDGES)
 def test_ties_and_unpacked_heads_are_scheduled_as_in_the_model(facts, lens):
     assert_models(facts, lens)
 
@@ -117,7 +119,16 @@ def test_ties_and_unpacked_heads_are_scheduled_as_in_the_model(facts, lens):
 @pytest.mark.parametrize("heads", [(8, 1), (32, 8)])
 def test_a_share_that_falls_on_a_whole_number_of_blocks_is_rounded_as_in_the_model(heads):
     # With the margin of 1.1, 120 blocks of one head are one for each of 132 multiprocessors.
-    facts = SchedulerFacts(1, *heads, 128, 1, 2**21, SMS, page_size=256, num_splits=255)
+    facts = SchedulerFacts(
+        1,
+        *heads,
+        128,
+        1,
+        2**21,
+        SMS,
+        page_size=256,
+        num_splits=255,
+    )
     step = 120 // heads[1]
     for blocks in {step * k + more for k in (1, 3, 7, 50, 91, 100, 127) for more in (-1, 0, 1)}:
         assert_models(facts, np.array([blocks * facts.tile[1]]))
@@ -127,14 +138,16 @@ def test_a_share_that_falls_on_a_whole_number_of_blocks_is_rounded_as_in_the_mod
 def step():
     """A call, its facts, its device, and a reservation for it."""
     call = cases.arguments(SMALL)
-    facts, device = cases.facts_of(call), call["seq_lens"].device
+    facts = cases.facts_of(call)
+    device = call["seq_lens"].device
     call["schedules"] = StepSchedules.reserve({"full": facts}, device)
     made = call["schedules"]["full"]
     return SimpleNamespace(call=call, facts=facts, device=device, made=made)
 
 
 def test_words_are_refused_until_written_and_after_a_foreign_write(step):
-    assert step.made.facts == step.facts.settled and step.facts.num_splits == 0
+    assert step.made.facts == step.facts.settled
+    assert step.facts.num_splits == 0
     refusals = ("written before they are used", "those of this scheduler metadata")
     for refusal in refusals:
         with pytest.raises(ValueError, match=f"words must be {refusal}"):
@@ -164,7 +177,10 @@ def test_the_words_are_those_that_the_library_writes_now(on_hopper):
     calls = drawn_calls.draw_calls(11, num_sms=SMS, hdim96=library.has_hdim96())
     for facts in itertools.islice((c.facts for c in calls if in_domain(c.facts)), 300):
         lens = rng.integers(1, facts.max_seqlen_k + 1, facts.batch_size)
-        assert_words_of_library(schedule(facts, lens), torch.from_numpy(lens).int().to(DEVICE))
+        assert_words_of_library(
+            schedule(facts, lens),
+            torch.from_numpy(lens).int().to(DEVICE),
+        )
 
 
 @pytest.mark.gpu
@@ -183,7 +199,16 @@ def test_a_graph_of_a_step_replays_with_new_lengths(on_hopper, batch_size, page_
         return [flash_attn3.attend(work.q, work.kv, own, metadata=scheduler) for _ in range(4)]
 
     for out in step():
-        assert Judge(decode.attend, work.q, work.kv, work.batch).check(out).passed
+        assert (
+            Judge(
+                decode.attend,
+                work.q,
+                work.kv,
+                work.batch,
+            )
+            .check(out)
+            .passed
+        )
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -207,7 +232,11 @@ def test_other_facts_and_lengths_compile_nothing_once_the_structure_is_known():
     facts = SchedulerFacts(6, 32, 8, 128, 1, 4096, SMS, page_size=16, causal=True)
     schedule(facts, np.full(6, 900))
     before = SCHEDULES.compiled()
-    for changes in ({"num_splits": 3}, {"head_dim": 80}, {"num_qo_heads": 16, "num_kv_heads": 1}):
+    for changes in (
+        {"num_splits": 3},
+        {"head_dim": 80},
+        {"num_qo_heads": 16, "num_kv_heads": 1},
+    ):
         for delta in (0, 1, 16):
             schedule(replace(facts, **changes), np.full(6, 4000), delta)
     assert SCHEDULES.compiled() == before

@@ -84,10 +84,22 @@ def test_random_steps_have_the_words_of_the_model(build, seed, delta):
         told = written(facts, lens, q_lens, delta)
         untold = written(facts, lens, None, delta)
         assert torch.equal(told.words, untold.words)
-    assert_twins({name: call.facts for name, call in step.items()}, lens, q_lens, delta)
+    assert_twins(
+        {name: call.facts for name, call in step.items()},
+        lens,
+        q_lens,
+        delta,
+    )
 
 
-def step_of(build="sglang", cap="default", *, batch_size=6, tokens=1, columns=2**17):
+def step_of(
+    build="sglang",
+    cap="default",
+    *,
+    batch_size=6,
+    tokens=1,
+    columns=2**17,
+):
     """The kinds of gpt-oss-120b and of DeepSeek-V3 in one step, each under `cap`."""
     call = {
         "batch_size": batch_size,
@@ -111,7 +123,11 @@ def step_of(build="sglang", cap="default", *, batch_size=6, tokens=1, columns=2*
 @pytest.mark.parametrize("build", BUILDS)
 def test_each_build_cap_and_count_of_query_tokens_has_its_own_words(build, cap, tokens):
     lens = np.array([131_072, 2048, 0, 1, 40_000, 129])
-    schedules = assert_twins(step_of(build, cap, tokens=tokens), lens, np.full(6, tokens))
+    schedules = assert_twins(
+        step_of(build, cap, tokens=tokens),
+        lens,
+        np.full(6, tokens),
+    )
     splits = {name: int(kind.words[0]) for name, kind in schedules.kinds.items()}
     assert splits["window"] == 1 or cap == "8"
     if cap == "upstream":
@@ -124,7 +140,12 @@ def test_each_build_cap_and_count_of_query_tokens_has_its_own_words(build, cap, 
 def test_padding_of_a_graph_or_of_a_rank_is_requests_of_their_own(cap):
     facts = step_of(cap=cap, batch_size=23, tokens=4)
     real = [70_000, 4096, 300]
-    for fill, fill_tokens in ((1, 4), (0, 4), (0, 0), (1, 0)):
+    for fill, fill_tokens in (
+        (1, 4),
+        (0, 4),
+        (0, 0),
+        (1, 0),
+    ):
         lens = np.array(real + [fill] * 20)
         q_lens = np.array([4] * 3 + [fill_tokens] * 20)
         assert_twins(facts, lens, q_lens)
@@ -145,12 +166,24 @@ def test_over_992_requests_nothing_is_split_and_992_are_sorted_among_themselves(
 
 def test_query_tokens_decide_tiles_and_order_under_a_causal_mask():
     # 8 and 1 tokens of 64 heads: 512 rows and 64.
-    facts = {"full": replace(step_of(tokens=8)["full"], num_kv_heads=1, batch_size=2)}
+    facts = {
+        "full": replace(
+            step_of(tokens=8)["full"],
+            num_kv_heads=1,
+            batch_size=2,
+        )
+    }
     alike = np.array([4096, 4096])
     kind = assert_twins(facts, alike, np.array([8, 1]))["full"]
-    tiles, order = kind.words[4:6].tolist(), kind.words[8:10].tolist()
-    assert tiles[0] < tiles[1] and order == [1, 0]
-    assert assert_twins(facts, alike, np.array([1, 8]))["full"].words[8:10].tolist() == [0, 1]
+    tiles = kind.words[4:6].tolist()
+    order = kind.words[8:10].tolist()
+    assert tiles[0] < tiles[1]
+    assert order == [1, 0]
+    assert assert_twins(
+        facts,
+        alike,
+        np.array([1, 8]),
+    )["full"].words[8:10].tolist() == [0, 1]
 
 
 def test_heads_that_are_not_packed_and_multiprocessors_that_are_left_out_count_as_in_the_model():
@@ -172,13 +205,26 @@ def test_heads_that_are_not_packed_and_multiprocessors_that_are_left_out_count_a
         "unpacked": replace(packed, pack_gqa=False),
         "margin": replace(packed, num_splits=100, sm_margin=40),
     }
-    schedules = assert_twins(facts, np.array([2**17, 9000, 130, 2**14]))
+    schedules = assert_twins(
+        facts,
+        np.array(
+            [
+                2**17,
+                9000,
+                130,
+                2**14,
+            ]
+        ),
+    )
     tiles = {name: int(kind.words[4]) for name, kind in schedules.kinds.items()}
     assert tiles == {"packed": 2, "unpacked": 1, "margin": 2}
 
 
 def test_a_step_without_kv_or_without_queries_has_one_split_each():
-    for lens, q_lens in ((np.zeros(6, int), np.ones(6, int)), (np.zeros(6, int), np.zeros(6, int))):
+    for lens, q_lens in (
+        (np.zeros(6, int), np.ones(6, int)),
+        (np.zeros(6, int), np.zeros(6, int)),
+    ):
         schedules = written(step_of(), lens, q_lens)
         for kind in schedules.kinds.values():
             unsplit = schedule_words(replace(kind.facts, num_splits=1), lens, q_lens)
@@ -194,7 +240,7 @@ def step():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         (
             {"batch_size": 5},
@@ -212,7 +258,8 @@ def test_schedules_of_another_step_are_refused_before_anything_is_written(step, 
     other = StepSchedules.reserve(facts, torch.device(DEVICE))
     with pytest.raises(ValueError, match=re.escape(message)):
         build_step_schedules(**step.call | {"schedules": other})
-    assert (step.call["cache_seqlens"] == POISON).all() and not other.words.any()
+    assert (step.call["cache_seqlens"] == POISON).all()
+    assert not other.words.any()
 
 
 def test_what_is_no_schedule_of_a_step_is_refused(step):
@@ -240,7 +287,13 @@ def test_what_is_no_schedule_of_a_step_is_refused(step):
     assert (made.words == POISON).all()
 
 
-@pytest.mark.parametrize("sums", [[0, 4, 5, 6, 7], [0, 1, 2, 1, 2]])
+@pytest.mark.parametrize(
+    "sums",
+    [
+        [0, 4, 5, 6, 7],
+        [0, 1, 2, 1, 2],
+    ],
+)
 def test_query_tokens_out_of_range_are_refused_where_a_check_is_asked_for(step, sums):
     step.call["cu_seqlens_q"].copy_(torch.tensor(sums))
     message = "cu_seqlens_q must lie in 0..3 query tokens of a request, .* got "
@@ -255,7 +308,7 @@ FULL = SchedulerFacts(4, 32, 8, 128, 1, 8192, SMS, page_size=16, causal=True)
 
 
 @pytest.mark.parametrize(
-    ("facts", "message"),
+    "facts, message",
     [
         ({}, "facts must name at least one kind of layer, got none"),
         ({"full": 3}, "facts of 'full' must be SchedulerFacts, got int"),
@@ -351,5 +404,10 @@ def test_other_kinds_and_lengths_compile_nothing_once_the_structure_is_known():
         for tokens in (1, 4):
             facts = step_of(build, "upstream", tokens=tokens)
             written(facts, lens, np.full(6, tokens))
-            written({"mla": facts["mla"]}, lens // 2, np.full(6, tokens), 2)
+            written(
+                {"mla": facts["mla"]},
+                lens // 2,
+                np.full(6, tokens),
+                2,
+            )
     assert SCHEDULES.compiled() == before

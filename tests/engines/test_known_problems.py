@@ -88,8 +88,12 @@ def test_the_facts_of_a_server_of_sglang(said, monkeypatch):
         context_len=65536,
     )
     facts = sglang_steps.server_facts(runner)
-    assert facts["mode"] == "mla" and facts["heads"] == "16/1" and "head_dim" not in facts
-    assert facts["speculative"] and facts["draft_tokens"] == 4 and facts["context"] == 65536
+    assert facts["mode"] == "mla"
+    assert facts["heads"] == "16/1"
+    assert "head_dim" not in facts
+    assert facts["speculative"]
+    assert facts["draft_tokens"] == 4
+    assert facts["context"] == 65536
     assert [line for line in said(facts) if CAP in line]
     runner.server_args.attention_backend = "unread"
     with pytest.raises(ValueError, match="backend must be one that was read of SGLang"):
@@ -102,7 +106,9 @@ def test_the_facts_of_layers_of_vllm(said, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     group = vllm_fakes.AttentionGroup("TRITON_ATTN")
     facts = vllm.server_facts(group)
-    assert (facts["heads"], facts["head_dim"], facts["page_size"]) == ("32/8", 128, 16)
+    assert facts["heads"] == "32/8"
+    assert facts["head_dim"] == 128
+    assert facts["page_size"] == 16
     assert facts["kv_dtype"] == "float8_e4m3fn" and facts["context"] == 64
     lines = said(facts, engine=arms.VLLM)
     assert any("for some lengths" in line and "[vllm-triton-unsplit]" in line for line in lines)

@@ -59,7 +59,7 @@ def idle(caplog):
     return [message for message in caplog.messages if " in a decode step of " in message]
 
 
-@pytest.mark.parametrize(("name", "value"), EACH)
+@pytest.mark.parametrize("name, value", EACH)
 @pytest.mark.parametrize("backend", OTHERS)
 def test_an_arm_of_another_attention_backend_says_so_at_the_first_decode_step(
     loaded, caplog, name, value, backend
@@ -79,7 +79,7 @@ def test_an_arm_of_another_attention_backend_says_so_at_the_first_decode_step(
 
 
 @pytest.mark.parametrize(
-    ("variables", "backend"),
+    "variables, backend",
     [({"DECODE": "planned"}, "fa3"), ({"METADATA": "fused"}, "flashinfer")],
 )
 def test_of_two_backends_that_have_arms_each_has_its_own(loaded, caplog, variables, backend):
@@ -95,7 +95,7 @@ def test_the_backend_of_decode_counts_where_prefill_has_another(loaded, caplog):
 
 
 @pytest.mark.parametrize(
-    ("variables", "server", "mode", "words"),
+    "variables, server, mode, words",
     [
         ({"METADATA": "fused"}, {"disable_cuda_graph": True}, "DECODE", "without CUDA graphs"),
         ({"METADATA": "eager"}, {}, "TARGET_VERIFY", "speculative decoding keep SGLang's own"),
@@ -121,7 +121,8 @@ def test_planned_says_at_the_first_batch_beyond_the_graphs_that_sglang_plans(loa
     replay = (3, ROWS, LENS, 94, None, sglang_code.DECODE, None, LENS)
     runner.attend = lambda: backend.init_forward_metadata_replay_cuda_graph(*replay)
     runner.forward(step_of())
-    assert idle(caplog) == [] and caplog.messages.count("attnlib runs decode=planned") == 1
+    assert idle(caplog) == []
+    assert caplog.messages.count("attnlib runs decode=planned") == 1
     updater = backend.indices_updater_decode
     (plain,) = backend.decode_wrappers
     runner.attend = lambda: updater.call_begin_forward(
@@ -129,7 +130,11 @@ def test_planned_says_at_the_first_batch_beyond_the_graphs_that_sglang_plans(loa
     )
     with pytest.MonkeyPatch.context() as patched:
         empty = torch.empty
-        patched.setattr(torch, "empty", lambda *size, **how: empty(*size, dtype=how["dtype"]))
+        patched.setattr(
+            torch,
+            "empty",
+            lambda *size, **how: empty(*size, dtype=how["dtype"]),
+        )
         runner.forward(step_of(requests=300))
         runner.forward(step_of(requests=300))
     (message,) = idle(caplog)
@@ -156,7 +161,8 @@ def test_an_arm_that_runs_is_named_once_and_only_then(loaded, caplog):
     runner.attend = attend
     for _ in range(3):
         runner.forward(step_of())
-    assert caplog.messages.count("attnlib runs metadata=fused") == 1 and idle(caplog) == []
+    assert caplog.messages.count("attnlib runs metadata=fused") == 1
+    assert idle(caplog) == []
 
 
 def test_a_wrapper_of_another_kernel_is_not_said_to_run(loaded, caplog):
@@ -216,7 +222,7 @@ ROW = ("req_pool_indices", r"must lie in 0..4, got \[2, 5, 4\]")
 
 
 @pytest.mark.parametrize("backend", (*OTHERS, "fa3", "flashinfer"))
-@pytest.mark.parametrize(("what", "words"), [SLOT, ROW])
+@pytest.mark.parametrize("what, words", [SLOT, ROW])
 def test_slots_of_any_backend_are_held_to_the_pool(loaded, caplog, backend, what, words):
     runner = loaded(GUARD="raise").ModelRunner(attention_backend=backend)
     table = runner.req_to_token_pool.req_to_token.clone()
@@ -246,7 +252,7 @@ def test_a_runner_that_the_guard_cannot_read_is_one_message(loaded, caplog):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes, words",
     [
         ({}, ""),
         ({"page_table": 26}, "^attnlib: page_table must have pages in 0..25 for request 2 of 60"),
@@ -258,7 +264,11 @@ def test_tables_that_flashattention_reads_are_held_to_lengths_and_pools(
     loaded, caplog, changes, words
 ):
     loaded(GUARD="log")
-    arms.STATE.pool = arms.Pool(slots=26 * 16, window_slots=5 * 16, window=20)
+    arms.STATE.pool = arms.Pool(
+        slots=26 * 16,
+        window_slots=5 * 16,
+        window=20,
+    )
     call = {
         "page_table": torch.zeros(3, 4, dtype=torch.int32),
         "swa_page_table": torch.zeros(3, 4, dtype=torch.int32),
@@ -270,7 +280,8 @@ def test_tables_that_flashattention_reads_are_held_to_lengths_and_pools(
     call["swa_page_table"][2, 0] = -1  # before the window
     sglang_steps.guard_tables(call)
     found = [m for m in caplog.messages if " must " in m]
-    assert len(found) == bool(words) and all(re.search(words, message) for message in found)
+    assert len(found) == bool(words)
+    assert all(re.search(words, message) for message in found)
 
 
 def test_sglangs_metadata_of_a_step_is_checked_where_it_is_written(loaded, caplog, monkeypatch):

@@ -431,7 +431,11 @@ def test_one_step_in_ten_of_each_mode_is_captured_and_read_again(loaded, tmp_pat
     assert written[0].spec == AttnSpec(32, 8, 128, 16, "bfloat16", "float8_e4m3fn")
     assert (written[0].backend, written[0].batch_size, written[0].kind) == ("fa3", 2, "mha")
     whole = path.read_bytes() + b"\n"
-    broken = {b'{"mode": "decode"}': "TypeError", b"7": "TypeError", b"\xff": "UnicodeDecodeError"}
+    broken = {
+        b'{"mode": "decode"}': "KeyError",
+        b"7": "AttributeError",
+        b"\xff": "UnicodeDecodeError",
+    }
     broken[whole.splitlines()[0].replace(b"lens=40+8", b"lens=40*8")] = r"ValueError\(.lens must"
     broken[b'{"call": 7}'] = "AttributeError"
     for wrong, why in broken.items():

@@ -128,7 +128,8 @@ def prepared(calls):
 def test_sglang_alone_prepares_a_schedule_in_these_layers(graphs, name):
     mode, layers, own = MODELS[name]
     calls, _ = graphs.start("sglang", **own).capture(mode, layers)
-    assert len(calls) == len(layers) and prepared(calls) == PREPARED[name]
+    assert len(calls) == len(layers)
+    assert prepared(calls) == PREPARED[name]
 
 
 @pytest.mark.parametrize("splits", ["", "bounded", "9"])
@@ -144,7 +145,8 @@ def test_one_launch_writes_every_schedule_of_a_step(graphs, name, splits):
     if mode == "target_verify":  # a ragged layout tells other counts
         tokens = np.array([4, 0, 4, 1, 4])
         metadata.cu_seqlens_q[1:] = torch.tensor(tokens.cumsum())
-    assert graphs.replay(mode) == [] and len(graphs.launches) == 1
+    assert graphs.replay(mode) == []
+    assert len(graphs.launches) == 1
     lens = LENGTHS.numpy()
     assert metadata.cache_seqlens_int32.tolist() == lens.tolist()
     made = getattr(metadata, GRAPH).made
@@ -198,7 +200,7 @@ def test_a_graph_without_a_warm_up_or_whose_attention_is_not_captured_keeps_sgla
 
 
 @pytest.mark.parametrize(
-    ("mode", "own"),
+    "mode, own",
     [("draft_decode", {}), ("target_verify", {"topk": 4, "use_mla": True})],
 )
 def test_draft_steps_and_trees_of_drafts_are_not_ours(graphs, mode, own):

@@ -89,7 +89,8 @@ def parameters(archive, path):
                 if isinstance(node, ast.ImportFrom) and part in {each.name for each in node.names}
             )
             return parameters(archive, f"{moved.module}:{name}")
-        node, body = found[0], found[0].body
+        node = found[0]
+        body = found[0].body
     return [each.arg for each in (*node.args.args, *node.args.kwonlyargs)]
 
 
@@ -161,7 +162,9 @@ def test_its_own_kernels_write_the_metadata_and_page_arrays_of_a_step(wheel, tmp
     pages = MetadataCase("kv_indices", 5, 1, 700, lengths="700+1+512+513+9")
     for case in cases if release == sglang.OLDEST else [*cases, pages]:
         record = measure(Item("sglang-metadata", "host", case))
-        assert (record.status, record.reason, record.oracle_error) == ("ok", "", 0.0)
+        assert record.status == "ok"
+        assert record.reason == ""
+        assert record.oracle_error == 0.0
     if release == sglang.OLDEST:
         assert sys.modules[rival.POOLS].SWAKVPool is SimpleNamespace
     record = measure(Item("sglang-metadata", "host", replace(pages, page_size=16)))

@@ -11,8 +11,7 @@ from support.sglang_code import installed, stand_in_guard
 from support.vllm_fakes import FLASHINFER, LENS, PAGE, batch
 from support.vllm_points import FILE
 
-from attnlib.core.fa2.words import plan_words
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec, plan_words
 from attnlib.engines import arms, capture, plans, points, vllm
 
 if torch.cuda.is_available():
@@ -46,7 +45,11 @@ def test_one_step_in_ten_of_each_mode_is_captured_without_padding(load, tmp_path
     layers[1].build_metadata(batch())  # of a warm-up
     engine.WorkerWrapperBase(*layers, rank=1).execute_model(batch())
     runner = engine.WorkerWrapperBase(*layers)
-    steps = [batch((30, 1, 8, 0)), batch((33, 0, 60, 0)), *(batch() for _ in range(11))]
+    steps = [
+        batch((30, 1, 8, 0)),
+        batch((33, 0, 60, 0)),
+        *(batch() for _ in range(11)),
+    ]
     assert [runner.execute_model(step) for step in steps] == ["logits"] * 13
     engine.WorkerWrapperBase(engine.AttentionGroup(speculative_config=1)).execute_model(batch())
     written = capture.read(path)
@@ -56,7 +59,8 @@ def test_one_step_in_ten_of_each_mode_is_captured_without_padding(load, tmp_path
         *[("decode", 3, "33+1+60", "")] * 2,
     ]
     assert written[0].spec == AttnSpec(32, 8, 128, PAGE, "bfloat16", "float8_e4m3fn")
-    assert (written[0].backend, written[0].release) == ("FLASH_ATTN", "0.33.0+cu129")
+    assert written[0].backend == "FLASH_ATTN"
+    assert written[0].release == "0.33.0+cu129"
     left_out = {"layers that are not causal over all tokens": 13}
     left_out["speculative decoding, or microbatches"] = 1
     assert arms.STATE.calls == {f"capture: {why}": n for why, n in left_out.items()}
@@ -77,19 +81,21 @@ def test_planned_takes_a_graphs_wrapper_over_with_lengths_and_pages_of_the_gpu(l
     (builder,) = layers.metadata_builders
     for lens in (LENS, LENS.flip(0)):
         layers.build_metadata(batch(lens=lens))
-        own, wrapper = builder.graph.attnlib, builder.graph
+        own = builder.graph.attnlib
+        wrapper = builder.graph
         words = wrapper._int_workspace_buffer[: own.layout.int_bytes].view(torch.int32)
         assert words.tolist() == plan_words(own.shape, lens.tolist()).image(len(words)).tolist()
         pages = zip(batch().block_table_tensor, -(-lens // PAGE), strict=True)
         used = torch.cat([row[:count] for row, count in pages])
         assert wrapper._paged_kv_indices_buf[: len(used)].tolist() == used.tolist()
     assert (builder.graph.plans, builder.plain.plans) == (1, 2), "vLLM plans once, or always"
-    assert own.shape.max_seq_len == 64 and not hasattr(builder.plain, "attnlib")
+    assert own.shape.max_seq_len == 64
+    assert not hasattr(builder.plain, "attnlib")
     assert arms.STATE.calls["decode=planned"] == 2
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes, words",
     [
         ({"name": "FLASH_ATTN"}, "the attention backend FLASHINFER, got FLASH_ATTN"),
         ({"use_trtllm_decode_attention": True}, "FlashInfer's own decode"),
@@ -136,7 +142,7 @@ WRONG_TABLES = [
 
 
 @pytest.mark.parametrize("backend", ["TRITON_ATTN", "FLASH_ATTN", "FLASHINFER"])
-@pytest.mark.parametrize(("changes", "lens", "words"), WRONG_TABLES)
+@pytest.mark.parametrize("changes, lens, words", WRONG_TABLES)
 def test_block_tables_of_any_backend_are_held_to_lengths_and_pool_with_their_layers_named(
     load, caplog, monkeypatch, backend, changes, lens, words
 ):
@@ -150,7 +156,8 @@ def test_block_tables_of_any_backend_are_held_to_lengths_and_pool_with_their_lay
         step.block_table_tensor[place] = page
     layers.build_metadata(step)
     found = [m for m in caplog.messages if "block_table of layers layers.3 to layers.5 must" in m]
-    assert len(found) == bool(words) and all(re.search(words, message) for message in found)
+    assert len(found) == bool(words)
+    assert all(re.search(words, message) for message in found)
     arms.STATE.arms["guard"] = "raise"
     arms.STATE.calls.clear()
     if words:
@@ -193,7 +200,7 @@ def test_without_flashinfer_the_guard_is_of_schedules_alone_and_planned_is_refus
 
 
 @pytest.mark.parametrize(
-    ("release", "variable", "value", "words"),
+    "release, variable, value, words",
     [
         ("0.33.0", "METADATA", "fused", "a variable must be one of .*, got 'ATTNLIB_VLLM_META"),
         ("0.32.1", "GUARD", "log", "0.33.0 or later, got 0.32.1: unset ATTNLIB_VLLM_GUARD"),
@@ -207,7 +214,8 @@ def test_what_is_not_known_ends_the_process(load, release, variable, value, word
 def test_a_later_release_is_warned_of_once(load, caplog):
     load("9.34.0", DECODE="planned")
     words = f"vLLM 9.34.0 is newer than {vllm.NEWEST}"
-    assert len(caplog.messages) == 2 and words in caplog.messages[0]
+    assert len(caplog.messages) == 2
+    assert words in caplog.messages[0]
 
 
 WHEEL = json.loads(FILE.read_text())

@@ -14,11 +14,12 @@ SCRIPT = ROOT / ".ci" / "run"
 MAKE = 'echo "make $* with ATTNLIB_BROWSER=$ATTNLIB_BROWSER"'
 APT = "apt-get update\napt-get install --yes --no-install-recommends chromium\n"
 STAND_INS = {"apt-get": 'echo "apt-get $*"', "sudo": 'echo -n "sudo "; shift; "$@"'}
-CAN, CANNOT = STAND_INS, STAND_INS | {"sudo": "exit 1"}
+CAN = STAND_INS
+CANNOT = STAND_INS | {"sudo": "exit 1"}
 
 
 @pytest.mark.parametrize(
-    ("programs", "noted", "status"),
+    "programs, noted, status",
     [
         ({**CAN, "chromium": "true", "id": "echo 0"}, "", 0),
         ({**CAN, "id": "echo 0"}, APT, 0),
@@ -35,13 +36,20 @@ def test_ci_has_a_browser_if_it_can_and_never_skips_its_tests(tmp_path, programs
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     environment = {"PATH": str(tmp_path), "HOME": os.devnull}
-    done = subprocess.run(["bash", SCRIPT], env=environment, timeout=30, stdout=-1, text=True)
+    done = subprocess.run(
+        ["bash", SCRIPT],
+        env=environment,
+        timeout=30,
+        stdout=-1,
+        text=True,
+    )
     said = f"{noted}make test with ATTNLIB_BROWSER=required\n"
-    assert (done.stdout, done.returncode) == (said, status)
+    assert done.stdout == said
+    assert done.returncode == status
 
 
 @pytest.mark.parametrize(
-    ("name", "job", "command"),
+    "name, job, command",
     [
         ("ci", "test", ".ci/run"),
         ("report", "build", "make report"),
@@ -55,5 +63,6 @@ def test_a_workflow_runs_what_a_developer_runs_on_pythons_that_the_lock_is_for(n
     assert all("GITHUB_STEP_SUMMARY" in step["run"] for step in others)
     given = found["steps"][1]["with"]
     pythons = found.get("strategy", {}).get("matrix", {}).get("python", [given["python-version"]])
-    assert set(pythons) <= set(PYTHONS) and (name != "ci" or pythons == [*PYTHONS])
+    assert set(pythons) <= set(PYTHONS)
+    assert name != "ci" or pythons == [*PYTHONS]
     assert (ROOT / given["cache-dependency-path"]).exists()

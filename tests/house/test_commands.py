@@ -21,7 +21,13 @@ CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
 
 def commands(text):
     """Commands of fenced blocks without a language, and code spans; two blanks begin a comment."""
-    blocks = "".join(re.findall(r"^```\n(.*?)^```$", CONSOLE.sub("", text), re.M | re.S))
+    blocks = "".join(
+        re.findall(
+            r"^```\n(.*?)^```$",
+            CONSOLE.sub("", text),
+            re.M | re.S,
+        )
+    )
     lines = [*blocks.splitlines(), *re.findall(r"`([^`\n]+)`", text)]
     return [re.sub(r"^([A-Z_]+=\S+ )+| {2,}.*", "", line).strip() for line in lines]
 
@@ -85,7 +91,8 @@ def test_help_lists_the_commands_that_readme_names(capsys):
         cli.main(["--help"])
     (line,) = [line for line in README.splitlines() if "--help` lists" in line]
     named = set(re.findall(r"`(\w+)`", line))
-    assert len(named) == 4 and named <= set(capsys.readouterr().out.split())
+    assert len(named) == 4
+    assert named <= set(capsys.readouterr().out.split())
 
 
 def text_of(notebook):
@@ -98,7 +105,11 @@ def text_of(notebook):
     return "\n".join([cell.source for cell in cells if cell.cell_type == "markdown"] + words)
 
 
-FINDINGS = re.findall(r"^- \*\*.*?(?=^- |\n\n)", README.partition("## Links")[0], re.M | re.S)
+FINDINGS = re.findall(
+    r"^- \*\*.*?(?=^- |\n\n)",
+    README.partition("## Links")[0],
+    re.M | re.S,
+)
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=["fa3", "splits", "plan"])

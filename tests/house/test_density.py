@@ -99,7 +99,7 @@ def test_no_conditional_expression_is_in_another():
 
 
 @pytest.mark.parametrize(
-    ("check", "bad", "good"),
+    "check, bad, good",
     [
         (splats, "f(*(a, b))", "f(*names)"),
         (splats, "[*(x for x in y)]", "[*y]"),

@@ -109,7 +109,16 @@ def loaded_by(statement):
     """Modules of a fresh process after `statement`."""
     code = f"import sys; {statement}; print(*sys.modules)"
     how = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120, "check": True}
-    return set(subprocess.run([sys.executable, "-c", code], **how).stdout.split())
+    return set(
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                code,
+            ],
+            **how,
+        ).stdout.split()
+    )
 
 
 @pytest.mark.parametrize("statement", LIGHT)

@@ -8,7 +8,9 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-MOST_NOTEBOOKS, MOST_WORDS, MOST_WORDS_OF_ALL = 12, 1300, 14_000
+MOST_NOTEBOOKS = 12
+MOST_WORDS = 1300
+MOST_WORDS_OF_ALL = 14_000
 
 
 def cells_of(path, kind):
@@ -57,7 +59,11 @@ def test_the_first_cell_has_a_title_and_the_answer_in_bold_with_a_date(path):
 
 
 def test_the_last_section_says_what_is_not_shown(path):
-    headings = re.findall(r"^## .*", cells_of(path, "markdown")[-1].source, re.M)
+    headings = re.findall(
+        r"^## .*",
+        cells_of(path, "markdown")[-1].source,
+        re.M,
+    )
     assert headings[-1] == "## What this does not show"
 
 

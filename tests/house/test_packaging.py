@@ -69,11 +69,13 @@ def marker_holds(requirement, python, extras):
 def walk(python):
     """Every (who, requirement) reached from pyproject.toml, extras included, on one Python."""
     build = map(Requirement, TOML["build-system"]["requires"])
-    todo, seen = [("pyproject.toml", r) for r in [*DECLARED, *build]], set()
+    todo = [("pyproject.toml", r) for r in [*DECLARED, *build]]
+    seen = set()
     while todo:
         who, requirement = todo.pop()
         yield who, requirement
-        name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        name = canonicalize_name(requirement.name)
+        extras = frozenset(requirement.extras)
         if (name, extras) not in seen:
             seen.add((name, extras))
             needs = (r for r in installed_requirements(name) if r.name not in TORCH_OWN)
@@ -119,7 +121,7 @@ def test_the_lock_suits_torchs_cuda_build_and_leaves_it_its_own_libraries():
 
 
 @pytest.mark.parametrize(
-    ("group", "plugin"), [("sglang.srt.plugins", sglang), ("vllm.general_plugins", vllm)]
+    "group, plugin", [("sglang.srt.plugins", sglang), ("vllm.general_plugins", vllm)]
 )
 def test_an_engine_finds_its_plugin(group, plugin):
     (door,) = PROJECT["entry-points"][group].values()
@@ -230,7 +232,8 @@ def test_nothing_is_locked_that_nothing_needs():
 
 
 def test_the_conda_file_installs_the_lock_and_the_project_on_a_python_it_supports():
-    assert "pip" in CONDA and CONDA[-1] == {"pip": ["-r requirements.txt", "-e ."]}
+    assert "pip" in CONDA
+    assert CONDA[-1] == {"pip": ["-r requirements.txt", "-e ."]}
     (python,) = [p.removeprefix("python=") for p in CONDA if str(p).startswith("python=")]
     assert python in PYTHONS and SpecifierSet(PROJECT["requires-python"]).contains(python)
 

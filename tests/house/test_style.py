@@ -15,7 +15,10 @@ def project_texts():
     suffixes = {"", *texts.split()}
     folders = ("attnlib", "notebooks", "tests", "data", ".ci", ".github")
     top = (path for path in ROOT.iterdir() if path.name != ".git")
-    found = [*top, *(p for folder in folders for p in (ROOT / folder).rglob("*"))]
+    found = [
+        *top,
+        *(p for folder in folders for p in (ROOT / folder).rglob("*")),
+    ]
     skipped = {"__pycache__", ".ipynb_checkpoints"}
     for path in sorted(found):
         if path.is_file() and path.suffix in suffixes and not skipped & set(path.parts):

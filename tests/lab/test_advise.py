@@ -47,7 +47,9 @@ def test_the_rule_is_the_one_of_the_pinned_backend_and_others_are_over_it():
     assert (counts[1] == 8).all()
     assert advice.nearest.distance.is_monotonic_increasing
     words = repr(advice)
-    assert "SGLang #18364" in words and advice.command in words and len(words.splitlines()) < 40
+    assert "SGLang #18364" in words
+    assert advice.command in words
+    assert len(words.splitlines()) < 40
     assert "GPU, in about 1 minute:" in words and "refuse pages of 1: flashinfer-xqa, " in words
 
 
@@ -63,7 +65,11 @@ def test_the_line_that_measures_parses_to_the_same_call(monkeypatch, capsys):
     assert not printed.err
     assert printed.out.endswith("flashinfer==0.7.2 on sm90 runs fa2, here flashinfer-fa2\n")
     options = {"library": "vllm==0.33.0", "gpu": "h100", "backend": "TRITON_ATTN"}
-    line = attnlib.advise(AttnSpec(8, 1, 128, 16), (7, 9), **options).command
+    line = attnlib.advise(
+        AttnSpec(8, 1, 128, 16),
+        (7, 9),
+        **options,
+    ).command
     asked = "--engine vllm==0.33.0 --gpu h100 --backend TRITON_ATTN"
     assert line.startswith(f"python -m attnlib advise {asked} --measure heads=8/1 ")
     assert cli.main(shlex.split(line)[3:]) == 0
@@ -111,17 +117,29 @@ def test_what_the_records_do_not_have_is_said():
     for sentence, given in words.items():
         layer = given.pop("layer", AttnSpec(8, 1, 128, 16))
         assert sentence in repr(attnlib.advise(layer, [4096] * 4, **given))
-        assert sentence not in repr(attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4))
+        assert sentence not in repr(
+            attnlib.advise(
+                AttnSpec(8, 1, 128, 16),
+                [4096] * 4,
+            )
+        )
 
 
 def test_records_of_this_very_call_are_shown_of_every_study_and_far_batches_are_said():
     call = AttnSpec(16, 1, 128, 16), [33039] * 8
     advice = attnlib.advise(*call, gpu="H200")
-    assert {*advice.same.gpu} == {"NVIDIA H200"} and "plan_rivals" in {*advice.same.study}
+    assert {*advice.same.gpu} == {"NVIDIA H200"}
+    assert "plan_rivals" in {*advice.same.study}
     assert {"flashinfer-xqa", "flashinfer-fa2"} <= {*advice.same.backend}
     assert {"NVIDIA H100 80GB HBM3", "NVIDIA H200"} <= {*attnlib.advise(*call).same.gpu}
     (again,) = advice.same[advice.same.backend == "flashinfer-xqa"].to_dict("records")
-    shown = attnlib.view(heads="16/1", records="plan_rivals", machine="h200", batch=8, kv_len=33039)
+    shown = attnlib.view(
+        heads="16/1",
+        records="plan_rivals",
+        machine="h200",
+        batch=8,
+        kv_len=33039,
+    )
     assert again["us"] == shown.times.set_index("backend").us["flashinfer-xqa"]
     assert attnlib.advise(call[0], [7, 9]).same.empty
     assert "Nothing near is on record: the nearest" in repr(attnlib.advise(call[0], [1]))
@@ -134,7 +152,7 @@ def test_records_of_this_very_call_are_shown_of_every_study_and_far_batches_are_
 
 
 @pytest.mark.parametrize(
-    ("engine", "gpu", "lacks", "has"),
+    "engine, gpu, lacks, has",
     [
         ("vllm==0.33.0", "h200", "flash-attn-3-precomputed", ("vllm-triton", "TRITON_ATTN")),
         (
@@ -150,12 +168,23 @@ def test_records_of_this_very_call_are_shown_of_every_study_and_far_batches_are_
 )
 def test_a_backend_that_the_engine_lacks_is_said_to_be_none_of_its(engine, gpu, lacks, has):
     call = AttnSpec(8, 1, 128, 64), [8192] * 8
-    advice = attnlib.advise(*call, library=engine, gpu=gpu, facts=Call(pinned_page=True))
+    advice = attnlib.advise(
+        *call,
+        library=engine,
+        gpu=gpu,
+        facts=Call(pinned_page=True),
+    )
     (note,) = [note for note in advice.card().notes if note.startswith(f"Not in {engine} on sm")]
     table, (name, words) = advice.table().set_index("backend")["in the engine"], has
-    assert lacks in note and name not in note and advice.runs[name].startswith(words)
+    assert lacks in note
+    assert name not in note
+    assert advice.runs[name].startswith(words)
     assert {*table[table == "no"].index} <= {*note.rstrip(".").split(": ")[1].split(", ")}
-    fp8 = attnlib.advise(AttnSpec(8, 1, 128, 16, kv_dtype=FP8), [9], library="mini-sglang")
+    fp8 = attnlib.advise(
+        AttnSpec(8, 1, 128, 16, kv_dtype=FP8),
+        [9],
+        library="mini-sglang",
+    )
     assert {*fp8.table()["in the engine"]} == {"no"}, "its cache has 16 bits"
     of_library = attnlib.advise(*call, gpu=gpu)
     assert "in the engine" not in of_library.table() and "Not in" not in repr(of_library)
@@ -169,10 +198,14 @@ def test_a_call_is_found_however_its_lengths_are_written_and_wide_its_page_table
     assert "sglang-flash-attn-3@bounded (sglang-kernel 0.4.10) " in words
     wide = DecodeCase(layer, 256, 1024, context=131072)
     assert attnlib.advise(wide, gpu="H100").same.equals(advice.same)
-    assert attnlib.advise(layer, [1024] * 255 + [1025], gpu="H100").same.empty
+    assert attnlib.advise(
+        layer,
+        [1024] * 255 + [1025],
+        gpu="H100",
+    ).same.empty
 
 
-@pytest.mark.parametrize(("release", "has_caps"), [("0.5.15", False), ("0.5.16", True)])
+@pytest.mark.parametrize("release, has_caps", [("0.5.15", False), ("0.5.16", True)])
 def test_sglangs_own_attention_is_in_sglang_and_other_caps_with_our_plugin(release, has_caps):
     call = AttnSpec(8, 1, 128, 16), [1024] * 256
     advice = attnlib.advise(*call, library=f"sglang=={release}", gpu="H100")
@@ -212,7 +245,7 @@ def test_a_call_that_sglangs_cap_of_splits_reaches_is_told_so_with_what_to_set()
 
 
 @pytest.mark.parametrize(
-    ("library", "options", "lengths"),
+    "library, options, lengths",
     [
         ("sglang==0.5.15", {}, [131072, *[1024] * 127]),
         ("sglang==0.5.23", {"backend": "flashinfer"}, [131072, *[1024] * 127]),
@@ -223,7 +256,12 @@ def test_a_call_that_sglangs_cap_of_splits_reaches_is_told_so_with_what_to_set()
     ],
 )
 def test_a_call_that_the_cap_does_not_reach_is_told_nothing_of_it(library, options, lengths):
-    advice = attnlib.advise(AttnSpec(8, 1, 128, 16), lengths, library=library, **options)
+    advice = attnlib.advise(
+        AttnSpec(8, 1, 128, 16),
+        lengths,
+        library=library,
+        **options,
+    )
     assert CAP_NOTE not in " ".join(advice.notes)
 
 
@@ -234,7 +272,13 @@ def test_a_window_of_few_blocks_is_split_by_no_cap_and_told_nothing_of_it():
 
 
 def test_an_h100_has_batches_of_its_own_with_the_present_planner():
-    told = repr(attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4, gpu="H100"))
+    told = repr(
+        attnlib.advise(
+            AttnSpec(8, 1, 128, 16),
+            [4096] * 4,
+            gpu="H100",
+        )
+    )
     assert "NVIDIA H100 80GB HBM3, FlashInfer 0.6.13" in told and "by the planner" not in told
     assert "flashinfer-batch-attention" in told and "2026-11-26" in told
 
@@ -252,11 +296,15 @@ def test_rules_of_the_model_and_of_what_the_user_fixed_count(capsys):
 
 
 @pytest.mark.parametrize(
-    ("call", "lengths", "words"),
+    "call, lengths, words",
     [
         (AttnSpec(8, 1, 128, 16), [1.5], "lengths must be an integer >= 1, got 1.5"),
         (AttnSpec(8, 1, 128, 16), [], "lengths must be given with a layer"),
-        (DecodeCase(AttnSpec(8, 1, 128, 16), 1, 9), [9], "and not with a case, got 1"),
+        (
+            DecodeCase(AttnSpec(8, 1, 128, 16), 1, 9),
+            [9],
+            "and not with a case, got 1",
+        ),
     ],
 )
 def test_lengths_are_those_of_the_call(call, lengths, words):
@@ -266,7 +314,10 @@ def test_lengths_are_those_of_the_call(call, lengths, words):
         attnlib.advise((32, 8), lengths)
     with pytest.raises(ValueError, match="a call must be words such as heads=32/8"):
         attnlib.advise("32/8")
-    assert attnlib.advise(AttnSpec(8, 1, 128, 16), np.array([7, 9])).lengths == (7, 9)
+    assert attnlib.advise(
+        AttnSpec(8, 1, 128, 16),
+        np.array([7, 9]),
+    ).lengths == (7, 9)
 
 
 def test_the_nearest_batches_choose_well_on_layers_left_out():
@@ -276,7 +327,7 @@ def test_the_nearest_batches_choose_well_on_layers_left_out():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    "arguments, words",
     [
         (["--heads", "8/1", "--lens", "0x3"], "lens must be >= 1, got '0x3'"),
         (["--heads", "8/1", "--lens", ""], "lens must not be empty"),
@@ -344,14 +395,19 @@ def test_mla_is_advised_by_the_records_of_the_engines_own_build():
 
 
 def test_mla_of_another_engine_has_no_record_of_another_build_under_its_name():
-    advice = attnlib.advise(MlaSpec(16), [4096] * 32, library="vllm==0.33.0", gpu="h200")
+    advice = attnlib.advise(
+        MlaSpec(16),
+        [4096] * 32,
+        library="vllm==0.33.0",
+        gpu="h200",
+    )
     assert advice.choice.picked == "FLASH_ATTN_MLA"
     assert "No batch near it is on record of FLASH_ATTN_MLA." in advice.notes
     assert {*advice.table()["in the engine"]} == {"no"}
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    "spec, words",
     [
         (MlaSpec(16, top_k=2048), "got top_k 2048"),
         (MlaSpec(16, kv_format="fp8-656"), "and fp8-656"),
@@ -366,7 +422,7 @@ ENGINE = ["--engine", "sglang==0.5.23", "--gpu", "h100", "--heads", "8/1"]
 
 
 @pytest.mark.parametrize(
-    ("options", "status"),
+    "options, status",
     [
         (["--lens", "131072,1024x127"], cli.KNOWN_PROBLEM),
         (["--lens", "1024x128"], 0),
@@ -382,7 +438,7 @@ def test_a_known_problem_that_holds_is_an_exit_status(options, status, capsys):
     assert data["picked"] == "fa3"
 
 
-@pytest.mark.parametrize(("lens", "status"), [("2048x128", 0), ("65536,2048x31", 4)])
+@pytest.mark.parametrize("lens, status", [("2048x128", 0), ("65536,2048x31", 4)])
 def test_a_known_problem_without_a_size_is_a_note_and_no_exit_status(lens, status, capsys):
     call = ["mode=mla", "heads=128/1", f"lens={lens}"]
     assert cli.main(["advise", *call, *ENGINE[:4]]) == status
@@ -638,7 +694,7 @@ def test_backends_of_another_draw_are_compared_with_the_engines_choice():
     assert not [note for note in wide.notes if "flashinfer-cuda-cores (geo" in note]
 
 
-@pytest.mark.parametrize(("lens", "is_clear"), [("32768x8+2048x56", True), ("4096x64", False)])
+@pytest.mark.parametrize("lens, is_clear", [("32768x8+2048x56", True), ("4096x64", False)])
 def test_backends_that_lie_close_are_no_clear_winner(lens, is_clear):
     text = f"mode=mla heads=128/1 lens={lens}"
     gpu = "h200" if is_clear else "h100"

@@ -46,7 +46,11 @@ class Lab(support_lab.Lab):
 @pytest.fixture
 def lab(make_record, monkeypatch):
     """A machine with a GPU that measures at once, and an index with the releases of `EACH`."""
-    found = Lab(make_record, lambda name: (40.0, "fa3") if name in SLOW else (10.0, "fa2"))
+
+    def runs(name):
+        return (40.0, "fa3") if name in SLOW else (10.0, "fa2")
+
+    found = Lab(make_record, runs)
     monkeypatch.setitem(STUDIES, "demo", DEMO)
     found.stand_in(monkeypatch)
     monkeypatch.setattr(releases, "index_releases", lambda package: EACH)
@@ -73,11 +77,12 @@ def test_the_search_finds_every_position_in_logarithmically_many_steps(count):
         differs = Mock(side_effect=(lambda name, change=change: int(name) >= int(change)))
         assert first_changed(names, differs) == change
         asked = [call.args for call in differs.call_args_list]
-        assert len(asked) == len(set(asked)) <= 2 + math.ceil(math.log2(count - 1))
+        assert len(asked) == len(set(asked))
+        assert len(asked) <= 2 + math.ceil(math.log2(count - 1))
 
 
 @pytest.mark.parametrize(
-    ("good", "steps", "word", "family", "ratio"),
+    "good, steps, word, family, ratio",
     [
         ("0.5.3", ["0.6.3", "0.6.1", "0.6.0"], "slower", "fa3", 4.0),
         ("0.7.2.post1", ["0.7.2.post1", "0.6.4"], "faster", "fa2", 0.25),
@@ -88,27 +93,47 @@ def test_the_first_slower_or_faster_release_is_found_with_its_steps_and_again_in
 ):
     found = run(good=good)
     first, last = sorted(map(EACH.index, (good, "0.6.3")))
-    assert (found.releases, found.machine) == (tuple(EACH[first : last + 1]), SLUG)
-    assert (found.good, found.bad, found.changed, found.word) == (good, "0.6.3", steps[-1], word)
+    assert found.releases == tuple(EACH[first : last + 1])
+    assert found.machine == SLUG
+    assert found.good == good
+    assert found.bad == "0.6.3"
+    assert found.changed == steps[-1]
+    assert found.word == word
     assert [step.release for step in found.steps] == steps
     (other,) = {"fa2", "fa3"} - {family}
     for step in found.steps:
-        assert (step.verdict.verdict, step.verdict.rounds) == (word, 3)
+        assert step.verdict.verdict == word
+        assert step.verdict.rounds == 3
         assert step.verdict.ratio == pytest.approx(ratio)
-        assert (step.kernel_family, step.reference_family) == (family, other)
+        assert step.kernel_family == family
+        assert step.reference_family == other
     lab.order()
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
     monkeypatch.setattr(releases, "index_releases", lambda package: pytest.fail("index asked"))
-    assert (run(good=good), lab.order()) == (found, [])
+    assert run(good=good) == found
+    assert lab.order() == []
     assert f" --releases {','.join(found.releases)}" in found.command
 
 
 def test_rounds_run_a_b_b_a_numbered_on_through_the_steps_and_none_is_measured_again(lab):
-    found, good = run(bad="0.6.1", rounds=2), "0.5.3"
+    found = run(bad="0.6.1", rounds=2)
+    good = "0.5.3"
     assert all(len(job.items) == 1 and job.study == "bisect_demo" for job in lab.jobs)
-    first = [(0, good), (0, "0.6.1"), (1, "0.6.1"), (1, good)]
-    assert lab.order() == [*first, (2, good), (2, "0.6.0"), (3, "0.6.0"), (3, good)]
-    assert (run(bad="0.6.1", rounds=2), lab.order()) == (found, [])
+    first = [
+        (0, good),
+        (0, "0.6.1"),
+        (1, "0.6.1"),
+        (1, good),
+    ]
+    assert lab.order() == [
+        *first,
+        (2, good),
+        (2, "0.6.0"),
+        (3, "0.6.0"),
+        (3, good),
+    ]
+    assert run(bad="0.6.1", rounds=2) == found
+    assert lab.order() == []
 
 
 def test_rounds_cut_short_or_of_another_search_do_not_count_for_a_pair(lab):
@@ -119,23 +144,46 @@ def test_rounds_cut_short_or_of_another_search_do_not_count_for_a_pair(lab):
     assert run(bad="0.6.0", rounds=2).steps[0].verdict.rounds == 2
     assert lab.order() == [(2, "0.5.3"), (2, "0.6.0")]
     assert run(good="0.6.4", bad="0.6.3").changed == "0.6.4"
-    assert [round_ for round_, _ in lab.order()] == [3, 3, 4, 4, 5, 5]
+    numbers = [number for number, _ in lab.order()]
+    assert numbers == [3, 3, 4, 4, 5, 5]
 
 
-@pytest.mark.parametrize(("rounds", "most"), [(1, ROUND_LIMIT), (3, ROUND_LIMIT), (20, 20)])
+@pytest.mark.parametrize(
+    "rounds, most",
+    [
+        (1, ROUND_LIMIT),
+        (3, ROUND_LIMIT),
+        (20, 20),
+    ],
+)
 def test_a_step_that_stays_ambiguous_fails_and_names_the_release(lab, rounds, most):
-    lab.us, lab.noise = {"0.6.1": 15.0}, {"0.6.1": (0.4, 1.0), "0.5.3": (1.0,), "0.6.3": (1.0,)}
+    lab.us, lab.noise = (
+        {"0.6.1": 15.0},
+        {
+            "0.6.1": (0.4, 1.0),
+            "0.5.3": (1.0,),
+            "0.6.3": (1.0,),
+        },
+    )
     words = rf"release 0\.6\.1 must get .*ambiguous after {most} rounds"
     with pytest.raises(RuntimeError, match=words):
         run(rounds=rounds)
     assert sum(release == "0.6.1" for _, release in lab.order()) == most
 
 
-@pytest.mark.parametrize("hot_rounds", [{0}, {0, 1, 2}, {1, 3}])
+@pytest.mark.parametrize(
+    "hot_rounds",
+    [
+        {0},
+        {0, 1, 2},
+        {1, 3},
+    ],
+)
 def test_rounds_that_are_throttled_are_measured_again(lab, hot_rounds):
     lab.is_hot = lambda item, number: number in hot_rounds
     (step,) = run(bad="0.6.0").steps
-    assert (step.verdict.verdict, step.verdict.rounds) == ("slower", 3)
+    assert step.verdict.verdict == "slower"
+    assert step.verdict.rounds == 3
     assert max(round_ for round_, _ in lab.order()) == 2 + len(hot_rounds)
     lab.is_hot = lambda item, number: True
     words = f"3 rounds that are not throttled, it has 0, after {3 + SPARE_ROUNDS} more"
@@ -144,7 +192,7 @@ def test_rounds_that_are_throttled_are_measured_again(lab, hot_rounds):
 
 
 @pytest.mark.parametrize(
-    ("good", "bad", "words"),
+    "good, bad, words",
     [
         ("0.5.3", "0.7.2", r"0\.7\.2 must be slower than 0\.5\.3, it is same after 3 rounds"),
         ("0.7.2", "0.5.3", r"0\.7\.2 must be faster than 0\.5\.3, it is same"),
@@ -177,7 +225,7 @@ def replay(lab, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    "options, words",
     [
         ({"bad": "0.6.9"}, r"release 0\.6\.9 must be on record to be replayed, .*are: 0\.5\.3"),
         ({"bad": "0.7.2"}, r"release 0\.5\.3 to 0\.7\.2 must be on record"),
@@ -196,7 +244,8 @@ def test_pre_releases_are_searched_if_they_are_given(lab):
     listed = [*EACH, "0.6.1rc1", "0.6.0rc2"]
     lab.us = {"0.6.1rc1": 40.0, "0.6.0rc2": 40.0}
     found = run(bad="0.6.1rc1", releases=listed)
-    assert (found.changed, found.releases[1:]) == ("0.6.0rc2", ("0.6.0rc2", "0.6.0", "0.6.1rc1"))
+    assert found.changed == "0.6.0rc2"
+    assert found.releases[1:] == ("0.6.0rc2", "0.6.0", "0.6.1rc1")
 
 
 def test_the_command_prints_steps_answer_and_how_to_repeat_it(lab, capsys):
@@ -210,14 +259,18 @@ def test_the_command_prints_steps_answer_and_how_to_repeat_it(lab, capsys):
         [release, "fa3", "fa2", "4.0", "slower", "3"] for release in ("0.6.3", "0.6.1", "0.6.0")
     ]
     again = run().command
-    assert (lines[1], lines[-1]) == ("first slower release: 0.6.0", f"repeat with: {again}")
-    assert (cli.main(shlex.split(again)[3:]), capsys.readouterr().out) == (0, printed)
+    assert lines[1] == "first slower release: 0.6.0"
+    assert lines[-1] == f"repeat with: {again}"
+    assert cli.main(shlex.split(again)[3:]) == 0
+    assert capsys.readouterr().out == printed
 
 
 def test_the_command_takes_the_label_of_a_case_and_prints_json(lab, capsys):
     assert cli.main([*command(case=CASE.label), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["changed"], found["word"], found["case"]) == ("0.6.0", "slower", CASE.key)
+    assert found["changed"] == "0.6.0"
+    assert found["word"] == "slower"
+    assert found["case"] == CASE.key
     step = found["steps"][0]
     assert step.pop("low") <= step.pop("ratio") <= step.pop("high")
     said = {"release": "0.6.3", "ran": "fa3", "reference_ran": "fa2"}
@@ -249,7 +302,12 @@ def test_kernels_of_metadata_are_searched_through_the_releases_of_their_own_libr
     for name in names:
         folder = hand_made(tmp_path / name, "sglang", name)
         given += ["--overlay", f"sglang=={name}={folder}"]
-    asked = {"package": "sglang", "good": names[0], "bad": names[-1], "rounds": "2"}
+    asked = {
+        "package": "sglang",
+        "good": names[0],
+        "bad": names[-1],
+        "rounds": "2",
+    }
     asked |= {"study": "context_width", "case": context_width.WIDEST.key}
     assert cli.main([*command(**asked, backend="sglang-metadata"), *given]) == 0
     assert "first slower release: 0.5.15\n" in capsys.readouterr().out
@@ -260,7 +318,7 @@ def test_kernels_of_metadata_are_searched_through_the_releases_of_their_own_libr
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    "options, words",
     [
         (
             {"package": "vllm"},

@@ -30,9 +30,16 @@ ROOT = Path(__file__).resolve().parents[2]
 TRACES = ROOT / "data" / "traces"
 STEPS = 6
 DECODE = {"mark": "step[DECODE bs=16]"}
-FA2_SPLIT = [runs(traces.FA2_16, grid=(264, 1, 8)), runs(traces.MERGE, 2.0)]
-WIDE = [runs(traces.FA2_128, grid=(64, 1, 8)), runs(traces.MERGE, 2.0)]
-OPS = [runs(name, 2.0) for name in (traces.INDEX, traces.ADD, traces.SCAN, traces.ADD)]
+FA2_SPLIT = [
+    runs(traces.FA2_16, grid=(264, 1, 8)),
+    runs(traces.MERGE, 2.0),
+]
+WIDE = [
+    runs(traces.FA2_128, grid=(64, 1, 8)),
+    runs(traces.MERGE, 2.0),
+]
+COUNTS_LENGTHS = (traces.INDEX, traces.ADD, traces.SCAN, traces.ADD)
+OPS = [runs(name, 2.0) for name in COUNTS_LENGTHS]
 PLANNED = [lambda writer: writer.copy("DtoH", 68), lambda writer: writer.wait()]
 PREPARE = runs(traces.PREPARE, 2.0)
 HOST_PLAN = [lambda writer: writer.copy("HtoD"), lambda writer: writer.idle(90.0)]
@@ -67,7 +74,8 @@ def half_planned():
     """Steps of fa2 of which two of six follow a plan on the GPU."""
     writer = Writer()
     for number in range(STEPS):
-        writer.step(FA2_SPLIT, ahead=[runs("plan_kernel", 2.0)] if number % 3 == 0 else ())
+        ahead = [runs("plan_kernel", 2.0)] if number % 3 == 0 else ()
+        writer.step(FA2_SPLIT, ahead=ahead)
     return writer
 
 
@@ -77,16 +85,34 @@ BAD = (
     served(*FA2_SPLIT, ahead=OPS),
     served(runs(traces.FA2_16, 300.0, grid=(4, 1, 8))),
     served(*WIDE, mark="step[TARGET_VERIFY bs=32]"),
-    served(runs(traces.CUDA_CORES, grid=(16, 8, 1), block=(16, 4, 2))),
+    served(
+        runs(
+            traces.CUDA_CORES,
+            grid=(16, 8, 1),
+            block=(16, 4, 2),
+        )
+    ),
     served(*FA2_SPLIT, ahead=PLANNED, mark="execute_context_0(0)_generation_16(16)"),
     eager(*FA2_SPLIT),
-    served(runs(traces.TRITON_2D, 480.0, grid=(10, 8, 1)), **DECODE),
+    served(
+        runs(
+            traces.TRITON_2D,
+            480.0,
+            grid=(10, 8, 1),
+        ),
+        **DECODE,
+    ),
     served(*FA2_SPLIT, ahead=HOST_PLAN),
     served(runs(traces.FLASH_ATTN_3), ahead=[WIDE_TABLE, PREPARE]),
     served(runs(traces.FLASH_ATTN_3), runs(traces.COMBINE, 2.0)),
     half_planned(),
     served(runs(SPLIT_KV, 300.0, grid=(1, 1, 16)), **DECODE),
-    served(runs(traces.INDEX, 2.0), runs(traces.FLASH_ATTN_3), ahead=[PREPARE], **DECODE),
+    served(
+        runs(traces.INDEX, 2.0),
+        runs(traces.FLASH_ATTN_3),
+        ahead=[PREPARE],
+        **DECODE,
+    ),
     served(runs(traces.FLASH_ATTN_3), ahead=[PREPARE], **LENGTHS),
 )
 SHAPES = {15: {"heads": "128/8"}}
@@ -112,9 +138,12 @@ def path(tmp_path):
 def test_a_pattern_is_found_where_it_shows_and_nowhere_else(number, path):
     shape = SHAPES.get(number, {})
     found = attnlib.diagnose(BAD[number].save(path), **shape)
-    assert len(found.steps) == STEPS and {*found.usual} <= {*DECODES}
+    assert len(found.steps) == STEPS
+    assert {*found.usual} <= {*DECODES}
     (row,) = found.patterns.to_dict("records")
-    assert row["pattern"] == PATTERNS[number].name and row["us per step"] > 0 and row["since"]
+    assert row["pattern"] == PATTERNS[number].name
+    assert row["us per step"] > 0
+    assert row["since"]
     assert number or attnlib.diagnose(GOOD.save(path)).patterns.empty
     assert number != 11 or "in this trace: another may write it" in row["evidence"]
     see = row["see"].split(", ")
@@ -122,11 +151,12 @@ def test_a_pattern_is_found_where_it_shows_and_nowhere_else(number, path):
     assert files and all(file.exists() for file in files)
     assert bool(row["known problem"]) == bool(PATTERNS[number].known)
     exported = attnlib.diagnose(BAD[number].export(path.with_suffix(".sqlite")), **shape)
-    assert exported.patterns.equals(found.patterns) and exported.table().equals(found.table())
+    assert exported.patterns.equals(found.patterns)
+    assert exported.table().equals(found.table())
 
 
 @pytest.mark.parametrize(
-    ("mark", "kernel", "kind", "family"),
+    "mark, kernel, kind, family",
     [
         ("step[VERIFY bs=4]", traces.FLASH_ATTN_3, "verify", "flash-attn-3"),
         ("step[DRAFT bs=4]", traces.FLASH_ATTN_3, "decode", "flash-attn-3"),
@@ -165,7 +195,7 @@ def test_a_mark_tells_the_kind_of_a_step_and_a_name_the_kernels_family(
 
 
 @pytest.mark.parametrize(
-    ("kernel", "role"),
+    "kernel, role",
     [
         ("kernel_cutlass_kernel_flash_attncuteflash_fwd_combineFlashAttentionForward_0", "merge"),
         ("attention_decode_smallm_splitk_combine_kernel", "merge"),
@@ -182,7 +212,13 @@ def test_a_mark_tells_the_kind_of_a_step_and_a_name_the_kernels_family(
     ],
 )
 def test_a_kernel_beside_attention_is_none_and_has_its_role(kernel, role, path):
-    found = attnlib.diagnose(served(runs(traces.FLASH_ATTN_3), runs(kernel), **DECODE).save(path))
+    found = attnlib.diagnose(
+        served(
+            runs(traces.FLASH_ATTN_3),
+            runs(kernel),
+            **DECODE,
+        ).save(path)
+    )
     assert found.kernels().set_index("kernel")["is"][short_name(kernel)] == role
     assert len(found.steps[0].attention) == 4
 
@@ -191,7 +227,7 @@ UNIFIED = "kernel_unified_attention"
 
 
 @pytest.mark.parametrize(
-    ("kernel", "grid", "after", "shown"),
+    "kernel, grid, after, shown",
     [
         (UNIFIED, (10, 8, 1), (), True),
         (UNIFIED, (10, 8, 16), (runs("reduce_segments"),), False),
@@ -201,7 +237,12 @@ UNIFIED = "kernel_unified_attention"
         ("kernel_paged_attention_2d", (10, 8, 1), (), True),
         (traces.CUDA_CORES, (16, 8, 1), (), True),
         ("void flashinfer::PersistentKernelTemplate<X>(P)", (132, 1, 1), (), True),
-        (traces.FLASH_ATTN_3, (132, 1, 1), (runs(traces.MERGE, 2.0),), False),
+        (
+            traces.FLASH_ATTN_3,
+            (132, 1, 1),
+            (runs(traces.MERGE, 2.0),),
+            False,
+        ),
     ],
 )
 def test_triton_without_segments_splits_nothing_and_the_host_plans_for_flashinfers_wrappers(
@@ -219,7 +260,8 @@ def test_a_pattern_of_verification_counts_however_many_draft_steps_there_are(pat
         each_layer = [PREPARE] if mark == "VERIFY" else []
         writer.step([*each_layer, runs(traces.FLASH_ATTN_3)], mark=f"step[{mark} bs=4]")
     (row,) = attnlib.diagnose(writer.save(path)).patterns.to_dict("records")
-    assert row["pattern"] == PATTERNS[1].name and "in 2 of 2 usual verify" in row["evidence"]
+    assert row["pattern"] == PATTERNS[1].name
+    assert "in 2 of 2 usual verify" in row["evidence"]
 
 
 def test_a_marked_step_without_known_attention_is_no_part_of_the_next_one(path):
@@ -259,7 +301,8 @@ def test_steps_that_overlap_and_ranks_of_one_file_are_told_apart(path):
     assert "Its SMs are not counted" in repr(attnlib.diagnose(path))
     path.write_text(json.dumps(events | traces.HEAD))  # the GPUs behind the events
     found = attnlib.diagnose(path)
-    assert (found.trace.gpus, found.trace.num_sms) == (2, 132)
+    assert found.trace.gpus == 2
+    assert found.trace.num_sms == 132
     parts = {(step.kind, *(span.name for span in step.work)) for step in found.steps}
     assert len(found.steps) == 2 * STEPS and parts == {
         ("decode", *["FlashAttnFwdSm90"] * 4),
@@ -272,7 +315,9 @@ def test_steps_layers_and_what_comes_before_them_are_counted(path):
     ahead = [span.name for span in found.steps[1].ahead]
     assert ahead[:3] == ["_sample_kernel", "Memcpy DtoH", "index_elementwise_kernel"]
     fa2 = found.table().set_index("kernel").loc["BatchPrefillWithPagedKVCacheKernel"]
-    assert (fa2["a step"], fa2["per attention call"], fa2["us a step"]) == (4, 1, 40)
+    assert fa2["a step"] == 4
+    assert fa2["per attention call"] == 1
+    assert fa2["us a step"] == 40
     assert fa2["of"] == "FlashInfer"
     assert found.patterns["us per step"][0] == 11.0  # four kernels of 2 us, three gaps of 1
 
@@ -281,7 +326,10 @@ def test_prefill_is_told_from_decode_by_the_mark_and_without_one_by_the_kernel(p
     writer = served(runs(traces.FLASH_ATTN_3), count=1, mark="step[EXTEND bs=2 toks=300]")
     writer.step([runs(traces.FLASH_ATTN_3)], mark="step[DECODE bs=3]")
     found = attnlib.diagnose(writer.save(path))
-    assert [(step.kind, step.batch_size) for step in found.steps] == [("prefill", 2), ("decode", 3)]
+    assert [(step.kind, step.batch_size) for step in found.steps] == [
+        ("prefill", 2),
+        ("decode", 3),
+    ]
     found = attnlib.diagnose(eager(runs(traces.FA2_128)).save(path))
     assert "unknown kind, under no mark: 6 of 6." in repr(found) and "No decode step" in repr(found)
     verify = served(runs(traces.FA3, 40.0), mark="step[VERIFY bs=4]").save(path)
@@ -327,8 +375,26 @@ def test_what_is_said_is_of_the_middle_half_of_the_steps_by_length(path):
     assert row["us a step"] == 40.0
 
 
+@pytest.mark.parametrize(
+    "short, kept",
+    [
+        (3, {4}),
+        (6, {2, 4}),
+    ],
+)
+def test_unmarked_steps_with_fewer_calls_are_cut_ones_where_they_are_rarer(short, kept, path):
+    writer = Writer()
+    for layers in [4] * 3 + [2] * short + [4] * 3:
+        writer.step([runs(traces.FLASH_ATTN_3)], layers=layers)
+    found = attnlib.diagnose(writer.save(path))
+    assert {len(step.attention) for step in found.usual["decode or verify"]} == kept
+
+
 def test_a_batch_size_that_no_mark_tells_is_taken_from_the_shape(path):
-    split = (runs(traces.FA2_16, grid=(24, 1, 8)), runs(traces.MERGE, 2.0))
+    split = (
+        runs(traces.FA2_16, grid=(24, 1, 8)),
+        runs(traces.MERGE, 2.0),
+    )
     found = attnlib.diagnose(served(*split).save(path))
     assert found.patterns.empty and "--shape 'lens=8192x16' to check" in repr(found)
     full = attnlib.diagnose(path, batch_size=64)
@@ -367,7 +433,8 @@ def test_releases_of_the_fa3_pattern_are_those_of_the_rules():
 def test_a_pattern_and_the_known_problem_that_it_is_are_one_knowledge():
     for pattern in PATTERNS:
         fixes = {problem.do for problem in pattern.known}
-        assert pattern.fix and (pattern.known or pattern.since and pattern.see)
+        assert pattern.fix
+        assert pattern.known or pattern.since and pattern.see
         assert not (pattern.known and (pattern.since or pattern.see)), "it is said in data/known"
         assert all(pattern.fix.count(fix) <= 1 for fix in fixes)
 
@@ -418,11 +485,17 @@ def test_all_kernels_are_listed_by_time_with_what_they_do(path):
     indexer = runs("void deep_gemm::sm90_fp8_paged_mqa_logits<1u, 64u>(int)", 99.0)
     norm = "std::enable_if<(((8)>(0))), void>::type vllm::fused_add_rms_norm_kernel<T, 8>(T*, int)"
     diagnosis = attnlib.diagnose(
-        served(runs(traces.FLASH_ATTN_3), indexer, runs(norm, 5.0), **DECODE).save(path)
+        served(
+            runs(traces.FLASH_ATTN_3),
+            indexer,
+            runs(norm, 5.0),
+            **DECODE,
+        ).save(path)
     )
     table = diagnosis.kernels()
     assert table["us a step"].is_monotonic_decreasing
-    assert table.kernel[0] == "sm90_fp8_paged_mqa_logits" and table["is"][0] == "indexer"
+    assert table.kernel[0] == "sm90_fp8_paged_mqa_logits"
+    assert table["is"][0] == "indexer"
     assert "fused_add_rms_norm_kernel" in set(table.kernel) and GEMM in repr(diagnosis)
 
 
@@ -439,7 +512,9 @@ def test_two_traces_differ_by_role_by_name_and_by_step(tmp_path, capsys):
     assert table.change.abs().is_monotonic_decreasing
     rows = table.set_index("part")
     attention = rows.loc["attention"]
-    assert (attention.before, attention.after, attention.ratio) == (40.0, 120.0, 3.0)
+    assert attention.before == 40.0
+    assert attention.after == 120.0
+    assert attention.ratio == 3.0
     assert attention.kernels == "FlashAttnFwdSm90 to BatchPrefillWithPagedKVCacheKernel"
     assert rows.after["prepare"] == 0.0
     assert rows.before["merge"] == 0.0
@@ -448,18 +523,20 @@ def test_two_traces_differ_by_role_by_name_and_by_step(tmp_path, capsys):
     assert rows.change[GEMM] == 0
     assert "<table" in change._repr_html_()
     (axis,) = change.figure().axes
-    assert len(axis.patches) == (rows.change.abs() >= rows.change.abs().max() / 100).sum()
+    sizes = rows.change.abs()
+    assert len(axis.patches) == (sizes >= sizes.max() / 100).sum()
     assert axis.get_yticklabels()[0].get_text() in ("whole step", "GPU busy")
     assert any("Steps of decode, before and after: " in note for note in change.card().notes)
     assert cli.main(["diagnose", str(before), str(after), "--json"]) == 0
     form = json.loads(capsys.readouterr().out)
     assert {row["part"] for row in form["changes"]} == set(rows.index)
     (pattern,) = form["before"]["patterns"]
-    assert pattern["pattern"] == PATTERNS[1].name and form["after"]["patterns"] == []
+    assert pattern["pattern"] == PATTERNS[1].name
+    assert form["after"]["patterns"] == []
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    "before, after",
     [("fa2_host", "fa3_decode"), ("xqa", "cuda_cores"), ("cuda_cores", "xqa")],
 )
 def test_what_is_new_in_the_second_trace_has_its_fix_evidence_and_gain(before, after):
@@ -474,23 +551,23 @@ def test_what_is_new_in_the_second_trace_has_its_fix_evidence_and_gain(before, a
     assert told.count("by the records") == len(new)
     listed = change.patterns().set_index("pattern")
     assert set(listed.index) == {pattern.name for pattern in (*new, *gone)}
-    assert (listed.loc[[pattern.name for pattern in gone], "after"] == "-").all()
-    assert listed.fix.to_dict() == {pattern.name: pattern.fix for pattern in (*new, *gone)}
-
-
-def test_a_pattern_of_both_traces_is_not_new(tmp_path):
-    trace = TRACES / "fa3_decode.json.gz"
-    change = attnlib.diagnose(trace, trace)
-    assert change.new_patterns == [] and len(change.patterns()) == 1
+    names_gone = [pattern.name for pattern in gone]
+    assert (listed.after[names_gone] == "-").all()
+    for pattern in (*new, *gone):
+        assert listed.fix[pattern.name] == pattern.fix
 
 
 def longer(path, us, count=STEPS, mark="step[DECODE bs=16]"):
     """A trace whose steps last longer by `us` in each of four layers."""
-    return served(runs(traces.FLASH_ATTN_3, 10.0 + us), count=count, mark=mark).save(path)
+    return served(
+        runs(traces.FLASH_ATTN_3, 10.0 + us),
+        count=count,
+        mark=mark,
+    ).save(path)
 
 
 @pytest.mark.parametrize(
-    ("how", "outcome", "status", "said"),
+    "how, outcome, status, said",
     [
         ({"us": 0.0}, "not slower", 0, "After is not slower."),
         ({"us": 0.5}, "not slower", 0, "After is not slower."),
@@ -528,7 +605,11 @@ def test_two_traces_gate_by_their_exit_status(how, outcome, status, said, tmp_pa
 
 def test_so_many_steps_are_asked_for_that_enough_of_them_count(tmp_path):
     """Both ends of these traces are cut in a step."""
-    for count, enough in ((ENOUGH - 1, False), (ENOUGH, True), (ENOUGH + 1, True)):
+    for count, enough in (
+        (ENOUGH - 1, False),
+        (ENOUGH, True),
+        (ENOUGH + 1, True),
+    ):
         writer = Writer()
         for us in range(count):
             writer.step([runs(traces.FLASH_ATTN_3, 10.0 + us)], **DECODE)
@@ -563,7 +644,8 @@ def test_a_pattern_that_is_a_known_problem_has_its_size_as_advise_says_it(path):
         if pattern.gain or not pattern.known:
             continue
         shape = SHAPES.get(number, {})
-        (row,) = attnlib.diagnose(BAD[number].save(path), **shape).patterns.to_dict("records")
+        found = attnlib.diagnose(BAD[number].save(path), **shape)
+        (row,) = found.patterns.to_dict("records")
         problems = [PROBLEMS[name] for name in row["known problem"].split(", ")]
         for problem in problems:
             for line in how_much(problem):
@@ -576,10 +658,11 @@ def test_an_empty_line_stands_between_two_patterns():
     assert len(found.patterns) == 2
     lines = repr(found).splitlines()
     second = [at for at, line in enumerate(lines) if line.startswith("  pattern ")][1]
-    assert lines[second - 1] == "" and lines[second - 2].startswith("  see ")
+    assert lines[second - 1] == ""
+    assert lines[second - 2].startswith("  see ")
 
 
-@pytest.mark.parametrize(("tokens", "outcome"), [(102_000, "slower"), (200_000, "not decided")])
+@pytest.mark.parametrize("tokens, outcome", [(102_000, "slower"), (200_000, "not decided")])
 def test_steps_over_other_lengths_decide_nothing(tokens, outcome, tmp_path):
     before, after = (
         longer(
@@ -626,7 +709,8 @@ def served_twice(path):
 def test_two_traces_without_a_common_kind_of_step_are_refused(tmp_path, fails):
     both = served(runs(traces.FLASH_ATTN_3), **DECODE)
     decode = str(both.save(tmp_path / "a.json.gz"))
-    other = str(served(runs(traces.FLASH_ATTN_3), mark="step[EXTEND bs=4]").save(tmp_path / "b.gz"))
+    prefill = served(runs(traces.FLASH_ATTN_3), mark="step[EXTEND bs=4]")
+    other = str(prefill.save(tmp_path / "b.gz"))
     assert "steps of one kind with known attention, got decode and prefill" in fails(
         "diagnose", decode, other
     )
@@ -635,27 +719,42 @@ def test_two_traces_without_a_common_kind_of_step_are_refused(tmp_path, fails):
     both_kinds = attnlib.diagnose(tmp_path / "both.gz", served_twice(tmp_path / "twice.gz"))
     assert both_kinds.kinds == ["decode", "prefill"]
     assert both_kinds.table().change.abs().is_monotonic_decreasing
-    assert both_kinds.rows.step[0] == "prefill" and {*both_kinds.rows.step[:6]} >= {"decode"}
+    assert both_kinds.rows.step[0] == "prefill"
+    assert {*both_kinds.rows.step[:6]} >= {"decode"}
     assert change.kinds == ["prefill"] and "Steps of decode are in one trace alone." in repr(change)
 
 
 def test_the_first_step_and_cut_ones_count_in_no_mean_and_other_layers_do_not_compare(tmp_path):
     whole = served(*FA2_SPLIT, layers=4, **DECODE).save(tmp_path / "whole.json")
-    more = attnlib.diagnose(whole, served(*FA2_SPLIT, layers=8, **DECODE).save(tmp_path / "m"))
+    more = attnlib.diagnose(
+        whole,
+        served(
+            *FA2_SPLIT,
+            layers=8,
+            **DECODE,
+        ).save(tmp_path / "m"),
+    )
     assert more.outcome == "not decided"
     assert "us (4 to 8 attention calls)\n" in repr(more) and "do not compare" in repr(more)
-    cut = served(*FA2_SPLIT, count=1, ahead=[lambda writer: writer.idle(900.0)], **DECODE)
+    cut = served(
+        *FA2_SPLIT,
+        count=1,
+        ahead=[lambda writer: writer.idle(900.0)],
+        **DECODE,
+    )
     for layers in (4, 2, 4, 3):
         cut.step(FA2_SPLIT, layers=layers, **DECODE)
     change = attnlib.diagnose(cut.save(tmp_path / "cut"), whole)
     assert "Cut or of a draft, left out: decode steps of [2, 3] attention" in repr(change)
-    assert (change.rows.change.abs() < 0.01).all() and len(change.rows)
+    assert (change.rows.change.abs() < 0.01).all()
+    assert len(change.rows)
     old = served(*FA2_SPLIT, count=1, **DECODE)
     old.step(FA2_SPLIT, layers=1, ahead=HOST_PLAN, **DECODE)
     late = served(*FA2_SPLIT, count=1, layers=1, ahead=HOST_PLAN, **DECODE)
     for alone in (old, late):
         told = repr(attnlib.diagnose(alone.save(tmp_path / "alone")))
         assert "no known pattern" in told and "The only decode steps are the first or last" in told
+        assert diagnosis.NO_WHOLE_STEP in told
 
 
 THREADS = {
@@ -723,7 +822,9 @@ def test_what_is_no_whole_trace_of_a_gpu_is_one_line(tmp_path, fails):
 @pytest.mark.slow
 def test_a_long_trace_is_read_as_a_stream(tmp_path):
     """Five steps of it over and over; memory grows with the kernels, not with the file."""
-    writer, path, count = served(*FA2_SPLIT, count=5, layers=32, **DECODE), tmp_path / "long", 0
+    writer = served(*FA2_SPLIT, count=5, layers=32, **DECODE)
+    path = tmp_path / "long"
+    count = 0
     events = [
         json.dumps(event | {"args": {**event["args"], "x": "x" * 400}}) for event in writer.events
     ]
@@ -740,7 +841,8 @@ def test_a_long_trace_is_read_as_a_stream(tmp_path):
         [sys.executable, "-c", code, path], cwd=ROOT, capture_output=True, text=True
     )
     kernels, kib = map(int, run.stdout.split())
-    assert kernels == 5 * (32 * 3 + 2) * count and kib <= 2**20
+    assert kernels == 5 * (32 * 3 + 2) * count
+    assert kib <= 2**20
 
 
 # A trace of a GPU (data/traces) -> the patterns that it was captured for, by their numbers.
@@ -777,35 +879,46 @@ def test_a_real_trace_shows_the_patterns_that_it_was_captured_for(name):
     assert [row["pattern"] for row in found.patterns.to_dict("records")] == wanted
     later = name == "sglang_0523" or name.startswith("vllm")  # three steps on an H100
     assert found.trace.gpu == ("NVIDIA H100 80GB HBM3" if later else "NVIDIA H200")
-    assert ("no known pattern" in repr(found)) == (not wanted) and found.to_dict()
+    assert ("no known pattern" in repr(found)) == (not wanted)
+    assert found.to_dict()
     assert len(found.steps) == 4 - later + (name == "prefill_decode")
     ends = [step.begin_us + step.length_us for step in found.steps]
-    assert all(step.begin_us < end + 0.01 for step, end in zip(found.steps[1:], ends, strict=False))
+    for step, end in zip(found.steps[1:], ends, strict=False):
+        assert step.begin_us < end + 0.01
     change = TraceChange(found, found)
     assert not change.table().change.any()
     for row in found.around().to_dict("records"):
         parts = change.rows[change.rows.step == row["step"]].set_index("part").after
         idle = parts["idle before the first layer"]
         assert parts["whole step"] == pytest.approx(parts["GPU busy"] + idle + parts["idle later"])
-        assert (row["us"], row["us idle before"]) == (parts["whole step"], idle)
-        waits = [p for p in found.patterns.to_dict("records") if p["pattern"] == PATTERNS[9].name]
-        assert [p["us per step"] for p in waits] == [round(idle, 1)] * len(waits)
+        assert row["us"] == parts["whole step"]
+        assert row["us idle before"] == idle
+        for pattern in found.patterns.to_dict("records"):
+            if pattern["pattern"] == PATTERNS[9].name:
+                assert pattern["us per step"] == round(idle, 1)
     said = re.findall(r"idles for ([\d,]+) us", repr(found))
     assert {*said} <= {f"{us:,.0f}" for us in found.around()["us idle before"]}
     assert said or not name.startswith("vllm_flash")
+
+
+def without(facts, lacks):
+    return {name: value for name, value in facts.items() if name not in lacks}
 
 
 def save_part(path, name, keeps, lacks=()):
     """A trace of data/traces: the events that it keeps, by their time from 0 to 1."""
     whole = json.loads(gzip.decompress((TRACES / f"{name}.json.gz").read_bytes()))
     events = [event for event in whole["traceEvents"] if event.get("ph") == "X"]
-    begin, *_, end = sorted(event["ts"] for event in events if event["cat"] == "kernel")
-    whole["traceEvents"] = [
-        event | {"args": {k: v for k, v in event.get("args", {}).items() if k not in lacks}}
-        for event in events
-        if keeps(event, (event["ts"] - begin) / (end - begin))
-    ]
-    path.write_text(json.dumps({k: v for k, v in whole.items() if k not in lacks}))
+    kernels = [event["ts"] for event in events if event["cat"] == "kernel"]
+    begin = min(kernels)
+    end = max(kernels)
+    kept = []
+    for event in events:
+        if keeps(event, (event["ts"] - begin) / (end - begin)):
+            event["args"] = without(event.get("args", {}), lacks)
+            kept.append(event)
+    whole["traceEvents"] = kept
+    path.write_text(json.dumps(without(whole, lacks)))
     return path
 
 

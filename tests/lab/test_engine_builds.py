@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.lab.engine_builds import (
     ANOTHER_BUILD,
     own_build,
@@ -41,7 +41,7 @@ def test_the_rivals_of_a_wrapper_of_flashinfer_are_its_others():
 
 
 @pytest.mark.parametrize(
-    ("times", "words"),
+    "times, words",
     [
         ({"flashinfer_fa2": 90.0}, "takes 1.11 times as long as flashinfer-fa2 (here flashinfer)"),
         ({"flashinfer_fa2": 96.0}, "takes 1.04 times as long as flashinfer-fa2"),
@@ -58,7 +58,7 @@ def test_the_time_on_record_is_said_over_a_backend_of_the_engine(times, words):
 
 
 @pytest.mark.parametrize(
-    ("times", "words"),
+    "times, words",
     [
         ({"flashinfer_fa2": 90.0}, "take 0.90 of the time with flashinfer-fa2 (here flashinfer)"),
         ({"flashinfer_fa2": 96.0}, ""),
@@ -71,7 +71,14 @@ def test_more_than_five_percent_over_nearby_batches_is_said(times, words):
     said = slower_nearby(OWN, [batches], RUNS)
     assert words in said
     assert bool(said) == bool(words)
-    assert slower_nearby(OWN, [batches.head(2), batches.tail(2)], RUNS) == ""
+    assert (
+        slower_nearby(
+            OWN,
+            [batches.head(2), batches.tail(2)],
+            RUNS,
+        )
+        == ""
+    )
 
 
 def test_records_of_other_gpus_are_not_mixed():
@@ -83,7 +90,7 @@ def test_records_of_other_gpus_are_not_mixed():
 
 
 @pytest.mark.parametrize(
-    ("library", "gpu", "policy", "name"),
+    "library, gpu, policy, name",
     [
         ("sglang==0.5.23", "sm90", "fa3", "sglang-flash-attn-3"),
         ("sglang==0.5.23", "sm90", "flashinfer", "flashinfer-fa2"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.core import AttnSpec, MlaSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase
 from attnlib.measure.calls.mla.case import MlaCase
@@ -33,7 +33,11 @@ def nearest(call, *cases):
 
 def test_the_first_distance_decides_and_ties_are_for_the_next_then_as_they_stand():
     rows = pd.DataFrame({"name": ["a", "b", "c", "d"]})
-    assert look_up(rows, [2, 1, 1, 1], [0, 5, 3, 3]).name.tolist() == ["c", "d", "b", "a"]
+    assert look_up(
+        rows,
+        [2, 1, 1, 1],
+        [0, 5, 3, 3],
+    ).name.tolist() == ["c", "d", "b", "a"]
 
 
 def test_the_call_itself_comes_before_another_at_no_distance():
@@ -42,7 +46,7 @@ def test_the_call_itself_comes_before_another_at_no_distance():
 
 
 @pytest.mark.parametrize(
-    ("other", "distance"),
+    "other, distance",
     [
         (replace(CALL, kv_len=2048), 1 + LONGEST_WEIGHT),
         (replace(CALL, batch_size=8), 1 + UNITS_WEIGHT),

@@ -29,8 +29,23 @@ def by_name(shown):
     return {one.build.name: one for one in shown.each}
 
 
-@pytest.mark.parametrize("layout", [GQA, MLA, MLA_VERIFY, Layout(32, 8, q_len=4)])
-@pytest.mark.parametrize("lens", [SKEWED, (4096,) * 16, batches()[40].tokens])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        GQA,
+        MLA,
+        MLA_VERIFY,
+        Layout(32, 8, q_len=4),
+    ],
+)
+@pytest.mark.parametrize(
+    "lens",
+    [
+        SKEWED,
+        (4096,) * 16,
+        batches()[40].tokens,
+    ],
+)
 def test_the_splits_are_those_of_the_study_of_caps(layout, lens):
     case = layout.case(split_cap.lengths_text(lens))
     shown = by_name(schedules(layout, lens))
@@ -43,7 +58,8 @@ def is_whole(work):
     for worker in np.unique(work.worker):
         mine = work.worker == worker
         order = np.argsort(work.begin[mine])
-        begins, ends = work.begin[mine][order], work.end[mine][order]
+        begins = work.begin[mine][order]
+        ends = work.end[mine][order]
         if begins[0] != 0 or begins[1:].tolist() != ends[:-1].tolist():
             return False
     return True
@@ -60,7 +76,11 @@ def test_an_sm_reads_one_tile_at_a_time_and_all_tiles_are_read(layout):
         read = (one.work.end - one.work.begin).sum()
         assert read == tokens.sum() * m_blocks * max(layout.kv_heads, 1)
         assert is_whole(one.work)
-        plan = plan_splits(facts, np.array(SKEWED), np.ones(len(SKEWED), int))
+        plan = plan_splits(
+            facts,
+            np.array(SKEWED),
+            np.ones(len(SKEWED), int),
+        )
         assert one.work.last == end_of_last(plan) * block_n
 
 
@@ -68,7 +88,14 @@ def test_the_blocks_of_fa2_are_those_of_the_plans_words():
     layout = Layout(heads=16, kv_heads=2)
     one = by_name(schedules(layout, SKEWED, kernel=FA2))[OUR_PLAN]
     spec = layout.case(split_cap.lengths_text(SKEWED)).spec
-    words = plan_words(PlanShape.of(spec, np.array(SKEWED), num_sms=132), np.array(SKEWED))
+    words = plan_words(
+        PlanShape.of(
+            spec,
+            np.array(SKEWED),
+            num_sms=132,
+        ),
+        np.array(SKEWED),
+    )
     assert one.cap == f"{words.kv_chunk_size:,}"
     used = words.request_indices[words.block_valid_mask[: len(words.request_indices)]]
     assert one.work.request.tolist() == [*used, *used], "head by head"
@@ -91,7 +118,8 @@ def test_the_known_problem_is_said_where_it_holds_and_nowhere_else():
         assert bool(said) == bool(name) and name in said
         assert not shown["SGLang 0.5.15"].problems and not shown[BOUNDED].problems
     unsplit = by_name(schedules(Layout(32, 8), SKEWED, kernel=FA2))
-    assert "fa2-unsplit" in unsplit[OWN_PLAN].problems[0] and not unsplit[OUR_PLAN].problems
+    assert "fa2-unsplit" in unsplit[OWN_PLAN].problems[0]
+    assert not unsplit[OUR_PLAN].problems
 
 
 def test_the_picture_has_a_rectangle_for_each_part_and_says_itself_in_words():
@@ -147,7 +175,7 @@ def test_other_lengths_layouts_and_builds_are_shown_as_given():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments, message",
     [
         ({"layout": "llama"}, "layout must be such as 32/8, .*, got 'llama'"),
         ({"lens": "many"}, "lens must be TOKENS or TOKENSxCOUNT"),

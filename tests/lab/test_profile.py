@@ -29,16 +29,21 @@ def taken(without_gpu):
 def test_a_profile_names_the_operators_that_ran_and_how_often_and_times_add_up(taken):
     table = taken.table().set_index("CPU operator")
     assert table.calls[["aten::mm", "aten::_softmax"]].tolist() == [1, 1]
-    assert (table.us >= 0).all() and table.share.sum() == pytest.approx(1, abs=0.01)
+    assert (table.us >= 0).all()
+    assert table.share.sum() == pytest.approx(1, abs=0.01)
     assert table.us.is_monotonic_decreasing
     assert taken.launches == len([span for span in taken.work if span.call == 0])
     assert taken.busy_us == pytest.approx(taken.time_us, rel=1e-3)
     assert all(gap.length_us > 0 for gap in taken.gaps)
-    assert len(taken.host_us) == 4 and min(taken.host_us) > 0 and taken.wall_us > 0
+    assert len(taken.host_us) == 4
+    assert min(taken.host_us) > 0
+    assert taken.wall_us > 0
 
 
 def test_a_profile_without_a_gpu_never_speaks_of_kernels_but_to_deny_them(taken, capfd):
-    assert (taken.device, taken.row_word, taken.machine["gpu"]) == ("cpu", "CPU operator", "")
+    assert taken.device == "cpu"
+    assert taken.row_word == "CPU operator"
+    assert taken.machine["gpu"] == ""
     for shown in (repr(taken), taken._repr_html_()):
         assert "These are CPU operators, not kernels: " in shown
         assert "no kernels" in shown and "GPU busy" not in shown and "launches" not in shown
@@ -46,22 +51,33 @@ def test_a_profile_without_a_gpu_never_speaks_of_kernels_but_to_deny_them(taken,
     assert capfd.readouterr().err == "", "the profiler's own words"
 
 
-@pytest.mark.parametrize(("warmup", "ran"), [(0, 3 + 3), (2, 2 + 3 + 1 + 3)])
+@pytest.mark.parametrize(
+    "warmup, ran",
+    [
+        (0, 3 + 3),
+        (2, 2 + 3 + 1 + 3),
+    ],
+)
 def test_a_profile_tells_how_often_it_called(warmup, ran, without_gpu):
     calls = []
-    taken = attnlib.profile(lambda: calls.append(torch.ones(2)), calls=3, warmup=warmup)
+    taken = attnlib.profile(
+        lambda: calls.append(torch.ones(2)),
+        calls=3,
+        warmup=warmup,
+    )
     assert len(calls) == taken.ran == ran
     assert f"the callable itself ran {ran} times" in repr(taken)
 
 
 def test_a_callable_that_runs_no_operator_has_an_empty_profile(without_gpu):
     taken = attnlib.profile(lambda: None, calls=2)
-    assert (taken.launches, len(taken.table())) == (0, 0)
+    assert taken.launches == 0
+    assert len(taken.table()) == 0
     assert "0 CPU operators" in repr(taken) and "<table>" not in taken._repr_html_()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "words"),
+    "arguments, error, words",
     [
         ({"fn": torch.ones(1)}, TypeError, "fn must be callable, got Tensor"),
         ({"calls": 0}, ValueError, "calls must be an integer >= 1, got 0"),
@@ -95,7 +111,12 @@ def test_a_second_recording_is_refused_in_any_thread_and_the_first_goes_on(witho
         again()
     assert "aten::_softmax" in {event.name for event in first.events()}
     with ThreadPoolExecutor() as pool:
-        found = trace.trace_calls(lambda: pool.submit(again).result(), 1, gpu=False, settle=0)
+        found = trace.trace_calls(
+            lambda: pool.submit(again).result(),
+            1,
+            gpu=False,
+            settle=0,
+        )
     assert found["traceEvents"]
 
 
@@ -126,22 +147,39 @@ class TestOnAGpu:
         return torch.zeros(2**20, device="cuda")
 
     def test_kernels_are_named_counted_and_timed_and_times_add_up(self, y):
-        taken = attnlib.profile(lambda: (y.add_(1), y.mul_(2), y.sin_()), calls=5)
-        assert (taken.device, taken.note) == ("cuda", "")
-        assert (taken.launches, taken.host_launches) == (3, 3)
+        taken = attnlib.profile(
+            lambda: (
+                y.add_(1),
+                y.mul_(2),
+                y.sin_(),
+            ),
+            calls=5,
+        )
+        assert taken.device == "cuda"
+        assert taken.note == ""
+        assert taken.launches == 3
+        assert taken.host_launches == 3
         assert not any(span.in_graph for span in taken.work)
         table = taken.table()
         assert table.kernel.str.contains("elementwise_kernel").all()
-        assert table.launches.sum() == 3 and (table.us > 0).all()
+        assert table.launches.sum() == 3
+        assert (table.us > 0).all()
         assert {span.call for span in taken.work} == set(range(5))
         assert taken.machine["gpu"] == torch.cuda.get_device_name()
-        assert all(gap.length_us > 0 for gap in taken.gaps) and taken.gap_us >= 0
+        assert all(gap.length_us > 0 for gap in taken.gaps)
+        assert taken.gap_us >= 0
         assert 0 < taken.busy_us <= taken.time_us * (1 + 1e-6)
         assert taken.busy_us <= taken.wall_us
 
     def test_a_replay_is_one_launch_of_a_graph_and_what_cannot_be_captured_says_so(self, y):
-        taken = attnlib.profile(lambda: (y.add_(1), y.mul_(2)), calls=5, warmup=1, cuda_graph=True)
-        assert (taken.launches, taken.host_launches) == (2, 1)
+        taken = attnlib.profile(
+            lambda: (y.add_(1), y.mul_(2)),
+            calls=5,
+            warmup=1,
+            cuda_graph=True,
+        )
+        assert taken.launches == 2
+        assert taken.host_launches == 1
         assert "1 by the host, 1 of them of a CUDA graph" in repr(taken)
         assert all(span.in_graph for span in taken.work)
         assert taken.ran == 1 + WARM_UP_CALLS + 1  # warm-up, before the capture, the capture
@@ -205,7 +243,7 @@ def fused(lengths):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    "arguments, words",
     [
         ({"fn": attnlib.decode_call("flashinfer-fa3", CASE)}, "not of 'flashinfer-fa3, heads=32/8"),
         ({"fn": attnlib.decode_call("flashinfer-fa2", replace(CASE, kv_len=16))}, "lens=16x16'"),
@@ -222,7 +260,13 @@ def test_a_recorded_profile_stands_for_no_other_call(
         attnlib.profile(**{"fn": FA2, "recorded": "decode_fa2", **arguments})
 
 
-@pytest.mark.parametrize("count", [(3,), (3, 4, (3, 65))])
+@pytest.mark.parametrize(
+    "count",
+    [
+        (3,),
+        (3, 4, (3, 65)),
+    ],
+)
 def test_a_call_is_its_arguments_types_and_shapes_too(count, without_gpu, published_records):
     tables = [torch.zeros(size, dtype=torch.int32) for size in count]
     with pytest.raises(ValueError, match=r"is of the call 'fused\(int32 \[3\], .*not of 'fused"):
@@ -244,7 +288,8 @@ def test_a_profile_is_read_back_as_it_was_saved_and_one_of_a_lambda_is_not_saved
     taken.save(tmp_path / "profiles" / "mine.json")
     seen = attnlib.profile(softmax_of_a_product, X, recorded="mine")
     assert seen.call == "softmax_of_a_product(float32 [64, 64])"
-    assert (seen.wall_us, seen.versions) == (taken.wall_us, taken.versions)
+    assert seen.wall_us == taken.wall_us
+    assert seen.versions == taken.versions
     assert f"torch {torch.__version__}" in seen.note
     unnamed = attnlib.profile(lambda: None, calls=1)
     with pytest.raises(ValueError, match="of a callable with a name"):

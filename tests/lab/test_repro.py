@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from attnlib import cli
+from attnlib.core import SchedulerFacts
 from attnlib.core.schedule import caps
-from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.lab import repro
 
 TEXT = repro.script("split_cap")
@@ -24,7 +24,12 @@ H100 = SimpleNamespace(name="Test GPU", major=9, minor=0, multi_processor_count=
 SMALL = {"DEVICE": "cpu", "CONTEXT": 2048, "REQUESTS": 3, "MEDIAN": 99, "LONGEST": 300}
 SMALL |= {"CALLS": 2, "REPLAYS": 3}
 RELEASES = {"0.4.4": "sglang-0.4.4", "0.4.5": "sglang", "0.4.10.post1": "sglang"}
-LAYERS = [(True, 128, 1), (True, 128, 1), (True, 16, 4), (False, 8, 1)]
+LAYERS = [
+    (True, 128, 1),
+    (True, 128, 1),
+    (True, 16, 4),
+    (False, 8, 1),
+]
 """Of the script's four batches: whether MLA, query heads, query tokens."""
 ROW = re.compile(r"^(0|\d+|bounded)(?:, (?:picks )?(\d+))? +([\d.]+) +([\d.]+) +(\S+)$", re.M)
 
@@ -34,7 +39,10 @@ class Clock:
     units of 100 us by its `num_splits`, and as many MiB as splits."""
 
     def __init__(self, times):
-        self.times, self.now, self.open, self.splits = times, 0.0, None, 0
+        self.times = times
+        self.now = 0.0
+        self.open = None
+        self.splits = 0
 
     def call(self, num_splits):
         self.splits = max(num_splits, 1)
@@ -92,7 +100,9 @@ def attention(clock, spoil):
         num_splits,
         ver,
     ):
-        assert causal and ver == 3 and q.dtype == k_cache.dtype == torch.bfloat16
+        assert causal
+        assert ver == 3
+        assert q.dtype == k_cache.dtype == torch.bfloat16
         assert {t.dtype for t in (cache_seqlens, page_table, cu_seqlens_q)} == {torch.int32}
         clock.call(num_splits)
         out = []
@@ -103,14 +113,24 @@ def attention(clock, spoil):
             page_table,
             strict=True,
         ):
-            assert last - first == max_seqlen_q and len(set(pages[:length].tolist())) == length
-            query, k, v = q[first:last], k_cache[pages[:length], 0], v_cache[pages[:length], 0]
+            assert last - first == max_seqlen_q
+            assert len(set(pages[:length].tolist())) == length
+            query = q[first:last]
+            k = k_cache[pages[:length], 0]
+            v = v_cache[pages[:length], 0]
             if qv is not None:
-                query, k = torch.cat([query, qv[first:last]], -1), torch.cat([k, v], -1)
+                query = torch.cat([query, qv[first:last]], -1)
+                k = torch.cat([k, v], -1)
             scores = torch.einsum("qhd,kod->hqk", query.float(), k.float()) * softmax_scale
             for token in range(max_seqlen_q):
                 scores[:, token, length - max_seqlen_q + token + 1 :] = -torch.inf
-            out.append(torch.einsum("hqk,kod->qhd", scores.softmax(-1), v.float()))
+            out.append(
+                torch.einsum(
+                    "hqk,kod->qhd",
+                    scores.softmax(-1),
+                    v.float(),
+                )
+            )
         out = torch.cat(out).bfloat16()
         return spoil(out, num_splits)
 
@@ -143,7 +163,8 @@ def run(monkeypatch, capsys):
         module.flash_attn_with_kvcache = kernel or attention(clock, spoil)
         monkeypatch.setitem(sys.modules, "sgl_kernel", ModuleType("sgl_kernel"))
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        script, status = loaded(), 0
+        script = loaded()
+        status = 0
         script.update(SMALL | names)
         try:
             script["main"]()
@@ -179,8 +200,10 @@ def facts_of(mla, heads, tokens, *, batch_size, context, build):
 
 
 def test_the_script_is_short_and_needs_torch_the_library_and_python_alone():
-    tree, lines = ast.parse(TEXT, feature_version=(3, 10)), TEXT.splitlines()
-    assert len(lines) <= 185 and max(map(len, lines)) <= 100
+    tree = ast.parse(TEXT, feature_version=(3, 10))
+    lines = TEXT.splitlines()
+    assert len(lines) <= 185
+    assert max(map(len, lines)) <= 100
     documented = [n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.FunctionDef)]
     texts = [node.body[0] for node in documented if ast.get_docstring(node)]
     others = {n for text in texts for n in range(text.lineno, text.end_lineno + 1)}
@@ -219,11 +242,16 @@ def test_caps_of_its_layouts_are_those_of_the_models(run, release):
         measure=lambda kernel, num_splits: (8.0, 1.0),
         **full,
     )
-    assert status == 0 and [batch[:3] for batch in batches] == LAYERS
+    assert status == 0
+    assert [batch[:3] for batch in batches] == LAYERS
     differ, alike, again, one_long = (lengths for *_, lengths in batches)
-    assert differ == again and sum(differ) == sum(alike) and max(alike) - min(alike) <= 1
+    assert differ == again
+    assert sum(differ) == sum(alike)
+    assert max(alike) - min(alike) <= 1
     assert one_long == [131_072] + [1024] * 63
-    assert (len(differ), len(alike)) == (64, 64) and 16 <= min(differ) < max(differ) <= 32_768
+    assert len(differ) == 64
+    assert len(alike) == 64
+    assert 16 <= min(differ) < max(differ) <= 32_768
     named = {"picks": [], "bounded": []}
     for name, splits in re.findall(r"(picks|bounded),? (\d+)", out):
         named[name].append(int(splits))
@@ -238,14 +266,20 @@ def test_caps_of_its_layouts_are_those_of_the_models(run, release):
 def drawn_facts(pick):
     """A decode or verification of any layer, whose query rows stay below the branch left out."""
     while True:
-        mla, kv_heads = pick.random() < 0.5, pick.choice((1, 2, 4, 8))
+        mla = pick.random() < 0.5
+        kv_heads = pick.choice((1, 2, 4, 8))
         dims = {"head_dim": 64, "head_dim_v": 512}
         facts = SchedulerFacts(
             batch_size=pick.randint(1, pick.choice((4, 64, 512))),
             num_qo_heads=pick.choice((1, 4, 8, 16, 128)) * (1 if mla else kv_heads),
             num_kv_heads=1 if mla else kv_heads,
             max_seqlen_q=pick.randint(1, 8),
-            max_seqlen_k=pick.choice((pick.randint(1, 3000), pick.randint(1, 300_000))),
+            max_seqlen_k=pick.choice(
+                (
+                    pick.randint(1, 3000),
+                    pick.randint(1, 300_000),
+                )
+            ),
             num_sms=pick.choice((78, 114, 132, pick.randint(60, 160))),
             page_size=1,
             causal=True,
@@ -262,7 +296,9 @@ def m_blocks(facts, requests):
 
 
 def test_its_rules_are_those_of_the_models_over_drawn_layouts():
-    script, pick, seen = loaded(), random.Random(0), set()
+    script = loaded()
+    pick = random.Random(0)
+    seen = set()
     for _ in range(1000):
         facts = drawn_facts(pick)
         n_blocks = ceil(facts.max_seqlen_k / facts.tile[1])
@@ -293,7 +329,8 @@ def test_its_rules_are_those_of_the_models_over_drawn_layouts():
 @pytest.mark.parametrize("release", RELEASES)
 def test_it_prints_versions_and_a_table_for_each_batch(run, release):
     status, out, err = run(release)
-    assert (status, err) == (0, "")
+    assert status == 0
+    assert err == ""
     first, *tables = out.split("\n\n")
     assert first == f"Test GPU, 132 SMs; torch {torch.__version__}; sglang-kernel {release}"
     assert len(tables) == len(LAYERS)
@@ -303,7 +340,11 @@ def test_it_prints_versions_and_a_table_for_each_batch(run, release):
         own = facts_of(*layer, **size, build=RELEASES[release]).split_cap
         cap = caps.num_splits(facts_of(*layer, **size, build="sglang"), "bounded")
         fixed = [(str(splits), "") for splits in (1, 2, 4, 8, 16, 32)]
-        assert [row[:2] for row in rows] == [("0", str(own)), *fixed, ("bounded", str(cap))]
+        assert [row[:2] for row in rows] == [
+            ("0", str(own)),
+            *fixed,
+            ("bounded", str(cap)),
+        ]
         splits = [1, 1, 2, 4, 8, 16, 32, cap]
         assert [row[2] for row in rows] == [f"{800 / n:.1f}" for n in splits]
         assert [row[3] for row in rows] == [f"{n:.1f}" for n in splits]
@@ -349,7 +390,8 @@ def one_value(out, error):
 )
 def test_a_wrong_output_ends_with_status_1_after_all_tables(run, spoil):
     status, out, err = run(spoil=spoil)
-    assert (status, out.count("0 / best")) == (1, len(LAYERS))
+    assert status == 1
+    assert out.count("0 / best") == len(LAYERS)
     assert err == "WRONG: an output is off by more than 0.02\n"
 
 
@@ -360,12 +402,13 @@ def test_outputs_are_large_enough_to_show_that_tokens_were_left_out(run):
 
 
 A100 = SimpleNamespace(name="An A100", major=8, minor=0, multi_processor_count=108)
-NO_CUDA, AMPERE = {"is_available": lambda: False}, {"get_device_properties": lambda device: A100}
+NO_CUDA = {"is_available": lambda: False}
+AMPERE = {"get_device_properties": lambda device: A100}
 NEEDS = "needs sglang-kernel"
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    "how, words",
     [
         ({"cuda": NO_CUDA}, "needs a CUDA GPU; torch finds none"),
         ({"cuda": AMPERE}, "needs a Hopper GPU (compute capability 9.x), found An A100"),
@@ -377,8 +420,12 @@ NEEDS = "needs sglang-kernel"
 )
 def test_what_it_cannot_run_on_is_refused_in_one_line(run, how, words):
     status, out, err = run(**how)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("split_cap.py: ") and words in err and len(err) < 600
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("split_cap.py: ")
+    assert words in err
+    assert len(err) < 600
 
 
 @pytest.mark.gpu
@@ -386,6 +433,11 @@ def test_it_runs_on_a_hopper_gpu(tmp_path):
     pytest.importorskip("sgl_kernel", reason="needs sglang-kernel")
     path = tmp_path / "split_cap.py"
     path.write_text(TEXT)
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, path],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     print(done.stdout)
     assert done.returncode == 0, done.stderr

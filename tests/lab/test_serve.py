@@ -10,7 +10,8 @@ from support.studies import CPU
 
 from attnlib import cli
 from attnlib.lab import serve as serving
-from attnlib.studies.serving import engine
+from attnlib.studies.serving import engine, rounds
+from attnlib.studies.serving.measure import Answer, reduced
 from attnlib.studies.splits.traffic import batches
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -48,11 +49,27 @@ def words(tmp_path, monkeypatch):
     ]
 
 
+def steady(ratio):
+    """A measurement in which a token takes 10 ms, or `ratio` of it by the second arm."""
+
+    def measure(server, case, memory, **how):
+        gap = 0.01 * (ratio if server.arm.variables else 1.0)
+        answers = []
+        for request in case.requests():
+            at = tuple(gap * (1 + count) for count in range(request.output))
+            gaps = (gap,) * (request.output - 1)
+            answers.append(Answer(request, 0.0, tuple(range(request.output)), at, gaps))
+        return reduced(case, answers) | {"reported_backend": server.runs()}
+
+    return measure
+
+
 @pytest.mark.parametrize(
-    ("ratio", "outcome", "status"), [("0.4", "not slower", 0), ("2", "slower", 1)]
+    ("ratio", "outcome", "status"),
+    [(0.4, "not slower", 0), (1.01, "not slower", 0), (2.0, "slower", 1)],
 )
 def test_a_verdict_by_rounds_and_its_status(words, monkeypatch, capsys, ratio, outcome, status):
-    monkeypatch.setenv("STAND_IN_RATIO", ratio)
+    monkeypatch.setattr(rounds, "measure", steady(ratio))
     assert cli.main([*words, "--json"]) == status
     out, err = capsys.readouterr()
     found = json.loads(out)

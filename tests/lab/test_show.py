@@ -8,7 +8,7 @@ import attnlib
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    "value, said",
     [
         (131.02, "131"),
         (27.26, "27.3"),
@@ -32,7 +32,10 @@ def test_a_cell_in_words(value, said):
 
 
 def test_an_index_with_a_name_is_a_column_and_another_is_left_out():
-    rows = pd.DataFrame({"us": [1.5]}, index=pd.Index(["fa2"], name="backend"))
+    rows = pd.DataFrame(
+        {"us": [1.5]},
+        index=pd.Index(["fa2"], name="backend"),
+    )
     assert list(attnlib.show(rows).words) == ["backend", "us"]
     assert list(attnlib.show(rows.rename_axis(None)).words) == ["us"]
 

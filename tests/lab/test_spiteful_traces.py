@@ -24,6 +24,7 @@ from attnlib.select import libraries
 
 CASES = ("--base", "0.6.3", "--new", "0.6.4", "--cases")
 DEEP = 32_000
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 DECODE = {"mark": "step[DECODE bs=16]"}
 
 
@@ -45,7 +46,11 @@ def served(*attention, steps=5, **how):
     ],
 )
 def test_a_name_without_end_is_cut_before_it_is_searched(name, tmp_path):
-    path = served(runs(name), runs(traces.FA2_16), **DECODE).save(tmp_path / "a.json")
+    path = served(
+        runs(name),
+        runs(traces.FA2_16),
+        **DECODE,
+    ).save(tmp_path / "a.json")
     began = time.process_time()
     diagnosis = attnlib.diagnose(path)
     assert time.process_time() - began < 5
@@ -53,7 +58,7 @@ def test_a_name_without_end_is_cut_before_it_is_searched(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "short"),
+    "name, short",
     [
         ("void ns::f<A<int>, (B)1>(A<int>*)", "f"),
         ("f<A<int>>::g<B>", "g"),
@@ -86,6 +91,48 @@ def test_a_view_in_an_nsight_export_is_refused_and_never_run(table, how, tmp_pat
         base.commit()
     line = fails("diagnose", str(path))
     assert line.endswith(f"{path} must hold {table} as a table, it is a view")
+
+
+@pytest.mark.parametrize(
+    "query, words",
+    [
+        (f"DROP TABLE {KERNELS}", "has no kernels: capture with"),
+        (
+            "INSERT INTO StringIds SELECT id, value FROM StringIds",
+            "StringIds must have each id once",
+        ),
+        ("DELETE FROM StringIds", "StringIds must have id 4, the name of a kernel"),
+        (f"UPDATE {KERNELS} SET start = 'x'", "'x'"),
+        (f"UPDATE {KERNELS} SET end = NULL", "None"),
+        (f"UPDATE {KERNELS} SET gridX = 'x'", "'x'"),
+        (f"UPDATE {KERNELS} SET demangledName = x'ff'", "x"),
+        (f"DELETE FROM {KERNELS}", "has no kernel of a GPU"),
+    ],
+)
+def test_a_fault_of_an_nsight_export_is_named(query, words, tmp_path, fails):
+    path = served(runs(traces.FA2_16), **DECODE).export(tmp_path / "a.sqlite")
+    with closing(sqlite3.connect(path)) as base:
+        base.execute(query)
+        base.commit()
+    line = fails("diagnose", str(path))
+    assert str(path) in line
+    assert words in line
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        7,
+        {"id": []},
+        {"id": 0, "name": 7},
+        {"id": 0, "numSms": "132"},
+    ],
+)
+def test_a_gpu_without_a_right_name_or_count_of_sms_is_refused(gpu, tmp_path, fails):
+    path = tmp_path / "a.json"
+    events = served(runs(traces.FA2_16), **DECODE).events
+    path.write_text(json.dumps({"deviceProperties": [gpu], "traceEvents": events}))
+    assert str(path) in fails("diagnose", str(path))
 
 
 @pytest.mark.parametrize("suffix", ["", ".jsonl"])
@@ -131,7 +178,12 @@ def test_names_of_a_trace_do_not_steer_the_terminal(tmp_path, capsys):
     path = tmp_path / "a\x1b[2J.json"
     document = {**HEAD, "deviceProperties": [gpu], "traceEvents": writer.events}
     path.write_text(json.dumps(document))
-    for more in ([], [str(path)], ["--json"], ["--shape", "heads=\x1b[2J"]):
+    for more in (
+        [],
+        [str(path)],
+        ["--json"],
+        ["--shape", "heads=\x1b[2J"],
+    ):
         status = cli.main(["diagnose", str(path), *more])
         out, err = capsys.readouterr()
         assert status == (cli.USAGE if "--shape" in more else 0)
@@ -141,8 +193,16 @@ def test_names_of_a_trace_do_not_steer_the_terminal(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", [r"f$\frac$", "a$x_1$b", "a$_0$_1"])
 def test_a_dollar_in_a_name_is_no_formula(name, tmp_path):
-    path = served(runs(name, 30.0), runs(traces.FA2_16), **DECODE).save(tmp_path / "a.json")
-    more = served(runs(name, 60.0), runs(traces.FA2_16), **DECODE).save(tmp_path / f"{name}.json")
+    path = served(
+        runs(name, 30.0),
+        runs(traces.FA2_16),
+        **DECODE,
+    ).save(tmp_path / "a.json")
+    more = served(
+        runs(name, 60.0),
+        runs(traces.FA2_16),
+        **DECODE,
+    ).save(tmp_path / f"{name}.json")
     figure = attnlib.diagnose(path, more).figure()
     figure.canvas.draw()
     attnlib.save(figure, tmp_path / "a.png")
@@ -193,7 +253,7 @@ def test_a_mistake_in_the_file_of_claims_is_one_line_that_names_the_file(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text, words",
     [
         ("library: toy\n  a: b\n", "toy.yaml:2: must be YAML: mapping values are not allowed"),
         ("library: toy\nlibrary: toy\n", "toy.yaml:2: a key must stand once, 'library' stands"),

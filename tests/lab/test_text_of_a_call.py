@@ -7,7 +7,7 @@ import pytest
 
 import attnlib
 from attnlib import cli
-from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.core import AttnSpec, MlaSpec
 from attnlib.lab.diagnose import facts_said
 from attnlib.lab.source import _with_only_context, variant_of, wishes_said
 from attnlib.measure.calls.decode.case import DecodeCase
@@ -41,7 +41,7 @@ def test_a_view_of_a_call_is_that_of_its_axes(call):
     by_axes = attnlib.view(
         "Llama-3.1-8B",
         machine="h200",
-        variant="bfloat16",  # as older releases wrote it
+        variant="dtype=bfloat16",
         page_size=16,
         lengths="fixed",
         batch=16,
@@ -56,11 +56,12 @@ def test_a_view_of_a_call_is_that_of_its_axes(call):
 
 def test_a_view_of_a_layer_chooses_the_rest():
     seen = attnlib.view("heads=32/8 page=16", machine="h200", batch=16)
-    assert (seen.choice.case.spec, seen.choice.case.batch_size) == (LAYER, 16)
+    assert seen.choice.case.spec == LAYER
+    assert seen.choice.case.batch_size == 16
 
 
 @pytest.mark.parametrize(
-    ("call", "options", "words"),
+    "call, options, words",
     [
         (TEXT, {"kv_len": 8192}, "kv_len must be left out with the text of a call, got 8192"),
         (TEXT, {"tp": 2}, "tp must be left out with the text of a call, got 2"),
@@ -77,7 +78,12 @@ def test_a_call_that_no_view_shows_is_refused(call, options, words):
 
 
 def test_a_variant_is_the_words_that_model_page_and_lengths_leave_open():
-    fp8 = DecodeCase(AttnSpec(8, 1, 64, 16, "float16", "float8_e4m3fn", 9), 2, 40, context=99)
+    fp8 = DecodeCase(
+        AttnSpec(8, 1, 64, 16, "float16", "float8_e4m3fn", 9),
+        2,
+        40,
+        context=99,
+    )
     assert variant_of(fp8) == "dtype=float16 kv_dtype=float8_e4m3fn window=9 context=99"
     sparse = MlaCase(MlaSpec(16, 2048, kv_format="fp8-656"), 2, 4096)
     assert variant_of(sparse) == "heads=16/1 top_k=2048 kv_format=fp8-656"
@@ -104,7 +110,8 @@ def test_advice_on_a_text_is_that_on_its_case_or_without_a_page_on_its_layer():
     assert same_advice(unpinned, of_layer)
     assert unpinned.layer == of_layer.layer
     drawn = attnlib.advise("heads=32/8 page=16 lens=ragged:8192x16 seed=2")
-    assert len(drawn.lengths) == 16 and len({*drawn.lengths}) > 8
+    assert len(drawn.lengths) == 16
+    assert len({*drawn.lengths}) > 8
 
 
 def test_the_command_advises_on_words_as_on_options(capsys):
@@ -118,7 +125,7 @@ def test_the_command_advises_on_words_as_on_options(capsys):
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    "line, words",
     [
         (
             f"advise {TEXT} --page-size 16",
@@ -165,7 +172,8 @@ def test_masks_queries_and_models_of_a_text_are_facts():
             LAYER, mode="target_verify", call=call, **how
         )
     choice = attnlib.explain("model=gpt-oss-20b page=64", **OF_SGLANG)
-    assert choice.reasons and not any("gpt-oss; it is other" in row.why for row in choice.reasons)
+    assert choice.reasons
+    assert not any("gpt-oss; it is other" in row.why for row in choice.reasons)
 
 
 def test_a_latent_layer_is_explained_from_its_text(capsys):
@@ -183,7 +191,7 @@ def test_a_latent_layer_is_explained_from_its_text(capsys):
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "words"),
+    "call, error, words",
     [
         ("heads=32/8 lens=ragged:9x2", ValueError, "lens must not be drawn here, got ragged:9x2"),
         ("mode=draft_extend heads=32/8 q_len=2 lens=9", ValueError, "q_lens must be given with"),
@@ -212,7 +220,11 @@ def test_the_shape_of_a_trace_is_said_in_words_or_as_before():
     trace = ROOT / "data" / "traces" / "fa3_decode.json.gz"
     said = cli._facts_of_shape("heads=32/8 page=16 lens=8192x16")
     shape = attnlib.diagnose(trace, **said).shape
-    assert shape == {**attnlib.diagnose(trace, **before).shape, "lens": "8192x16", "longest": 8192}
+    assert shape == {
+        **attnlib.diagnose(trace, **before).shape,
+        "lens": "8192x16",
+        "longest": 8192,
+    }
     both = cli._facts_of_shape("sglang=0.5.23 heads=32/8 lens=8192x16")
     assert both == cli._facts_of_shape("heads=32/8 lens=8192x16") | {"sglang": "0.5.23"}
     with pytest.raises(ValueError, match="each fact once, got 'sglang' again"):
@@ -260,7 +272,9 @@ def test_a_decode_call_takes_a_text():
 
 def test_explain_takes_heads_alone_and_a_card(capsys):
     by_text = attnlib.explain("heads=32/8", gpu="h100", library="sglang==0.5.23")
-    assert (by_text.mode, by_text.gpu, by_text.backend) == ("decode", "sm90", "fa3")
+    assert by_text.mode == "decode"
+    assert by_text.gpu == "sm90"
+    assert by_text.backend == "fa3"
     line = "explain --library sglang==0.5.23 --gpu h100"
     head = told(capsys, f"{line} --heads 32/8").splitlines()[0]
     assert head == told(capsys, f"{line} heads=32/8").splitlines()[0]

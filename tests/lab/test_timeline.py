@@ -24,16 +24,27 @@ def bars_of(figure):
 
 
 def test_a_row_is_a_kernel_a_bar_a_launch_and_gaps_are_shaded():
-    spans = [kernel("b", 100, 10), kernel("a", 115, 5), kernel("b", 120, 30)]
+    spans = [
+        kernel("b", 100, 10),
+        kernel("a", 115, 5),
+        kernel("b", 120, 30),
+    ]
     rows, gaps = bars_of(draw_timeline(spans, "call", "nowhere"))
-    assert rows == {"b": [(0, 10), (20, 50)], "a": [(15, 20)]}
+    assert rows == {
+        "b": [
+            (0, 10),
+            (20, 50),
+        ],
+        "a": [(15, 20)],
+    }
     assert gaps == [(10, 15)]
 
 
 def test_the_kernels_of_least_time_share_the_last_row():
     spans = [kernel(f"k{number}", 10 * number, 1 + number) for number in range(MOST_NAMES + 2)]
     rows, _ = bars_of(draw_timeline(spans, "call", "nowhere"))
-    assert len(rows) == MOST_NAMES + 1 and [*rows][-1] == OTHERS
+    assert len(rows) == MOST_NAMES + 1
+    assert [*rows][-1] == OTHERS
     assert rows[OTHERS] == [(0, 1), (10, 12)]
 
 

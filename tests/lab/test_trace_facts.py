@@ -65,7 +65,8 @@ def test_lengths_of_the_marks_are_shown_per_step_and_taken_for_gains(path):
 
 def test_two_queries_per_request_are_no_plain_decode():
     found = attnlib.diagnose(THREADS / "sgl_detailed_two_queries.json.gz")
-    assert found.lengths()["queries per request"].eq(2.0).all() and [*found.usual] == ["verify"]
+    assert found.lengths()["queries per request"].eq(2.0).all()
+    assert [*found.usual] == ["verify"]
 
 
 def test_a_mark_without_lengths_has_none_and_one_request_is_the_longest(path):
@@ -88,7 +89,7 @@ MERGE = runs(traces.COMBINE, 2.0)
 
 
 @pytest.mark.parametrize(
-    ("mark", "attention", "shape", "shown"),
+    "mark, attention, shape, shown",
     [
         (SUMS, (), {"heads": "128/8"}, True),
         (SUMS, (), {}, False),
@@ -139,14 +140,19 @@ def test_the_cap_is_judged_by_the_length_of_every_request():
     for build in ("sglang", "sglang-0.4.4"):
         cap = replace(call, build=build).split_cap
         capped = replace(call, build="sglang", num_splits=cap)
-        splits[build] = plan_splits(capped, tokens, np.ones(16, int)).num_splits.max()
+        splits[build] = plan_splits(
+            capped,
+            tokens,
+            np.ones(16, int),
+        ).num_splits.max()
     now, then = splits.values()
     assert now < then
     (row,) = found.patterns.to_dict("records")
     assert row["pattern"] == CAP
     words = f"the longest of 16 requests has 65,536 tokens and gets {now} splits, {then} by that"
     assert words in row["evidence"] and "in the mean" not in row["evidence"]
-    assert (found.shape["kv_len"], found.shape["longest"]) == (6016, 65536)
+    assert found.shape["kv_len"] == 6016
+    assert found.shape["longest"] == 65536
 
 
 def test_a_cap_that_no_request_meets_is_no_pattern(path):
@@ -182,8 +188,12 @@ def test_gains_are_of_batches_whose_mean_and_longest_are_alike(published_records
 
 
 @pytest.mark.parametrize(
-    ("name", "least", "most"),
-    [("lengths_copied", 900, 1000), ("fa2_host", 900, 1000), ("prefill_decode", 900, 1100)],
+    "name, least, most",
+    [
+        ("lengths_copied", 900, 1000),
+        ("fa2_host", 900, 1000),
+        ("prefill_decode", 900, 1100),
+    ],
 )
 def test_the_host_waits_in_a_copy_to_pageable_memory(name, least, most):
     found = attnlib.diagnose(TRACES / f"{name}.json.gz")
@@ -257,7 +267,7 @@ def test_a_call_of_any_name_that_the_gpu_idles_under_is_named(path):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "grid", "us", "fix"),
+    "kernel, grid, us, fix",
     [
         (SPLIT_KV, (1, 1, 16), 300.0, "num_splits=0"),
         (SPLIT_KV, (1, 1, 66), 300.0, "num_splits=0"),
@@ -280,16 +290,16 @@ def test_few_blocks_of_any_kernel_name_the_parameter_that_raises_them(kernel, gr
         assert found.empty
         return
     (row,) = found.to_dict("records")
-    assert (
-        row["pattern"] == FEW and fix in row["fix"] and "fewer than the 132 SMs" in row["evidence"]
-    )
+    assert row["pattern"] == FEW
+    assert fix in row["fix"]
+    assert "fewer than the 132 SMs" in row["evidence"]
 
 
 PUT = "void at::native::index_elementwise_kernel<128, 4, at::native::index_put_kernel_impl<T> >(T)"
 
 
 @pytest.mark.parametrize(
-    ("kernel", "shown"),
+    "kernel, shown",
     [
         (traces.INDEX, True),
         ("create_flashinfer_kv_indices_triton", True),
@@ -299,7 +309,13 @@ PUT = "void at::native::index_elementwise_kernel<128, 4, at::native::index_put_k
     ],
 )
 def test_indices_that_are_made_in_every_layer_show_and_writes_by_index_do_not(kernel, shown, path):
-    served(path, runs(kernel, 2.0), runs(traces.FLASH_ATTN_3), ahead=[PREPARE], layers=8)
+    served(
+        path,
+        runs(kernel, 2.0),
+        runs(traces.FLASH_ATTN_3),
+        ahead=[PREPARE],
+        layers=8,
+    )
     assert (AGAIN in patterns_of(path)) == shown
 
 
@@ -309,7 +325,12 @@ def test_indices_that_are_made_in_few_layers_or_with_other_grids_do_not_show(pat
     for _ in range(STEPS):
         left = iter(kernels)
         each = lambda writer, graph, left=left: next(left)(writer, graph)  # noqa: E731
-        writer.step([each, runs(traces.FLASH_ATTN_3)], ahead=[PREPARE], layers=8, mark=DECODE)
+        writer.step(
+            [each, runs(traces.FLASH_ATTN_3)],
+            ahead=[PREPARE],
+            layers=8,
+            mark=DECODE,
+        )
     assert patterns_of(writer.save(path)) == []
 
 
@@ -319,13 +340,22 @@ OWN = "_my_own_attn_decode"
 
 
 def test_an_unknown_kernel_that_is_named_like_attention_makes_steps(path):
-    served(path, runs("_my_attn_metadata_pack", 90.0), runs(OWN, 30.0), runs("_rope_norm", 50.0))
+    served(
+        path,
+        runs("_my_attn_metadata_pack", 90.0),
+        runs(OWN, 30.0),
+        runs("_rope_norm", 50.0),
+    )
     found = attnlib.diagnose(path)
-    assert len(found.steps) == STEPS and {step.kind for step in found.steps} == {"decode"}
+    assert len(found.steps) == STEPS
+    assert {step.kind for step in found.steps} == {"decode"}
     (row,) = found.table().to_dict("records")
-    assert (row["kernel"], row["is"], row["a step"]) == (OWN, "attention (unknown)", 4)
+    assert row["kernel"] == OWN
+    assert row["is"] == "attention (unknown)"
+    assert row["a step"] == 4
     both = attnlib.diagnose(path, path)
-    assert "attention" in both.rows.part.tolist() and OWN not in both.rows.part.tolist()
+    assert "attention" in both.rows.part.tolist()
+    assert OWN not in both.rows.part.tolist()
 
 
 def test_steps_of_an_unknown_kernel_are_found_beside_those_of_a_known_one(path):
@@ -447,7 +477,7 @@ def test_gains_of_another_card_are_said_to_be_so(path, published_records):
 
 
 @pytest.mark.parametrize(
-    ("name", "attention"),
+    "name, attention",
     [
         ("key_averages.txt", "attention (flash-attn-3)"),
         ("cuda_gpu_kern_sum.csv", "attention (flash-attn-2)"),
@@ -459,9 +489,9 @@ def test_pasted_sums_give_families_and_times_and_no_steps(name, attention):
     assert table["is"][0] == attention and table.us.is_monotonic_decreasing
     assert table.share.sum() == pytest.approx(1.0)
     told = repr(found)
-    assert (
-        "no steps" in told.splitlines()[0] and attention in told and "<table" in found._repr_html_()
-    )
+    assert "no steps" in told.splitlines()[0]
+    assert attention in told
+    assert "<table" in found._repr_html_()
     assert ("cut 1 names" in told) == (name == "key_averages.txt")
     assert json.loads(json.dumps(found.to_dict()))["kernels"][0]["is"] == attention
 

@@ -62,20 +62,31 @@ def test_a_ratio_pairs_rounds_and_has_the_verdict_of_the_statistics(demo):
     (judged,) = judge_ratios([(demo[FA3], demo[FA2])])
     assert row == {"backend": FA3, "against": FA2, **vars(judged)}
     assert view(MODEL).comparison.ratio.dtype == float, "a table of it can be rounded"
-    assert (row["verdict"], row["rounds"]) == ("slower", 3)
+    assert row["verdict"] == "slower"
+    assert row["rounds"] == 3
     (row,) = view(MODEL, against=FA3).comparison.to_dict("records")
-    assert (row["backend"], row["verdict"]) == (FA2, "faster")
+    assert row["backend"] == FA2
+    assert row["verdict"] == "faster"
 
 
 @pytest.mark.parametrize(
-    ("status", "reason"),
+    "status, reason",
     [("incorrect", "row error 3 over budget 0.01"), ("crashed", f"signal SIGKILL; {EVIL}")],
 )
 def test_a_failure_is_a_word_in_its_row_and_a_note_why(demo, make_record, status, reason):
-    keep(make_record, "demo", timed("sdpa", QWEN, ""), 0.0, status=status, reason=reason)
+    keep(
+        make_record,
+        "demo",
+        timed("sdpa", QWEN, ""),
+        0.0,
+        status=status,
+        reason=reason,
+    )
     seen = view(MODEL, backends=(FA2, "sdpa"))
     row = by_backend(seen.times)["sdpa"]
-    assert row["ran"] == status and row["us"] != row["us"] and seen.comparison.empty
+    assert row["ran"] == status
+    assert row["us"] != row["us"]
+    assert seen.comparison.empty
     assert f"sdpa: {status}: {reason}" in seen.notes and EVIL not in seen._repr_html_()
     with pytest.raises(ValueError, match="view must hold a backend that was measured ok"):
         view(MODEL, backends=("sdpa",)).figure()
@@ -96,9 +107,11 @@ def test_without_ceilings_there_is_no_share_and_of_one_round_no_interval(
     for backend in (FA2, FA3):
         keep(make_record, "demo", timed(backend, QWEN), 100.0)
     seen = view(MODEL)
-    assert seen.floor_us != seen.floor_us and seen.times.share.isna().all()
+    assert seen.floor_us != seen.floor_us
+    assert seen.times.share.isna().all()
     assert any(note.startswith("No share of a ceiling") for note in seen.notes)
-    assert seen.comparison.verdict.tolist() == ["ambiguous"] and "one round" in repr(seen)
+    assert seen.comparison.verdict.tolist() == ["ambiguous"]
+    assert "one round" in repr(seen)
 
 
 def test_latent_attention_has_the_ceiling_that_binds_it(make_record, monkeypatch, replayed):
@@ -114,7 +127,7 @@ def test_latent_attention_has_the_ceiling_that_binds_it(make_record, monkeypatch
 
 
 def test_libraries_without_releases_belong_to_the_view_of_each_release(published_records):
-    asked = {"variant": "128 heads, dense, bfloat16", "batch": 64, "records": "sparse_mla"}
+    asked = {"variant": "heads=128/1", "batch": 64, "records": "sparse_mla"}
     seen = view("DeepSeek MLA", release="0.7.2", **asked)
     releases = dict(zip(seen.good.backend, seen.good.release, strict=True))
     assert releases == {"flash-attn-3-mla": "", "flashinfer-mla-fa3": "0.7.2", "flashmla-dense": ""}
@@ -123,7 +136,8 @@ def test_libraries_without_releases_belong_to_the_view_of_each_release(published
 def test_the_call_gives_the_same_view_and_table_and_figure_name_the_release(demo):
     seen = view(MODEL, against=FA3)
     again = eval(seen.choice.call, {"attnlib": attnlib})
-    assert again.choice.arguments == seen.choice.arguments and repr(again) == repr(seen)
+    assert again.choice.arguments == seen.choice.arguments
+    assert repr(again) == repr(seen)
     page = seen._repr_html_()
     assert "Records of study demo: Test GPU 0badcafe, FlashInfer 0.6.3, measured 2026-01-02" in page
     assert "<td>318.0</td><td class='words'>fa3</td>" in page
@@ -160,7 +174,7 @@ def test_every_model_and_source_on_record_and_every_backend_of_it_can_be_shown(
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    "asked, words",
     [
         ({"records": "fa2_plan"}, "records must be one of live, .*got 'fa2_plan'"),
         ({"machine": "b200"}, "machine must be one of .*nvidia-h100-80gb-hbm3.*got 'b200'"),
@@ -202,7 +216,8 @@ def test_the_first_study_answers_of_its_reference_machine_or_of_the_one_that_is_
     published_records, monkeypatch
 ):
     source = find_case(LLAMA).source
-    assert (source.records, source.machine) == (STUDY.name, STUDY.reference_machine)
+    assert source.records == STUDY.name
+    assert source.machine == STUDY.reference_machine
     assert find_case(LLAMA, STUDY.name, H100_MACHINE).source.machine == H100_MACHINE
     monkeypatch.setenv("ATTNLIB_MACHINE", H100_MACHINE)
     assert find_case(LLAMA).source.machine == H100_MACHINE
@@ -211,7 +226,12 @@ def test_the_first_study_answers_of_its_reference_machine_or_of_the_one_that_is_
 def test_the_newest_release_is_usual_and_releases_are_in_the_order_of_versions(demo, make_record):
     for release in ("0.6.10", "0.6.9"):
         keep(make_record, "demo", timed(FA2, QWEN, release), 100.0)
-    keep(make_record, "demo", timed(FA2, replace(QWEN, seed=5, batch_size=2)), 100.0)
+    keep(
+        make_record,
+        "demo",
+        timed(FA2, replace(QWEN, seed=5, batch_size=2)),
+        100.0,
+    )
     choice = view(MODEL).choice
     assert choice.options["release"] == ["0.6.3", "0.6.9", "0.6.10"]
     assert choice.arguments["release"] == "0.6.10"
@@ -221,9 +241,15 @@ def test_the_newest_release_is_usual_and_releases_are_in_the_order_of_versions(d
 
 
 def test_options_are_of_the_choices_before_them_and_another_wish_is_refused(demo, make_record):
-    keep(make_record, "demo", timed(FA2, replace(QWEN, batch_size=4, kv_len=4096)), 100.0)
+    keep(
+        make_record,
+        "demo",
+        timed(FA2, replace(QWEN, batch_size=4, kv_len=4096)),
+        100.0,
+    )
     choice = view(MODEL, batch=4).choice
-    assert choice.options["kv_len"] == [4096] and choice.arguments["backends"] == [FA2]
+    assert choice.options["kv_len"] == [4096]
+    assert choice.arguments["backends"] == [FA2]
     assert view(MODEL).choice.case == QWEN, "the size nearest to the preferred one"
     for wish, words in (
         ({"batch": 7}, "batch must be one of 4, 16 with the choices before it, got 7"),
@@ -238,7 +264,8 @@ def test_a_library_that_goes_along_with_every_release_may_alone_have_the_wish(de
     keep(make_record, "demo", timed("sdpa", replace(QWEN, batch_size=4), ""), 100.0)
     for wishes in ({"batch": 4}, {"batch": 4, "release": "0.6.3"}):
         seen = view(MODEL, **wishes)
-        assert seen.backends == ["sdpa"] and seen.choice.arguments["release"] == "0.6.3"
+        assert seen.backends == ["sdpa"]
+        assert seen.choice.arguments["release"] == "0.6.3"
     assert view(MODEL).choice.case == QWEN
 
 
@@ -257,7 +284,8 @@ def test_what_only_a_gpu_can_answer_is_refused_with_the_reason(without_gpu, monk
 def test_in_live_mode_the_call_measures_what_is_missing(instant_jobs, monkeypatch):
     made.go_live(monkeypatch)
     seen = view(MODEL, batch=7)
-    assert seen.times.rounds.tolist() == [3, 3] and seen.choice.arguments["batch"] == 7
+    assert seen.times.rounds.tolist() == [3, 3]
+    assert seen.choice.arguments["batch"] == 7
     names = [[item.backend for item in job.items] for job in instant_jobs.jobs]
     forth = ["copy", "matmul", FA2, FA3]
     assert names == [forth, forth[::-1], forth], "a round is a process, odd ones in reverse"
@@ -336,7 +364,8 @@ def test_a_known_problem_of_a_backend_and_release_is_a_note_and_others_are_silen
     assert PROBLEMS[auto].do in note
     assert slow.known[FA2] == []
     mended = view(LLAMA, release="0.6.4")
-    assert auto not in repr(mended) and mended.known["flashinfer-auto"] == []
+    assert auto not in repr(mended)
+    assert mended.known["flashinfer-auto"] == []
     assert [answer.problem.id for answer in mended.known[FA3]] == ["flashinfer-fa3-decode-by-name"]
 
 

@@ -80,7 +80,11 @@ def index(tmp_path, monkeypatch):
     monkeypatch.setattr(releases, "PATH", tmp_path / "releases.json")
     monkeypatch.setattr(watch, "CITED", tmp_path / "watch.yaml")
     monkeypatch.setattr("attnlib.lab.citing.FOLDER", rules)
-    for name, value in (("INDEX", "1"), ("CONFIG_FILE", "/dev/null"), ("EXTRA_INDEX_URL", "")):
+    for name, value in (
+        ("INDEX", "1"),
+        ("CONFIG_FILE", "/dev/null"),
+        ("EXTRA_INDEX_URL", ""),
+    ):
         monkeypatch.setenv(f"PIP_NO_{name}" if name == "INDEX" else f"PIP_{name}", value)
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     watch._packages.cache_clear()
@@ -112,7 +116,8 @@ def test_without_a_newer_release_nothing_is_fetched_or_written(index, capsys, mo
     monkeypatch.setattr(watch, "fetched", None)
     before = releases.PATH.stat().st_mtime_ns
     status, out, _ = run(capsys)
-    assert (status, out.splitlines()[-1]) == (0, "There are none.")
+    assert status == 0
+    assert out.splitlines()[-1] == "There are none."
     assert releases.PATH.stat().st_mtime_ns == before
 
 
@@ -166,7 +171,7 @@ def test_what_moved_is_found_and_a_new_file_of_a_pattern_is_new(index):
 
 
 @pytest.mark.parametrize(
-    ("changed", "place"),
+    "changed, place",
     [
         ({"engine/step.py": "def step(batch, graph=False):\n    return batch\n"}, "step.py"),
         ({"engine/loop.py": "from engine.pick import pick as step\n"}, "loop.py"),
@@ -192,10 +197,12 @@ def test_a_flashinfer_that_was_not_read_is_a_change(index, capsys):
     assert status == cli.CHANGED and read() == READ
     assert "### `METADATA`: Requires-Dist is FlashInfer 0.7.3, which was not read" in out
     index("0.7.3", requires="", name="flashinfer-python")
-    assert run(capsys, ENGINE)[0] == cli.CHANGED and read() == READ
+    assert run(capsys, ENGINE)[0] == cli.CHANGED
+    assert read() == READ
     # Of all packages FlashInfer is covered first, and the engine then too.
     assert run(capsys)[0] == 0
-    assert read()[ENGINE]["1.1"] == "0.7.3" and "0.7.3" in read()["flashinfer-python"]
+    assert read()[ENGINE]["1.1"] == "0.7.3"
+    assert "0.7.3" in read()["flashinfer-python"]
 
 
 def cut(path):
@@ -211,7 +218,7 @@ def spoil(path):
 
 
 @pytest.mark.parametrize(
-    ("harm", "message"),
+    "harm, message",
     [
         (cut, r"could not fetch the wheel of attnlib-engine 1\.1|must be whole"),
         (spoil, r"the wheel of attnlib-engine 1\.1 must be whole, got: Bad CRC"),
@@ -221,7 +228,8 @@ def test_a_broken_wheel_is_one_error_and_nothing_is_written(index, capsys, harm,
     index("0.7.3", requires="", name="flashinfer-python")  # would be covered
     harm(index("1.1"))
     status, out, err = run(capsys)
-    assert (status, out) == (cli.FAILED, "")
+    assert status == cli.FAILED
+    assert out == ""
     assert re.search(message, err)
     assert read() == READ
 
@@ -236,12 +244,13 @@ def test_code_that_this_python_cannot_read_is_an_error(index, capsys):
 def test_without_an_index_there_is_one_error(index, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     status, out, err = run(capsys)
-    assert (status, out) == (cli.FAILED, "")
+    assert status == cli.FAILED
+    assert out == ""
     assert err.startswith("attnlib watch: pip could not list the releases of flashinfer-python")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words, message",
     [
         (["sglangs"], "package must be one of flashinfer-python, attnlib-engine, got 'sglangs'"),
         ([ENGINE, "--base", "1.0"], "--base and --new must be given together, for one PACKAGE"),
@@ -250,7 +259,9 @@ def test_without_an_index_there_is_one_error(index, capsys, monkeypatch, tmp_pat
 )
 def test_wrong_use(index, capsys, words, message):
     status, out, err = run(capsys, *words)
-    assert (status, out) == (cli.USAGE, "") and message in err
+    assert status == cli.USAGE
+    assert out == ""
+    assert message in err
 
 
 def test_two_given_releases_are_compared_and_nothing_is_written(index, capsys):

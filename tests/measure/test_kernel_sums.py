@@ -44,7 +44,7 @@ def test_another_text_is_none(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "old", "new", "words"),
+    "source, old, new, words",
     [
         (TABLE, "900.000us", "nan", "must have times in Self CUDA"),
         (TABLE, "        64  ", "  sixtyfour  ", "must have numbers in # of Calls"),
@@ -60,7 +60,8 @@ def test_a_wrong_field_is_one_line_that_names_it(source, old, new, words, tmp_pa
     path.write_text(text.replace(old, new))
     with pytest.raises(ValueError, match=words) as error:
         read_sums(path)
-    assert str(path) in str(error.value) and "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_table_without_the_gpu_and_one_without_end_are_refused(tmp_path):
@@ -87,4 +88,5 @@ def test_a_spoiled_text_is_read_or_refused_in_one_line(source, seed, tmp_path):
     try:
         read_sums(path)
     except ValueError as error:
-        assert str(path) in str(error) and len(str(error).splitlines()) == 1
+        assert str(path) in str(error)
+        assert len(str(error).splitlines()) == 1

@@ -6,7 +6,7 @@ from attnlib.measure.marks import MOST_CHARACTERS, NO_MARK, Mark, read_mark
 
 
 @pytest.mark.parametrize(
-    ("name", "mark"),
+    "name, mark",
     [
         ("step[DECODE bs=4]", Mark("SGLang", "decode", 4)),
         ("step[DECODE bs=16 toks=16]", Mark("SGLang", "decode", 16)),

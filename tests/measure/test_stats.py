@@ -46,8 +46,10 @@ def judged(pair, **options):
 
 def test_the_interval_holds_the_truth_however_the_gpu_drifted_and_has_no_favourite_side():
     a, b = experiment(3)
-    result, inverse = judged((a, b)), judged((b, a))
-    assert result.low < TRUTH < result.high and result.high / result.low < 1.1
+    result = judged((a, b))
+    inverse = judged((b, a))
+    assert result.low < TRUTH < result.high
+    assert result.high / result.low < 1.1
     bounds = (1 / inverse.ratio, 1 / inverse.high, 1 / inverse.low)
     assert bounds == pytest.approx((result.ratio, result.low, result.high))
 
@@ -63,16 +65,23 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_claims(rounds):
 @pytest.mark.parametrize("judge", [judge_ratios, judge_savings])
 def test_one_round_decides_nothing_and_rounds_that_do_not_pair_are_refused(judge):
     (result,) = judge([([3.0], [1.0])])
-    assert (result.verdict, result.rounds) == ("ambiguous", 1)
-    assert math.isnan(result.low) and math.isnan(result.high)
+    assert result.verdict == "ambiguous"
+    assert result.rounds == 1
+    assert math.isnan(result.low)
+    assert math.isnan(result.high)
     assert judge([]) == []
-    for left, right in (([1.0, 2.0], [1.0]), ([], []), ([0.0], [1.0]), ([1.0], [math.nan])):
+    for left, right in (
+        ([1.0, 2.0], [1.0]),
+        ([], []),
+        ([0.0], [1.0]),
+        ([1.0], [math.nan]),
+    ):
         with pytest.raises(ValueError, match="the same number of times above 0, at least one, got"):
             judge([(left, right)])
 
 
 @pytest.mark.parametrize(
-    ("numerators", "us", "word"),
+    "numerators, us, word",
     [
         ([2.0, 2.01, 1.99], 100.0, "slower"),
         ([0.5, 0.501, 0.499], 100.0, "faster"),
@@ -86,11 +95,12 @@ def test_one_round_decides_nothing_and_rounds_that_do_not_pair_are_refused(judge
 def test_a_verdict_needs_an_interval_and_an_effect_beyond_the_margin(numerators, us, word):
     result = judged(([us * each for each in numerators], [us] * 3))
     margin = SHORT_MARGIN if us < 30 else LONG_MARGIN
-    assert (result.verdict, result.margin) == (word, margin)
+    assert result.verdict == word
+    assert result.margin == margin
 
 
 @pytest.mark.parametrize(
-    ("ratio", "spread", "word"),
+    "ratio, spread, word",
     [
         (1.0, 0.001, "not slower"),
         (1.015, 0.001, "not slower"),
@@ -103,7 +113,8 @@ def test_a_verdict_needs_an_interval_and_an_effect_beyond_the_margin(numerators,
 def test_not_slower_than_a_margin_needs_an_interval_that_ends_below_it(ratio, spread, word):
     logs = np.log(ratio) + spread * np.array([-1.0, 1.0, -1.0, 1.0])
     result = judged((np.exp(logs), [1.0] * 4), not_slower=0.02)
-    assert (result.verdict, result.margin) == (word, 0.02)
+    assert result.verdict == word
+    assert result.margin == 0.02
 
 
 def assert_rarely_wrong(tables, draw_table, judge):
@@ -112,7 +123,8 @@ def assert_rarely_wrong(tables, draw_table, judge):
     `draw_table` draws the truth of each row and its pair of times.
     """
     rng = np.random.default_rng(7)
-    wrong, error = 0, 1 - CONFIDENCE
+    wrong = 0
+    error = 1 - CONFIDENCE
     for _ in range(tables):
         truths, pairs = draw_table(rng)
         rows = zip(truths, judge(pairs), strict=True)
@@ -127,7 +139,17 @@ def drawing(truths, rows, sigma, rounds):
 
     def draw_table(rng):
         drawn = rng.choice(truths, rows)
-        a, b = 100 * np.exp(rng.normal(0, sigma, (2, rows, rounds)))
+        a, b = 100 * np.exp(
+            rng.normal(
+                0,
+                sigma,
+                (
+                    2,
+                    rows,
+                    rounds,
+                ),
+            )
+        )
         return drawn, list(zip(a * drawn[:, None], b, strict=True))
 
     return draw_table
@@ -135,7 +157,14 @@ def drawing(truths, rows, sigma, rounds):
 
 @pytest.mark.parametrize("sigma", [0.01, 0.05])
 @pytest.mark.parametrize("truths", TRUTHS)
-@pytest.mark.parametrize(("rows", "not_slower"), [(1, 0.0), (6, 0.0), (6, 0.02)])
+@pytest.mark.parametrize(
+    "rows, not_slower",
+    [
+        (1, 0.0),
+        (6, 0.0),
+        (6, 0.02),
+    ],
+)
 def test_about_one_table_in_twenty_or_fewer_has_a_wrong_verdict(sigma, truths, rows, not_slower):
     judge = partial(judge_ratios, not_slower=not_slower)
     assert_rarely_wrong(200, drawing(truths, rows, sigma, 4), judge)
@@ -166,14 +195,29 @@ def test_about_one_table_in_twenty_or_fewer_has_a_wrong_saving():
 def test_a_row_is_judged_with_what_the_table_knows_of_noise():
     rng = np.random.default_rng(5)
     steady = [(2 * np.exp(rng.normal(0, 0.001, 4)), np.ones(4)) for _ in range(7)]
-    doubtful = (np.exp(np.log(1.05) + 0.02 * np.array([-1, 1, -1, 1])), np.ones(4))
-    alone, among = judged(doubtful), judge_ratios([doubtful, *steady])[0]
+    doubtful = (
+        np.exp(np.log(1.05) + 0.02 * np.array([-1, 1, -1, 1])),
+        np.ones(4),
+    )
+    alone = judged(doubtful)
+    among = judge_ratios([doubtful, *steady])[0]
     assert among.ratio == alone.ratio == pytest.approx(1.05)
     assert among.high - among.low < alone.high - alone.low
 
 
 def test_a_saving_is_the_mean_difference_with_students_interval():
-    (result,) = judge_savings([([10.0, 12.0, 14.0], [9.0, 9.0, 9.0])])
+    (result,) = judge_savings(
+        [
+            (
+                [10.0, 12.0, 14.0],
+                [9.0, 9.0, 9.0],
+            )
+        ]
+    )
     reach = 4.302653 * 2 / math.sqrt(3)
-    assert (result.saved, result.low, result.high) == pytest.approx((3.0, 3 - reach, 3 + reach))
+    assert (
+        result.saved,
+        result.low,
+        result.high,
+    ) == pytest.approx((3.0, 3 - reach, 3 + reach))
     assert result.verdict == "ambiguous"

@@ -14,12 +14,14 @@ from attnlib.measure.timer import run_timer
 def test_the_host_timer_calls_once_a_sample_and_once_before_in_microseconds(
     without_gpu, monkeypatch
 ):
-    clock_ns, calls = iter([0, 1_500_000, 2_000_000, 2_000_250, 5_000_000, 5_007_000]), []
+    clock_ns = iter([0, 1_500_000, 2_000_000, 2_000_250, 5_000_000, 5_007_000])
+    calls = []
     with monkeypatch.context() as patch:
         patch.setattr(timer.time, "perf_counter_ns", lambda: next(clock_ns))
         patch.setattr(timer, "PLAN_SAMPLES", 3)
         timing = run_timer("host")(lambda: calls.append(0))
-    assert (len(calls), timing.calls_per_sample) == (4, 1)
+    assert len(calls) == 4
+    assert timing.calls_per_sample == 1
     assert timing.samples_us == (1500.0, 0.25, 7.0)
 
 
@@ -38,11 +40,23 @@ def test_a_rotation_that_cannot_be_cold_is_refused(count):
 
 
 @pytest.mark.parametrize(
-    ("call_us", "samples", "count"),
+    "call_us, samples, count",
     [
         (10.0, [100.0] * 99, 14),
-        (10.0, [*[130.0] * 7, *[110.0] * 7, *[100.0] * 99], 28),
-        (459.0, [*[1836.0] * 50, *[1940.0] * 999], 55 + 52 + 52),
+        (
+            10.0,
+            [
+                *[130.0] * 7,
+                *[110.0] * 7,
+                *[100.0] * 99,
+            ],
+            28,
+        ),
+        (
+            459.0,
+            [*[1836.0] * 50, *[1940.0] * 999],
+            55 + 52 + 52,
+        ),
         (2000.0, [20_000.0] * 999, 56),
         (2000.0, [20_000.0 * 1.02 ** (n // 7) for n in range(999)], 196),
     ],
@@ -67,14 +81,16 @@ def test_what_a_call_adds_is_each_samples_own_difference_and_never_nothing(monke
     monkeypatch.setattr(timer, "settle", lambda sample, calls: 0.0)
     for name in ("MIN_SAMPLES", "MAX_SAMPLES"):
         monkeypatch.setattr(timer, name, 2)
-    both, alone = [9.0, 130.0, *[99.0] * hiccups, 150.0], [100.0, *[100.0] * hiccups, 90.0]
+    both = [9.0, 130.0, *[99.0] * hiccups, 150.0]
+    alone = [100.0, *[100.0] * hiccups, 90.0]
     if hiccups > timer.MOST_HICCUPS:
         words = r"must add time to the kernel before it, got -1\.0 us"
         with pytest.raises(RuntimeError, match=words):
             timer._settled_samples(iter(both), 10, less=iter(alone))
         return
     timing = timer._settled_samples(iter(both), 10, less=iter(alone))
-    assert (timing.samples_us, timing.power_w) == ((3.0, 6.0), (0, 1 + hiccups))
+    assert timing.samples_us == (3.0, 6.0)
+    assert timing.power_w == (0, 1 + hiccups)
     assert timing.sm_clock_mhz == (1900, 1900)
 
 
@@ -93,7 +109,8 @@ def test_a_replay_begins_once_the_host_has_queued_it_and_calls_from_python_do_no
     monkeypatch.setattr(timer.torch.cuda, "_sleep", lambda cycles: order.append(cycles))
     monkeypatch.setattr(timer, "_host_us", lambda replay: next(host))
     host = iter([700.0, 300.0, 20.0, 3.0, 3.0, 3.0])
-    assert (timer._queue_us(print), timer._queue_us(print)) == (600.0, timer.MIN_QUEUE_US)
+    assert timer._queue_us(print) == 600.0
+    assert timer._queue_us(print) == timer.MIN_QUEUE_US
     for queue_us in (600.0, 0.0):
         assert timer._event_us(lambda: order.append("replay"), queue_us=queue_us) == 1000.0
     assert order == [1_200_000, *(sample := ["record", "replay", "record"]), *sample]

@@ -96,7 +96,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "short", "family"), NAMES)
+@pytest.mark.parametrize("name, short, family", NAMES)
 def test_a_kernel_is_called_by_its_functions_name_and_proves_its_family(name, short, family):
     assert short_name(name) == short
     names = map(short_name, [name, "Memset (Device)", "merge_kernel"])
@@ -111,15 +111,28 @@ def test_a_call_that_ran_two_families_says_so():
 @pytest.mark.gpu
 def test_a_trace_names_the_kernels_of_a_call_and_how_often_they_run():
     x = torch.zeros(2**20, device="cuda")
-    kernels = trace.trace_kernels(lambda: (x.add_(1), x.add_(1), x.mul_(2)))
+    kernels = trace.trace_kernels(
+        lambda: (
+            x.add_(1),
+            x.add_(1),
+            x.mul_(2),
+        )
+    )
     assert sum(kernel.launches for kernel in kernels) == 3
     assert all(kernel.gpu_us > 0 for kernel in kernels)
 
 
 @pytest.mark.gpu
 def test_kernel_times_are_of_each_call_and_calls_that_differ_are_refused():
-    x, calls = torch.zeros(2**20, device="cuda"), iter(range(99))
-    times = trace.kernel_times(lambda: (x.add_(1), x.mul_(2)), 5)
+    x = torch.zeros(2**20, device="cuda")
+    calls = iter(range(99))
+    times = trace.kernel_times(
+        lambda: (
+            x.add_(1),
+            x.mul_(2),
+        ),
+        5,
+    )
     assert len(times) == 5 and min(times) > 0
     with pytest.raises(RuntimeError, match="2 calls must run equally many kernels, saw 3 in all"):
         trace.kernel_times(lambda: [x.add_(1) for _ in range(next(calls))], 2)

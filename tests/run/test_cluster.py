@@ -34,7 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CASES = tuple(DecodeCase(SPEC, 1, kv_len) for kv_len in range(8, 12))
 A, B, C, D = CASES
 STUDY = study_of(grid_of(*CASES, rounds=2))
-X, Y = "pretended-x", "pretended-y"
+X = "pretended-x"
+Y = "pretended-y"
 PRETENDED = f"""{INSTANT}
 import os, time
 from attnlib.run import lock
@@ -48,7 +49,8 @@ machine.describe_machine = pretended
 lock.TRIES = 2
 asked_of = lambda spec: time.sleep(60 if spec.head_dim == 64 else 0.1)
 """
-ENDLESS = study_of(grid_of(*(replace(case, spec=replace(SPEC, head_dim=64)) for case in CASES)))
+OTHER_SPEC = replace(SPEC, head_dim=64)
+ENDLESS = study_of(grid_of(*(replace(case, spec=OTHER_SPEC) for case in CASES)))
 
 
 # ---- the deal
@@ -68,18 +70,50 @@ def dealt(*rounds, **on_record):
 
 
 def test_case_i_goes_to_gpu_i_modulo_n_with_all_its_rounds():
-    expected = {"x": [(0, A, C), (1, C, A)], "y": [(0, B, D), (1, D, B)]}
-    assert dealt((A, B, C, D), (D, C, B, A), y=[], x=[]) == expected
+    expected = {
+        "x": [(0, A, C), (1, C, A)],
+        "y": [
+            (0, B, D),
+            (1, D, B),
+        ],
+    }
+    assert (
+        dealt(
+            (A, B, C, D),
+            (D, C, B, A),
+            y=[],
+            x=[],
+        )
+        == expected
+    )
 
 
 def test_a_case_stays_on_the_gpu_that_has_most_records_of_it():
-    assert dealt((A, B, C), x=[C], y=[A, C, C]) == {"x": [], "y": [(0, A, B, C)]}
-    assert dealt((A, B), x=[B], y=[A]) == {"x": [(0, B)], "y": [(0, A)]}
+    assert dealt(
+        (A, B, C),
+        x=[C],
+        y=[A, C, C],
+    ) == {"x": [], "y": [(0, A, B, C)]}
+    assert dealt(
+        (A, B),
+        x=[B],
+        y=[A],
+    ) == {"x": [(0, B)], "y": [(0, A)]}
 
 
 def test_ceilings_are_measured_on_each_gpu_that_has_a_case():
-    parts = dealt((None,), (A, B), x=[], y=[], z=[])
-    assert parts == {"x": [(0, None), (1, A)], "y": [(0, None), (1, B)], "z": []}
+    parts = dealt(
+        (None,),
+        (A, B),
+        x=[],
+        y=[],
+        z=[],
+    )
+    assert parts == {
+        "x": [(0, None), (1, A)],
+        "y": [(0, None), (1, B)],
+        "z": [],
+    }
 
 
 # ---- what is refused
@@ -94,7 +128,8 @@ def three_gpus(monkeypatch):
 
 
 def test_as_many_gpus_are_taken_as_are_asked_for_of_those_that_are_visible(three_gpus, monkeypatch):
-    assert (asked_gpus("all"), asked_gpus("2")) == (["0", "1", "2"], ["0", "1"])
+    assert asked_gpus("all") == ["0", "1", "2"]
+    assert asked_gpus("2") == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-1a,2")
     assert asked_gpus("2") == ["5", "GPU-1a"]
 
@@ -221,7 +256,8 @@ def kill_after_a_record(client, machine, kept):
 
 @pytest.mark.slow
 def test_a_killed_dask_worker_loses_no_record_and_the_same_command_goes_on(dask, pretended):
-    bar, kept = Mock(), {}
+    bar = Mock()
+    kept = {}
     with on_two_gpus() as client:
         asked = client.run(dask.config.get, "distributed.diagnostics.nvml")
         assert set(asked.values()) == {False}
@@ -230,7 +266,8 @@ def test_a_killed_dask_worker_loses_no_record_and_the_same_command_goes_on(dask,
         with pytest.raises(RuntimeError, match=died):
             measure_on_gpus(STUDY, Sweep(progress=bar), client)
         killer.join()
-        assert 0 < len(kept) < 4 and len(files_of(Y)) == 4
+        assert 0 < len(kept) < 4
+        assert len(files_of(Y)) == 4
         bar.assert_called_once_with(total=8, unit="item", desc="demo")
         assert sum(call.args[0] for call in bar().update.call_args_list) == 8
         bar().close.assert_called_once_with()
@@ -238,10 +275,18 @@ def test_a_killed_dask_worker_loses_no_record_and_the_same_command_goes_on(dask,
         count, machines = measure_on_gpus(STUDY, Sweep(), client)
         assert (0 < count < 4, machines) == (True, [X, Y])
         assert kept.items() <= files_of(X).items(), "what was on disk is not measured again"
-        assert homes() == {A: on_gpu(X), B: on_gpu(Y), C: on_gpu(X), D: on_gpu(Y)}
+        assert homes() == {
+            A: on_gpu(X),
+            B: on_gpu(Y),
+            C: on_gpu(X),
+            D: on_gpu(Y),
+        }
         assert measure_on_gpus(STUDY, Sweep(), client) == (0, [X, Y])
         # In another order the cases stay where they are.
-        for path in [*list(files_of(X))[:1], *list(files_of(Y))[:2]]:
+        for path in [
+            *list(files_of(X))[:1],
+            *list(files_of(Y))[:2],
+        ]:
             path.unlink()
         moved = study_of(grid_of(D, C, B, A, rounds=2))
         assert measure_on_gpus(moved, Sweep(), client)[0] == 3
@@ -263,7 +308,8 @@ def test_records_of_other_folders_come_back_and_one_gpu_that_fails_stops_no_othe
         with running_cluster(own.scheduler.address) as client:
             with hold_gpu("y"), pytest.raises(RuntimeError, match="^not all was.* GPU 'y': .*one"):
                 measure_on_gpus(STUDY, Sweep(), client)
-            assert (len(files_of(X)), len(files_of(Y))) == (4, 0)
+            assert len(files_of(X)) == 4
+            assert len(files_of(Y)) == 0
             assert measure_on_gpus(STUDY, Sweep(), client) == (4, [X, Y])
             records = rows.rows_of(store.read("demo", Y))
             first = files_of(Y, there)

@@ -38,7 +38,7 @@ def test_every_look_has_a_marker_of_its_own_beside_its_colour():
 
 
 @pytest.mark.parametrize(
-    ("keys", "offsets"),
+    "keys, offsets",
     [
         (["b", "a", "b", "c"], [0.0, -0.2, 0.0, 0.2]),
         (["a", "a"], [0.0, 0.0]),

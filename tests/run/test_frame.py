@@ -6,7 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.spans import Kernel
 from attnlib.run import frame as rows
@@ -40,7 +40,12 @@ def ran(*names):
 
 
 def test_ratios_pair_round_by_round_and_leave_out_a_round_that_lacks_one_side():
-    both = [timed("a", 0, 2.0), timed("b", 0, 1.0), timed("a", 1, 40.0), timed("b", 1, 20.0)]
+    both = [
+        timed("a", 0, 2.0),
+        timed("b", 0, 1.0),
+        timed("a", 1, 40.0),
+        timed("b", 1, 20.0),
+    ]
     found = rows.over(frame(*both, timed("a", 2, 9.0)), "a", "b")
     assert found[["ratio", "low", "high", "rounds"]].to_numpy().tolist() == [[2.0, 2.0, 2.0, 2]]
     nothing = rows.over(frame(*both), "a", "c")
@@ -48,13 +53,24 @@ def test_ratios_pair_round_by_round_and_leave_out_a_round_that_lacks_one_side():
 
 
 @pytest.mark.parametrize(
-    ("column", "other"),
-    [("gpu_id", "deadbeef"), ("power_limit_w", 350), ("timer", "eager"), ("schema", 2)],
+    "column, other",
+    [
+        ("gpu_id", "deadbeef"),
+        ("power_limit_w", 350),
+        ("timer", "eager"),
+        ("schema", 2),
+    ],
 )
 def test_nothing_is_divided_or_tabled_across_what_moves_times(column, other):
     work = {"work_per_call": 1e9}
-    mixed = frame(timed("a", 0, 2.0), timed("b", 0, 1.0, **{column: other}))
-    limit = frame(timed("copy", 0, 2.0, **work), timed("matmul", 0, 1.0, **work, **{column: other}))
+    mixed = frame(
+        timed("a", 0, 2.0),
+        timed("b", 0, 1.0, **{column: other}),
+    )
+    limit = frame(
+        timed("copy", 0, 2.0, **work),
+        timed("matmul", 0, 1.0, **work, **{column: other}),
+    )
     words = rf"{column} must be the same .*, got {timed('a', 0, 2.0)[column]!r} and {other!r}"
     for call, *arguments in (
         (rows.over, mixed, "a", "b"),
@@ -66,7 +82,11 @@ def test_nothing_is_divided_or_tabled_across_what_moves_times(column, other):
 
 
 def test_a_third_backend_from_elsewhere_does_not_stand_in_the_way_of_a_ratio():
-    found = frame(timed("a", 0, 2.0), timed("b", 0, 1.0), timed("c", 0, 9.0, gpu_id="deadbeef"))
+    found = frame(
+        timed("a", 0, 2.0),
+        timed("b", 0, 1.0),
+        timed("c", 0, 9.0, gpu_id="deadbeef"),
+    )
     assert rows.over(found, "a", "b").ratio.item() == pytest.approx(2.0)
 
 
@@ -83,22 +103,37 @@ def test_only_ok_rows_of_one_timer_and_release_are_decode_rows():
 
 
 def test_cases_with_another_seed_or_length_are_cases_of_their_own_in_order():
-    longer, other = replace(CASE, kv_len=2048), replace(CASE, seed=3)
-    found = rows.times(frame(row(longer, "a", 0, 3.0), row(other, "a", 0, 2.0)))
-    assert found.case.tolist() == [other, longer] and found.a.tolist() == [2.0, 3.0]
-    assert found[rows.SHAPE].to_numpy().tolist() == [["8/2", 16, 4, 1024], ["8/2", 16, 4, 2048]]
+    longer = replace(CASE, kv_len=2048)
+    other = replace(CASE, seed=3)
+    found = rows.times(
+        frame(
+            row(longer, "a", 0, 3.0),
+            row(other, "a", 0, 2.0),
+        )
+    )
+    assert found.case.tolist() == [other, longer]
+    assert found.a.tolist() == [2.0, 3.0]
+    assert found[rows.SHAPE].to_numpy().tolist() == [
+        ["8/2", 16, 4, 1024],
+        ["8/2", 16, 4, 2048],
+    ]
 
 
 def test_launches_are_those_of_the_trace_by_name():
-    found = frame(timed("a", 0, 1.0, kernels=ran("one", "two", "two")), timed("b", 0, 1.0))
+    found = frame(
+        timed("a", 0, 1.0, kernels=ran("one", "two", "two")),
+        timed("b", 0, 1.0),
+    )
     assert rows.launches(found).tolist() == [3, 0]
     assert rows.launches(found, "tw").tolist() == [2, 0]
 
 
 def test_ceilings_are_work_over_time_in_their_units_and_refused_by_name_where_one_lacks():
-    copy, matmul = ("copy", 0, 2000.0), ("matmul", 0, 1000.0)
+    copy = ("copy", 0, 2000.0)
+    matmul = ("matmul", 0, 1000.0)
     both = frame(timed(*copy, work_per_call=8.0e9), timed(*matmul, work_per_call=8.0e11))
     found = rows.ceilings(both)
-    assert (found.copy_gbps, found.matmul_tflops) == (4000.0, 800.0)
+    assert found.copy_gbps == 4000.0
+    assert found.matmul_tflops == 800.0
     with pytest.raises(ValueError, match="frame must hold a 'copy' ceiling"):
         rows.ceilings(both[1:])

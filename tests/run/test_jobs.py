@@ -17,7 +17,7 @@ import pytest
 from support.records import told
 from support.studies import CPU, INSTANT
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.form import Item
 from attnlib.measure.machine import describe_machine
@@ -26,7 +26,11 @@ from attnlib.run.jobs import Job, StoppedError, Watch, run_job
 from attnlib.run.rows import machine_slug
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLED, WAITS, CONTEXT_LOST, OUT_OF_MEMORY, DISK_FULL = 24, 40, 56, 72, 88
+KILLED = 24
+WAITS = 40
+CONTEXT_LOST = 56
+OUT_OF_MEMORY = 72
+DISK_FULL = 88
 FAULTS = f"""{INSTANT}
 import os, resource, signal, subprocess, sys
 from attnlib.run import store
@@ -82,7 +86,9 @@ def faults(tmp_path_factory):
 
 @pytest.mark.slow
 def test_whatever_kills_a_worker_costs_one_item_and_the_record_says_how(faults, monkeypatch):
-    machine, done, popen = describe_machine("cpu"), [], Mock(side_effect=subprocess.Popen)
+    machine = describe_machine("cpu")
+    done = []
+    popen = Mock(side_effect=subprocess.Popen)
     monkeypatch.setattr(jobs.subprocess, "Popen", popen)
 
     def on_done(count):
@@ -93,15 +99,26 @@ def test_whatever_kills_a_worker_costs_one_item_and_the_record_says_how(faults, 
     bad = {KILLED: "crashed", WAITS: "timeout", CONTEXT_LOST: "crashed"}
     job = job_of("demo", 16, KILLED, 32, WAITS, CONTEXT_LOST, OUT_OF_MEMORY, 48)
     run_job(job, machine, faults, Watch(on_done))
-    assert statuses_of("demo") == {16: "ok", 32: "ok", 48: "ok", OUT_OF_MEMORY: "error"} | bad
+    assert (
+        statuses_of("demo")
+        == {
+            16: "ok",
+            32: "ok",
+            48: "ok",
+            OUT_OF_MEMORY: "error",
+        }
+        | bad
+    )
     assert sum(done) == 7, "the dead ones are counted too"
     assert popen.call_count == 1 + len(bad), "running out of memory costs no process"
     records = records_of("demo")
     assert records[OUT_OF_MEMORY].reason.startswith("OutOfMemoryError: CUDA out of memory. Tried")
     assert records[WAITS].reason.startswith("timeout after 1 s")
     killed = records[KILLED]
-    assert (killed.reason, killed.run_us) == ("signal SIGKILL; last words of kernel.so", ())
-    assert (killed.round, killed.machine) == (3, machine)
+    assert killed.reason == "signal SIGKILL; last words of kernel.so"
+    assert killed.run_us == ()
+    assert killed.round == 3
+    assert killed.machine == machine
     assert killed.command == "repeat me"
     assert killed.started_at.endswith("+00:00")
     (unfinished,) = store.measured_path("demo", machine_slug(machine)).glob("*.unfinished")
@@ -117,7 +134,8 @@ def pipe():
 
 
 def assert_no_writer_left(alive):
-    assert select.select([alive], [], [], 20.0)[0] and os.read(alive, 1) == b""
+    assert select.select([alive], [], [], 20.0)[0]
+    assert os.read(alive, 1) == b""
 
 
 def test_a_stop_kills_the_worker_with_its_children_and_leaves_its_item_without_a_record(
@@ -125,7 +143,11 @@ def test_a_stop_kills_the_worker_with_its_children_and_leaves_its_item_without_a
 ):
     done, (alive, held) = [], pipe
     with pytest.raises(StoppedError):
-        watch = Watch(done.append, stop=lambda: bool(sum(done)), held=(held,))
+        watch = Watch(
+            done.append,
+            stop=lambda: bool(sum(done)),
+            held=(held,),
+        )
         run_job(job_of("stopped", 16, WAITS, 32), CPU, faults, watch)
     os.close(held)
     assert_no_writer_left(alive)
@@ -159,7 +181,15 @@ def test_neither_worker_nor_its_children_nor_a_file_outlive_the_sweep_that_start
     sweep = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, pass_fds=(held,), env=environment
     )
-    pickle.dump((job_of("orphan", 16, WAITS), CPU, faults, held), sweep.stdin)
+    pickle.dump(
+        (
+            job_of("orphan", 16, WAITS),
+            CPU,
+            faults,
+            held,
+        ),
+        sweep.stdin,
+    )
     sweep.stdin.close()
     os.close(held)
     while not any(data.glob("records/*/orphan/*.json")):
@@ -179,10 +209,15 @@ def test_a_worker_that_cannot_even_start_is_an_error_and_no_record(tmp_path):
     assert store.machines("demo") == []
 
 
-@pytest.mark.parametrize(("before", "after"), [("ok", "ok"), ("error", "timeout")])
+@pytest.mark.parametrize("before, after", [("ok", "ok"), ("error", "timeout")])
 def test_a_death_replaces_a_failure_but_no_measurement(make_record, before, after):
     job = job_of("demo", 16)
-    named = {"study": job.study, "round": job.round, "machine": CPU, "item": job.items[0]}
+    named = {
+        "study": job.study,
+        "round": job.round,
+        "machine": CPU,
+        "item": job.items[0],
+    }
     store.keep(make_record(status=before, **named))
     jobs._record_death(job, CPU, job.items[0], "timeout after 1 s")
     assert statuses_of("demo") == {16: after}

@@ -19,17 +19,30 @@ def frame_with(study, new_us):
     for number, us in enumerate(new_us):
         for release, time in zip(BOTH, (10.0, us), strict=True):
             item = replace(ITEM, release=release)
-            made.append(right_row(item, study=study, round=number, run_us=(time,), plan_us=()))
+            made.append(
+                right_row(
+                    item,
+                    study=study,
+                    round=number,
+                    run_us=(time,),
+                    plan_us=(),
+                )
+            )
     table = rows.table_of(made)
     return frame_of(table, rows.items_of(table))
 
 
 def compare(looks):
-    return Comparison("searched", BOTH, looks, pairs={replace(ITEM, release=""): []})
+    return Comparison(
+        "searched",
+        BOTH,
+        looks,
+        pairs={replace(ITEM, release=""): []},
+    )
 
 
 @pytest.mark.parametrize(
-    ("study", "looks", "verdict"),
+    "study, looks, verdict",
     [
         ("searched", (4, 8, 16, 24), "ambiguous"),
         ("searched", (4,), "slower"),
@@ -40,10 +53,24 @@ def test_looks_share_the_error_and_the_rounds_of_a_study_are_one_look(study, loo
     comparison = compare(looks)
     comparison.take(frame_with(study, NEW_US))
     (ratio,) = comparison.verdicts().values()
-    assert (ratio.verdict, ratio.rounds) == (verdict, 4)
+    assert ratio.verdict == verdict
+    assert ratio.rounds == 4
 
 
 def test_an_item_before_its_first_look_has_no_verdict():
     comparison = compare((4, 8))
     comparison.take(frame_with("searched", NEW_US[:3]))
-    assert comparison.verdicts() == {} and len(comparison.undecided()) == 1
+    assert comparison.verdicts() == {}
+    assert len(comparison.undecided()) == 1
+
+
+def test_as_many_rounds_found_later_take_the_place_of_the_first_and_fewer_do_not():
+    comparison = compare((4,))
+    for study, new_us in (
+        ("first", NEW_US),
+        ("later", NEW_US),
+        ("short", NEW_US[:3]),
+    ):
+        comparison.take(frame_with(study, new_us))
+    (pairs,) = comparison.pairs.values()
+    assert {row.study for pair in pairs for row in pair} == {"later"}

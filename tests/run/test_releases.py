@@ -86,7 +86,8 @@ def test_a_wheel_of_ones_own_is_installed_once_and_anew_if_its_bytes_change(whee
     assert own_build(path, "attnlib-probe") == own_build(folder, "attnlib-probe")
     with zipfile.ZipFile(path, "a") as wheel:
         wheel.writestr("more.py", "")
-    assert own_build(path, "attnlib-probe")[1] != folder and len(list(root.iterdir())) == 2
+    assert own_build(path, "attnlib-probe")[1] != folder
+    assert len(list(root.iterdir())) == 2
 
 
 def test_the_environments_release_is_used_as_it_is(root):
@@ -106,7 +107,11 @@ def test_a_wheel_is_installed_once_with_its_companion_and_without_it_nothing_is_
     wheels, root, monkeypatch
 ):
     monkeypatch.setattr(releases, "COMPANIONS", {"attnlib-probe": ("attnlib-mate<2",)})
-    for name, version in (("probe", "1.0"), ("probe", "1.1"), ("mate", "2.0")):
+    for name, version in (
+        ("probe", "1.0"),
+        ("probe", "1.1"),
+        ("mate", "2.0"),
+    ):
         build_wheel(wheels, f"attnlib-{name}", version)
     with pytest.raises(RuntimeError, match=r"(?s)install attnlib-probe==1\.0: .*No matching.*mate"):
         overlay_for("attnlib-probe", "1.0")
@@ -145,7 +150,7 @@ def test_what_pip_prints_is_parsed_to_releases_oldest_first(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    "said, words",
     [((1, "", "ERROR: no\n such thing\n"), "ERROR: no such thing"), ((0, "odd"), "odd")],
 )
 def test_an_index_that_does_not_answer_is_told_in_pips_words(said, words, monkeypatch):

@@ -29,7 +29,13 @@ def some_rows():
         right_row(item=WINDOWED),
         right_row(**CEILING),
         right_row(round=1, status="crashed", reason='signal SIGKILL; "last\nwords" é'),
-        right_row(round=2, versions={}, state_before={}, kernels=(), plan_us=()),
+        right_row(
+            round=2,
+            versions={},
+            state_before={},
+            kernels=(),
+            plan_us=(),
+        ),
         right_row(item=replace(ITEM, again=1)),
     ]
 
@@ -66,13 +72,24 @@ def test_a_json_form_of_earlier_versions_is_the_same_row():
     names = ("id", "schema", "study", "round", "backend", "timer", "status", "command")
     old = {name: row[name] for name in (*names, "started_at")} | members | {"case": None}
     (read,) = whole(rows.flat_row(old))
-    assert (read["reason"], read["run_us"], read["release"], read["settle_us"]) == ("", [], "", 0.0)
+    assert read["reason"] == ""
+    assert read["run_us"] == []
+    assert read["release"] == ""
+    assert read["settle_us"] == 0.0
     assert "again" not in read and check(read) == [CEILING["item"]]
 
 
 def test_the_items_of_rows_are_those_that_were_measured():
     made = some_rows()
-    expected = [ITEM, EXTEND, WINDOWED, CEILING["item"], ITEM, ITEM, replace(ITEM, again=1)]
+    expected = [
+        ITEM,
+        EXTEND,
+        WINDOWED,
+        CEILING["item"],
+        ITEM,
+        ITEM,
+        replace(ITEM, again=1),
+    ]
     assert check(*made) == expected
 
 
@@ -162,7 +179,16 @@ UNTYPED = {
     "half a round": (right_row() | {"round": 1.5}, "must have round of type int64, got 1.5"),
     "a truth as a schema": (right_row() | {"schema": True}, "must have schema of type int64"),
     "a kernel with more": (
-        right_row(kernels=[{"name": "a", "launches": 1.0, "gpu_us": 1.0, "more": 1}]),
+        right_row(
+            kernels=[
+                {
+                    "name": "a",
+                    "launches": 1.0,
+                    "gpu_us": 1.0,
+                    "more": 1,
+                }
+            ]
+        ),
         "must have kernels of type",
     ),
     "an unknown column": (right_row() | {"speedup": 2.0}, "must have the columns .* not .'speedup"),
@@ -194,7 +220,8 @@ def test_a_ceiling_needs_no_oracle_and_a_failure_no_times(status):
 
 @pytest.mark.parametrize("bit", [0x8, 0x20, 0x40, 0x80])
 def test_a_slowdown_before_or_after_a_measurement_marks_it(bit):
-    slow, capped = {"throttle_reasons": 0x4 | bit}, {"throttle_reasons": 0x4}
+    slow = {"throttle_reasons": 0x4 | bit}
+    capped = {"throttle_reasons": 0x4}
     told = ({"state_before": slow}, {"state_after": slow}, {"state_after": capped}, {})
     table = rows.table_of([right_row(**states) for states in told])
     assert frame_of(table, rows.items_of(table)).throttled.tolist() == [True, True, False, False]

@@ -14,12 +14,19 @@ from attnlib.measure.timer import RUN_TIMERS
 from attnlib.run.schema import BY_NAME, COLUMNS, NULLABLE, REQUIRED, STATUSES
 
 ROOT = Path(__file__).resolve().parents[2]
-ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+ARROW = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+}
 
 
 def test_every_column_has_a_meaning_and_a_name_of_its_own():
-    assert all(column.meaning for column in COLUMNS) and len(BY_NAME) == len(COLUMNS)
-    assert {*REQUIRED, *NULLABLE} <= set(BY_NAME) and not {*REQUIRED} & {*NULLABLE}
+    assert all(column.meaning for column in COLUMNS)
+    assert len(BY_NAME) == len(COLUMNS)
+    assert {*REQUIRED, *NULLABLE} <= set(BY_NAME)
+    assert not {*REQUIRED} & {*NULLABLE}
 
 
 def test_whatever_a_case_an_item_or_a_worker_writes_is_declared():
@@ -39,7 +46,11 @@ def test_meanings_name_what_there_is():
 
 
 def test_the_example_of_the_readme_runs_with_pandas_alone():
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "data" / "README.md").read_text(), re.S)
+    (code,) = re.findall(
+        r"```python\n(.*?)```",
+        (ROOT / "data" / "README.md").read_text(),
+        re.S,
+    )
     command = [sys.executable, "-c", f"{code}import sys\nassert 'attnlib' not in sys.modules"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("backend"), done.stderr

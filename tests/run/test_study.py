@@ -18,7 +18,8 @@ from attnlib.run.rows import machine_slug
 from attnlib.run.study import Study, Sweep, load_or_measure, mode, record_machine
 from attnlib.studies import PACE
 
-SMALL, LARGE = DecodeCase(SPEC, 1, 8), DecodeCase(SPEC, 2, 12, "ragged")
+SMALL = DecodeCase(SPEC, 1, 8)
+LARGE = DecodeCase(SPEC, 2, 12, "ragged")
 FP8 = DecodeCase(replace(SPEC, kv_dtype="float8_e4m3fn"), 1, 8)
 CPU_SLUG = "cpu-test64"
 TINY = study_of(grid_of(SMALL, LARGE, FP8, rounds=2))
@@ -79,14 +80,27 @@ def test_what_was_published_counts_as_measured_but_not_by_another_machine(
     store.keep(make_record(item=Item("sdpa", "host", SMALL)))
     assert measure(TINY) == 6
     store.publish("demo", CPU_SLUG)
-    assert (measure(TINY), measure(TINY, rounds=3)) == (0, 3)
+    assert measure(TINY) == 0
+    assert measure(TINY, rounds=3) == 3
     assert len(store.load("demo", CPU_SLUG)) == 9
 
 
 def test_rounds_are_outermost_and_odd_ones_run_backwards():
     releases = ("0.6.3", "0.6.4")
-    jobs = study_of(grid_of(SMALL, LARGE, releases=releases, rounds=2)).jobs(headline=False)
-    order = [(0, "0.6.3"), (0, "0.6.4"), (1, "0.6.4"), (1, "0.6.3")]
+    jobs = study_of(
+        grid_of(
+            SMALL,
+            LARGE,
+            releases=releases,
+            rounds=2,
+        )
+    ).jobs(headline=False)
+    order = [
+        (0, "0.6.3"),
+        (0, "0.6.4"),
+        (1, "0.6.4"),
+        (1, "0.6.3"),
+    ]
     assert [(job.round, job.release) for job in jobs] == order
     assert cases_of(*jobs) == [[SMALL, LARGE]] * 2 + [[LARGE, SMALL]] * 2
     assert {item.release for item in jobs[1].items} == {"0.6.4"}
@@ -102,20 +116,42 @@ def test_the_command_of_a_job_is_the_studys_own_or_quotes_its_name():
 
 def test_a_grid_is_the_product_of_its_parts_case_by_case():
     grid = grid_of(SMALL, LARGE, backends=("a", "b"), timers=("graph", "eager"))
-    expected = list(itertools.product((SMALL, LARGE), ("a", "b"), ("graph", "eager")))
+    expected = list(
+        itertools.product(
+            (SMALL, LARGE),
+            ("a", "b"),
+            ("graph", "eager"),
+        )
+    )
     assert [(i.case, i.backend, i.timer) for i in grid.items()] == expected
     twice = [(i.case, i.backend, i.again) for i in replace(grid, again=("b",)).items()]
     assert twice[:6] == [(SMALL, name, 0) for name in "aabb"] + [(SMALL, "b", 1)] * 2
 
 
 @pytest.mark.parametrize(
-    ("grids", "options", "cases"),
+    "grids, options, cases",
     [
-        ([grid_of(SMALL, LARGE), grid_of(LARGE)], {}, [[SMALL, LARGE]]),
-        (MIXED.grids, {}, [[SMALL, LARGE], [LARGE], [LARGE]]),
+        (
+            [grid_of(SMALL, LARGE), grid_of(LARGE)],
+            {},
+            [[SMALL, LARGE]],
+        ),
+        (
+            MIXED.grids,
+            {},
+            [[SMALL, LARGE], [LARGE], [LARGE]],
+        ),
         (MIXED.grids, {"headline": True}, [[SMALL]]),
-        (MIXED.grids, {"rounds": 2}, [[SMALL, LARGE], [LARGE, SMALL]]),
-        ([grid_of(SMALL), grid_of(LARGE, FP8, isolated=True)], {}, [[SMALL], [LARGE], [FP8]]),
+        (
+            MIXED.grids,
+            {"rounds": 2},
+            [[SMALL, LARGE], [LARGE, SMALL]],
+        ),
+        (
+            [grid_of(SMALL), grid_of(LARGE, FP8, isolated=True)],
+            {},
+            [[SMALL], [LARGE], [FP8]],
+        ),
     ],
     ids=["an item of two grids", "its own rounds", "headline grids", "rounds asked for", "alone"],
 )
@@ -123,7 +159,14 @@ def test_a_round_has_each_item_of_its_grids_once(grids, options, cases):
     assert cases_of(*study_of(*grids).jobs(**{"headline": False, **options})) == cases
 
 
-@pytest.mark.parametrize("ceilings", [("copy", "matmul"), ("read",), ()])
+@pytest.mark.parametrize(
+    "ceilings",
+    [
+        ("copy", "matmul"),
+        ("read",),
+        (),
+    ],
+)
 def test_ceilings_are_measured_in_every_round_unless_the_study_needs_none(ceilings):
     demo = study_of(grid_of(SMALL, releases=("0.6.4",), rounds=2), ceilings=ceilings)
     items = Counter(item for job in demo.jobs(headline=False) for item in job.items)

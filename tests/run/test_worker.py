@@ -12,9 +12,9 @@ import pytest
 import torch
 from support.records import found, measure, right_row
 
+from attnlib.core import AttnSpec
 from attnlib.core.backends import TABLE
 from attnlib.core.backends.sdpa import Sdpa
-from attnlib.core.spec import AttnSpec
 from attnlib.measure import timer
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.decode.measure import DecodeSubject, build_workload
@@ -22,7 +22,12 @@ from attnlib.measure.calls.form import Item
 from attnlib.run import worker
 from attnlib.run.worker import Worker
 
-CASE = DecodeCase(AttnSpec(4, 2, 16, 4), batch_size=3, kv_len=20, lengths="ragged")
+CASE = DecodeCase(
+    AttnSpec(4, 2, 16, 4),
+    batch_size=3,
+    kv_len=20,
+    lengths="ragged",
+)
 ITEM = Item("sdpa", "host", CASE)
 JOB = {"study": "demo", "round": 0, "device": "cpu", "command": "repeat me"}
 
@@ -37,32 +42,46 @@ def sdpa_raises(monkeypatch, error):
 
 def test_a_right_output_gets_times_an_oracle_and_a_pedigree():
     record = measure(ITEM)
-    assert (record.status, record.reason) == ("ok", "")
-    assert (record.study, record.round, record.item) == ("demo", 0, ITEM)
+    assert record.status == "ok"
+    assert record.reason == ""
+    assert record.study == "demo"
+    assert record.round == 0
+    assert record.item == ITEM
     assert len(record.run_us) == len(record.plan_us) == timer.PLAN_SAMPLES
     assert 0 < record.oracle_error <= record.oracle_budget
     again = measure(replace(ITEM, release=torch.__version__))
     assert again.oracle_error == record.oracle_error, "so does another worker, of this release"
     assert record.oracle_rows == 3 * 4
     assert record.work_per_call == CASE.cost.io_bytes
-    assert (record.reported_backend, record.kernel_family, record.kernels) == ("sdpa", "", ())
+    assert record.reported_backend == "sdpa"
+    assert record.kernel_family == ""
+    assert record.kernels == ()
     assert record.versions["torch"] == torch.__version__
-    assert (record.machine["gpu_id"], record.command) == ("cpu", "repeat me")
+    assert record.machine["gpu_id"] == "cpu"
+    assert record.command == "repeat me"
     assert record.started_at.endswith("+00:00")
 
 
-@pytest.mark.parametrize(("factor", "error"), [(1.1, pytest.approx(0.1, abs=0.02)), (nan, None)])
+@pytest.mark.parametrize(
+    "factor, error",
+    [
+        (1.1, pytest.approx(0.1, abs=0.02)),
+        (nan, None),
+    ],
+)
 def test_a_wrong_output_is_incorrect_and_has_no_times(monkeypatch, factor, error):
     honest = Sdpa.run
     monkeypatch.setattr(Sdpa, "run", lambda self, *inputs: honest(self, *inputs) * factor)
     record = measure(ITEM)
-    assert (record.status, record.run_us, record.plan_us) == ("incorrect", (), ())
+    assert record.status == "incorrect"
+    assert record.run_us == ()
+    assert record.plan_us == ()
     assert record.oracle_error == error
     assert f"over budget {record.oracle_budget:.3g}" in record.reason
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "reason"),
+    "error, status, reason",
     [
         (OSError("no\n  '/opt/engine/lib/kernel.so'"), "error", "OSError: no 'kernel.so'"),
         (RuntimeError("CUDA error: lost"), "crashed", "RuntimeError: CUDA error: lost"),
@@ -73,7 +92,9 @@ def test_a_wrong_output_is_incorrect_and_has_no_times(monkeypatch, factor, error
 def test_an_exception_of_the_backend_has_its_type_and_words(monkeypatch, error, status, reason):
     sdpa_raises(monkeypatch, error)
     record = measure(ITEM)
-    assert (record.status, record.reason, record.run_us) == (status, reason, ())
+    assert record.status == status
+    assert record.reason == reason
+    assert record.run_us == ()
 
 
 def test_a_compilers_complaint_is_told_however_long_its_command_line(monkeypatch):
@@ -91,7 +112,7 @@ LONG = replace(ITEM, case=replace(CASE, kv_len=2**26, lengths="fixed"))
 
 
 @pytest.mark.parametrize(
-    ("item", "status", "words"),
+    "item, status, words",
     [
         (with_spec(**FP8), "refused", r"SDPA takes no FP8 tensors, got bfloat16/float8_e4m3fn$"),
         (replace(ITEM, backend="flashinfer-fa2"), "refused", "not installed|needs a CUDA GPU"),
@@ -112,32 +133,49 @@ def test_what_cannot_be_measured_as_asked_is_never_replaced(
     if item == LONG:
         monkeypatch.setattr(DecodeSubject, "build", lambda *a, **k: pytest.fail("was built"))
     record = measure(item)
-    assert (record.status, record.run_us) == (status, ())
+    assert record.status == status
+    assert record.run_us == ()
     assert re.search(words, record.reason)
 
 
 def test_a_kernel_family_that_was_pinned_and_did_not_run_gets_no_time(monkeypatch):
     monkeypatch.setitem(TABLE, "sdpa", replace(TABLE["sdpa"], family="fa3"))
     record = measure(ITEM)
-    assert (record.status, record.run_us) == ("error", ())
+    assert record.status == "error"
+    assert record.run_us == ()
     assert record.reason.endswith("asked for fa3, but none ran")
 
 
 def test_neighbours_of_one_case_share_its_tensors(monkeypatch):
     build = Mock(side_effect=build_workload)
     monkeypatch.setattr(DecodeSubject, "build", build)
-    own, other = Worker(JOB), with_spec(head_dim=32)
+    own = Worker(JOB)
+    other = with_spec(head_dim=32)
     statuses = [own.measure(item)["status"] for item in (ITEM, ITEM, other, ITEM)]
     assert statuses == ["ok"] * 4
-    assert [call.args for call in build.call_args_list] == [(CASE,), (other.case,), (CASE,)]
+    assert [call.args for call in build.call_args_list] == [
+        (CASE,),
+        (other.case,),
+        (CASE,),
+    ]
 
 
 def test_a_record_is_on_disk_before_its_item_is_called_done(tmp_path, monkeypatch):
-    seen, progress = [], tmp_path / "progress"
+    seen = []
+    progress = tmp_path / "progress"
     monkeypatch.setattr(worker.store, "keep", lambda row: seen.append(progress.read_text()))
     job = tmp_path / "job.json"
-    job.write_text(json.dumps({**JOB, "items": [ITEM.to_dict()], "progress": str(progress)}))
-    assert (worker.main([str(job)]), seen) == (0, ["start\n"])
+    job.write_text(
+        json.dumps(
+            {
+                **JOB,
+                "items": [ITEM.to_dict()],
+                "progress": str(progress),
+            }
+        )
+    )
+    assert worker.main([str(job)]) == 0
+    assert seen == ["start\n"]
 
 
 KEEPS = """
@@ -150,5 +188,10 @@ print({"pandas", "torch", "matplotlib"} & {*sys.modules})
 
 def test_to_keep_a_record_a_worker_waits_for_no_library():
     row = json.dumps(right_row())
-    done = subprocess.run([sys.executable, "-c", KEEPS], input=row, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KEEPS],
+        input=row,
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout == "set()\n" and len(found()) == 1, done.stderr

@@ -20,7 +20,8 @@ FP8_CACHE = AttnSpec(32, 8, 128, 16, "bfloat16", FP8)
 LATENT = AttnSpec(128, 1, 576, 64)
 STEP = Call(kv_lens=(8192,) * 16)
 NEWEST = [*read_releases(FLASHINFER)][-1]
-VLLM, SPARSE = ("vllm==0.33.0", "auto"), {"topk": 2048}
+VLLM = ("vllm==0.33.0", "auto")
+SPARSE = {"topk": 2048}
 VLLM_MLA = {"mode": "mla", "library": "vllm==0.33.0"}
 
 
@@ -60,7 +61,8 @@ def test_lengths_in_lists_are_those_in_tuples():
     assert choice.kernel == "fmha_v2" and not choice.problem
 
 
-OLD_SGLANG, NEW_SGLANG = ("flashinfer==0.6.1", "sglang<0.5.9"), ("flashinfer==0.6.3", "sglang")
+OLD_SGLANG = ("flashinfer==0.6.1", "sglang<0.5.9")
+NEW_SGLANG = ("flashinfer==0.6.3", "sglang")
 MINI = ("flashinfer==0.6.3", "mini-sglang")
 GROUPS = {
     (8, 8): "cuda-cores",
@@ -119,7 +121,7 @@ KERNELS = [
 
 
 @pytest.mark.parametrize(
-    ("library", "policy", "spec", "gpu", "mode", "call", "chosen"),
+    "library, policy, spec, gpu, mode, call, chosen",
     KERNELS,
 )
 def test_an_engine_runs_what_its_rules_say(library, policy, spec, gpu, mode, call, chosen):
@@ -150,19 +152,21 @@ def test_every_row_on_the_way_is_among_the_reasons_with_why_it_failed():
     assert last.matched
     assert not any(reason.matched for reason in before)
     assert reasons[1].why == "only without tensor cores; this call has them"
-    assert "release < 0.6.0" in reasons[3].why and "it is 0.6.4" in reasons[3].why
+    assert "release < 0.6.0" in reasons[3].why
+    assert "it is 0.6.4" in reasons[3].why
 
 
 def test_a_backend_asked_for_by_name_is_the_first_reason():
     choice = auto(BF16, "0.6.3", policy="fa2")
-    assert (choice.backend, choice.reasons[0].kind) == ("fa2", "policy")
+    assert choice.backend == "fa2"
+    assert choice.reasons[0].kind == "policy"
     assert headline(choice) == "flashinfer==0.6.3, decode on sm90, policy fa2: fa2"
     latent = explain(LATENT, gpu="sm100", policy="FLASHINFER_MLA", **VLLM_MLA)
     assert latent.backend == "FLASHINFER_MLA"
 
 
 @pytest.mark.parametrize(
-    ("backend", "spec", "options", "why"),
+    "backend, spec, options, why",
     [
         ("fa3", BF16, {"gpu": "sm80"}, "needs compute capability 9.x"),
         ("fa2", AttnSpec(32, 8, 128, 16, FP8), {}, "no FP8 query"),
@@ -182,7 +186,7 @@ RELEASES = "release of flashinfer must be a known one, 0.2.0.post1.*got"
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         ({"gpu": "sm70"}, "gpu must be one of sm75, sm80, sm86, .*, got 'sm70'"),
         ({"mode": "chunk"}, "mode of flashinfer must be one of decode, prefill_paged.*got 'chunk'"),
@@ -210,7 +214,7 @@ def test_what_nobody_knows_is_refused_with_what_there_is(change, message):
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    "fields, message",
     [
         ({"q_lens": (1, 2), "kv_lens": (8,)}, "one entry for each of kv_lens"),
         ({"topk": -1}, "topk must be >= 0, got -1"),
@@ -235,14 +239,15 @@ FAILED = ("error", "refused")
 
 
 @pytest.mark.usefixtures("published_records")
-@pytest.mark.parametrize(("study", "machine"), RECORDED)
+@pytest.mark.parametrize("study, machine", RECORDED)
 def test_what_ran_on_an_h200_is_what_the_tables_say(study, machine):
     frame = store.load(study, machine)
     ran = frame[frame.backend.isin(POLICY) & (frame.status == "ok")]
     ran = ran.drop_duplicates(["backend", "release", "case", "reported_backend"])
     for _, row in ran.iterrows():
         choice = auto(row.case.spec, row.release, policy=POLICY[row.backend])
-        assert (choice.kernel, choice.problem) == (row.kernel_family, "")
+        assert choice.kernel == row.kernel_family
+        assert choice.problem == ""
         assert row.reported_backend in (choice.kernel, "auto")
 
 

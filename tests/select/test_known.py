@@ -6,7 +6,7 @@ import pytest
 import yaml
 from packaging.version import Version
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.select import Call, explain
 from attnlib.select.known import (
     HOLDS,
@@ -70,7 +70,7 @@ def test_a_problem_holds_at_its_example(problem):
 
 
 @pytest.mark.parametrize(
-    ("problem", "situation"),
+    "problem, situation",
     [(problem, situation) for problem, _, situation in SILENT],
     ids=[f"{problem.id}-{fact}" for problem, fact, _ in SILENT],
 )
@@ -177,7 +177,7 @@ def test_a_problem_is_a_few_lines():
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    "name, words",
     [
         ("sglang-schedule-window", "Note, slower in SGLang (known to 0.5.23): "),
         ("sglang-metadata-op-by-op", "Slower in SGLang (ended in 0.5.10): "),
@@ -193,7 +193,7 @@ def test_the_releases_of_a_problem_come_first(name, words):
 
 
 def test_a_problem_without_a_setting_says_so_in_a_sentence():
-    problem = PROBLEMS["sglang-schedule-window"]
+    problem = PROBLEMS["vllm-schedule-two-windows"]
     lines = in_words(found(problem, situation_from(problem.example)))
     assert "  There is no setting for it." in lines
     assert not [problem.id for problem in ALL if problem.do.startswith("no setting")]
@@ -234,7 +234,7 @@ def ids_of(example):
 
 
 @pytest.mark.parametrize(
-    ("problem", "package", "release"),
+    "problem, package, release",
     RECOMMENDED,
     ids=[f"{problem.id}-{release}" for problem, _, release in RECOMMENDED],
 )
@@ -276,7 +276,7 @@ def written(folder, name, entries):
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(entries))
 
 
-@pytest.mark.parametrize(("words", "change"), BAD.items(), ids=BAD)
+@pytest.mark.parametrize("words, change", BAD.items(), ids=BAD)
 def test_an_entry_that_is_not_valid_is_named_with_its_file(words, change, tmp_path):
     entry = {key: value for key, value in {**GOOD, **change}.items() if value is not None}
     written(tmp_path, "parts", {"one": entry})
@@ -295,7 +295,7 @@ def test_an_id_stands_in_one_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("library", "policy", "problem"),
+    "library, policy, problem",
     [
         ("vllm==0.33.0,flashinfer==0.6.2", "FLASHINFER", "flashinfer-fa3-decode-auto"),
         ("flashinfer==0.6.2", "auto", "flashinfer-fa3-decode-auto"),

@@ -32,7 +32,7 @@ def known(capsys, options):
     return {row["id"]: row["verdict"] for row in rows}
 
 
-@pytest.mark.parametrize(("asked", "twin"), PAIRS)
+@pytest.mark.parametrize("asked, twin", PAIRS)
 def test_a_question_has_its_known_problem_and_its_twin_has_not(asked, twin, capsys):
     options, _, problem = asked.partition(" -> ")
     given = settings(shlex.split(options))

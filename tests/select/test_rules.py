@@ -3,8 +3,8 @@
 import pytest
 from packaging.version import Version
 
+from attnlib.core import AttnSpec
 from attnlib.core.releases import read_releases
-from attnlib.core.spec import AttnSpec
 from attnlib.select import LIBRARIES, MODES, Call
 from attnlib.select.facts import facts_of
 from attnlib.select.libraries import load
@@ -61,7 +61,7 @@ def test_a_file_becomes_a_library(read):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    "old, new, message",
     [
         ("gpu is sm90", "gpus is sm90", "auto, decode, row 1: no such fact in 'gpus is sm90'"),
         ("gpu is sm90", "gpu has sm90", "1: no such comparison in 'gpu has sm90'; there are is"),
@@ -120,7 +120,7 @@ ONE_VALUE = [op for op in COMPARISONS if op not in ("in", "not in")]
 
 
 @pytest.mark.parametrize(
-    ("written", "read_as"),
+    "written, read_as",
     [
         ("fp8_kv", Condition("fp8_kv", "is", True)),
         ("not fp8_kv", Condition("fp8_kv", "is", False)),
@@ -139,12 +139,13 @@ def test_nested_lists_are_all_of_them_and_any_is_one():
     one, group = conditions([["graph"], either])
     assert one.fact == "graph"
     assert str(group) == "(with attention sinks or (heads is 1 and without a causal mask))"
-    assert not group.holds(facts()) and group.holds(facts(sinks=True))
+    assert not group.holds(facts())
+    assert group.holds(facts(sinks=True))
     assert group.miss(facts()) == f"needs {group}"
 
 
 @pytest.mark.parametrize(
-    ("written", "why"),
+    "written, why",
     [
         ("not tensor_cores", "only without tensor cores; this call has them"),
         ("not fp8_query", "only without an FP8 query; this call has one"),

@@ -17,7 +17,7 @@ import pytest
 from support.flashinfer_selector import answer, drawn_calls, layer_and_call
 from support.flashinfer_wrappers import as_if_on, installed
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.select import Call, explain
 
 VECTORS = Path(__file__).parents[2] / "data" / "vectors"
@@ -92,7 +92,7 @@ def flashinfer_agrees(line):
 
 
 @pytest.mark.parametrize(
-    ("engine", "agrees", "releases", "count", "refused"),
+    "engine, agrees, releases, count, refused",
     [
         ("vllm", vllm_agrees, 15, 2873, 0),
         ("sglang", sglang_agrees, 21, 3178, 200),

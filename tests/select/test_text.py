@@ -6,7 +6,7 @@ import pytest
 
 import attnlib
 from attnlib import cli
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.select import Call, explain
 from attnlib.select.text import parse_call, parse_layer, render
 
@@ -30,7 +30,8 @@ def test_rows_that_hold_come_first_none_twice_and_rules_for_models_are_named():
     assert "takes pages of 1" in head and "not used by its rules: model" in head
     _, *lines = table.splitlines()
     rows = [line.split()[:2] for line in lines]
-    assert rows[0] == ["yes", "fa3"] and ["no", "trtllm_mla"] in rows
+    assert rows[0] == ["yes", "fa3"]
+    assert ["no", "trtllm_mla"] in rows
     assert len(lines) == len({*lines})
     blackwell = {**options, "gpu": "sm100", "call": Call(kv_lens=(9,))}
     assert "rules of other models do not apply" in render(explain(latent, **blackwell))
@@ -62,8 +63,10 @@ def test_a_layer_is_read_from_text():
 def test_what_changes_between_releases_is_what_both_are_explained_to_pick():
     table = attnlib.changes("flashinfer==0.6.3", "flashinfer==0.6.4", model="Llama-3.1-8B")
     plain = table[table.dtype == "bf16"].squeeze()
-    assert (plain.gpu, plain["mode"]) == ("sm90", "decode")
-    assert (plain.before, plain.after) == ("fa3", "fa2")
+    assert plain.gpu == "sm90"
+    assert plain["mode"] == "decode"
+    assert plain.before == "fa3"
+    assert plain.after == "fa2"
     assert plain.source == "FlashInfer #2530"
     cannot = table[table.before == "fa3 (cannot run)"]
     assert "prefill_paged, target_verify" in cannot["mode"].iloc[-1]
@@ -178,7 +181,8 @@ def test_a_fact_of_the_server_that_is_not_known_lists_those_there_are(fails):
 def test_the_text_of_a_call_takes_a_model_by_name():
     how = {"gpu": "h100", "library": "sglang==0.5.23"}
     choice = explain("model=DeepSeek-V3 tp=8 dp=8 lens=8192x16", **how)
-    assert (choice.mode, choice.picked) == ("mla", "fa3")
+    assert choice.mode == "mla"
+    assert choice.picked == "fa3"
     with_sinks = explain("model=gpt-oss-20b tp=2 lens=8192x16", **how)
     call = Call(model="GptOssForCausalLM", sinks=True, kv_lens=(8192,) * 16)
     layer = AttnSpec(32, 4, 64, 16)

@@ -7,7 +7,7 @@ import torch
 from support.records import full_disk
 
 from attnlib import cli
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.engines import capture
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.decode.measure import build_workload
@@ -78,7 +78,7 @@ def test_a_step_is_a_case_of_its_own_lengths_and_equal_steps_are_one(path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes, words",
     [
         ({"mode": "target_verify"}, "mode must be one of decode, extend, mixed"),
         ({"lengths": ""}, "lengths must be known to the host, got none"),
@@ -99,7 +99,8 @@ def test_lengths_that_are_said_reach_tensors_and_costs_and_names():
     assert work.batch.q_lens_cpu.tolist() == [30, 8]
     assert work.q.shape == (38, 32, 128)
     lens = work.batch.paged.seq_lens_cpu
-    assert lens.dtype == torch.int32 and lens.tolist() == [40, 8]
+    assert lens.dtype == torch.int32
+    assert lens.tolist() == [40, 8]
     pairs = 30 * 40 - 30 * 29 // 2 + 8 * 8 - 8 * 7 // 2
     assert EXTEND.cost.flops == 4 * 128 * 32 * pairs
     assert DECODE.label == "heads=32/8 head_dim=128 page=16 lens=41+9+60"
@@ -110,7 +111,7 @@ def test_lengths_that_are_said_reach_tensors_and_costs_and_names():
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    "field, value, words",
     [
         ("q_lengths", "30+9", "q_lengths must be at most the lengths 40.8, got '30.9'"),
         ("q_lengths", "29+8", "q_lengths must be 2 like 33.1.60, 30 the largest, got '29.8'"),
@@ -130,7 +131,8 @@ def test_queries_that_do_not_fit_are_named(field, value, words):
 
 def test_a_capture_is_a_study_that_measure_takes(path, capsys):
     study = cli._study_named(str(path))
-    assert (study.name, study.cases) == ("captured_my_steps", (DECODE, EXTEND))
+    assert study.name == "captured_my_steps"
+    assert study.cases == (DECODE, EXTEND)
     assert study.case_named(DECODE.label) == DECODE
     assert {job.command for job in study.jobs(headline=True)} == {
         f"python -m attnlib measure '{path}'"

@@ -33,7 +33,8 @@ def test_a_round_in_turns_pairs_neighbours_and_one_without_takes_medians(monkeyp
     base = (100.0, 101.0, 150.0, 103.0)
     arm = (90.0, 99.0, 140.0, 93.0)
     row = round_of(steps(base, arm, True))
-    assert (row.step_us, row.saved_us) == (102.0, 10.0)
+    assert row.step_us == 102.0
+    assert row.saved_us == 10.0
     assert row.own_spread_us == 23.0, "the median of -47 and 1, the larger of both arms"
     row = round_of(steps(base, arm, False))
     assert row.saved_us == 102.0 - 96.0 and np.isnan(row.own_spread_us)
@@ -42,16 +43,24 @@ def test_a_round_in_turns_pairs_neighbours_and_one_without_takes_medians(monkeyp
 
 
 def test_processes_with_more_arms_are_compared_while_their_contexts_are_equally_long():
-    several, alone = np.arange(64.0), np.arange(100.0, 164.0)
+    several = np.arange(64.0)
+    alone = np.arange(100.0, 164.0)
     # Contexts of the one grow 12, 15, ... and of the other 4, 5, ...
     long, short = engine._of_equal_contexts((several, alone), (3, 1))
-    assert (short[0], short[-1]) == (108.0, 163.0)
+    assert short[0] == 108.0
+    assert short[-1] == 163.0
     assert long.tolist() == [*range(19)]
 
 
 def test_processes_that_never_had_equal_contexts_are_refused():
     with pytest.raises(ValueError, match="must have steps at equal contexts"):
-        engine._of_equal_contexts((np.arange(3.0), np.arange(3.0)), (9, 1))
+        engine._of_equal_contexts(
+            (
+                np.arange(3.0),
+                np.arange(3.0),
+            ),
+            (9, 1),
+        )
 
 
 def test_releases_are_kept_apart(monkeypatch):
@@ -77,7 +86,7 @@ def test_releases_are_kept_apart(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("case", "arm", "together"),
+    "case, arm, together",
     [
         (CASE, "sglang-eager", ("sglang", "sglang-eager", "sglang-fused", "sglang-one-launch")),
         (CASE, FA2, (FA2, FA3, "sglang-planned")),

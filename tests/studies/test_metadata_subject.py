@@ -22,7 +22,7 @@ WIDE = replace(WINDOWED, context=300, lengths="41+9+60+1+70")
 
 
 @pytest.mark.parametrize(
-    ("backend", "case"),
+    "backend, case",
     [
         *product(OURS, [CASE, WINDOWED, WIDE]),
         *product(OURS[1:], [PAGES, replace(PAGES, context=300)]),
@@ -31,14 +31,16 @@ WIDE = replace(WINDOWED, context=300, lengths="41+9+60+1+70")
 )
 def test_a_right_builder_gets_times_and_an_exact_check(backend, case):
     record = measure(Item(backend, "host", case))
-    assert (record.status, record.reason) == ("ok", "")
-    assert (record.oracle_error, record.oracle_budget) == (0.0, 0.0)
+    assert record.status == "ok"
+    assert record.reason == ""
+    assert record.oracle_error == 0.0
+    assert record.oracle_budget == 0.0
     assert record.oracle_rows == 5
     assert record.work_per_call == case.fetched_bytes
 
 
 @pytest.mark.parametrize(
-    ("backend", "case"),
+    "backend, case",
     [
         ("metadata-eager", PAGES),
         ("metadata-fast", CASE),
@@ -62,8 +64,10 @@ def test_one_wrong_word_is_incorrect_and_has_no_times(output, monkeypatch):
 
     monkeypatch.setitem(BUILDERS["metadata-eager"], "decode", wrong)
     record = measure(replace(EAGER, case=WINDOWED))
-    assert (record.status, record.reason) == ("incorrect", "wrong words 1 over budget 0")
-    assert (record.oracle_error, record.run_us) == (1.0, ())
+    assert record.status == "incorrect"
+    assert record.reason == "wrong words 1 over budget 0"
+    assert record.oracle_error == 1.0
+    assert record.run_us == ()
 
 
 DRAFTED = replace(CASE, seq_len_delta=4)
@@ -76,7 +80,9 @@ def test_a_step_with_its_schedules_is_one_launch_or_one_in_each_layer(backend, m
     monkeypatch.setattr(schedules, "ask_library", lambda *call: asked.append(call))
     case = DRAFTED if backend.endswith("verify") else CASE
     record = measure(Item(backend, "host", case))
-    assert (record.status, record.reason, record.oracle_error) == ("ok", "", 0.0)
+    assert record.status == "ok"
+    assert record.reason == ""
+    assert record.oracle_error == 0.0
     way, _, model = backend.partition("-")
     if way == schedules.ONCE:
         assert asked == []
@@ -84,7 +90,8 @@ def test_a_step_with_its_schedules_is_one_launch_or_one_in_each_layer(backend, m
     launches = {"gpt-oss-120b": 19, "deepseek-v3": 61, "llama-3.1-8b-verify": 32}[model]
     assert len(asked) % launches == 0
     facts, lens, sums = asked[0]
-    assert facts.max_seqlen_q == int(sums[1]) and len(sums) == len(lens) + 1
+    assert facts.max_seqlen_q == int(sums[1])
+    assert len(sums) == len(lens) + 1
 
 
 def test_a_wrong_word_of_a_schedule_is_incorrect(monkeypatch):
@@ -102,11 +109,12 @@ def test_without_sglangs_library_its_launches_are_refused():
 def test_without_sglang_its_kernel_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setattr("attnlib.studies.metadata.sglang.unavailable", lambda: "pip install it")
     record = measure(Item("sglang-metadata", "host", CASE))
-    assert (record.status, record.reason) == ("refused", "pip install it")
+    assert record.status == "refused"
+    assert record.reason == "pip install it"
 
 
 @pytest.mark.parametrize(
-    ("release", "longest", "pages"),
+    "release, longest, pages",
     [
         ("0.5.14", 64, 16),
         ("0.5.14", 65, 17),
@@ -133,7 +141,8 @@ def test_sglang_copies_the_longest_requests_pages_or_from_0_5_15_on_the_whole_wi
     monkeypatch.setattr(sglang, "_module", lambda name: module)
     case = replace(CASE, context=300, max_ctx=longest, lengths=f"41+9+60+1+{longest}")
     record = measure(Item("sglang-metadata", "host", replace(case, seq_len_delta=1)))
-    assert (record.status, record.reason) == ("ok", "")
+    assert record.status == "ok"
+    assert record.reason == ""
     assert set(told) == {(pages, (5, 75), 300)}
 
 

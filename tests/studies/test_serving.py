@@ -18,6 +18,7 @@ from attnlib.measure.calls.cases import read_case
 from attnlib.run import store
 from attnlib.run.rows import machine_slug
 from attnlib.studies.serving import measure as measuring
+from attnlib.studies.serving import served as study
 from attnlib.studies.serving import server as servers
 from attnlib.studies.serving.case import Request, ServingCase
 from attnlib.studies.serving.engine import ENGINES, ServerError, engine_named, read_arm
@@ -133,6 +134,12 @@ def test_the_faster_arm_is_found_and_a_second_run_measures_nothing(plan_of, monk
     assert table.ratio["time per token"] < 0.75
     assert table.rounds.eq(2).all()
     assert table.base_ms["ITL p50"] > 10
+    saved = study.saved(frame, [("sglang splits=bounded", "sglang")], "request")
+    lives = [np.median(np.subtract(row.ended_us, row.started_us)) for row in frame.itertuples()]
+    means = frame.assign(life=lives).groupby("backend").life.mean()
+    whole = 100 * (1 - means["sglang splits=bounded"] / means["sglang"])
+    assert saved.saved.iloc[0] == pytest.approx(whole)
+    assert saved.rounds.iloc[0] == 2
     assert throughput(frame)["sglang"].iloc[0] == pytest.approx(
         frame[frame.backend == "sglang"].tokens_per_s.median()
     )
@@ -150,12 +157,17 @@ def test_an_open_loop_asks_at_a_share_of_what_the_base_has_served(plan_of):
 
 
 def test_new_prompts_are_not_in_the_cache_and_one_client_may_begin_late(plan_of):
-    late = replace(CASE, late_s=1, output_len=600, turns=1)
+    late = replace(CASE, late_s=1, output_len=900, turns=1)
     new = replace(CASE, prompts="new")
     assert drive(plan_of(cases=(late, new), arms=("default",), rounds=1), CPU) == 2
     frame = store.load("served", SLUG)
     requests = requests_of(frame[frame.case == late].iloc[0])
     assert requests.started_s[0] >= 1.0 > requests.started_s[1]
+    figure = study.life_chart(frame, late, ["sglang"])
+    (axis,) = figure.axes
+    assert axis.get_legend_handles_labels()[1] == ["a request of 40 tokens decodes"]
+    (dots,) = axis.lines
+    assert len(dots.get_xdata()) == 1000
 
 
 def test_an_open_loop_without_its_closed_one_is_refused(plan_of):
@@ -190,6 +202,7 @@ def test_vllm_is_asked_in_its_own_form(plan_of, data, monkeypatch):
         ("dies", "(ended with status 3|in the middle).*illegal memory access"),
         ("stalls", "no token came for 1 s"),
         ("hangs up", "ended an answer in the middle"),
+        ("ends early", "ended an answer in the middle: EOFError"),
         ("refuses", "answered HTTP/1.1 400 Bad Request: too long a prompt"),
         ("errors", "refused a request: .*out of memory"),
         ("short", r"must make \d+ tokens, got 11"),
@@ -300,14 +313,19 @@ def test_a_port_of_another_program_is_refused(plan_of):
 
 
 def test_a_run_ends_when_its_time_is_up_and_goes_on_later(plan_of, data, monkeypatch):
-    monkeypatch.setenv("STAND_IN_TOKEN_S", "0.02")
+    monkeypatch.setenv("STAND_IN_TOKEN_S", "0.1")
     said = []
-    plan = plan_of(until=time.monotonic() + 3.0, say=said.append)
-    kept = drive(plan, CPU)
-    assert kept < 4 and "time is up" in said[-1]
+    began = time.monotonic()
+    plan = plan_of(until=began + 3.0, say=said.append)
+    assert drive(plan, CPU) == 0  # a load takes 8 s
+    assert time.monotonic() - began < 6.0
+    assert "time is up in round 0" in said[-1]
     assert nothing_is_left(data)
+    monkeypatch.setenv("STAND_IN", "never ready")
+    assert drive(replace(plan, until=time.monotonic() + 1.0), CPU) == 0
+    monkeypatch.setenv("STAND_IN", "")
     monkeypatch.setenv("STAND_IN_TOKEN_S", "0.001")
-    assert kept + drive(replace(plan, until=float("inf")), CPU) == 4
+    assert drive(replace(plan, until=float("inf")), CPU) == 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -429,6 +447,18 @@ def test_tokens_are_counted_while_every_client_is_served():
     assert window(opened, answers) == (0.0, 0.5)
     with pytest.raises(ServerError, match="ask for more tokens"):
         window(case, [answer(0, 0.0, 1.0, 2.0), answer(1, 3.0, 4.0, 5.0)])
+
+
+def test_the_loads_of_the_study_are_of_models_that_can_be_made_up():
+    loads = [*study.CONVERSATION, *study.CLOSED, *study.OPEN, *study.ONE_LONG, *study.LATE]
+    loads += [*study.ONE_LONG_MLA, *study.CONTROLS, *study.FLASHINFER, *study.BEST, *study.WORST]
+    assert len({load.label for load in loads}) == len(loads)
+    assert {load.model for load in loads} <= {*MODELS}
+    assert [load.lengths for load in study.CONTROLS] == ["fixed", "fixed"]
+    assert study.CONVERSATION[0].batch_size == 32
+    for text in (study.BOUNDED, study.EAGER, study.FA2, study.FA3):
+        engine, _, arm = text.partition(" ")
+        assert backend_of(engine, read_arm(arm, engine_named(engine))) == text
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -26,17 +26,25 @@ def h100(published_records):
 
 def test_log_normal_lengths_are_the_quantiles_of_their_distribution():
     lens = split_cap.log_normal(64, 4096, 0.9)
-    assert lens[:3] == [4804, 2483, 1088] and (sum(lens), max(lens)) == (387507, 36083)
+    assert lens[:3] == [4804, 2483, 1088]
+    assert sum(lens) == 387507
+    assert max(lens) == 36083
     assert np.isclose(np.std(np.log(lens)), 0.9, rtol=0.03)
     assert np.isclose(np.median(lens), 4096, rtol=0.02)
 
 
 def test_a_case_has_the_facts_of_its_call():
     facts = split_cap.facts_of(split_cap.VERIFY[2].case("100+7", page_size=16))
-    assert (facts.batch_size, facts.max_seqlen_q, facts.max_seqlen_k) == (2, 4, split_cap.CONTEXT)
-    assert (facts.num_qo_heads, facts.num_kv_heads, facts.head_dim_v) == (16, 1, 128)
+    assert facts.batch_size == 2
+    assert facts.max_seqlen_q == 4
+    assert facts.max_seqlen_k == split_cap.CONTEXT
+    assert facts.num_qo_heads == 16
+    assert facts.num_kv_heads == 1
+    assert facts.head_dim_v == 128
     latent = split_cap.facts_of(MLA_VERIFY.case("100+7"))
-    assert (latent.num_kv_heads, latent.head_dim, latent.head_dim_v) == (1, 64, 512)
+    assert latent.num_kv_heads == 1
+    assert latent.head_dim == 64
+    assert latent.head_dim_v == 512
     assert latent.max_seqlen_q == 4
 
 
@@ -60,7 +68,14 @@ def test_every_item_of_the_study_is_on_record_and_right():
     for machine in machines(STUDY.name):
         for row in load(STUDY.name, machine).itertuples():
             assert row.status == "ok" and row.kernel_family in ("flash-attn-3", *FAMILIES)
-            found.setdefault((row.backend, row.release, row.case), set()).add(row.round)
+            found.setdefault(
+                (
+                    row.backend,
+                    row.release,
+                    row.case,
+                ),
+                set(),
+            ).add(row.round)
     wanted = {
         (item.backend, item.release, item.case)
         for grid in STUDY.grids
@@ -77,7 +92,8 @@ FAMILIES = ("flashmla-dense", "mla-fa2", "mla-fa3", "triton-decode")
 
 def test_the_default_cap_costs_mla_over_traffic_on_both_gpus(h100):
     lines = split_cap.traffic_table(h100).set_index("layout")
-    assert len(lines) == 6 and (lines.batches >= 16).all()
+    assert len(lines) == 6
+    assert (lines.batches >= 16).all()
     assert lines["slowdown, median"]["MLA 128 heads"] > 1.9
     assert lines["slowdown, median"]["8/1"] == 1.0
     h200 = split_cap.sides_of(split_cap.load_all("h200"), MLA, "default")
@@ -109,7 +125,8 @@ def test_bisect_finds_the_release_that_brought_the_cap():
         bad="0.4.10",
         backend=MLA.backend,
     )
-    assert found.changed == "0.4.5" and {step.release for step in found.steps} == {
+    assert found.changed == "0.4.5"
+    assert {step.release for step in found.steps} == {
         "0.4.10",
         "0.4.5",
     }
@@ -120,7 +137,8 @@ def test_another_release_of_pytorch_changes_no_call_significantly():
     table = split_cap_torch.torch_table(
         load(split_cap_torch.STUDY.name, split_cap_torch.STUDY.reference_machine)
     )
-    assert len(table) == 9 and set(table.verdict) <= {"same", "ambiguous"}
+    assert len(table) == 9
+    assert set(table.verdict) <= {"same", "ambiguous"}
     assert table.ratio.between(0.97, 1.03).all()
 
 

@@ -122,7 +122,14 @@ def first_lines():
     assert not any(layout == MLA_TP8 for _, layout in by_traffic())
     yield first_line(f"{MLA.name} (DP attention)", by_traffic()["H100", MLA].slowdown)
     yield first_line(f"{MLA_VERIFY.name} {verify}", by_traffic()["H100", MLA_VERIFY].slowdown)
-    for gpu, rows, name in (("H100", h100(), without), ("H200", h200(), one)):
+    for gpu, rows, name in (
+        ("H100", h100(), without),
+        (
+            "H200",
+            h200(),
+            one,
+        ),
+    ):
         table = split_cap.sides_of(rows[rows.page_size == 1], MLA_TP8, "default")
         yield first_line(name, table[table.batch != ""].ratio, gpu, "named")
     both = " and ".join(layout.name for layout in GROUPED[2:])
@@ -176,7 +183,8 @@ def ratio_of(row, gpu):
 
 
 def environment_phrases():
-    pairs, gpus = set(), {}
+    pairs = set()
+    gpus = {}
     for rows in (h100(), h200()):
         for machine in rows.machine.unique():
             path = PUBLISHED / "records" / machine / f"{split_cap.STUDY.name}.parquet"
@@ -187,7 +195,8 @@ def environment_phrases():
             torch = table["versions.torch"].str.partition("+")[0]
             pairs |= set(zip(table.release, torch, strict=True))
     torch = dict(sorted(pair for pair in pairs if pair[0]))
-    assert torch[BEFORE] == torch[CHANGED] == "2.11.0" and len(torch) == 3
+    assert torch[BEFORE] == torch[CHANGED] == "2.11.0"
+    assert len(torch) == 3
     yield f"sglang-kernel {NOW} with torch {torch[NOW]}"
     yield f"sglang-kernel {CHANGED}, SGLang 0.5.16"
     yield f"`num_splits=0` of {NOW}"
@@ -212,7 +221,13 @@ def script_tables(release):
 def script_lines():
     """What the document quotes: every batch's title, head, three rows and summary, in order."""
     for title, head, *rest in script_tables(NOW):
-        yield "\n".join([title, head, *(row for row in rest if re.match("0|8 |bounded", row))])
+        yield "\n".join(
+            [
+                title,
+                head,
+                *(row for row in rest if re.match("0|8 |bounded", row)),
+            ]
+        )
     yield next(row for row in script_tables(BEFORE)[0] if row.startswith("0,"))
 
 
@@ -241,7 +256,8 @@ def summary_phrases():
     yield f"Against a cap bounded by bytes (below), {call}"
     yield f"with {min(IN_FLIGHT)} to {max(IN_FLIGHT)} requests in flight"
     releases = split_cap.release_table(h100(), MLA)
-    before, changed = releases[BEFORE], releases[CHANGED]
+    before = releases[BEFORE]
+    changed = releases[CHANGED]
     yield f"{BEFORE} takes {before.min():.2f} to {before.max():.2f} times the time of `bounded`"
     yield f"{CHANGED} up to {changed.max():.2f}"
     yield f"the {len(releases)} named batches of MLA with {MLA.heads} heads"
@@ -251,7 +267,8 @@ def without_drafts_phrases():
     """The named batch of MLA with 16 heads and one query token in which the bound loses most."""
     rows = named()[named().layout == MLA_TP8.name]
     row = rows[rows.batch == "8 x 32k + 56 x 2k"].iloc[0]
-    assert row.verdict == FASTER and row.slowdown == rows.slowdown.min()
+    assert row.verdict == FASTER
+    assert row.slowdown == rows.slowdown.min()
     yield f"With {MLA_TP8.heads} heads and {MLA_TP8.q_len} token the bound can lose"
     times = f"{row['default, us']} us by the default, {row['bounded, us']} by the bound"
     yield f"{row.batch} takes {times}"
@@ -321,7 +338,8 @@ def memory_phrases():
     yield f"{text} and {row.bounded} by the bound"
     decode = table.iloc[1:]
     _, most = next(decode.iterrows())
-    assert most.bounded == decode.bounded.max() and decode.index[0] == (MLA.name, "128 x 2k")
+    assert most.bounded == decode.bounded.max()
+    assert decode.index[0] == (MLA.name, "128 x 2k")
     text = f"{most.upstream:,}, {most.default} and {most.bounded} MiB for 128 x 2k of MLA"
     yield f"{text} with {MLA.heads} heads"
     assert f"{most_mib(h100()):.0f}" == str(most.bounded)
@@ -455,7 +473,8 @@ def test_traffic_is_the_table_of_the_study(published_records):
     for (gpu, layout), part in by_traffic().items():
         if gpu == "H100":
             row = table.loc[layout.name]
-            assert (row.batches, row.worst) == (len(part), round(part.slowdown.max(), 2))
+            assert row.batches == len(part)
+            assert row.worst == round(part.slowdown.max(), 2)
             assert row["slowdown, median"] == round(part.slowdown.median(), 2)
 
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from support.records import measure
 
-from attnlib.core import backends
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec, backends
 from attnlib.measure.calls.base import Bench
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.form import Item
@@ -23,7 +22,8 @@ LAYERS = {"flash-attn-3-step-each": (4, 4), "flash-attn-3-step-once": (4, 1)}
 def test_without_the_library_a_case_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setattr("attnlib.core.backends.unavailable", lambda name: "install it")
     record = measure(Item("flash-attn-3-step-once", "host", STEP))
-    assert (record.status, record.reason) == ("refused", "install it")
+    assert record.status == "refused"
+    assert record.reason == "install it"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="stand-in and interpreter run on the CPU")

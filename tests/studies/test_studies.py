@@ -59,7 +59,7 @@ def test_records_of_a_rival_that_is_measured_no_more_are_read_and_not_shown():
     rows = decode_metadata.metadata_rows(frame, builder="kv_indices")
     table = decode_metadata.design_times(rows)
     assert len(table) == 10
-    designs = {"SGLang 0.5.14", "SGLang 0.5.23", "fused, no overlap", "fused"}
+    designs = {"SGLang 0.5.14", "SGLang 0.5.23", "attnlib, no overlap", "attnlib"}
     assert designs <= {*table.columns}
     assert not [name for name in table.columns if "vLLM" in name]
 

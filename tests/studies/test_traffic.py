@@ -9,15 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from attnlib.studies.splits import traffic
+from support import traffic
 
 README = Path(__file__).resolve().parents[2] / "data" / "traffic" / "README.md"
 INVENTED = "kimi-synthetic"
 TOO_LONG = (9, 5000, 3000)
 NO_OUTPUT = (9, 7, 0)
 LONGEST = 6000
-PINNED = [[952, 1723, 4653, 1000], [2647, 554, 4687, 3992], [466, 3057, 199, 4026]]
+PINNED = [
+    [952, 1723, 4653, 1000],
+    [2647, 554, 4687, 3992],
+    [466, 3057, 199, 4026],
+]
 """Three steps of four requests of the invented trace, seed 7."""
 MEASURED = ("kimi-conversation", "kimi-synthetic", "azure-conversation", "azure-code")
 AZURE = """\
@@ -84,7 +87,8 @@ class Server:
     """The oracle: every request in flight gets one token a step."""
 
     def __init__(self, pool, in_flight, first):
-        self.pool, self.next = pool, first
+        self.pool = pool
+        self.next = first
         self.slots = [self.take() for _ in range(in_flight)]
 
     def take(self):
@@ -140,7 +144,15 @@ def test_two_steps_in_a_row_share_a_quarter_of_their_requests(invented):
     assert 0.15 < np.mean(shares) <= 0.27
 
 
-@pytest.mark.parametrize("outputs", [[1], [8, 8], [1, 1, 90], [5, 60, 2, 2, 31]])
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [1],
+        [8, 8],
+        [1, 1, 90],
+        [5, 60, 2, 2, 31],
+    ],
+)
 def test_the_spacing_is_the_least_after_which_a_quarter_is_left(outputs):
     assert traffic.spacing(np.array(outputs)) == slow_spacing(outputs)
 
@@ -164,7 +176,14 @@ def test_what_is_too_long_or_has_no_output_is_skipped(invented):
     lengths = np.concatenate(traffic.decode_steps(INVENTED, 8, 200, longest=LONGEST))
     assert 1 <= lengths.min() and lengths.max() <= LONGEST
     assert NO_OUTPUT[1] + 1 not in lengths
-    every = np.concatenate(traffic.decode_steps(INVENTED, 8, 200, longest=sum(TOO_LONG[1:])))
+    every = np.concatenate(
+        traffic.decode_steps(
+            INVENTED,
+            8,
+            200,
+            longest=sum(TOO_LONG[1:]),
+        )
+    )
     assert every.max() > LONGEST
 
 
@@ -197,7 +216,11 @@ def test_times_of_azure_count_in_milliseconds_from_the_first_request(empty, mark
     source = empty / "trace.csv"
     source.write_text(mark + AZURE, encoding="utf-8")
     rows = traffic.import_trace("azure-code", source).tolist()
-    assert rows == [[0, 374, 44], [4314, 396, 109], [4319, 10, 1]]
+    assert rows == [
+        [0, 374, 44],
+        [4314, 396, 109],
+        [4319, 10, 1],
+    ]
 
 
 def test_a_file_that_lacks_a_field_is_refused(empty):
@@ -223,7 +246,7 @@ def test_other_columns_are_refused(invented):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    "wrong, words",
     [
         ({"in_flight": 0}, "in_flight must be an integer in 1..1024, got 0"),
         ({"in_flight": 1025}, "in_flight must be an integer in 1..1024, got 1025"),
@@ -251,7 +274,11 @@ def test_the_readme_has_the_numbers_of_the_files(published):
     rows = traffic.requests(published)
     expected = [len(rows)]
     for tokens in rows[:, 1:].T:
-        expected += [tokens.mean(), np.median(tokens), np.percentile(tokens, 99)]
+        expected += [
+            tokens.mean(),
+            np.median(tokens),
+            np.percentile(tokens, 99),
+        ]
     assert readme_row(published) == [round(float(number), 1) for number in expected]
 
 
@@ -270,7 +297,8 @@ def test_the_batches_that_are_measured_are_of_every_trace_and_size():
     batches = traffic.batches()
     counts = {}
     for batch in batches:
-        assert len(batch.tokens) == batch.in_flight and batch.longest == max(batch.tokens)
+        assert len(batch.tokens) == batch.in_flight
+        assert batch.longest == max(batch.tokens)
         assert 1 <= min(batch.tokens) <= batch.longest <= 131_072
         counts.setdefault((batch.trace, batch.in_flight), []).append(batch.step)
     assert set(counts) == {(t, n) for t in traffic.TRACES for n in traffic.IN_FLIGHT}

@@ -7,9 +7,7 @@ import pytest
 import torch
 from support.workloads import judge_of, work_of
 
-from attnlib.core import backends
-from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.mla import MlaBatch
+from attnlib.core import DecodeBatch, MlaBatch, PagedKV, backends
 from attnlib.core.spec import CUSTOM_MASKS, AttnSpec, MlaSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase
@@ -61,7 +59,12 @@ KINDS = (
     *((dim, "bfloat16", "float8_e4m3fn") for dim in (128, 256)),
 )
 """head_dim, dtype of the query and of the cache."""
-XQA_KINDS = ((1, 64), (8, 16), (16, 32, 128, "float16"), (4, 128, 256))
+XQA_KINDS = (
+    (1, 64),
+    (8, 16),
+    (16, 32, 128, "float16"),
+    (4, 128, 256),
+)
 """Group and page size, head_dim, dtype: the library builds a module for each."""
 _BOTH = ("flashinfer-mla-fa2", "flashinfer-mla-fa3", "flash-attn-3-mla")
 SPARSE = (*_BOTH, "flashmla-sparse-fp8", "flashmla-sparse-bf16")
@@ -207,7 +210,8 @@ def two_steps(case, device):
         assert not torch.equal(first.batch.paged.seq_lens_cpu, other.batch.paged.seq_lens_cpu)
         return sorted((first, other), key=lambda step: -step.batch.rows)
     if isinstance(case, MlaCase):
-        paged, chosen = first.batch.paged, first.batch.chosen
+        paged = first.batch.paged
+        chosen = first.batch.chosen
         chosen = None if chosen is None else chosen.flip(0).contiguous()
         table = paged.page_table.flip(0).contiguous()
         lens = paged.seq_lens_cpu.flip(0)

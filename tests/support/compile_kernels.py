@@ -10,11 +10,10 @@ from support.metadata_cases import BUILDERS, SCHEDULES, Shape, kv_arguments
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from attnlib.core import PlanShape, build_step_schedules
 from attnlib.core.fa2 import kernel as fa2
-from attnlib.core.fa2.choice import PlanShape
 from attnlib.core.fa2.words import WORD, PlanLayout
 from attnlib.core.metadata import launch
-from attnlib.core.metadata.schedules import build_step_schedules
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {torch.int32: "*i32", torch.int64: "*i64"}
@@ -30,7 +29,8 @@ class Compiler:
         return self.compile
 
     def compile(self, *values, **options):
-        types, constants = {}, {}
+        types = {}
+        constants = {}
         for place, (parameter, value) in enumerate(zip(self.kernel.params, values, strict=True)):
             fixed = parameter.is_constexpr or value is None
             types[parameter.name] = (
@@ -42,10 +42,19 @@ class Compiler:
         print(self.kernel.__name__, len(triton.compile(source, HOPPER, options).asm["cubin"]))
 
 
-def plan_call(page_size, by_table=False):
-    shape = PlanShape(32, 8, 128, 2, max_batch_size=12, max_seq_len=4096, num_sms=132, q_len=3)
+def plan_call(page_size, by_table=False, requests=12):
+    shape = PlanShape(
+        32,
+        8,
+        128,
+        2,
+        max_batch_size=requests,
+        max_seq_len=4096,
+        num_sms=132,
+        q_len=3,
+    )
     words = torch.zeros(PlanLayout.of(shape).int_bytes // WORD, dtype=torch.int32)
-    paged = kv_arguments(Shape(12, 4096, page_size or 1))
+    paged = kv_arguments(Shape(requests, 4096, page_size or 1))
     del paged["max_pages"]
     if not page_size:
         paged = {"seq_lens": paged["seq_lens"]}
@@ -64,5 +73,5 @@ if __name__ == "__main__":
         builder.ours(**builder.arguments(builder.small))
     build_step_schedules(**SCHEDULES.arguments(Shape(4, 64, 1)) | {"cu_seqlens_q": None})
     fa2.LAUNCHER.kernel = Compiler(fa2.LAUNCHER.kernel)
-    for call in ((0,), (16,), (16, True)):
+    for call in ((0,), (16,), (16, True), (16, True, fa2.FEW + 1)):
         fa2.build_fa2_plan(**plan_call(*call))

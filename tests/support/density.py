@@ -73,7 +73,8 @@ def figures(folder: Path) -> dict[str, float]:
     """The figures of all modules of a folder together."""
     counts = [Density.of(path.read_text()) for path in modules(folder)]
     per_line = [number for count in counts for number in count.tokens.values()]
-    lines, tokens = sum(count.lines for count in counts), sum(per_line)
+    lines = sum(count.lines for count in counts)
+    tokens = sum(per_line)
     return {
         "lines": lines,
         "tokens": tokens,

@@ -2,7 +2,7 @@
 
 import json
 import lzma
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 from support.schedule_vectors import KINDS, Call, LengthSpec
@@ -11,8 +11,29 @@ from attnlib.core.schedule.caps import CAPS, num_splits
 from attnlib.core.schedule.splits import SchedulerFacts, plan_splits
 
 HEADS = (
-    *((32, 8), (32, 32), (8, 1), (16, 2), (64, 8), (28, 4), (40, 8), (5, 1), (6, 6), (128, 1)),
-    *((16, 16), (12, 4), (96, 8), (1, 1), (24, 3), (16, 1), (2, 2), (14, 2), (64, 64)),
+    *(
+        (32, 8),
+        (32, 32),
+        (8, 1),
+        (16, 2),
+        (64, 8),
+        (28, 4),
+        (40, 8),
+        (5, 1),
+        (6, 6),
+        (128, 1),
+    ),
+    *(
+        (16, 16),
+        (12, 4),
+        (96, 8),
+        (1, 1),
+        (24, 3),
+        (16, 1),
+        (2, 2),
+        (14, 2),
+        (64, 64),
+    ),
 )
 HEAD_DIMS = (64, 64, 128, 128, 128, 128, 256, 192, 96, 80, 112, 32, 160)
 VALUE_DIMS = {192: (128,), 64: (256, 512)}
@@ -106,8 +127,16 @@ def _draw_step(rng, num_sms, build, most_requests):
         dtype="bfloat16",
         has_softcap=False,
     )
-    kinds = {"full": full, "window": replace(full, window=(pick(WINDOWS), 0)), "mla": latent}
-    seq_lens = LengthSpec(pick([*KINDS]), full.max_seqlen_k, int(rng.integers(2**31)))
+    kinds = {
+        "full": full,
+        "window": replace(full, window=(pick(WINDOWS), 0)),
+        "mla": latent,
+    }
+    seq_lens = LengthSpec(
+        pick([*KINDS]),
+        full.max_seqlen_k,
+        int(rng.integers(2**31)),
+    )
     q_lens = None
     if full.varlen_q:
         q_lens = LengthSpec(pick(("fixed", "fixed", "uniform", "zeros")), tokens, 1)
@@ -127,10 +156,13 @@ def write(path, lines):
 
 def to_line(call):
     """JSON form; what is usual goes unsaid."""
-    told = {f.name: getattr(call.facts, f.name) for f in fields(call.facts)}
-    usual = {f.name: f.default for f in fields(call.facts) if f.default is not MISSING}
+    unusual = {}
+    for field in fields(call.facts):
+        value = getattr(call.facts, field.name)
+        if value != field.default:
+            unusual[field.name] = value
     return {
-        "facts": {k: v for k, v in told.items() if k not in usual or v != usual[k]},
+        "facts": unusual,
         "seq_lens": asdict(call.seq_lens),
         "q_lens": asdict(call.q_lens) if call.q_lens else None,
     }
@@ -143,7 +175,8 @@ def _draw_call(rng, num_sms, hdim96, build):
     def chance(share):
         return bool(rng.random() < share)
 
-    heads, head_dim = pick(HEADS), pick(HEAD_DIMS)
+    heads = pick(HEADS)
+    head_dim = pick(HEAD_DIMS)
     dtype = pick(("bfloat16", "bfloat16", "bfloat16", "float16", "float8_e4m3fn"))
     head_dim_v = pick(VALUE_DIMS[head_dim]) if head_dim in VALUE_DIMS and chance(0.1) else head_dim
     page_size = pick(PAGE_SIZES) if chance(0.75) else None
@@ -176,14 +209,29 @@ def _draw_call(rng, num_sms, hdim96, build):
         build=build,
     )
     q_lens = (
-        LengthSpec(pick(CALL_LENGTHS), max_q, int(rng.integers(2**31))) if facts.varlen_q else None
+        LengthSpec(
+            pick(CALL_LENGTHS),
+            max_q,
+            int(rng.integers(2**31)),
+        )
+        if facts.varlen_q
+        else None
     )
-    return Call(facts, LengthSpec(pick(CALL_LENGTHS), most, int(rng.integers(2**31))), q_lens)
+    return Call(
+        facts,
+        LengthSpec(pick(CALL_LENGTHS), most, int(rng.integers(2**31))),
+        q_lens,
+    )
 
 
 def _draw_batch_size(rng):
     share = rng.random()
-    bounds = ((0.6, 1, 17), (0.85, 17, 129), (0.94, 129, 601), (1.0, 601, 2001))
+    bounds = (
+        (0.6, 1, 17),
+        (0.85, 17, 129),
+        (0.94, 129, 601),
+        (1.0, 601, 2001),
+    )
     low, high = next((low, high) for upto, low, high in bounds if share < upto)
     return int(rng.integers(low, high))
 

@@ -58,7 +58,15 @@ class StandIn(types.ModuleType):
             "__init_subclass__": classmethod(lambda cls, **named: None),
             "__get_pydantic_core_schema__": classmethod(any_schema),
         }
-        value = StandInClass(name, (), members) if name[0].isupper() else MagicMock(name=name)
+        value = (
+            StandInClass(
+                name,
+                (),
+                members,
+            )
+            if name[0].isupper()
+            else MagicMock(name=name)
+        )
         setattr(self, name, value)
         return value
 

@@ -1,6 +1,6 @@
 """Made-up records for the explorer's tests: a study of a model, on a GPU that does not exist."""
 
-from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.core import AttnSpec, MlaSpec
 from attnlib.lab import source
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.form import Item
@@ -8,14 +8,17 @@ from attnlib.measure.calls.mla.case import MlaCase
 from attnlib.run import store, study
 from attnlib.run.study import Grid, Study
 
-FA2, FA3 = "flashinfer-fa2", "flashinfer-fa3"
-MLA_FA2, DENSE = "flashinfer-mla-fa2", "flashmla-dense"
+FA2 = "flashinfer-fa2"
+FA3 = "flashinfer-fa3"
+MLA_FA2 = "flashinfer-mla-fa2"
+DENSE = "flashmla-dense"
 QWEN = DecodeCase(AttnSpec(16, 8, 128, 16), batch_size=16, kv_len=8192)
 LATENT = MlaCase(MlaSpec(128), batch_size=16, kv_len=8192)
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4, "compute_capability": "9.0"}
 GPU |= {"l2_mib": 60.0, "power_limit_w": 700}
 MACHINE = "test-gpu-0badcafe"
-COPY_BYTES, MATMUL_FLOPS = 4e9, 7e11
+COPY_BYTES = 4e9
+MATMUL_FLOPS = 7e11
 """Work of a ceiling of 1,000 us: 4,000 GB/s and 700 TFLOP/s."""
 
 
@@ -28,7 +31,17 @@ def publish(patch, name, *cases, backends):
 def keep(make, study, item, us, **fields):
     """Store a record of `us` microseconds; `fields` as those of a Record."""
     times = {"run_us": (us,)} if fields.get("status", "ok") == "ok" else {}
-    store.keep(make(**{"study": study, "item": item, "machine": GPU, **times, **fields}))
+    store.keep(
+        make(
+            **{
+                "study": study,
+                "item": item,
+                "machine": GPU,
+                **times,
+                **fields,
+            }
+        )
+    )
 
 
 def keep_ceilings(make, study):

@@ -129,7 +129,9 @@ class InstantJobs:
     """Stands in for worker processes: a record per item at once; `jobs` are those it got."""
 
     def __init__(self, make):
-        self.make, self.jobs, self.overlays = make, [], []
+        self.make = make
+        self.jobs = []
+        self.overlays = []
 
     def run(self, job, machine, overlay, watch):
         self.jobs.append(job)

@@ -13,14 +13,31 @@ import torch
 from packaging.version import Version
 from support.flashinfer_wrappers import as_if_on, installed, resolve
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.select import GPUS, Call
 
 LENGTH_OF_DRAW = 150
 FP8 = "float8_e4m3fn"
-DTYPES = (("bfloat16", ""), ("float16", ""), (FP8, FP8), ("bfloat16", FP8), (FP8, "bfloat16"))
+DTYPES = (
+    ("bfloat16", ""),
+    ("float16", ""),
+    (FP8, FP8),
+    ("bfloat16", FP8),
+    (FP8, "bfloat16"),
+)
 HEAD_DIMS = (64, 80, 96, 128, 128, 256, 512)
-HEADS = ((32, 8), (8, 8), (8, 1), (28, 4), (64, 8), (64, 4), (96, 8), (4, 1), (48, 8), (16, 16))
+HEADS = (
+    (32, 8),
+    (8, 8),
+    (8, 1),
+    (28, 4),
+    (64, 8),
+    (64, 4),
+    (96, 8),
+    (4, 1),
+    (48, 8),
+    (16, 16),
+)
 MODES = ("decode", "decode", "prefill_paged", "target_verify", "prefill_ragged", "mla", "mla")
 RARE = {  # share of the calls of a mode that have a fact
     "decode": {"positions": 0.1, "window": 0.1, "softcap": 0.1, "fixed_split": 0.1, "graph": 0.3},
@@ -44,7 +61,14 @@ WORK_LENGTHS = (
 )
 MOST_ROWS = 2**17
 """Rows of a query tensor that a draw makes."""
-RAGGED = ((8, 8, 64), (16, 16, 128), (8, 8, 256), (32, 8, 128), (32, 32, 192), (8, 8, 96))
+RAGGED = (
+    (8, 8, 64),
+    (16, 16, 128),
+    (8, 8, 256),
+    (32, 8, 128),
+    (32, 32, 192),
+    (8, 8, 96),
+)
 
 
 def edge_calls(folder, seed="edges", count=LENGTH_OF_DRAW):
@@ -67,7 +91,13 @@ def orders(folder, seed="orders", count=6000):
     for _ in range(count):
         _, mode, layer, call = _mla_edge(draw, Version(folder.name))
         gpu = "sm100" if folder.name == "0.7.1" else draw.choice(("sm100", "sm103"))
-        line = {"release": folder.name, "gpu": gpu, "mode": mode, "layer": layer, "call": call}
+        line = {
+            "release": folder.name,
+            "gpu": gpu,
+            "mode": mode,
+            "layer": layer,
+            "call": call,
+        }
         yield line | {"order": policy.ordered_sm100_backends(_asked(*layer_and_call(line)))}
 
 
@@ -96,7 +126,14 @@ def _mla_edge(draw, newest):
     heads = draw.choice(WORK_HEADS)
     page = draw.choice((1, 16, 32, 64, 64, 64, 128))
     head_dim = draw.choice((576, 576, 576, 576, 512))
-    dtypes = draw.choice((*DTYPES, DTYPES[0], DTYPES[0], DTYPES[2]))
+    dtypes = draw.choice(
+        (
+            *DTYPES,
+            DTYPES[0],
+            DTYPES[0],
+            DTYPES[2],
+        )
+    )
     call = {"kv_lens": _lengths(draw, batch, draw.choice(WORK_LENGTHS))}
     longest = draw.choice(WORK_QUERIES)
     if batch * longest * heads > MOST_ROWS:
@@ -116,7 +153,18 @@ def _mla_edge(draw, newest):
 def _decode_edge(draw, newest):
     batch = draw.choice((1, 7, 8, 16, 32, 64))
     gpu = draw.choice(("sm90", "sm100", "sm100", "sm103", *GPUS))
-    heads = draw.choice(((64, 8), (32, 4), (96, 8), (128, 8), (32, 32), (8, 1), (64, 1), (28, 4)))
+    heads = draw.choice(
+        (
+            (64, 8),
+            (32, 4),
+            (96, 8),
+            (128, 8),
+            (32, 32),
+            (8, 1),
+            (64, 1),
+            (28, 4),
+        )
+    )
     head_dim = draw.choice((64, 128, 128, 128, 256, 512, 96))
     page = draw.choice((1, 4, 8, 16, 64))
     dtypes = draw.choice((*DTYPES, DTYPES[0], DTYPES[0]))
@@ -139,8 +187,21 @@ def _ragged_edge(draw, newest):
     batch = draw.choice((1, 2, 7))
     gpu = draw.choice(("sm90", "sm100", "sm100", "sm103", "sm120", "sm120", "sm121", *GPUS))
     query, kv, head_dim = draw.choice(RAGGED)
-    dtypes = draw.choice((*DTYPES, DTYPES[0], DTYPES[0], DTYPES[1]))
-    call = {"kv_lens": _lengths(draw, batch, draw.choice((128, 255, 256, 300, 4096)))}
+    dtypes = draw.choice(
+        (
+            *DTYPES,
+            DTYPES[0],
+            DTYPES[0],
+            DTYPES[1],
+        )
+    )
+    call = {
+        "kv_lens": _lengths(
+            draw,
+            batch,
+            draw.choice((128, 255, 256, 300, 4096)),
+        )
+    }
     if head_dim == 192:
         call["head_dim_vo"] = 128
     if draw.random() < 0.3:
@@ -161,12 +222,15 @@ def drawn_calls(folder, seed="third draw", count=LENGTH_OF_DRAW):
     From 0.7.1 on MLA goes by work on Blackwell: four times as many calls, most of them so.
     """
     release = folder.name
-    draw, newest = random.Random(f"flashinfer {release}, {seed}"), Version(release)
+    draw = random.Random(f"flashinfer {release}, {seed}")
+    newest = Version(release)
     by_work = newest >= Version("0.7.1")
     for _ in range(count * (4 if by_work else 1)):
-        mode, gpu = draw.choice(MODES), draw.choice(tuple(GPUS))
+        mode = draw.choice(MODES)
+        gpu = draw.choice(tuple(GPUS))
         if by_work and draw.random() < 0.6:
-            mode, gpu = "mla", draw.choice(("sm100", "sm103"))
+            mode = "mla"
+            gpu = draw.choice(("sm100", "sm103"))
         if mode == "mla" and newest < Version("0.2.2"):
             mode = "decode"
         call = {name: True for name, share in RARE[mode].items() if draw.random() < share}
@@ -178,13 +242,12 @@ def drawn_calls(folder, seed="third draw", count=LENGTH_OF_DRAW):
         longest = draw.choice(LONGEST if mode in ("decode", "mla") else LONGEST[:7])
         short = draw.randrange(batch)
         kv_lens = [longest] * (batch - short) + [max(1, longest // 2)] * short
-        heads, head_dim, page = (
-            draw.choice(HEADS),
-            draw.choice((64, 80, 96, 128, 128, 256, 512)),
-            16,
-        )
+        heads = draw.choice(HEADS)
+        head_dim = draw.choice((64, 80, 96, 128, 128, 256, 512))
+        page = 16
         if mode == "mla":
-            heads, head_dim = (draw.choice((4, 8, 16, 20, 32, 64, 96, 128)), 1), 576
+            heads = (draw.choice((4, 8, 16, 20, 32, 64, 96, 128)), 1)
+            head_dim = 576
             page = draw.choice((1, 32, 64, 64, 128))
             call = {"causal": False} | call
             call |= {"packed": False} if draw.random() < 0.2 else {}

@@ -246,7 +246,11 @@ def _mla(spec, call):
     wrapper = BatchMLAPagedAttentionWrapper(_workspace(130), **graph)  # XQA wants >= 128 MiB
     rope = spec.head_dim - CKV
     more = {"num_heads": spec.num_qo_heads, "head_dim_ckv": CKV, "head_dim_kpe": rope}
-    more |= {"page_size": spec.page_size, "causal": call.causal, "sm_scale": (128 + rope) ** -0.5}
+    more |= {
+        "page_size": spec.page_size,
+        "causal": call.causal,
+        "sm_scale": (128 + rope) ** -0.5,
+    }
     more |= {
         "q_data_type": getattr(torch, spec.dtype),
         "kv_data_type": getattr(torch, spec.kv_dtype),

@@ -21,8 +21,11 @@ from attnlib.core.schedule import guard as guards
 from attnlib.core.schedule.pages import require_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ROUNDS, STEPS = 5, 200
-BATCH, WIDTH, PAGE = 64, 8192, 16
+ROUNDS = 5
+STEPS = 200
+BATCH = 64
+WIDTH = 8192
+PAGE = 16
 MODULE = "sgl_kernel.flash_attn"
 
 
@@ -129,7 +132,15 @@ def main():
         "table": lambda: require_table(tensors.table, lens, page_size=PAGE, num_pages=9),
     }
     for name, call in samples.items():
-        print(json.dumps({"gpu": gpu, "sample": name, "us": timed(call, STEPS)}))
+        print(
+            json.dumps(
+                {
+                    "gpu": gpu,
+                    "sample": name,
+                    "us": timed(call, STEPS),
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from triton.runtime import interpreter
 
 def reduced(reduction, given):
     """`tl.reduce` of 1-D tensors: halves combined as whole vectors, not element by element."""
-    values, made = given, reduction.to_tensor
+    values = given
+    made = reduction.to_tensor
     while size := len(values[0].handle.data) // 2:
         first = (made(each.handle.data[:size], each.dtype) for each in values)
         second = (made(each.handle.data[size:], each.dtype) for each in values)

@@ -18,8 +18,13 @@ class Lab:
     """
 
     def __init__(self, make, usual, key=lambda item, release: release):
-        self.make, self.usual, self.key, self.jobs = make, usual, key, []
-        self.us, self.noise, self.failing = {}, {}, {}
+        self.make = make
+        self.usual = usual
+        self.key = key
+        self.jobs = []
+        self.us = {}
+        self.noise = {}
+        self.failing = {}
         self.is_hot = lambda item, number: False
 
     def stand_in(self, monkeypatch):
@@ -41,7 +46,8 @@ class Lab:
         usual, family = self.usual(job.release)
         for item in job.items:
             key = self.key(item, job.release)
-            status, noise = self.failing.get(key, "ok"), self.noise.get(key, WOBBLE)
+            status = self.failing.get(key, "ok")
+            noise = self.noise.get(key, WOBBLE)
             us = self.us.get(key, usual) * noise[job.round % len(noise)]
             times = {"run_us": (us,) * 3} if status == "ok" else {"reason": "no\nluck"}
             if self.is_hot(item, job.round):
@@ -53,5 +59,6 @@ class Lab:
 
     def order(self):
         """Round, release and number of items of each job since this was asked last."""
-        jobs, self.jobs = self.jobs, []
+        jobs = self.jobs
+        self.jobs = []
         return [(job.round, job.release, len(job.items)) for job in jobs]

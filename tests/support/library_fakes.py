@@ -4,6 +4,7 @@ They read what the libraries read (prefix sums, pages, packed mask bits, slots),
 ours, and attend request by request. Each checks what its library demands.
 """
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,9 +30,16 @@ def attend(q, q_lens, tokens, sees, scale):
 
 def attend_latent(q, tokens, scale, q_len=1):
     """[rows, heads, 512] of `q_len` queries per request over its tokens [n, 576], causal."""
-    kv = [(each[:, None], each[:, None, :512]) for each in tokens]
+    keys = [each[:, None] for each in tokens]
+    kv = [(key, key[..., :512]) for key in keys]
     q_lens = [q_len] * len(kv)
-    return attend(q, q_lens, kv, masks_of(q_lens, [len(k) for k, _ in kv], True), scale)
+    return attend(
+        q,
+        q_lens,
+        kv,
+        masks_of(q_lens, [len(k) for k, _ in kv], True),
+        scale,
+    )
 
 
 def masks_of(q_lens, kv_lens, causal, left=-1):
@@ -39,15 +47,36 @@ def masks_of(q_lens, kv_lens, causal, left=-1):
     before it."""
     shapes = zip(q_lens, kv_lens, strict=True)
     full = (torch.ones(shape, dtype=torch.bool) for shape in shapes)
-    found = [sees.tril(sees.shape[1] - len(sees)) if causal else sees for sees in full]
-    return [x.triu(x.shape[1] - len(x) - left) if left >= 0 else x for x in found]
+    found = []
+    for sees in full:
+        before = sees.shape[1] - len(sees)
+        if causal:
+            sees = sees.tril(before)
+        if left >= 0:
+            sees = sees.triu(before - left)
+        found.append(sees)
+    return found
 
 
 def gather(pages, lens, caches):
     """Of each request, its tokens in each cache; pages beyond its length are not read."""
     size = caches[0].shape[1]
-    rows = [(row[: -(-n // size)].long(), n) for row, n in zip(pages, lens, strict=True)]
-    return [[cache[row].flatten(0, 1)[:n] for cache in caches] for row, n in rows]
+    found = []
+    for row, length in zip(pages, lens, strict=True):
+        read = row[: -(-length // size)].long()
+        found.append([cache[read].flatten(0, 1)[:length] for cache in caches])
+    return found
+
+
+def slices(values, starts):
+    """The values from each start to the next."""
+    return [values[begin:end] for begin, end in pairwise(starts)]
+
+
+def split_both(k, v, lens):
+    """Of each request its K and V, which lie one behind the other."""
+    count = sum(lens)
+    return zip(k[:count].split(lens), v[:count].split(lens), strict=True)
 
 
 class FakeWrapper:
@@ -61,7 +90,9 @@ class FakeWrapper:
     def __init__(self, workspace, kv_layout="NHD", use_cuda_graph=False, **given):
         assert kv_layout == "NHD"
         self._backend = given.pop("backend", "auto")
-        self._use_cuda_graph, self._window_left, self._plan_info = use_cuda_graph, -1, None
+        self._use_cuda_graph = use_cuda_graph
+        self._window_left = -1
+        self._plan_info = None
         self._float_workspace_buffer = workspace
         self._int_workspace_buffer = torch.zeros(2**21, dtype=torch.uint8)
         self.buffers = given if use_cuda_graph else {}
@@ -82,14 +113,22 @@ class FakeWrapper:
 
     def tokens_of(self, lens, *caches):
         starts = self.told["kv_indptr"].tolist()
-        pages = [self.told["kv_indices"][a:b] for a, b in zip(starts, starts[1:], strict=False)]
+        pages = slices(self.told["kv_indices"], starts)
         return gather(pages, lens, caches)
 
 
 class FakePrefill(FakeWrapper):
     """What both prefill wrappers have: packed masks, run over requests."""
 
-    def plan(self, *, causal=False, custom_mask=None, sm_scale, window_left=-1, **dtypes):
+    def plan(
+        self,
+        *,
+        causal=False,
+        custom_mask=None,
+        sm_scale,
+        window_left=-1,
+        **dtypes,
+    ):
         names = [self.library_names.get(name, name) for name in self.positional]
         self.hold([dtypes.pop(name) for name in names])
         self._window_left = window_left
@@ -103,8 +142,11 @@ class FakePrefill(FakeWrapper):
         if self._backend == "auto":
             self._backend = "fa2" if masked else "fa3"
         assert not (masked and self._backend == "fa3"), "fa3 takes no custom mask"
-        self.causal, self.scale, self.packed = causal, sm_scale, None
-        self._fixed_batch_size, self._plan_info = len(self.q_lens), list(range(15))
+        self.causal = causal
+        self.scale = sm_scale
+        self.packed = None
+        self._fixed_batch_size = len(self.q_lens)
+        self._plan_info = list(range(15))
         self._num_qo_heads, self._num_kv_heads = (
             self.told[f"num_{which}_heads"] for which in ("qo", "kv")
         )
@@ -145,16 +187,24 @@ class FakeBatchAttention:
             assert tensor.dtype == torch.int32
         assert given["head_dim_qk"] == given["head_dim_vo"] <= 256
         self.kv_indices = kv_indices
-        self.q_lens, self.kv_lens = qo_indptr.diff().tolist(), kv_len_arr.tolist()
+        self.q_lens = qo_indptr.diff().tolist()
+        self.kv_lens = kv_len_arr.tolist()
         self.starts = kv_indptr.tolist()
-        self.causal, self.scale = given["causal"], given["sm_scale"]
+        self.causal = given["causal"]
+        self.scale = given["sm_scale"]
         self.dtypes = (given["q_data_type"], given["kv_data_type"])
 
     def run(self, q, kv_cache):
         assert self.dtypes == (q.dtype, kv_cache[0].dtype)
-        pages = [self.kv_indices[a:b] for a, b in zip(self.starts, self.starts[1:], strict=False)]
+        pages = slices(self.kv_indices, self.starts)
         sees = masks_of(self.q_lens, self.kv_lens, self.causal)
-        out = attend(q, self.q_lens, gather(pages, self.kv_lens, kv_cache), sees, self.scale)
+        out = attend(
+            q,
+            self.q_lens,
+            gather(pages, self.kv_lens, kv_cache),
+            sees,
+            self.scale,
+        )
         return out, torch.empty(out.shape[:2])
 
 
@@ -183,7 +233,15 @@ class FakePaged(FakePrefill):
 
     def follow_plan(self):
         """A plan of ours must be for these rows, and read all that they see."""
-        (_, rows, _, tile), lens = self._plan_info[:4], np.array(self.kv_lens())
+        (
+            (
+                _,
+                rows,
+                _,
+                tile,
+            ),
+            lens,
+        ) = self._plan_info[:4], np.array(self.kv_lens())
         assert rows == sum(self.q_lens)
         words = self._int_workspace_buffer.view(torch.int32).numpy()
         seen = lens if self._window_left < 0 else np.minimum(lens, self._window_left + tile)
@@ -195,7 +253,8 @@ class FakeDecode(FakePaged):
 
     def __init__(self, workspace, use_tensor_cores, **given):
         assert use_tensor_cores
-        super().__init__(workspace, **{n.replace("_buffer", "_buf"): v for n, v in given.items()})
+        short = {name.replace("_buffer", "_buf"): value for name, value in given.items()}
+        super().__init__(workspace, **short)
 
     def plan(self, *, indptr, indices, last_page_len, head_dim, **options):
         super().plan(
@@ -212,13 +271,17 @@ class PlannedWrapper(SimpleNamespace):
     """What FlashInfer's decode wrapper holds: planned once, the private names of a planner."""
 
     def __init__(self, workspace, kv_layout, backend, use_tensor_cores, **graph):
-        self._backend, self.plans, self._plan_info = backend, 0, None
+        self._backend = backend
+        self.plans = 0
+        self._plan_info = None
         self.is_cuda_graph_enabled = self._use_cuda_graph = graph.pop("use_cuda_graph", False)
         for name, buffer in graph.items():
             setattr(self, f"_{name.removesuffix('fer')}", buffer)
         self._float_workspace_buffer = workspace
         self._int_workspace_buffer = torch.zeros(2**20, dtype=torch.uint8)
-        self._num_qo_heads, self._num_kv_heads, self._window_left = 32, 8, -1
+        self._num_qo_heads = 32
+        self._num_kv_heads = 8
+        self._window_left = -1
         self._cached_q_data_type = self._cached_kv_data_type = torch.bfloat16
         if graph:
             self._fixed_batch_size = len(self._paged_kv_last_page_len_buf)
@@ -250,20 +313,28 @@ class FakeRagged(FakePrefill):
     def run(self, q, k, v):
         assert k.ndim == v.ndim == 3
         lens = self.kv_lens()
-        return self.attend(q, zip(*(x[: sum(lens)].split(lens) for x in (k, v)), strict=True))
+        return self.attend(q, split_both(k, v, lens))
 
 
 def fake_xqa(*, query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len, **given):
     """`flashinfer.decode.trtllm_batch_decode_with_kv_cache` with backend "xqa"."""
     assert (given.pop("backend"), given.pop("kv_layout")) == ("xqa", "NHD")
     # Read as bare pointers, in rows of the table's width.
-    for read, dtype in ((query, query.dtype), (block_tables, torch.int32), (seq_lens, torch.int32)):
+    for read, dtype in (
+        (query, query.dtype),
+        (block_tables, torch.int32),
+        (seq_lens, torch.int32),
+    ):
         assert read.is_contiguous() and read.dtype == dtype
-    size, lens = kv_cache[0].shape[1], seq_lens.tolist()
-    assert size in (16, 32, 64, 128) and max_seq_len == block_tables.shape[1] * size
-    assert query.dtype == kv_cache[0].dtype and workspace_buffer.count_nonzero() == 0
+    size = kv_cache[0].shape[1]
+    lens = seq_lens.tolist()
+    assert size in (16, 32, 64, 128)
+    assert max_seq_len == block_tables.shape[1] * size
+    assert query.dtype == kv_cache[0].dtype
+    assert workspace_buffer.count_nonzero() == 0
     sees = masks_of([1] * len(lens), lens, True, given.pop("window_left"))
-    scale, tokens = given.pop("bmm1_scale"), gather(block_tables, lens, kv_cache)
+    scale = given.pop("bmm1_scale")
+    tokens = gather(block_tables, lens, kv_cache)
     assert not given
     return attend(query, [1] * len(lens), tokens, sees, scale)
 
@@ -285,17 +356,25 @@ class FakeMla(FakeWrapper):
         assert self.told["causal"] or self.q_len == 1
 
     def run(self, q_nope, q_pe, ckv_cache, kpe_cache, **scales):
-        ckv, kpe = ckv_cache, kpe_cache
+        ckv = ckv_cache
+        kpe = kpe_cache
         fp8 = self.told["kv_data_type"] == torch.float8_e4m3fn
         assert ckv.dtype == kpe.dtype == self.told["kv_data_type"]
         assert set(scales) == ({"ckv_scale", "kpe_scale"} if fp8 else set())
         if fp8:
-            ckv, kpe = ckv.float() * scales["ckv_scale"], kpe.float() * scales["kpe_scale"]
+            ckv = ckv.float() * scales["ckv_scale"]
+            kpe = kpe.float() * scales["kpe_scale"]
         assert ckv.shape[1] == kpe.shape[1] == self.told["page_size"]
         assert q_nope.shape[1] == self.told["num_heads"]
-        q, cache = torch.cat([q_nope, q_pe], -1), torch.cat([ckv, kpe], -1)
+        q = torch.cat([q_nope, q_pe], -1)
+        cache = torch.cat([ckv, kpe], -1)
         tokens = self.tokens_of(self.told["kv_len_arr"].tolist(), cache)
-        return attend_latent(q, (x for (x,) in tokens), self.told["sm_scale"], self.q_len)
+        return attend_latent(
+            q,
+            (x for (x,) in tokens),
+            self.told["sm_scale"],
+            self.q_len,
+        )
 
 
 class FakeNewMla(FakeMla):
@@ -314,7 +393,8 @@ class FakeFlashAttention:
     its calls."""
 
     def __init__(self):
-        self.scheduled, self.launched = [], []
+        self.scheduled = []
+        self.launched = []
 
     def get_scheduler_metadata(self, *sizes, cache_seqlens, **options):
         names = ("batch_size", "max_seqlen_q", "max_seqlen_k", "num_qo_heads", "num_kv_heads")
@@ -338,18 +418,32 @@ class FakeFlashAttention:
         lens = given["cache_seqlens"].tolist()
         tokens = gather(given["page_table"], lens, (k_cache, v_cache))
         if "cu_seqlens_q" in given:
-            q_sums, longest = given["cu_seqlens_q"], given["max_seqlen_q"]
+            q_sums = given["cu_seqlens_q"]
+            longest = given["max_seqlen_q"]
             return self._attend(q, lens, tokens, q_sums, longest, given)
         q_sums = torch.arange(len(q) + 1) * q.shape[1]
-        out = self._attend(q.flatten(0, 1), lens, tokens, q_sums, q.shape[1], given)
+        out = self._attend(
+            q.flatten(0, 1),
+            lens,
+            tokens,
+            q_sums,
+            q.shape[1],
+            given,
+        )
         return out.view(q.shape)
 
     def _attend_latent(self, q, rope, latent, *, qv, causal, scheduler_metadata, **given):
-        assert q.shape[1:] == (*qv.shape[1:3], 64) and qv.shape[3] == 512 and causal
+        assert q.shape[1:] == (*qv.shape[1:3], 64)
+        assert qv.shape[3] == 512
+        assert causal
         lens = given["cache_seqlens"]
         assert lens.dtype == given["page_table"].dtype == torch.int32
         assert torch.equal(scheduler_metadata, lens), "a stale schedule"
-        found = gather(given["page_table"], lens.tolist(), (latent[:, :, 0], rope[:, :, 0]))
+        found = gather(
+            given["page_table"],
+            lens.tolist(),
+            (latent[:, :, 0], rope[:, :, 0]),
+        )
         tokens = (torch.cat(each, -1) for each in found)
         rows = torch.cat([qv, q], -1).flatten(0, 1)
         out = attend_latent(rows, tokens, given["softmax_scale"], q.shape[1])
@@ -358,7 +452,7 @@ class FakeFlashAttention:
     def flash_attn_varlen_func(self, *, q, k, v, cu_seqlens_q, cu_seqlens_k, **given):
         lens = cu_seqlens_k.diff().tolist()
         assert max(lens) <= given["max_seqlen_k"]
-        tokens = zip(*(x[: sum(lens)].split(lens) for x in (k, v)), strict=True)
+        tokens = split_both(k, v, lens)
         return self._attend(q, lens, tokens, cu_seqlens_q, given["max_seqlen_q"], given)
 
     def _attend(self, q, kv_lens, tokens, q_sums, longest, given):
@@ -377,7 +471,8 @@ class FakeSglangFlashAttention:
     """
 
     def __init__(self):
-        self.scheduled, self.launched = [], []
+        self.scheduled = []
+        self.launched = []
 
     def get_scheduler_metadata(self, *, cache_seqlens, **given):
         assert given["causal"] and given["cu_seqlens_q"].dtype == torch.int32
@@ -386,11 +481,22 @@ class FakeSglangFlashAttention:
         self.scheduled.append(given)
         return cache_seqlens.clone()
 
-    def flash_attn_with_kvcache(self, *, q, k_cache, v_cache, qv=None, ver, causal, **given):
+    def flash_attn_with_kvcache(
+        self,
+        *,
+        q,
+        k_cache,
+        v_cache,
+        qv=None,
+        ver,
+        causal,
+        **given,
+    ):
         assert ver == 3
         self.launched.append(given)
         words = given.get("scheduler_metadata")
-        lens, table = given["cache_seqlens"], given["page_table"]
+        lens = given["cache_seqlens"]
+        table = given["page_table"]
         assert lens.dtype == table.dtype == torch.int32
         assert words is None or torch.equal(words, lens), "a stale schedule"
         has_window = given["window_size"] != (-1, -1)
@@ -398,11 +504,20 @@ class FakeSglangFlashAttention:
         q_lens = given["cu_seqlens_q"].diff().tolist()
         assert max(q_lens) <= given["max_seqlen_q"]
         if qv is not None:
-            latent = gather(table, lens.tolist(), (v_cache[:, :, 0], k_cache[:, :, 0]))
+            latent = gather(
+                table,
+                lens.tolist(),
+                (v_cache[:, :, 0], k_cache[:, :, 0]),
+            )
             tokens = (torch.cat(each, -1) for each in latent)
             (q_len,) = {*q_lens}
             assert causal
-            return attend_latent(torch.cat([qv, q], -1), tokens, given["softmax_scale"], q_len)
+            return attend_latent(
+                torch.cat([qv, q], -1),
+                tokens,
+                given["softmax_scale"],
+                q_len,
+            )
         left, _ = given["window_size"]
         sees = masks_of(q_lens, lens.tolist(), causal, left)
         tokens = gather(table, lens.tolist(), (k_cache, v_cache))
@@ -424,19 +539,45 @@ class FakeVllm:
         assert softmax_segm_max.shape == (seq_threshold_3D, given["q"].shape[1], 16)
         FakeVllm._attend(**given)
 
-    def _attend(*, q, k, v, out, cu_seqlens_q, seqused_k, block_table, window_size, **given):
+    def _attend(
+        *,
+        q,
+        k,
+        v,
+        out,
+        cu_seqlens_q,
+        seqused_k,
+        block_table,
+        window_size,
+        **given,
+    ):
         lens = seqused_k.tolist()
-        assert cu_seqlens_q.tolist() == [*range(len(q) + 1)] and max(lens) <= given["max_seqlen_k"]
-        sees = masks_of([1] * len(lens), lens, given["causal"], window_size[0])
+        assert cu_seqlens_q.tolist() == [*range(len(q) + 1)]
+        assert max(lens) <= given["max_seqlen_k"]
+        sees = masks_of(
+            [1] * len(lens),
+            lens,
+            given["causal"],
+            window_size[0],
+        )
         tokens = gather(block_table, lens, (k, v))
-        out.copy_(attend(q, [1] * len(lens), tokens, sees, given["softmax_scale"]))
+        out.copy_(
+            attend(
+                q,
+                [1] * len(lens),
+                tokens,
+                sees,
+                given["softmax_scale"],
+            )
+        )
 
 
 class FakeFlashMla:
     """`flash_mla` on Hopper; dense schedules carry their lengths and are believed, not checked."""
 
     def __init__(self):
-        self.calls, self.heads = [], []
+        self.calls = []
+        self.heads = []
 
     def get_mla_metadata(self):
         return SimpleNamespace(tile_scheduler_metadata=None, num_splits=None), None
@@ -449,19 +590,33 @@ class FakeFlashMla:
 
     def flash_mla_with_kvcache(self, *, q, k_cache, head_dim_v, **options):
         assert options.pop("use_legacy") and head_dim_v == 512
-        table, lens = options["block_table"], options["cache_seqlens"]
+        table = options["block_table"]
+        lens = options["cache_seqlens"]
         meta = options["tile_scheduler_metadata"]
         assert options.get("causal", False) == (q.shape[1] > 1)
         assert k_cache.shape[2] == 1
         self.calls.append(meta)
         self.heads.append(q.shape[2])
         attend = self._dense if "indices" not in options else self._sparse
-        tokens = attend(k_cache[:, :, 0], table, lens, meta, options.get("indices"))
-        out = attend_latent(q.flatten(0, 1), tokens, options["softmax_scale"], q.shape[1])
+        tokens = attend(
+            k_cache[:, :, 0],
+            table,
+            lens,
+            meta,
+            options.get("indices"),
+        )
+        out = attend_latent(
+            q.flatten(0, 1),
+            tokens,
+            options["softmax_scale"],
+            q.shape[1],
+        )
         return out.unflatten(0, q.shape[:2]), q
 
     def flash_mla_sparse_fwd(self, q, kv, indices, sm_scale, *, use_legacy):
-        assert use_legacy and q.shape[1] in (64, 128) and kv.shape[1:] == (1, 576)
+        assert use_legacy
+        assert q.shape[1] in (64, 128)
+        assert kv.shape[1:] == (1, 576)
         assert indices.shape[1:] == (1, -(-indices.shape[2] // 128) * 128)
         tokens = [kv[row[row != -1].long(), 0] for row in indices[:, 0]]
         return attend_latent(q, tokens, sm_scale), None, None
@@ -474,8 +629,11 @@ class FakeFlashMla:
         return [tokens for (tokens,) in gather(table, lens.tolist(), [cache])]
 
     def _sparse(self, cache, table, lens, meta, indices):
-        assert (table, lens) == (None, None) and cache.dtype == torch.float8_e4m3fn
+        assert table is None
+        assert lens is None
+        assert cache.dtype == torch.float8_e4m3fn
         assert indices.shape[1:] == (1, -(-indices.shape[2] // 64) * 64)
-        assert self.heads[-1] in (64, 128) and indices.dtype == torch.int32
+        assert self.heads[-1] in (64, 128)
+        assert indices.dtype == torch.int32
         slots = cache.view(torch.uint8).flatten(0, 1)
         return [dequantize(slots[row[row != -1].long()]) for row in indices[:, 0]]

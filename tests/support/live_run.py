@@ -23,7 +23,8 @@ from attnlib.measure.machine import describe_versions, identify_gpu
 from attnlib.run.rows import strip_folders
 
 BUILD = Path("build/gpu").resolve()
-RECORDS, SUMMARY = Path("data/records"), Path("data/live_run.json")
+RECORDS = Path("data/records")
+SUMMARY = Path("data/live_run.json")
 LIVE = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
 REPLAY = {**os.environ, "ATTNLIB_MODE": "replay"}
 PYTEST = ["-m", "pytest", "-q", "-rs", "-m", "gpu", "-p", "no:cacheprovider"]
@@ -48,7 +49,8 @@ def parts() -> list[str]:
 def run(part: str) -> dict[str, object]:
     """What came of a part."""
     command = ["-c", EXECUTE] if part.endswith(".ipynb") else PYTEST
-    started, how = time.monotonic(), {"env": LIVE, "capture_output": True, "text": True}
+    started = time.monotonic()
+    how = {"env": LIVE, "capture_output": True, "text": True}
     ended = subprocess.run([sys.executable, *command, part], **how)
     result = {"part": part, "seconds": round(time.monotonic() - started, 1)}
     result |= count_tests(ended.stdout)
@@ -61,7 +63,8 @@ def run(part: str) -> dict[str, object]:
 
 def count_tests(output: str) -> dict[str, object]:
     """Tests by outcome, from pytest's last line, and its reasons of skips; none of a notebook."""
-    counts, last_line = dict.fromkeys(("passed", "skipped", "failed"), 0), output.splitlines()[-1:]
+    counts = dict.fromkeys(("passed", "skipped", "failed"), 0)
+    last_line = output.splitlines()[-1:]
     found = re.findall(r"(\d+) (passed|skipped|failed|error)", "".join(last_line))
     for number, word in found:
         counts["failed" if word == "error" else word] += int(number)
@@ -81,7 +84,8 @@ def main(chosen: list[str]) -> int:
     """Run what is left of the chosen parts, or of all; returns the exit status."""
     if not torch.cuda.is_available():
         raise SystemExit("make gpu must have a CUDA GPU, got none")
-    names, commit = parts(), os.environ.get("COMMIT") or find_commit()
+    names = parts()
+    commit = os.environ.get("COMMIT") or find_commit()
     shutil.copytree(RECORDS, BUILD / RECORDS, dirs_exist_ok=True)
     here = {"gpu": identify_gpu()["gpu"], "versions": describe_versions(RECORDED)}
     before = json.loads(SUMMARY.read_text()) if SUMMARY.exists() else {"parts": []}
@@ -93,7 +97,12 @@ def main(chosen: list[str]) -> int:
             print(done[name], flush=True)
             left = [name for name in names if name not in done]
             agrees = "not compared" if left else compare_claims()
-            summary = {**here, "parts": list(done.values()), "left": left, "agrees": agrees}
+            summary = {
+                **here,
+                "parts": list(done.values()),
+                "left": left,
+                "agrees": agrees,
+            }
             write_whole(SUMMARY, f"{json.dumps(summary, indent=1)}\n".encode())
     return int(any(part["failed"] for part in done.values()))
 

@@ -30,9 +30,15 @@ DEVICE = "cuda"
 def ask_library(call):
     """The line of one call: its words, or the refusal."""
     seq_lens, q_lens = call.lengths()
-    line, cu_seqlens_q = drawn_calls.to_line(call), None
+    line = drawn_calls.to_line(call)
+    cu_seqlens_q = None
     if q_lens is not None:
-        sums = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
+        sums = np.concatenate(
+            [
+                [0],
+                np.cumsum(q_lens),
+            ]
+        ).astype(np.int32)
         cu_seqlens_q = torch.from_numpy(sums).to(DEVICE)
     try:
         words = flash_attn3.ask_library(

@@ -99,7 +99,11 @@ def arguments(shape: Shape, lens: list[int] | None = None) -> Call:
     call = pool(shape, lens) | {name: poisoned(*size) for name, size in sizes.items()}
     if shape.swa:
         moves = np.random.default_rng(shape.seed).integers(0, 10_000, 10_000)
-        call["swa_slot_map"] = torch.tensor([*moves, -1], dtype=torch.int32, device=DEVICE)
+        call["swa_slot_map"] = torch.tensor(
+            [*moves, -1],
+            dtype=torch.int32,
+            device=DEVICE,
+        )
     return call
 
 
@@ -132,7 +136,11 @@ def kinds_of(call):
         build="sglang",
     )
     latent = replace(full, num_qo_heads=16, num_kv_heads=1, head_dim=64, head_dim_v=512)
-    return {"full": full, "window": replace(full, window=(20, 0)), "mla": latent}
+    return {
+        "full": full,
+        "window": replace(full, window=(20, 0)),
+        "mla": latent,
+    }
 
 
 def schedules_arguments(shape):
@@ -141,7 +149,14 @@ def schedules_arguments(shape):
     made = StepSchedules.reserve(kinds_of(call), torch.device(DEVICE))
     made.words.fill_(POISON)
     rng = np.random.default_rng(shape.seed)
-    sums = np.append(0, rng.integers(1, QUERY_TOKENS + 1, shape.batch).cumsum())
+    sums = np.append(
+        0,
+        rng.integers(
+            1,
+            QUERY_TOKENS + 1,
+            shape.batch,
+        ).cumsum(),
+    )
     queries = torch.tensor(sums, dtype=torch.int32, device=DEVICE)
     return call | {"schedules": made, "cu_seqlens_q": queries}
 
@@ -168,7 +183,15 @@ def expected_pages(have: Call) -> Rows:
 def expected_schedules(have: Call) -> Rows:
     pages = expected_pages(have)
     (lens,) = pages["cache_seqlens"]
-    return pages | {"schedules": [step_words(have["schedules"], lens, have.get("cu_seqlens_q"))]}
+    return pages | {
+        "schedules": [
+            step_words(
+                have["schedules"],
+                lens,
+                have.get("cu_seqlens_q"),
+            )
+        ]
+    }
 
 
 def step_words(made: StepSchedules, lens: Any, cu_seqlens_q: Any = None) -> np.ndarray:
@@ -213,7 +236,14 @@ that are so many times smaller (`fixtures.small_grids`)."""
 STEPS = {
     "several_blocks": Shape(3, 2900, 1),
     "several_turns": Shape(2, 1024 * 2 * 300, 1, extra_columns=0),
-    "widths_of_one_vector": Shape(3, 36, swa=True, extra_columns=0, extra_tokens=0, holes=True),
+    "widths_of_one_vector": Shape(
+        3,
+        36,
+        swa=True,
+        extra_columns=0,
+        extra_tokens=0,
+        holes=True,
+    ),
     "batch_beyond_one_scan": Shape(4096 // FEWER + 4, 3, 1, extra_columns=0),
     "empty_batch": Shape(0, 16),
 }
@@ -227,11 +257,26 @@ KV_SHAPES = STEPS | {
     "four_rows_per_program_page_size_16": Shape(1024 // FEWER + 2, 130, 16),
 }
 DTYPES = st.sampled_from((torch.int32, torch.int64))
-SEEDS, PAGE_SIZES = st.integers(0, 1000), st.sampled_from([2**n for n in range(9)])
+SEEDS = st.integers(0, 1000)
+PAGE_SIZES = st.sampled_from([2**n for n in range(9)])
 DRAWN_SHAPES = st.builds(
     Shape,
-    *(st.integers(0, 20), st.integers(1, 700), PAGE_SIZES, st.integers(0, 70), st.booleans()),
-    *(DTYPES, DTYPES, st.integers(0, 9), st.integers(0, 9), st.booleans(), SEEDS, st.booleans()),
+    *(
+        st.integers(0, 20),
+        st.integers(1, 700),
+        PAGE_SIZES,
+        st.integers(0, 70),
+        st.booleans(),
+    ),
+    *(
+        DTYPES,
+        DTYPES,
+        st.integers(0, 9),
+        st.integers(0, 9),
+        st.booleans(),
+        SEEDS,
+        st.booleans(),
+    ),
 )
 
 
@@ -283,7 +328,8 @@ def requests_of_a_cta(monkeypatch: Any, builder: Builder) -> int:
     return most
 
 
-SMALL, LARGE = Shape(4, 64, 4, swa=True), Shape(50, 4000, 2, swa=True)
+SMALL = Shape(4, 64, 4, swa=True)
+LARGE = Shape(50, 4000, 2, swa=True)
 OTHER_NUMBERS = tuple(
     {"seq_len_delta": delta, "max_pages": pages}
     for delta, pages in ((1, 9), (2, 16), (16, 1), (0, 0))

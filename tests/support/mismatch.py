@@ -21,13 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from attnlib.core import AttnSpec, DecodeBatch, ExtendBatch, PagedKV, SchedulerFacts
 from attnlib.core.backends.flash_attn3 import attend, facts_of, launch
-from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.extend import ExtendBatch
-from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.flash_attn3 import ask_library, precompute
 from attnlib.core.schedule.splits import max_words, num_words, plan_splits
-from attnlib.core.spec import AttnSpec
 from attnlib.measure.calls.check import Judge
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.measure import attend_extend

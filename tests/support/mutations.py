@@ -14,6 +14,8 @@ from .traces import FA2_16, FA3, HEAD, METADATA, Writer, runs
 
 LONG = 60_000
 """Characters of a name that is far too long."""
+DEEP = 20_000
+"""Brackets in brackets."""
 NAMES = (
     "",
     "x" * LONG,
@@ -185,10 +187,22 @@ def mutated_trace(pick, folder):
         document = {**HEAD, "traceEvents": writer.events}
         for _ in range(pick.randint(1, 3)):
             _mutate_json(pick, document)
-        data = json.dumps(document).encode()
-        data = _mutated_bytes(pick, data)
-        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    more = pick.choice([[], ["--json"], [str(path)], ["--shape", pick.choice(WORDS)]])
+        text = json.dumps(document)
+        if pick.random() < 0.1:
+            opens, closes = pick.choice([("[", "]"), ('{"a":', "}")])
+            nested = opens * DEEP + "1" + closes * DEEP
+            text = text.replace('"args": {', f'"args": {{"deep": {nested}, ', 1)
+        data = _mutated_bytes(pick, text.encode())
+        data = gzip.compress(data) if path.suffix == ".gz" else data
+        path.write_bytes(_mutated_bytes(pick, data))
+    more = pick.choice(
+        [
+            [],
+            ["--json"],
+            [str(path)],
+            ["--shape", pick.choice(WORDS)],
+        ]
+    )
     return ["diagnose", str(path), *more]
 
 
@@ -198,7 +212,12 @@ def _mutated_export(pick, writer, folder):
     with closing(sqlite3.connect(path)) as base:
         columns = [row[1] for row in base.execute(f"PRAGMA table_info({table})")]
         column = pick.choice(columns)
-        if pick.random() < 0.2:
+        how = pick.randrange(10)
+        if how == 0:
+            base.execute(f"DELETE FROM {table}")
+        elif how == 1:
+            base.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        elif how < 4:
             base.execute(f"DROP TABLE {table}")
             endless = "WITH RECURSIVE t(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM t)"
             base.execute(f"CREATE VIEW {table} AS {endless} SELECT * FROM t")
@@ -206,6 +225,7 @@ def _mutated_export(pick, writer, folder):
             value = pick.choice([None, -1, 2**62, 1.5, b"x", *NAMES[:-4]])
             base.execute(f"UPDATE {table} SET {column} = ? WHERE rowid % 3 = 0", [value])
         base.commit()
+    path.write_bytes(_mutated_bytes(pick, path.read_bytes()))
     return path
 
 

@@ -26,6 +26,7 @@ TOOLS = {
     "cache_sizes",
     "build_decode_metadata",
     "build_fa2_plan",
+    "build_step_metadata",
     "captured_table",
     "changes",
     "compare",

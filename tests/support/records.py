@@ -4,13 +4,19 @@ import resource
 from contextlib import contextmanager
 from types import SimpleNamespace
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.form import Item
 from attnlib.run import rows, store
 from attnlib.run.worker import Worker
 
-CASE = DecodeCase(AttnSpec(8, 2, 64, 16), batch_size=3, kv_len=40, lengths="ragged", seed=5)
+CASE = DecodeCase(
+    AttnSpec(8, 2, 64, 16),
+    batch_size=3,
+    kv_len=40,
+    lengths="ragged",
+    seed=5,
+)
 ITEM = Item("flashinfer-fa2", "graph", CASE, "0.6.3")
 CEILING = {"item": Item("copy", "graph"), "oracle_error": None, "oracle_budget": None}
 GPU = {"gpu": "Test GPU", "gpu_id": "0badcafe", "num_sms": 4}

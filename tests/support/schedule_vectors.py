@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core import SchedulerFacts
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "data" / "vectors" / "fa3_scheduler_metadata.jsonl.xz"
@@ -25,7 +25,11 @@ VLLM = COMMITTED.with_name("vllm_fa3_schedules.jsonl.xz")
 
 
 def _edges(rng: np.random.Generator, high: int, n: int) -> np.ndarray:
-    near = rng.integers(0, high // 64 + 1, n) * 64 + rng.integers(-1, 2, n)
+    near = rng.integers(
+        0,
+        high // 64 + 1,
+        n,
+    ) * 64 + rng.integers(-1, 2, n)
     return np.clip(near, 1, high)
 
 
@@ -46,7 +50,14 @@ KINDS = {
     "fixed": lambda rng, high, n: np.full(n, high),
     "uniform": lambda rng, high, n: rng.integers(1, high + 1, n),
     "skewed": _skewed,
-    "zeros": lambda rng, high, n: rng.integers(1, high + 1, n) * (rng.random(n) < 0.7),
+    "zeros": lambda rng, high, n: (
+        rng.integers(
+            1,
+            high + 1,
+            n,
+        )
+        * (rng.random(n) < 0.7)
+    ),
     "edges": _edges,
     "few": lambda rng, high, n: rng.choice(rng.integers(1, high + 1, 3), n),
     "padded": _padded,

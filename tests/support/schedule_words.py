@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnlib.core.schedule.facts import SchedulerFacts
+from attnlib.core import SchedulerFacts
 from attnlib.core.schedule.splits import BATCHES_PER_CTA, SplitPlan, num_words, work_share
 from attnlib.core.schedule.words import batch_order, parts_of, sort_keys, words_by_request
 

@@ -41,8 +41,11 @@ COMPILED = {
     },
     INFER: {"FlashInferAttnBackend", "FlashInferIndicesUpdaterDecode", "DecodeMetadata"},
 }
-CONTEXT, MAX_BS, POOL = 64, 4, 5
-LENS, ROWS = torch.tensor([33, 1, 60], dtype=torch.int32), torch.tensor([2, 0, 4])
+CONTEXT = 64
+MAX_BS = 4
+POOL = 5
+LENS = torch.tensor([33, 1, 60], dtype=torch.int32)
+ROWS = torch.tensor([2, 0, 4])
 DECODE = SimpleNamespace(name="DECODE", is_decode_or_idle=lambda: True)
 
 
@@ -50,7 +53,8 @@ DECODE = SimpleNamespace(name="DECODE", is_decode_or_idle=lambda: True)
 def _download(release):
     """The wheel, downloaded once into build/wheels, or why there is none."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    name, said = f"sglang-{release}-*.whl", ""
+    name = f"sglang-{release}-*.whl"
+    said = ""
     if not [*FOLDER.glob(name)]:
         # Apart until it is whole: another worker may look for it meanwhile.
         with TemporaryDirectory(dir=FOLDER) as own:
@@ -78,8 +82,14 @@ def _compiled(module):
     with ZipFile(wheel_of()) as archive:
         text = archive.read(path).decode()
     # Triton's decorator asks for a kernel's source by the name of its file.
-    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-    tree, wanted = ast.parse(text), COMPILED.get(module)
+    linecache.cache[path] = (
+        len(text),
+        None,
+        text.splitlines(keepends=True),
+        path,
+    )
+    tree = ast.parse(text)
+    wanted = COMPILED.get(module)
     if wanted:
         tree.body = [
             node
@@ -226,7 +236,11 @@ def _flash_attention(self, page_size=1):
 
     def schedule(batch_size, **_):
         self.schedules += 1
-        return torch.full((1 + -(-batch_size // 4) * 16,), 7, dtype=torch.int32)
+        return torch.full(
+            (1 + -(-batch_size // 4) * 16,),
+            7,
+            dtype=torch.int32,
+        )
 
     none = "use_mla has_local_attention use_sliding_window_kv_pool is_encoder_decoder has_softcap"
     vars(self).update(
@@ -243,8 +257,11 @@ def _flash_attention(self, page_size=1):
 
 
 def _flashinfer(self, updaters, model_runner):
-    self.decode_use_tensor_cores, self.num_wrappers, self.enable_deterministic = True, 1, False
-    self.decode_backend, self.max_context_len = "fa2", CONTEXT
+    self.decode_use_tensor_cores = True
+    self.num_wrappers = 1
+    self.enable_deterministic = False
+    self.decode_backend = "fa2"
+    self.max_context_len = CONTEXT
     self.disable_cuda_graph_kv_split = False
     vars(self).update(model_runner.backend)
     self.workspace_buffer = torch.zeros(2**24, dtype=torch.uint8)
@@ -272,9 +289,12 @@ class _Indices:
 class ModelRunner:
     """A rank of Llama-3.1-8B."""
 
-    page_size, is_draft_worker, max_total_num_tokens = 16, False, 400
+    page_size = 16
+    is_draft_worker = False
+    max_total_num_tokens = 400
     req_to_token_pool = SimpleNamespace(req_to_token=torch.arange(5 * 64).view(5, 64))
-    dtype, kv_cache_dtype = torch.bfloat16, torch.float8_e4m3fn
+    dtype = torch.bfloat16
+    kv_cache_dtype = torch.float8_e4m3fn
     model_config = SimpleNamespace(
         num_attention_heads=32,
         head_dim=128,

@@ -49,7 +49,8 @@ def layer_of(shape, **own):
 
 def step_of(mode, requests=64, longest=WIDE):
     """SGLang's ForwardBatch."""
-    lens, spec = torch.full((requests,), longest), None if mode == "decode" else SimpleNamespace()
+    lens = torch.full((requests,), longest)
+    spec = None if mode == "decode" else SimpleNamespace()
     given = {"seq_lens": lens, "seq_lens_cpu": lens, "req_pool_indices": torch.zeros_like(lens)}
     given |= dict.fromkeys(("encoder_lens", "out_cache_loc", "kv_loc_plan", "attn_cp_metadata"))
     given |= {"spec_algorithm": SimpleNamespace(is_uno=lambda: False)}
@@ -63,7 +64,8 @@ class Capped:
     """SGLang's own backend of a release, hooked; what the library is asked for by it."""
 
     def __init__(self, release, monkeypatch):
-        self.asked, self.raises = [], False
+        self.asked = []
+        self.raises = False
 
         def library(*, scheduler_metadata=None, **call):
             return self._library(scheduler_metadata=scheduler_metadata, **call)
@@ -108,7 +110,11 @@ class Capped:
         is_decode = step.forward_mode.is_decode()
         run = self.backend.forward_decode if is_decode else self.backend.forward_extend
         tokens = step.positions.numel()
-        q = torch.zeros(1, dtype=torch.bfloat16).expand(tokens, layer.tp_q_head_num, layer.head_dim)
+        q = torch.zeros(1, dtype=torch.bfloat16).expand(
+            tokens,
+            layer.tp_q_head_num,
+            layer.head_dim,
+        )
         try:
             run(q, None, None, layer, step, save_kv_cache=False)
         finally:
@@ -126,7 +132,11 @@ class Capped:
 
     def _words(self, batch_size, **call):
         self.asked.append({"batch_size": batch_size, **call})
-        return torch.full((1 + -(-batch_size // 4) * 4,), 7, dtype=torch.int32)
+        return torch.full(
+            (1 + -(-batch_size // 4) * 4,),
+            7,
+            dtype=torch.int32,
+        )
 
     def _prefill(self, step, tokens):
         """What a prefill leaves, of which the cap must not know."""
@@ -136,9 +146,13 @@ class Capped:
         return self.metadata(max_seq_len_q=tokens, cu_seqlens_q=ends, cu_seqlens_k=ends, **facts)
 
     def _attributes(self):
-        requests, table = 64, torch.zeros(1, 1, dtype=torch.int32).expand(64, WIDE)
+        requests = 64
+        table = torch.zeros(1, 1, dtype=torch.int32).expand(64, WIDE)
         caches = torch.zeros(1, 1, 1, 576, dtype=torch.bfloat16)
-        key_value = (torch.zeros(1, 1, 8, 128), torch.zeros(1, 1, 8, 128))
+        key_value = (
+            torch.zeros(1, 1, 8, 128),
+            torch.zeros(1, 1, 8, 128),
+        )
         pool = SimpleNamespace(
             get_key_buffer=lambda _: caches[0],
             get_kv_buffer=lambda _: key_value,

@@ -53,7 +53,8 @@ def models_of(folder):
 
 def drawn_calls(folder, seed="seventh draw", count=LENGTH_OF_DRAW):
     """Calls of a release: what decides its backends, by our names."""
-    release, names = folder.name, models_of(folder)
+    release = folder.name
+    names = models_of(folder)
     draw = random.Random(f"sglang {release}, {seed}")
     sparse = [name for name in DSA if name in sum(names.values(), [])]
     for _ in range(count):
@@ -90,7 +91,8 @@ def prepare(folder):
     """Import a release's `ServerArgs`, as if on a GPU; returns it, and what to set."""
     import torch
 
-    gpu, cuda = {"capability": (9, 0)}, torch.cuda
+    gpu = {"capability": (9, 0)}
+    cuda = torch.cuda
     find_as_if_on(gpu, "sglang", folder)
     cuda.get_device_name, cuda.mem_get_info = lambda *_: "x", lambda *_: (80 * 2**30, 80 * 2**30)
     sys.modules["dill"] = SimpleNamespace(dumps=lambda value: b"")
@@ -193,7 +195,8 @@ def answer(server_args, call, steps):
 def answers(folder, calls):
     """A line for each call."""
     server_args, gpu = prepare(folder)
-    steps, usual = order_of(folder), dict(os.environ)
+    steps = order_of(folder)
+    usual = dict(os.environ)
     for call in calls:
         os.environ.clear()
         os.environ.update(usual)

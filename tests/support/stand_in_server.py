@@ -69,11 +69,13 @@ async def answered(reader, writer):
                 return
             if HOW == "errors":
                 writer.write(chunk({"error": {"message": "out of memory"}}))
-            if HOW == "short" and made >= 12:
+            if HOW in ("short", "ends early") and made >= 12:
                 break
         writer.write(chunk(event_of(list(range(made - new, made)), made)))
         await writer.drain()
-    writer.write(chunk(b"data: [DONE]") + b"0\r\n\r\n")
+    if HOW != "ends early":
+        writer.write(chunk(b"data: [DONE]"))
+    writer.write(b"0\r\n\r\n")
     await writer.drain()
 
 

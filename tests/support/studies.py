@@ -1,6 +1,6 @@
 """Small studies of a CPU, and a release's folder as `pip install --target` leaves it."""
 
-from attnlib.core.spec import AttnSpec
+from attnlib.core import AttnSpec
 from attnlib.run.study import Grid, Study
 
 SPEC = AttnSpec(4, 2, 16, 4)
@@ -30,7 +30,14 @@ def study_of(*grids, **fields):
 
 
 def grid_of(*cases, **fields):
-    return Grid(cases, **{"backends": ("sdpa",), "timers": ("host",), **fields})
+    return Grid(
+        cases,
+        **{
+            "backends": ("sdpa",),
+            "timers": ("host",),
+            **fields,
+        },
+    )
 
 
 def hand_made(folder, name, version):

@@ -20,14 +20,16 @@ PREPARE = "void flash::prepare_varlen_num_blocks_kernel<1, true>(int, int)"
 COMBINE = "void cutlass::device_kernel<flash::FlashAttnFwdCombine<C> >(P)"
 METADATA = "_fused_metadata_kernel_ps1_no_swa"
 GEMM = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT"
-TRITON_2D, TRITON_EXTEND = "kernel_unified_attention_2d", "_fwd_kernel"
+TRITON_2D = "kernel_unified_attention_2d"
+TRITON_EXTEND = "_fwd_kernel"
 VLLM_FA4 = "kernel_cutlass_kernel_vllmvllm_flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_0"
 SGLANG_FA4 = "kernel_cutlass_kernel_sglangkernelsopsattentionflash_attncuteflash_fwd_sm90_0"
 TRTLLM_103 = "fmhaSm103aKernel_QkvBfloat16OBfloat16H128PagedKvDenseP16"
 INDEX = "void at::native::index_elementwise_kernel<128, 4, T>(int, T)"
 ADD = "void at::native::vectorized_elementwise_kernel<4, T>(int, T)"
 SCAN = "void at_cuda_detail::cub::DeviceScanKernel<P, T>(T)"
-SIZES, AXES = {"grid", "block"}, list(enumerate("XYZ"))
+SIZES = {"grid", "block"}
+AXES = list(enumerate("XYZ"))
 TABLE_OF = {category: table for table, category in TABLES.items()}
 HEAD = {
     "schemaVersion": 1,
@@ -39,16 +41,38 @@ class Writer:
     """Events of a trace: the GPU runs one thing after the other, a microsecond after the last."""
 
     def __init__(self):
-        self.events, self.clock, self.correlation = [], 1000.0, 0
+        self.events = []
+        self.clock = 1000.0
+        self.correlation = 0
 
     def _add(self, category, name, start, length, **args):
         event = {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7}
         self.events.append({**event, "ts": start, "dur": length, "args": args})
 
-    def kernel(self, name, us=10.0, *, grid=(132, 1, 1), block=(128, 1, 1), graph=0):
+    def kernel(
+        self,
+        name,
+        us=10.0,
+        *,
+        grid=(132, 1, 1),
+        block=(128, 1, 1),
+        graph=0,
+    ):
         """A kernel: launched alone, or by the graph launch `graph`."""
-        where = {"device": 0, "correlation": graph or self.launch(), "graph id": 3 * bool(graph)}
-        self._add("kernel", name, self.clock, us, grid=grid, block=block, **where)
+        where = {
+            "device": 0,
+            "correlation": graph or self.launch(),
+            "graph id": 3 * bool(graph),
+        }
+        self._add(
+            "kernel",
+            name,
+            self.clock,
+            us,
+            grid=grid,
+            block=block,
+            **where,
+        )
         self.clock += us + 1.0
 
     def copy(self, how, size=8):
@@ -99,8 +123,14 @@ class Writer:
         rows = {"StringIds": [{"id": number, "value": name} for number, name in enumerate(names)]}
         rows["TARGET_INFO_GPU"] = [{"id": 0, "name": "NVIDIA H200", "smCount": 132}]
         for event in self.events:
-            args, start, category = event["args"], int(event["ts"] * 1000), event["cat"]
-            row = {"start": start, "end": start + int(event["dur"] * 1000), "deviceId": 0}
+            args = event["args"]
+            start = int(event["ts"] * 1000)
+            category = event["cat"]
+            row = {
+                "start": start,
+                "end": start + int(event["dur"] * 1000),
+                "deviceId": 0,
+            }
             row |= {"correlationId": args.get("correlation"), "graphNodeId": args.get("graph id")}
             row |= {f"{s}{axis}": args[s][i] for s in SIZES & args.keys() for i, axis in AXES}
             if category == "gpu_memcpy":

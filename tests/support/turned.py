@@ -114,7 +114,11 @@ def in_place(mutant: Mutant) -> Iterator[None]:
     """Within, the library has the mutant's row."""
     library = mutant.library
     rows = tables_of(library)[mutant.table]
-    changed = (*rows[: mutant.place], mutant.mutated, *rows[mutant.place + 1 :])
+    changed = (
+        *rows[: mutant.place],
+        mutant.mutated,
+        *rows[mutant.place + 1 :],
+    )
     policies = library.policies
     if mutant.table in PARTS:
         setattr(library, mutant.table, changed)

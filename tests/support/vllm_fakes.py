@@ -9,7 +9,9 @@ from .library_fakes import PlannedWrapper
 from .sglang_code import copies
 
 FLASHINFER = "vllm.v1.attention.backends.flashinfer"
-LENS, PAGE, ROWS = torch.tensor([33, 1, 60, 0], dtype=torch.int32), 16, 4
+LENS = torch.tensor([33, 1, 60, 0], dtype=torch.int32)
+PAGE = 16
+ROWS = 4
 READ = """
 config.cache:CacheConfig cache_dtype num_gpu_blocks
 config.model:ModelConfig dtype max_model_len
@@ -47,20 +49,29 @@ def batch(q_lens=(1, 1, 1, 0), lens=LENS):
 
 
 class FullAttentionSpec(SimpleNamespace):
-    num_kv_heads, head_size, block_size, dtype = 8, 128, PAGE, torch.uint8
+    num_kv_heads = 8
+    head_size = 128
+    block_size = PAGE
+    dtype = torch.uint8
     sliding_window = attention_chunk_size = None
-    non_causal, kv_quant_mode = False, SimpleNamespace(name="FP8_PER_TENSOR")
+    non_causal = False
+    kv_quant_mode = SimpleNamespace(name="FP8_PER_TENSOR")
 
 
 class FlashInferMetadataBuilder:
     """A wrapper with a graph and one without, planned in every step."""
 
-    use_trtllm_decode_attention, window_left, use_dcp = False, -1, False
-    enable_cuda_graph, disable_split_kv = True, False
+    use_trtllm_decode_attention = False
+    window_left = -1
+    use_dcp = False
+    enable_cuda_graph = True
+    disable_split_kv = False
 
     def __init__(self, kv_cache_spec, vllm_config):
-        self.kv_cache_spec, self.vllm_config = kv_cache_spec, vllm_config
-        self.model_config, self.layer_names = vllm_config.model_config, ["layers.0", "layers.1"]
+        self.kv_cache_spec = kv_cache_spec
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        self.layer_names = ["layers.0", "layers.1"]
         self.graph = PlannedWrapper.of_graph(ROWS, 64)
         self.plain = PlannedWrapper(self.graph._float_workspace_buffer, "HND", "fa2", True)
 
@@ -80,7 +91,8 @@ class AttentionGroup:
 
     def __init__(self, name="FLASHINFER", spec=None, speculative_config=None, **changes):
         self.backend = SimpleNamespace(get_name=lambda: name, is_mla=lambda: False)
-        self.kv_cache_spec, self.changes = spec or FullAttentionSpec(), changes
+        self.kv_cache_spec = spec or FullAttentionSpec()
+        self.changes = changes
         ranks = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
         config = SimpleNamespace(
             parallel_config=SimpleNamespace(use_ubatching=False, **ranks),
@@ -101,7 +113,8 @@ class AttentionGroup:
 
 class WorkerWrapperBase:
     def __init__(self, *groups, rank=0):
-        self.worker, self.groups = SimpleNamespace(rank=rank), groups
+        self.worker = SimpleNamespace(rank=rank)
+        self.groups = groups
 
     def execute_model(self, scheduler_output):
         for group in self.groups:

@@ -14,10 +14,16 @@ FILE = Path(__file__).parents[2] / "data" / "vectors" / "vllm_points.json"
 
 def described(nodes):
     """A line per function: its name and parameters; a last one of all other names that are set."""
-    functions, names = [], set()
+    functions = []
+    names = set()
     for node in nodes:
         if isinstance(node, ast.FunctionDef):
-            every = [*node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+            every = [
+                *node.args.args,
+                *node.args.kwonlyargs,
+                node.args.vararg,
+                node.args.kwarg,
+            ]
             functions.append(" ".join([node.name, *(each.arg for each in every if each)]))
             inner = [each for each in ast.walk(node) if isinstance(each, ast.Attribute)]
             names |= {each.attr for each in inner if isinstance(each.ctx, ast.Store)}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from attnlib.core.batch import DecodeBatch
+from attnlib.core import DecodeBatch
 from attnlib.core.spec import EXTEND_MODES
 from attnlib.measure.calls.cases import subject_class
 from attnlib.measure.calls.check import Judge

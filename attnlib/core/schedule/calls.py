@@ -62,7 +62,11 @@ _known = lru_cache(maxsize=256)(SchedulerFacts)
 def unfit(name: str, function: Function) -> str:
     """Why calls of the function of this name cannot be read, or the empty string."""
     names = [*defaults(function)]
-    missing = [each for each in READS[name] if not {*each.split(" or ")}.intersection(names)]
+    missing = []
+    for each in READS[name]:
+        either = each.split(" or ")
+        if not any(word in names for word in either):
+            missing.append(each)
     path = f"{function.__module__}.{name}"
     if missing:
         return f"{path} must have the parameters {', '.join(missing)}"

@@ -53,6 +53,8 @@ RAISE = "raise"
 MODES = (RAISE, "log")
 MOST_SAID = 1000
 """Different messages that are remembered, so that each is logged once."""
+Misfit = tuple[str, int]
+"""What does not fit, and the number of the call."""
 Calls = dict[tuple[int, SchedulerFacts], int]
 """Address of words and facts of an attention call in a graph -> the number of the first such."""
 
@@ -200,7 +202,7 @@ class Guard:
 
         return attending
 
-    def _judged(self, arguments: dict[str, Any]) -> tuple[str, int] | None:
+    def _judged(self, arguments: dict[str, Any]) -> Misfit | None:
         """What does not fit in an attention call, and its number; it is noted for its graph."""
         words = arguments["scheduler_metadata"]
         facts = None if words is None else self._facts(arguments)
@@ -231,7 +233,7 @@ class Guard:
 
         return around
 
-    def _note(self, event: str, graph: Any) -> list[tuple[str, int] | None]:
+    def _note(self, event: str, graph: Any) -> list[Misfit | None]:
         """Note what a graph holds; of a replay what does not fit."""
         if event == "capture_end":
             self._captured = None
@@ -253,15 +255,22 @@ class Guard:
                 raise
             self._fail(error)
 
-    def _misfit(self, address: int, call: SchedulerFacts, number: int) -> tuple[str, int] | None:
+    def _misfit(
+        self,
+        address: int,
+        call: SchedulerFacts,
+        number: int,
+    ) -> Misfit | None:
         made = _made.get(address)
-        if self.mode == OFF or made is None or made.facts is None or made.memory.expired():
+        if self.mode == OFF or made is None:
+            return None
+        if made.facts is None or made.memory.expired():
             return None
         self.checks += 1
         words = _differing(made.facts, call)
         return (words, number) if words else None
 
-    def _tell(self, misfit: tuple[str, int] | None) -> None:
+    def _tell(self, misfit: Misfit | None) -> None:
         """Raise for a call that does not fit, or log it once, whatever its number."""
         if misfit is None:
             return

@@ -124,38 +124,6 @@ def dots(
         )
 
 
-def medians(
-    rows: pd.DataFrame,
-    x: str,
-    *,
-    panel: str,
-    names: Sequence[str],
-) -> Figure:
-    """Median time over column `x`, a panel per value of `panel`, a line per backend of `names`."""
-    parts = dict(iter(rows.groupby(panel)))
-    titles = [f"{panel} {value:,}" for value in parts]
-    figure, axes = panels(
-        titles,
-        size=(11, 3.4),
-        source=rows,
-        words=(x, "us (log)"),
-        share_y=True,
-    )
-    for axis, part in zip(axes, parts.values(), strict=True):
-        for name, look in style.looks(names).items():
-            of_backend = part[part.backend == name]
-            axis.plot(
-                of_backend.groupby(x).run_us.median(),
-                color=look.color,
-                marker=look.marker,
-                label=name,
-                markersize=3,
-            )
-        style.log_axes(axis, "x", "y")
-    axes[0].legend(fontsize=7)
-    return figure
-
-
 def spread(keys: pd.Series | pd.Index, width: float) -> np.ndarray:
     """Offsets for dots that would cover others: one per key, evenly over `width` about 0."""
     place, names = pd.factorize(keys, sort=True)

@@ -1,17 +1,41 @@
 """Time per output token of SGLang 0.5.23's `Engine` (torch 2.14.1), a process for each arm."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
+import pandas as pd
+
+from ...run import store
+from ...run.figures import charts, style
 from ...run.study import Study
 from .case import EngineCase
 from .engine_now import CONTEXT, SERVED
-from .engine_step import FA2, LAYER, LLAMA, NOW, PLANNED, RETIRED, SPLITS
+from .engine_step import (
+    ARM_WORDS,
+    FA2,
+    LAYER,
+    LLAMA,
+    NOW,
+    PLANNED,
+    RETIRED,
+    SPLITS,
+    saved_table,
+    savings,
+)
 
 CAPTURED = (
     "552+415+384+345+160+1137+179+105+3610+297+134+1340+1641+1444+1317+284+1941+828+460+211+406+959"
     "+1774+2325+403+2204+921+459+509+701+180+1536+1142+1130+258+2889+761+615+2720+2089"
 )
 """Lengths of the largest decode step in data/captures/engine.jsonl."""
+LENGTHS = {
+    "chat": "chat",
+    "retrieval": "retrieval",
+    "one_long": "one long request",
+    CAPTURED: "captured",
+}
+"""Lengths of a case -> words."""
 STEP = EngineCase(
     LLAMA,
     40,
@@ -45,3 +69,53 @@ COMPARED = (
     (NOW, LAYER, RANKS),
 )
 """For `engine_step.savings`."""
+
+
+def ranks_table() -> pd.DataFrame:
+    """What the schedule once per step saves over two GPUs, a row per engine and batch."""
+    tables = []
+    for engine, source in RANKS_OF.items():
+        table = savings(store.load(*source), COMPARED)
+        tables.append(table.assign(release=engine))
+    return saved_table(pd.concat(tables, ignore_index=True))
+
+
+def served() -> pd.DataFrame:
+    """The savings per output token of every lengths that are served (`engine_step.savings`), with
+    `lengths` in words."""
+    frame = store.load(STUDY.name, STUDY.reference_machine)
+    table = savings(frame, COMPARED)
+    return table.assign(lengths=table.lengths.map(LENGTHS))
+
+
+def served_table() -> pd.DataFrame:
+    """What each arm saves per output token, ms: a row per lengths and pair of arms."""
+    table = served()
+    shown = saved_table(table, per="token", unit="ms").drop(columns="requests")
+    shown.insert(0, "lengths", table.lengths)
+    return shown
+
+
+def served_chart() -> charts.Figure:
+    """The share of a token's time that each arm saves, with its interval: a panel per lengths."""
+    frame = store.load(STUDY.name, STUDY.reference_machine)
+    table = served()
+    figure, axes = charts.panels(
+        list(LENGTHS.values()),
+        (8.4, 2.6),
+        frame,
+        ("saved, %", ""),
+        title="SGLang 0.5.23, time per output token: right of 0 is faster",
+        share_y=True,
+    )
+    names = [f"{ARM_WORDS[arm]} over\n{ARM_WORDS[base]}" for arm, base, _ in COMPARED[:-1]]
+    for axis, lengths in zip(axes, LENGTHS.values(), strict=True):
+        for place, (arm, base, _) in enumerate(COMPARED[:-1]):
+            pair = (table.arm == arm) & (table.base == base) & (table.lengths == lengths)
+            for row in table[pair].itertuples():
+                share = 100 / row.step_us
+                axis.plot([share * row.low, share * row.high], [place, place], **style.RULE)
+                axis.plot(row.gain, place, marker="o", color=style.BLUE)
+        axis.axvline(0, **style.RULE)
+    charts.categories(axes[0], "y", names)
+    return figure

@@ -38,6 +38,8 @@ GROUPS = EngineCase(
     dp=2,
 )
 """Each of two GPUs attends for requests of its own (DP attention); one request is long."""
+DECIMALS = {"us": 0, "ms": 2}
+"""Of an interval in these units."""
 NOW = "sglang"
 EAGER = "sglang-eager"
 FUSED = "sglang-fused"
@@ -140,6 +142,46 @@ def savings(
     within = table.saved_us.abs() <= table.own_spread_us
     table["verdict"] = table.verdict.mask(within, "ambiguous")
     return table[["arm", "base", "release", "case", *SIZES, *JUDGED]]
+
+
+ARM_WORDS = {
+    NOW: "SGLang's own",
+    EAGER: "metadata op by op",
+    FUSED: "METADATA=fused",
+    ONE_LAUNCH: "METADATA=one-launch",
+    LAYER: "schedule in each layer",
+    SPLITS: "SPLITS=upstream",
+    FA2: "FlashInfer fa2",
+    FA3: "FlashInfer fa3",
+    PLANNED: "FlashInfer fa2, DECODE=planned",
+}
+"""Arms as a reader switches them on."""
+
+
+def saved_table(table: pd.DataFrame, *, per: str = "step", unit: str = "us") -> pd.DataFrame:
+    """A table of `savings` as a reader wants it, the largest share first.
+
+    `per` is what takes the time, `unit` `us` or `ms`.
+    """
+    scale = 1e3 if unit == "ms" else 1.0
+    first = table.sort_values("gain", ascending=False)
+    interval = [
+        f"{low / scale:.{DECIMALS[unit]}f} to {high / scale:.{DECIMALS[unit]}f}"
+        for low, high in zip(first.low, first.high, strict=True)
+    ]
+    shown = {
+        "with": first["arm"].map(ARM_WORDS),
+        "against": first["base"].map(ARM_WORDS),
+        "requests": first.batch_size,
+        f"{per}, {unit}": first.step_us / scale,
+        f"saved, {unit}": first.saved_us / scale,
+        "95 % CI": interval,
+        "saved, %": first.gain,
+        "verdict": first.verdict,
+    }
+    if first.release.any():
+        shown = {"SGLang": first.release} | shown
+    return pd.DataFrame(shown)
 
 
 def rounds_of(

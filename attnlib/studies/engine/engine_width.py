@@ -4,9 +4,14 @@ Both pin torch 2.11.0 and sglang-kernel 0.4.5; `context_width` has the metadata 
 the timer `host` a kernel can hide while the host prepares the graph's launch, by `ahead` none can.
 """
 
+from __future__ import annotations
+
+import pandas as pd
+
+from ...run import store
 from ...run.study import Study
 from .engine_now import RAGGED
-from .engine_step import FUSED, NOW, ONE_LAUNCH, RETIRED
+from .engine_step import FUSED, NOW, ONE_LAUNCH, RETIRED, saved_table, savings
 
 STUDY = Study(
     name="engine_width",
@@ -20,3 +25,15 @@ COMPARED = (
     (ONE_LAUNCH, NOW, (RAGGED,)),
 )
 """For `engine_step.savings`."""
+TIMERS = {"ahead": "asynchronous", "host": "synchronous"}
+"""Timers, and how the engine's host schedules the step."""
+
+
+def width_table(machine: str = "") -> pd.DataFrame:
+    """What our metadata saves of a step with a wide page table, on one GPU."""
+    frame = store.load(STUDY.name, machine or STUDY.reference_machine)
+    tables = []
+    for timer, words in TIMERS.items():
+        table = saved_table(savings(frame, COMPARED, timer))
+        tables.append(table.assign(scheduling=words))
+    return pd.concat(tables, ignore_index=True)

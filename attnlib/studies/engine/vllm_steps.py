@@ -18,6 +18,17 @@ FLASHINFER = "flashinfer"
 DEFAULT = "flash"
 """FlashInfer's fa2 planned on the GPU, by FlashInfer's own plan, and FlashAttention-3, which vLLM
 takes by default."""
+WORDS = {
+    PLANNED: "FLASHINFER, DECODE=planned",
+    FLASHINFER: "FLASHINFER",
+    DEFAULT: "FLASH_ATTN",
+    "triton": "TRITON_ATTN",
+    "flashinfer-again": "FLASHINFER again",
+    "flash-again": "FLASH_ATTN again",
+    "flash-guard": "FLASH_ATTN, GUARD",
+    "flash-capture": "FLASH_ATTN, CAPTURE",
+}
+"""Arms as a reader switches them on; `again` is a second process of the same."""
 COMPARED = (
     (PLANNED, FLASHINFER),
     (PLANNED, DEFAULT),
@@ -68,3 +79,25 @@ def step_ratios(layers: int) -> pd.DataFrame:
             pairs.append((both[arm], both[base]))
     judged = pd.DataFrame(judge_ratios(pairs)).drop(columns="margin")
     return pd.DataFrame(rows).join(judged)
+
+
+def speedup_table(layers: int) -> pd.DataFrame:
+    """Speedup of a step by one backend over another, the largest first; pairs of one round are left
+    out, since they have no interval."""
+    judged = step_ratios(layers)
+    judged = judged[judged["rounds"] > 1].sort_values("ratio")
+    interval = [
+        f"{1 / high:.2f} to {1 / low:.2f}"
+        for low, high in zip(judged.low, judged.high, strict=True)
+    ]
+    return pd.DataFrame(
+        {
+            "batch": judged.batch,
+            "with": judged["arm"].map(WORDS),
+            "over": judged["base"].map(WORDS),
+            "step before, us": judged.base_us,
+            "speedup": 1 / judged.ratio,
+            "95 % CI": interval,
+            "verdict": judged.verdict,
+        }
+    )

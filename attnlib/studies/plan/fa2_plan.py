@@ -8,19 +8,14 @@ batch fit `MOST_KV_BYTES`. The records are read alone: those of attention are of
 
 from __future__ import annotations
 
-import heapq
 import random
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
-from ...core.fa2.choice import PlanShape, choose
-from ...core.gpu import FA2_CTAS
 from ...core.spec import AttnSpec
 from ...measure.calls.decode.case import DecodeCase
-from ...measure.calls.lengths import sample_seq_lens
-from ...run.figures import charts, style
+from ...run.frame import good_rows
 from ...run.study import Study
 from ..random_batches import SLOTS
 
@@ -121,61 +116,10 @@ PRESENT = "nvidia-h100-80gb-hbm3-e32c9749"
 """The machine with launches that plan alone, by the present planner."""
 
 
-def chunks_of(case: DecodeCase, num_sms: int) -> dict[str, int]:
-    """Tokens of a KV chunk by FlashInfer's plan and by ours."""
-    lens = sample_seq_lens(case)
-    shape = PlanShape.of(case.spec, lens, num_sms)
-    choice = choose(shape, lens)
-    return {"FlashInfer's plan": int(choice.chunks[-1]), "our plan": choice.chunk}
-
-
-def schedule(
-    lens: np.ndarray,
-    chunk: int,
-    kv_heads: int,
-    slots: int,
-) -> pd.DataFrame:
-    """Blocks of a plan, each in the first slot that is free, in the grid's order.
-
-    A block takes as long as it has tokens: `start` and `end` count those. Nothing is measured.
-    """
-    free = [(0, slot) for slot in range(slots)]
-    rows = []
-    for head in range(kv_heads):
-        for request, length in enumerate(lens):
-            for begin in range(0, int(length), chunk):
-                start, slot = heapq.heappop(free)
-                end = start + min(chunk, int(length) - begin)
-                rows.append((head, request, slot, start, end))
-                heapq.heappush(free, (end, slot))
-    return pd.DataFrame(rows, columns=["head", "request", "slot", "start", "end"])
-
-
-def slots_chart(case: DecodeCase, num_sms: int) -> charts.Figure:
-    """Blocks on the slots of a GPU by FlashInfer's plan and by ours: a bar per block.
-
-    The longest request has a colour of its own. Drawn by `schedule`: nothing is measured.
-    """
-    lens = sample_seq_lens(case)
-    slots = FA2_CTAS * num_sms
-    longest = int(lens.argmax())
-    works = {}
-    for name, chunk in chunks_of(case, num_sms).items():
-        title = f"{name}: chunks of {chunk:,}"
-        works[title] = schedule(lens, chunk, case.spec.num_kv_heads, slots)
-    note = f"schedule, not a measurement: {case.label}, {num_sms} SMs of {FA2_CTAS} slots"
-    words = ("tokens that a slot has read", "slot: half an SM")
-    size = (9.6, 5.0)
-    figure, axes = charts.panels(list(works), size, note, words, share_y=True)
-    for axis, work in zip(axes, works.values(), strict=True):
-        is_longest = work.request == longest
-        is_sparse = len(work) < 2 * slots
-        colors = np.where(work.request % 2, style.SKY, style.PALE_BLUE)
-        colors = np.where(is_longest, style.VERMILION, colors)
-        height = np.where(is_longest & is_sparse, 3.0, 1.0)
-        width = work.end - work.start
-        axis.barh(work.slot, width, height, left=work.start, color=colors)
-        axis.set_xlim(0, work.end.max() * 1.02)
-        axis.set_ylim(slots + 1, -2)
-        axis.grid(visible=False)
-    return figure
+def planning_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """What a plan on the GPU takes, page arrays included: a row per batch size, us."""
+    rows = good_rows(frame[frame.backend.isin(PLANNING)])
+    table: dict[int, dict[str, float]] = {}
+    for (batch, page), part in rows.groupby(["batch_size", "page_size"]):
+        table.setdefault(batch, {})[f"pages of {page}, us"] = part.run_us.median()
+    return pd.DataFrame(table).T.rename_axis("requests").reset_index()

@@ -22,7 +22,7 @@ from ...run.lock import hold_gpu
 from ...run.rows import machine_slug, record_id, row_of
 from ...run.schema import now
 from .case import CACHED, ServingCase
-from .engine import Arm
+from .engine import Arm, ServerError
 from .gpu import Memory
 from .measure import TIMER, OutOfTimeError, measure
 from .server import START_S, Server, Setup, hold_ports
@@ -176,7 +176,12 @@ class _Run:
                 servers.append(server)
             for server in servers:
                 left_s = plan.until - time.monotonic()
-                self._start_s = server.wait(min(plan.start_s, left_s))
+                try:
+                    self._start_s = server.wait(min(plan.start_s, left_s))
+                except ServerError:
+                    if time.monotonic() < plan.until:
+                        raise
+                    return False
                 plan.say(f"round {number}: {server.arm.text} ready in {self._start_s:.0f} s")
             for load in plan.loads:  # the servers take turns at each case
                 for server in servers:

@@ -42,7 +42,7 @@ from ...run import store
 from ...run.figures import charts, style
 from ...run.frame import good_rows, over, round_pairs, side_rows
 from ...run.study import Grid, Study
-from .traffic import Traffic, batches
+from .traffic import batches
 
 CONTEXT = 131_072
 LONG_CONTEXT = 204_800
@@ -689,35 +689,17 @@ def _lengths_text(case: Any) -> str:
     return str(getattr(case, "cached", case).lengths)
 
 
-def _traffic_of(case: Any) -> Traffic | None:
-    return TRAFFIC.get(_lengths_text(case))
-
-
-def _trace_of(case: Any) -> str:
-    found = _traffic_of(case)
-    return found.trace if found else ""
-
-
-def _in_flight_of(case: Any) -> int:
-    found = _traffic_of(case)
-    return found.in_flight if found else 0
-
-
-_LOOKUPS = {
-    "layout": lambda case: layout_of(case).name,
-    "batch": lambda case: NAMES.get(_lengths_text(case), ""),
-    "trace": _trace_of,
-    "in_flight": _in_flight_of,
-    "rows": _rows_of,
-}
-"""Column of a table -> what makes it of a case."""
-
-
 def _with_lookups(rows: pd.DataFrame) -> pd.DataFrame:
-    rows = rows.copy()
-    for name, found in _LOOKUPS.items():
-        rows[name] = rows.case.map(found)
-    return rows
+    """The rows with the columns that tables look up by case."""
+    lengths = rows.case.map(_lengths_text)
+    traffic = [TRAFFIC.get(text) for text in lengths]
+    return rows.assign(
+        layout=[layout_of(case).name for case in rows.case],
+        batch=[NAMES.get(text, "") for text in lengths],
+        trace=[step.trace if step else "" for step in traffic],
+        in_flight=[step.in_flight if step else 0 for step in traffic],
+        rows=rows.case.map(_rows_of),
+    )
 
 
 def _interval(row: Any, decimals: int = 2) -> str:

@@ -6,6 +6,7 @@ A saving pairs the two ways round by round, in microseconds per step.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import partial
 from itertools import product
 
@@ -13,10 +14,9 @@ import pandas as pd
 
 from ...core.spec import AttnSpec
 from ...measure.calls.decode.case import DecodeCase
-from ...measure.spans import Kernel
+from ...measure.stats import FASTER, SLOWER
 from ...run import frame as frames
 from ...run import store
-from ...run.figures import charts, style
 from ...run.frame import decode_rows
 from ...run.study import Grid, Study
 from .case import EACH, ONCE, StepCase
@@ -25,43 +25,50 @@ MISMATCHES = store.PUBLISHED / "captures" / "metadata_mismatch.json"
 """What `tests/support/mismatch.py` recorded on a GPU."""
 
 
-def _qwen_step(layers: int, batch: int, kv_len: int, page: int) -> StepCase:
-    """Layers of Qwen3-32B on one GPU of four, as in SGLang's pull request."""
-    spec = AttnSpec(num_qo_heads=16, num_kv_heads=2, head_dim=128, page_size=page)
-    return StepCase(DecodeCase(spec, batch, kv_len, "ragged"), layers)
+def _qwen_steps(layers: int, sizes: Iterable[tuple[int, int, int]]) -> tuple[StepCase, ...]:
+    """Steps of batch, kv_len and page size, of layers of Qwen3-32B on one GPU of four, as in
+    SGLang's pull request."""
+    steps = []
+    for batch, kv_len, page_size in sizes:
+        spec = AttnSpec(
+            num_qo_heads=16,
+            num_kv_heads=2,
+            head_dim=128,
+            page_size=page_size,
+        )
+        decode = DecodeCase(spec, batch, kv_len, "ragged")
+        steps.append(StepCase(decode, layers))
+    return tuple(steps)
 
 
 BATCHES = (1, 4, 16, 64, 128)
 LENGTHS = (512, 2048, 8192, 32768)
 PAGES = (1, 64)
-STEPS_64 = []
-for _batch, _kv_len, _page in product(BATCHES, LENGTHS, PAGES):
-    STEPS_64.append(_qwen_step(64, _batch, _kv_len, _page))
-STEPS_32_80 = []
-_SIZES = product((32, 80), (1, 16, 128), (2048, 8192))
-for _layers, _batch, _kv_len in _SIZES:
-    STEPS_32_80.append(_qwen_step(_layers, _batch, _kv_len, page=64))
-STEPS_EAGER = (
-    _qwen_step(64, batch=1, kv_len=2048, page=64),
-    _qwen_step(64, batch=16, kv_len=2048, page=64),
-    _qwen_step(64, batch=64, kv_len=2048, page=64),
-    _qwen_step(64, batch=128, kv_len=2048, page=64),
+STEPS_64 = _qwen_steps(64, product(BATCHES, LENGTHS, PAGES))
+FEW_SIZES = tuple(product((1, 16, 128), (2048, 8192), (64,)))
+STEPS_32_80 = _qwen_steps(32, FEW_SIZES) + _qwen_steps(80, FEW_SIZES)
+STEPS_EAGER = _qwen_steps(64, product((1, 16, 64, 128), (2048,), (64,)))
+STEPS_AGAIN = _qwen_steps(
+    64,
+    (
+        (1, 512, 1),
+        (1, 8192, 64),
+        (4, 2048, 1),
+        (4, 32768, 64),
+        (16, 8192, 1),
+        (64, 512, 64),
+        (64, 32768, 1),
+        (128, 2048, 64),
+    ),
 )
-STEPS_AGAIN = (
-    _qwen_step(64, batch=1, kv_len=512, page=1),
-    _qwen_step(64, batch=1, kv_len=8192, page=64),
-    _qwen_step(64, batch=4, kv_len=2048, page=1),
-    _qwen_step(64, batch=4, kv_len=32768, page=64),
-    _qwen_step(64, batch=16, kv_len=8192, page=1),
-    _qwen_step(64, batch=64, kv_len=512, page=64),
-    _qwen_step(64, batch=64, kv_len=32768, page=1),
-    _qwen_step(64, batch=128, kv_len=2048, page=64),
-)
-STEPS_LIVE = (
-    _qwen_step(64, batch=1, kv_len=512, page=1),
-    _qwen_step(64, batch=4, kv_len=8192, page=1),
-    _qwen_step(64, batch=64, kv_len=512, page=1),
-    _qwen_step(64, batch=128, kv_len=8192, page=1),
+STEPS_LIVE = _qwen_steps(
+    64,
+    (
+        (1, 512, 1),
+        (4, 8192, 1),
+        (64, 512, 1),
+        (128, 8192, 1),
+    ),
 )
 WAYS = (EACH, ONCE)
 _eager = partial(Grid, timers=("eager",), isolated=True)
@@ -72,8 +79,8 @@ STUDY = Study(
     grids=(
         _eager(STEPS_EAGER, WAYS, rounds=4),
         _eager(STEPS_EAGER, (), rounds=2, again=WAYS),
-        Grid(tuple(STEPS_64), WAYS, rounds=4),
-        Grid(tuple(STEPS_32_80), WAYS, rounds=4),
+        Grid(STEPS_64, WAYS, rounds=4),
+        Grid(STEPS_32_80, WAYS, rounds=4),
         Grid(STEPS_AGAIN, (), rounds=4, again=(ONCE,)),
         Grid(STEPS_LIVE, WAYS, rounds=3, headline=True),
     ),
@@ -81,14 +88,6 @@ STUDY = Study(
     ceilings=("copy",),
 )
 STEP = ["layers", "page_size", "kv_len", "batch_size"]
-PARTS = {
-    "prepare_varlen_num_blocks_kernel": "prepare",
-    "FlashAttnFwdSm90": "attention",
-    "FlashAttnFwdCombine": "combine",
-    "vectorized_elementwise_kernel": "zeroing",
-}
-"""Kernel in the trace -> what it does. The tile counter is zeroed by prepare, by combine, or, where
-neither runs, by an elementwise kernel."""
 
 
 def mismatch_table() -> pd.DataFrame:
@@ -130,59 +129,19 @@ def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
     return table[columns].assign(gain=100 * table.saved / table.each)
 
 
-def time_by_kernel(frame: pd.DataFrame, *, layers: int = 64) -> pd.DataFrame:
-    """Microseconds per step by kernel, as traced; their sum, the untraced step, and the overlap.
-
-    `overlap` is sum - step: time in which two kernels ran at once, less the time in which none
-    ran. Medians over rounds, in a CUDA graph.
-    """
-    rows = decode_rows(frame[frame.layers == layers])
-    rows = rows[rows.backend.isin(WAYS)]
-    parts = list(PARTS.values())
-    us = rows.kernels.map(_us_by_part).tolist()
-    traced = pd.DataFrame(us, index=rows.index, columns=parts)
-    rows = rows.join(traced.fillna(0.0))
-    rows["way"] = rows.backend.str.removeprefix("flash-attn-3-step-")
-    rows = rows.rename(columns={"run_us": "step"})
-    by_step = rows.groupby(["page_size", "kv_len", "batch_size", "way"])
-    table = by_step[[*parts, "step"]].median()
-    table.insert(len(parts), "sum", table[parts].sum(axis=1))
-    table["overlap"] = table["sum"] - table["step"]
-    return table.reset_index()
-
-
-def _us_by_part(kernels: tuple[Kernel, ...]) -> dict[str, float]:
-    return {PARTS[kernel.name]: kernel.gpu_us for kernel in kernels}
-
-
-def savings_chart(frame: pd.DataFrame, page_size: int, layers: int = 64) -> charts.Figure:
-    """Microseconds saved per step over kv_len, a dot per batch size.
-
-    Bars are 95 % intervals over rounds; those of very long steps leave the picture.
-    """
-    shape = "layers == @layers and page_size == @page_size"
-    rows = savings(frame).query(shape)
-    drawn = decode_rows(frame).query(shape)
-    drawn = drawn[drawn.backend.isin(WAYS)]
-    title = f"One schedule per step: {layers} layers, page size {page_size}"
-    words = ("kv_len, tokens", "saved, us a step")
-    size = (3.8, 3.1)
-    figure, (axis,) = charts.panels([title], size, drawn, words)
-    lengths = sorted(rows.kv_len.unique())
-    charts.categories(axis, "x", (f"{length:,}" for length in lengths))
-    looks = style.looks(sorted(rows.batch_size.unique()))
-    aside = charts.spread(rows.batch_size, 0.12 * (len(looks) - 1))
-    rows["place"] = rows.kv_len.map(lengths.index) + aside
-    charts.dots(
-        axis,
-        rows,
-        "place",
-        "saved",
-        by="batch_size",
-        looks=looks,
-        interval="y",
-    )
-    axis.axhline(0, **style.RULE)
-    axis.set_ylim(rows.saved.min() - 150, rows.saved.max() + 150)
-    axis.legend(title="batch size", ncols=3, loc="lower left", frameon=True)
-    return figure
+def savings_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """What one schedule per step saves: a row per number of layers, over all shapes."""
+    lines = []
+    for layers, part in savings(frame).groupby("layers"):
+        line = {
+            "layers": layers,
+            "shapes": len(part),
+            "saved per step, us: median": part.saved.median(),
+            "least": part.saved.min(),
+            "most": part.saved.max(),
+            "saved, %: median": part.gain.median(),
+            "faster": int((part.verdict == FASTER).sum()),
+            "slower": int((part.verdict == SLOWER).sum()),
+        }
+        lines.append(line)
+    return pd.DataFrame(lines)

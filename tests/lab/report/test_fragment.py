@@ -38,7 +38,8 @@ def test_question_finding_and_first_figure_are_taken_from_the_notebook():
     alt = "Why: See there."
     assert found.figure == f'<img src="data:image/png;base64,{PNG}" alt="{alt}">'
     assert found.contents == (("03_slug-Why", "Why"),)
-    assert (found.number, found.tab) == ("03", "Slug")
+    assert found.number == "03"
+    assert found.tab == "Slug"
     assert replace(found, anchor="10_sparse_mla").tab == "Sparse MLA"
 
 
@@ -51,7 +52,9 @@ def test_an_image_without_a_source_is_no_figure():
 
 def test_a_notebook_without_a_question_has_its_name_and_no_finding():
     found = fragment(first="Only words.")
-    assert (found.question, found.finding, found.figure) == ("03_slug", "", "")
+    assert found.question == "03_slug"
+    assert found.finding == ""
+    assert found.figure == ""
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def test_what_an_output_would_run_load_or_restyle_is_gone(evil):
 
 
 @pytest.mark.parametrize(
-    ("source", "kind", "content", "is_open"),
+    "source, kind, content, is_open",
     [
         ("f()", "text/plain", "1", True),
         ("f()", "text/html", "<table><td>1</td></table>", False),
@@ -93,7 +96,8 @@ def test_code_of_tables_and_set_up_is_folded(source, kind, content, is_open):
 def test_headings_go_down_one_level_and_every_id_has_the_notebooks_name():
     found = soup(cell("a", "text/plain", "1"), cell("b", "text/plain", "2"))
     (heading,) = found.find_all(["h1", "h2", "h3"])
-    assert (heading.name, heading["id"]) == ("h3", "03_slug-Why")
+    assert heading.name == "h3"
+    assert heading["id"] == "03_slug-Why"
     ids = [element["id"] for element in found.find_all(id=True)]
     assert len(ids) == len(set(ids)) > 3
     assert all(name.startswith("03_slug-") for name in ids)
@@ -109,4 +113,5 @@ def test_links_lead_to_notebooks_of_the_page_to_the_net_or_nowhere():
 
 def test_an_output_scrolls_from_the_keyboard():
     (area,) = soup(cell("t()", "text/html", "<table><td>1</td></table>")).select(".output_area")
-    assert (area["tabindex"], area["role"]) == ("0", "group")
+    assert area["tabindex"] == "0"
+    assert area["role"] == "group"

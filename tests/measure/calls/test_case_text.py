@@ -72,7 +72,14 @@ def decodes(draw):
     )
     batch_size, kv_len, how = draw(lengths())
     context = draw(st.sampled_from([0, kv_len, 131_072]))
-    return DecodeCase(spec, batch_size, kv_len, how, draw(st.integers(0, 9)), context)
+    return DecodeCase(
+        spec,
+        batch_size,
+        kv_len,
+        how,
+        draw(st.integers(0, 9)),
+        context,
+    )
 
 
 @st.composite
@@ -82,11 +89,21 @@ def extends(draw):
     case = replace(case, spec=replace(case.spec, window=0))
     mask = draw(st.sampled_from(EXTEND_MODES[mode]))
     if mode == "prefill_ragged":
-        return ExtendCase(replace(case, spec=replace(case.spec, page_size=1)), mode, case.kv_len)
+        return ExtendCase(
+            replace(case, spec=replace(case.spec, page_size=1)),
+            mode,
+            case.kv_len,
+        )
     if mode == "prefill_paged" and case.lengths not in LENGTHS and draw(st.booleans()):
         tokens = [int(length) for length in case.lengths.split("+")]
         queries = [draw(st.integers(1, length)) for length in tokens]
-        return ExtendCase(case, mode, max(queries), mask, "+".join(map(str, queries)))
+        return ExtendCase(
+            case,
+            mode,
+            max(queries),
+            mask,
+            "+".join(map(str, queries)),
+        )
     return ExtendCase(case, mode, draw(st.integers(1, case.kv_len)), mask)
 
 
@@ -111,7 +128,7 @@ def test_any_case_is_read_back_from_its_text(case):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text, words",
     [
         ("mode=prefill lens=9", "mode must be one of .*, got 'prefill'; did you mean prefill_"),
         ("heads=32/8", "lens must be given in the text of a call, got 'heads=32/8'"),

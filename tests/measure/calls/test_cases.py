@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 from support.workloads import MASKS, extend_case
 
-from attnlib.core.spec import AttnSpec, MlaSpec
+from attnlib.core import AttnSpec, MlaSpec
 from attnlib.measure.calls.cases import parse_cases, read_case
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase
@@ -44,13 +44,31 @@ MORE = [extend_case(CACHED, *pair) for pair in MASKS]
 SWA = replace(CACHED, spec=replace(CACHED.spec, window=40))
 LISTED = DecodeCase(AttnSpec(64, 8, 64, 16, **MIXED_HALF, window=9), 4, 9, "9+1+2+3")
 MORE += [LISTED, SWA, PlanCase(SWA), StepCase(SWA, 4), WIDE]
-MORE += [DecodeCase(AttnSpec(8, 2, 128, 1), 4, 100), MlaCase(MlaSpec(128), 1, 100)]
-SEVERAL = MlaCase(MlaSpec(16, page_size=1), 3, 60, "33+4+60", q_len=4, context=4096)
-MORE += [SEVERAL, replace(SEVERAL, lengths="ragged", seed=2), replace(CACHED, context=4096)]
+MORE += [
+    DecodeCase(AttnSpec(8, 2, 128, 1), 4, 100),
+    MlaCase(MlaSpec(128), 1, 100),
+]
+SEVERAL = MlaCase(
+    MlaSpec(16, page_size=1),
+    3,
+    60,
+    "33+4+60",
+    q_len=4,
+    context=4096,
+)
+MORE += [
+    SEVERAL,
+    replace(SEVERAL, lengths="ragged", seed=2),
+    replace(CACHED, context=4096),
+]
 MORE += [extend_case(replace(CACHED, context=4096), "target_verify", "causal")]
 
 
-@pytest.mark.parametrize("case", [*EVERY, *MORE], ids=lambda case: type(case).__name__)
+@pytest.mark.parametrize(
+    "case",
+    [*EVERY, *MORE],
+    ids=lambda case: type(case).__name__,
+)
 def test_a_case_survives_its_json_form_and_its_text(case):
     form = case.to_dict()
     assert case_from_dict(form) == case
@@ -66,7 +84,11 @@ def test_an_unknown_kind_lists_the_kinds_there_are():
         words = f"kind of a case must be one of {known}, got {kind!r}"
         with pytest.raises(ValueError, match=re.escape(words)):
             case_from_dict({"kind": kind})
-    for case, name in ((DECODE, "seed"), (EXTEND, "kv_dtype"), (METADATA, "swa")):
+    for case, name in (
+        (DECODE, "seed"),
+        (EXTEND, "kv_dtype"),
+        (METADATA, "swa"),
+    ):
         with pytest.raises(ValueError, match=rf"{name} must be of type \w+, got \[\]"):
             case_from_dict(case.to_dict() | {name: []})
 
@@ -83,7 +105,7 @@ def test_a_field_that_came_later_stays_out_of_the_form_at_its_default():
 
 
 @pytest.mark.parametrize(
-    ("case", "lost"),
+    "case, lost",
     [(case, name) for case in EVERY for name in case.to_dict() if name != "kind"],
     ids=str,
 )
@@ -97,7 +119,7 @@ def test_a_field_that_lacks_and_one_too_many_are_refused(case, lost):
 
 
 @pytest.mark.parametrize(
-    ("case", "field", "value", "words"),
+    "case, field, value, words",
     [
         (DECODE, "batch_size", 0, "an integer >= 1, got 0"),
         (DECODE, "kv_len", -1, "an integer >= 1, got -1"),
@@ -132,19 +154,24 @@ def test_a_wrong_field_is_named_with_what_it_must_be_and_was(case, field, value,
         case_from_dict({**case.to_dict(), field: value})
 
 
-@pytest.mark.parametrize(("q_len", "got"), [(7, "7 and 16"), (100, "100 and 16")])
+@pytest.mark.parametrize("q_len, got", [(7, "7 and 16"), (100, "100 and 16")])
 def test_a_ragged_prefill_asks_for_all_tokens_one_a_page(q_len, got):
     with pytest.raises(ValueError, match=rf"q_len must be kv_len \(100\) and page_size 1 .*{got}"):
         ExtendCase(CACHED, "prefill_ragged", q_len)
 
 
 USUAL = DecodeCase(AttnSpec(32, 8, 128, 16), 16, 8192)
-ODD = replace(USUAL, spec=replace(USUAL.spec, kv_dtype="float8_e4m3fn"), lengths="ragged", seed=5)
+ODD = replace(
+    USUAL,
+    spec=replace(USUAL.spec, kv_dtype="float8_e4m3fn"),
+    lengths="ragged",
+    seed=5,
+)
 MLA_USUAL = MlaCase(MlaSpec(128), 1, 100)
 
 
 @pytest.mark.parametrize(
-    ("case", "text"),
+    "case, text",
     [
         (USUAL, "heads=32/8 head_dim=128 page=16 lens=8192x16"),
         (
@@ -200,7 +227,7 @@ def test_the_text_of_every_case_of_the_studies_is_read_back():
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    "line, why",
     [
         ("8q1s1k", "a call must be words such as heads=32/8"),
         ("heads=33/8 lens=8", "num_qo_heads must be a multiple"),
@@ -216,7 +243,7 @@ def test_a_line_that_is_no_key_is_refused_with_its_number(line, why):
         parse_cases(["# a comment", line])
 
 
-@pytest.mark.parametrize(("kind", "words"), [(DecodeCase, "an AttnSpec"), (MlaCase, "an MlaSpec")])
+@pytest.mark.parametrize("kind, words", [(DecodeCase, "an AttnSpec"), (MlaCase, "an MlaSpec")])
 def test_a_layer_that_is_no_spec_is_refused_at_once(kind, words):
     with pytest.raises(ValueError, match=rf"spec must be {words}, got \(32, 8\)"):
         kind((32, 8), 16, 100)

@@ -7,19 +7,30 @@ import pytest
 import torch
 from support.workloads import MASKS, exact, extend_case, judge_of, rounded, work_of
 
-from attnlib.core.batch import DecodeBatch, PagedKV
-from attnlib.core.spec import AttnSpec, MlaSpec
-from attnlib.measure.calls.check import OracleCheck, worst_row_error
+from attnlib.core import AttnSpec, DecodeBatch, MlaSpec, PagedKV
+from attnlib.measure.calls.check import Judge, OracleCheck, worst_row_error
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.mla.case import MlaCase
 
 FP8 = "float8_e4m3fn"
-DTYPES = [("bfloat16", ""), ("float16", ""), ("bfloat16", FP8), (FP8, FP8)]
+DTYPES = [
+    ("bfloat16", ""),
+    ("float16", ""),
+    ("bfloat16", FP8),
+    (FP8, FP8),
+]
 CACHED = DecodeCase(AttnSpec(6, 2, 16, 4), 4, 50, "ragged", seed=1)
 
 
 def decode(dtype="bfloat16", kv_dtype="", kv_len=40):
-    return work_of(DecodeCase(AttnSpec(8, 2, 64, 16, dtype, kv_dtype), 3, kv_len, "ragged"))
+    return work_of(
+        DecodeCase(
+            AttnSpec(8, 2, 64, 16, dtype, kv_dtype),
+            3,
+            kv_len,
+            "ragged",
+        )
+    )
 
 
 def extended(mode, mask):
@@ -50,7 +61,15 @@ def one_page_swapped(work):
 
 
 def kv_heads_swapped(work):
-    return rounded(replace(work, kv=PagedKV(work.kv.k_cache.flip(2), work.kv.v_cache.flip(2))))
+    return rounded(
+        replace(
+            work,
+            kv=PagedKV(
+                work.kv.k_cache.flip(2),
+                work.kv.v_cache.flip(2),
+            ),
+        )
+    )
 
 
 def off_by(scale):
@@ -59,7 +78,16 @@ def off_by(scale):
 
 def another_mask(work):
     mask = "full" if work.batch.mask != "full" else "causal"
-    return rounded(replace(work, batch=replace(work.batch, mask=mask, custom_mask=None)))
+    return rounded(
+        replace(
+            work,
+            batch=replace(
+                work.batch,
+                mask=mask,
+                custom_mask=None,
+            ),
+        )
+    )
 
 
 def pages_of_k_swapped(work):
@@ -97,7 +125,11 @@ PLANTED = {
     "row of zeros": lambda work: filled(work, (2, 5), 0),
     "NaN": lambda work: filled(work, (1, 2, 0), math.nan),
     "infinity": lambda work: filled(work, (1, 2, 0), math.inf),
-    "another's head": lambda work: filled(work, (0, 3), rounded(work)[1, 3]),
+    "another's head": lambda work: filled(
+        work,
+        (0, 3),
+        rounded(work)[1, 3],
+    ),
 }
 PLANTED_EXTEND = {
     "another mask": another_mask,
@@ -131,7 +163,7 @@ def named(value):
     return getattr(value, "__name__", str(value))
 
 
-@pytest.mark.parametrize(("build", "arguments"), HONEST, ids=named)
+@pytest.mark.parametrize("build, arguments", HONEST, ids=named)
 def test_an_output_rounded_as_a_kernel_must_passes(build, arguments):
     work = build(*arguments)
     verdict = judge_of(work).check(rounded(work))
@@ -140,7 +172,7 @@ def test_an_output_rounded_as_a_kernel_must_passes(build, arguments):
     assert verdict.rows == len(work.q) * work.q.shape[1]
 
 
-@pytest.mark.parametrize(("build", "arguments", "mistake"), MISTAKES, ids=named)
+@pytest.mark.parametrize("build, arguments, mistake", MISTAKES, ids=named)
 def test_a_planted_mistake_fails(build, arguments, mistake):
     work = build(*arguments)
     verdict = judge_of(work).check((PLANTED | PLANTED_EXTEND | PLANTED_MLA)[mistake](work))
@@ -162,6 +194,12 @@ def test_the_error_is_that_of_the_worst_row_and_infinite_if_an_output_is_not_fin
     for value in (math.nan, math.inf, -math.inf):
         out[0, 1, 2] = value
         assert worst_row_error(out, reference) == math.inf
+
+
+def test_half_a_bit_of_the_output_is_allowed_where_the_oracle_itself_rounds_nothing():
+    ones = torch.ones(2, 3, 4, dtype=torch.bfloat16)
+    judge = Judge(lambda *_, **__: ones.double(), ones, None, None)
+    assert judge.budget == 2**-8
 
 
 def test_nothing_infinite_passes_whatever_the_budget():

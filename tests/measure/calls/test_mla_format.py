@@ -45,7 +45,15 @@ def test_every_e4m3_value_at_every_scale_survives_the_round_trip(exponent):
 
 
 def test_the_rotary_part_is_kept_to_the_bit_whatever_it_holds():
-    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).short().view(-1, 64)
+    bits = (
+        torch.arange(
+            -(2**15),
+            2**15,
+            dtype=torch.int32,
+        )
+        .short()
+        .view(-1, 64)
+    )
     token = torch.zeros(len(bits), 576, dtype=torch.bfloat16)
     token[:, 512:] = bits.view(torch.bfloat16)
     assert torch.equal(dequantize(quantize(token))[:, 512:].view(torch.int16), bits)
