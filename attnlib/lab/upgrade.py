@@ -399,9 +399,8 @@ def _headed(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     table = rows[[*columns]]
     if "low" in table:
         interval = table.low.astype(str) + " to " + table.high.astype(str)
-        table = table.assign(low=interval.where(table.low != NO_VALUE, NO_VALUE)).drop(
-            columns="high"
-        )
+        interval = interval.where(table.low != NO_VALUE, NO_VALUE)
+        table = table.assign(low=interval).drop(columns="high")
     heads = HEADS
     if table.backend.nunique() == 1:
         heads = {**HEADS, "case": f"call of {table.backend.iloc[0]}"}

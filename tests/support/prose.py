@@ -46,6 +46,7 @@ TOOLS = {
     "play_schedule",
     "profile",
     "shape_chart",
+    "timers",
     "require_fits",
     "require_plan",
     "verdicts",
