@@ -316,7 +316,7 @@ class Diagnosis(Shown):
             title=f"{self.trace.path}: {steps}, {counted}",
             notes=[*report(self.known), *self.unseen()],
             facts=facts,
-            table=_readable(self.table()),
+            table=_digits(self.table()),
             caption=f"attention, us a step{of_one}",
             footer=self.origin,
             more=[
@@ -328,9 +328,14 @@ class Diagnosis(Shown):
         )
 
 
+def _digits(table: pd.DataFrame) -> pd.DataFrame:
+    """A table with heads that a reader knows and three digits."""
+    return table.rename(columns=HEADS).map(_cell)
+
+
 def _readable(table: pd.DataFrame) -> pd.DataFrame:
-    """A table with heads that a reader knows and three digits; one kind of step is not repeated."""
-    words = table.rename(columns=HEADS).map(_cell)
+    """The same; one kind of step, which the caption says, is not repeated in each row."""
+    words = _digits(table)
     if "step" in words and words.step.nunique() == 1:
         words = words.drop(columns="step")
     return words
