@@ -43,10 +43,11 @@ from ..run.study import Sweep, machine_shown, mode
 from ..select.changes import ProblemChanges, add_changes, change_in_words
 from ..select.libraries import LIBRARIES, find
 from ..studies import STUDIES
+from ..studies.releases.calls import calls_of_layer
+from .asked_calls import LIBRARY, Layer, backends_named, items_of, layers_named
 from .cards import NO_VALUE, Card, Shown, in_words
 from .known_calls import known_at, mode_of
 from .next_step import nearest_items, next_step, releases_on_record, why_not_run
-from .usual_calls import LIBRARY, Layer, backends_named, items_of, layers_named, usual_calls_of
 
 PACKAGE = COMPARED[LIBRARY]
 STUDY_NAME = f"compare_{LIBRARY}"
@@ -322,7 +323,7 @@ def _calls_asked(
         layers = [parse_layer(model=name) for name in MODELS]
         layers.append(MLA)
     if not listed:
-        listed = [case for layer in layers for case in usual_calls_of(layer)]
+        listed = [case for layer in layers for case in calls_of_layer(layer)]
     return layers, listed
 
 
@@ -398,9 +399,8 @@ def _headed(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     table = rows[[*columns]]
     if "low" in table:
         interval = table.low.astype(str) + " to " + table.high.astype(str)
-        table = table.assign(low=interval.where(table.low != NO_VALUE, NO_VALUE)).drop(
-            columns="high"
-        )
+        interval = interval.where(table.low != NO_VALUE, NO_VALUE)
+        table = table.assign(low=interval).drop(columns="high")
     heads = HEADS
     if table.backend.nunique() == 1:
         heads = {**HEADS, "case": f"call of {table.backend.iloc[0]}"}

@@ -12,7 +12,6 @@ from attnlib.core.backends.table import BACKENDS
 from attnlib.core.layer import parse_layer
 from attnlib.lab import upgrade
 from attnlib.lab.upgrade import LOOKS, STUDY_NAME
-from attnlib.lab.usual_calls import usual_calls_of
 from attnlib.measure.calls.cases import parse_cases
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase
@@ -20,6 +19,7 @@ from attnlib.run import store
 from attnlib.run.pairs import SPARE_ROUNDS
 from attnlib.select.known import PROBLEMS
 from attnlib.studies import captured
+from attnlib.studies.releases.calls import calls_of_layer
 
 PACKAGE, MODEL = "flashinfer-python", "Llama-3.1-8B"
 BASE, NEW = "0.6.13", "0.7.2.post1"
@@ -52,7 +52,7 @@ def test_every_mode_of_a_model_is_measured_in_rounds_that_alternate_and_replays_
 ):
     found = compare("", models=[MODEL])
     assert found.rows.case.tolist() == [
-        case.label for case in usual_calls_of(parse_layer(model=MODEL))
+        case.label for case in calls_of_layer(parse_layer(model=MODEL))
     ]
     assert {*found.rows.verdict} == {"same"} and not found.slower
     timers = {
@@ -267,7 +267,7 @@ def test_every_call_that_is_asked_for_has_a_row_and_nothing_else_decides(publish
         ({**heads, "page_size": 16}, [parse_layer("8/1")]),
     ):
         found = compare_releases(*both, **options)
-        asked = [case.label for layer in layers for case in usual_calls_of(layer)]
+        asked = [case.label for layer in layers for case in calls_of_layer(layer)]
         assert found.rows.case.tolist() == asked and found.outcome == "not decided"
 
 
@@ -340,7 +340,7 @@ def test_without_a_gpu_and_records_it_is_not_decided(capsys, fails, without_gpu)
     *_, last = capsys.readouterr().out.splitlines()
     measured = "on a GPU the same command measures it"
     assert last.startswith(f"not decided: 52 not on record, of 52 calls; {measured}")
-    assert "must be a release up to 0.7.2.post1, or on record" in fails(*COMMAND[:-1], "99.0")
+    assert "must be a release up to 0.7.4, or on record" in fails(*COMMAND[:-1], "99.0")
     assert "the wheel or folder of 0.7.2+mine" in fails(*COMMAND[:-1], "0.7.2+mine")
     assert "nearest to it: 0.6.18.post1 and 0.7.0" in fails(*COMMAND[:-1], "0.6.99")
     for margin in ("2", "0%", "x%"):
