@@ -65,7 +65,7 @@ def test_what_is_slower_is_searched_and_becomes_a_known_problem_in_draft(lab, tm
     assert found.changed == {SLOW: "0.7.2"}
     (draft,) = found.drafts()
     (tmp_path / "flashinfer.yaml").write_text(draft)
-    (problem,) = known.load(tmp_path).values()
+    (problem,) = known.load_problems(tmp_path).values()
     assert problem.id == "flashinfer-0-7-2-decode"
     assert SLOW in problem.says and problem.do == "pin 0.7.1"
     assert problem.record["pair"] == ["flashinfer-auto==0.7.4", "flashinfer-auto==0.7.1"]
