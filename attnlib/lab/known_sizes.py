@@ -15,7 +15,7 @@ from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.extend.case import ExtendCase
 from ..measure.calls.mla.case import MlaCase
 from ..measure.files import write_whole
-from ..measure.stats import SLOWER
+from ..measure.stats import LEAST_ROUNDS, SLOWER
 from ..run import store
 from ..run.frame import good_rows, over, side_rows
 from ..run.look_up import nearest_calls, sizes_of
@@ -134,6 +134,7 @@ def _summary(ratios: pd.DataFrame) -> dict[str, Any]:
         "median": round(float(ratio.median()), 3),
         "least": round(float(ratio.min()), 3),
         "most": round(float(ratio.max()), 3),
+        "judged": int((ratios.rounds >= LEAST_ROUNDS).sum()),
         "slower": int((ratios.verdict == SLOWER).sum()),
     }
     if summary["unit"] == METADATA_UNIT:

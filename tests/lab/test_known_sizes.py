@@ -18,7 +18,9 @@ def test_a_problem_that_is_slower_is_slower_in_most_of_its_recorded_calls():
     for name, entry in known_sizes.tables().items():
         for size in entry["sizes"]:
             assert size["median"] > 1.03, name
-            assert 2 * size["slower"] > size["cases"], name
+            # Calls with two rounds on record have no verdict.
+            assert size["judged"] <= size["cases"]
+            assert not size["judged"] or 2 * size["slower"] > size["judged"], name
 
 
 def test_calls_at_which_the_cap_takes_nothing_are_left_out():
