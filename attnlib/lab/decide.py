@@ -56,7 +56,6 @@ OWN_WORDS = {
     modes.PROMISED[0]: TOLD,
     "flashinfer-batch-pod": "BatchPOD",
 }
-COLUMNS = ("your call", "use", "slower by, %", "next best", "next slower by, %", "calls")
 
 
 class Decisions(Shown):
@@ -77,12 +76,20 @@ class Decisions(Shown):
         """A row per kind of call: what lost least, what comes next, and by how much, percent."""
         rows = []
         for call, part in self._by_call.items():
-            best, *others = part.to_dict("records")
-            row = [call, best["use"], 100 * best["mean"], "", float("nan"), best["calls"]]
-            if others:
-                row[3:5] = others[0]["use"], 100 * others[0]["mean"]
+            best, *others = part.itertuples()
+            row = {
+                "your call": call,
+                "use": best.use,
+                "slower by, %": 100 * best.mean,
+                "next best": "",
+                "next slower by, %": float("nan"),
+                "calls": best.calls,
+            }
+            for other in others[:1]:
+                row["next best"] = other.use
+                row["next slower by, %"] = 100 * other.mean
             rows.append(row)
-        return pd.DataFrame(rows, columns=[*COLUMNS])
+        return pd.DataFrame(rows)
 
     def card(self) -> Card:
         """The table."""
@@ -181,9 +188,13 @@ def decisions(without: Sequence[str] = ()) -> Decisions:
 def _losses(call: str, times: pd.DataFrame) -> pd.DataFrame:
     """The mean and worst loss of each backend over the fastest of each call, the least first."""
     loss = times.div(times.min(axis=1), axis=0) - 1
-    table = pd.DataFrame({"mean": loss.mean(), "worst": loss.max(), "calls": len(loss)})
+    table = pd.DataFrame({"mean": loss.mean(), "worst": loss.max()})
     table = table.sort_values("mean").rename_axis("backend").reset_index()
-    return table.assign(call=call, use=table.backend.map(_word))
+    return table.assign(
+        call=call,
+        use=table.backend.map(_word),
+        calls=len(loss),
+    )
 
 
 def _drawn() -> pd.DataFrame:

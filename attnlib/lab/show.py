@@ -74,8 +74,13 @@ def show(
     require_int("digits", digits, most=MOST_DIGITS)
     flat = table.copy()
     if isinstance(flat.columns, pd.MultiIndex):
-        flat.columns = [" ".join(map(str, parts)).strip() for parts in flat.columns]
+        flat.columns = flat.columns.map(_one_name)
     if any(flat.index.names):
         flat = flat.reset_index()
-    words = {str(name): [in_digits(value, digits) for value in flat[name]] for name in flat}
-    return Table(pd.DataFrame(words), caption, source)
+    words = flat.map(in_digits, digits=digits).rename(columns=str)
+    return Table(words, caption, source)
+
+
+def _one_name(parts: tuple[object, ...]) -> str:
+    """The name of a column that has several parts."""
+    return " ".join(map(str, parts)).strip()

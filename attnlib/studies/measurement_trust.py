@@ -65,7 +65,11 @@ def false_verdicts(studies: Sequence[str]) -> pd.DataFrame:
     return table.groupby("GPU", as_index=False).sum()
 
 
-def by_rounds(frame: pd.DataFrame, a: str = CUDA_CORES, b: str = FA2) -> pd.DataFrame:
+def by_rounds(
+    frame: pd.DataFrame,
+    a: str = CUDA_CORES,
+    b: str = FA2,
+) -> pd.DataFrame:
     """Half the width of the interval of a / b, percent, by the number of rounds, a row per call."""
     rows = decode_rows(frame)
     columns = {}
@@ -74,7 +78,8 @@ def by_rounds(frame: pd.DataFrame, a: str = CUDA_CORES, b: str = FA2) -> pd.Data
             table = over(rows[rows["round"] < count], a, b).set_index("case")
             half = np.sqrt(table.high / table.low) - 1
             columns[f"{count} rounds, ± %"] = 100 * half
-    us = rows[rows.backend == b].groupby("case", sort=False).run_us.median()
+    base = rows[rows.backend == b]
+    us = base.groupby("case", sort=False).run_us.median()
     wide = pd.DataFrame(columns).assign(us=us).sort_values("us")
     wide.insert(0, "call", [case.label for case in wide.index])
     wide.insert(1, f"{b}, us", wide.pop("us"))
@@ -83,7 +88,8 @@ def by_rounds(frame: pd.DataFrame, a: str = CUDA_CORES, b: str = FA2) -> pd.Data
 
 def timers(frame: pd.DataFrame, backend: str = FA2) -> pd.DataFrame:
     """Median time (us) of a backend by each timer, a row per call, the shortest first."""
-    rows = frame[(frame.backend == backend) & (frame.status == "ok") & ~frame.repeat]
+    rows = frame[(frame.status == "ok") & ~frame.repeat]
+    rows = rows[rows.backend == backend]
     wide = rows.pivot_table("run_us", "case", "timer", "median", sort=False)
     wide = wide.sort_values("graph")[[*TIMERS]].add_suffix(", us")
     wide.insert(0, "call", [case.label for case in wide.index])
@@ -96,7 +102,8 @@ def agreement() -> pd.DataFrame:
     theirs = theirs.replace({"framework": FRAMEWORKS})
     warm = decode_rows(load(REGRESSION.name, REGRESSION.reference_machine), release=REGRESSED)
     warm = warm[(warm.backend == FA2) & (warm.lengths == "fixed")]
-    both = warm.groupby(SIZES).run_us.median().reset_index().merge(theirs, on=SIZES)
+    ours = warm.groupby(SIZES).run_us.median()
+    both = ours.reset_index().merge(theirs, on=SIZES)
     return both.assign(ratio=both.us / both.run_us)
 
 
@@ -109,18 +116,32 @@ def agreement_chart() -> charts.Figure:
         "ours: fa3_decode_regression; theirs: AIConfigurator 0.12.0, data/aiconfigurator.csv",
         ("our time (fa2, L2 warm, H200), us", "their time / our time"),
     )
-    for (name, part), look in zip(both.groupby("framework"), style.PALETTE, strict=False):
+    looks = style.looks(sorted(set(both.framework)))
+    for name, look in looks.items():
+        part = both[both.framework == name]
         long = part[part.run_us >= LONG_US]
         agree = ((long.ratio - 1).abs() <= AGREE).sum()
         label = f"{name}: {agree} of {len(long)} within 10 % from {LONG_US} us"
-        axis.scatter(part.run_us, part.ratio, s=16, c=look.color, marker=look.marker, label=label)
+        axis.scatter(
+            part.run_us,
+            part.ratio,
+            s=16,
+            color=look.color,
+            marker=look.marker,
+            label=label,
+        )
     axis.axhspan(1 - AGREE, 1 + AGREE, color="0.9", zorder=0)
     style.log_axes(axis, "x")
     axis.legend(fontsize=8)
     return figure
 
 
-def clocks(study: str, backends: Sequence[str], *, longer_than: float = 300) -> pd.DataFrame:
+def clocks(
+    study: str,
+    backends: Sequence[str],
+    *,
+    longer_than: float = 300,
+) -> pd.DataFrame:
     """SM clock (MHz) of long calls, and how many ran into the power cap, by GPU and backend."""
     parts = []
     for machine in machines(study):

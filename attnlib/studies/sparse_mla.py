@@ -134,7 +134,8 @@ def shape_chart(frame: pd.DataFrame, top_k: int = 2048) -> charts.Figure:
     for heads, requests in zip(rows.heads, rows.batch_size, strict=True):
         shapes.append(f"{requests:.0f} requests, {heads:.0f} heads")
     rows = rows.assign(shape=shapes)
-    medians = rows.groupby(["shape", "backend"], sort=False).run_us.median().reset_index()
+    times = rows.groupby(["shape", "backend"], sort=False).run_us
+    medians = times.median().reset_index()
     order = [*dict.fromkeys(shapes)]
     placed = medians.assign(place=medians["shape"].map(order.index))
     figure, (axis,) = charts.panels(
@@ -188,7 +189,8 @@ def cache_sizes(gib: float = 64, layers: int = 61) -> pd.DataFrame:
 def errors(frame: pd.DataFrame) -> pd.DataFrame:
     """The largest relative error of each kernel against float64 over the same cache."""
     rows = kernel_rows(frame).assign(percent=lambda table: 100 * table.oracle_error)
-    worst = rows[rows.top_k > 0].groupby("backend").percent.agg(["max", "size"])
+    sparse = rows[rows.top_k > 0]
+    worst = sparse.groupby("backend").percent.agg(["max", "size"])
     worst = worst.sort_values("max").reset_index()
     return worst.rename(columns={"backend": "kernel", "max": "largest error, %", "size": "records"})
 
@@ -204,6 +206,10 @@ def overflow() -> pd.DataFrame:
         percent=100 * rows.oracle_error,
     )
     groups = rows.groupby(["release", "tokens", "gib"])
-    table = groups.agg(records=("id", "size"), wrong=("wrong", "sum"), worst=("percent", "max"))
-    heads = {"release": "FlashInfer", "gib": "GiB a layer", "worst": "largest error, %"}
-    return table.reset_index().rename(columns=heads)
+    columns = {
+        "records": groups.size(),
+        "wrong": groups.wrong.sum(),
+        "largest error, %": groups.percent.max(),
+    }
+    heads = {"release": "FlashInfer", "gib": "GiB a layer"}
+    return pd.DataFrame(columns).reset_index().rename(columns=heads)

@@ -5,20 +5,18 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from support.prose import prose_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-MOST_NOTEBOOKS = 12
-MOST_WORDS = 1300
-MOST_WORDS_OF_ALL = 14_000
+MOST_NOTEBOOKS = 10
+MOST_WORDS = 900
+MOST_WORDS_OF_ALL = 8_000
+LEAST_WORDS_A_NUMBER = 15
 
 
 def cells_of(path, kind):
     return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
-
-
-def words_of(path):
-    return sum(len(cell.source.split()) for cell in cells_of(path, "markdown"))
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
@@ -29,11 +27,25 @@ def path(request):
 def test_notebooks_are_few_and_their_words_too():
     assert 0 < len(NOTEBOOKS) <= MOST_NOTEBOOKS
     assert all(re.fullmatch(r"\d\d_[a-z0-9_]+", path.stem) for path in NOTEBOOKS)
-    assert sum(map(words_of, NOTEBOOKS)) <= MOST_WORDS_OF_ALL
+    assert sum(prose_of(path).words for path in NOTEBOOKS) <= MOST_WORDS_OF_ALL
 
 
-def test_a_notebook_is_short(path):
-    assert words_of(path) <= MOST_WORDS
+def test_a_notebook_is_short_and_its_numbers_are_few(path):
+    prose = prose_of(path)
+    assert prose.words <= MOST_WORDS
+    assert prose.words_per_number >= LEAST_WORDS_A_NUMBER
+
+
+def test_two_of_three_cells_call_a_tool_on_an_input_of_ones_own():
+    counts = [prose_of(path) for path in NOTEBOOKS]
+    assert 3 * sum(each.tools for each in counts) >= 2 * sum(each.cells for each in counts)
+
+
+def test_a_notebook_links_the_glossary_and_answers_three_questions(path):
+    assert "../GLOSSARY.md" in path.read_text()
+    asked = (FOLDER / "QUESTIONS.md").read_text()
+    part = re.search(rf"^## {path.stem[:2]} .*?(?=^## |\Z)", asked, re.M | re.S)
+    assert part and len(re.findall(r"^\d\. .*\?$", part[0], re.M)) == 3
 
 
 def test_every_notebook_is_linked_in_the_first():
