@@ -193,7 +193,7 @@ def mutated_trace(pick, folder):
             nested = opens * DEEP + "1" + closes * DEEP
             text = text.replace('"args": {', f'"args": {{"deep": {nested}, ', 1)
         data = _mutated_bytes(pick, text.encode())
-        data = gzip.compress(data) if path.suffix == ".gz" else data
+        data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
         path.write_bytes(_mutated_bytes(pick, data))
     more = pick.choice(
         [

@@ -114,12 +114,12 @@ class Writer:
     def save(self, path):
         """Write it as torch.profiler does, compressed if the name says so."""
         data = json.dumps({**HEAD, "traceEvents": self.events}).encode()
-        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+        path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
         return path
 
     def export(self, path):
         """Write it as `nsys export --type sqlite` does."""
-        names = list({event["name"] for event in self.events})
+        names = sorted({event["name"] for event in self.events})
         rows = {"StringIds": [{"id": number, "value": name} for number, name in enumerate(names)]}
         rows["TARGET_INFO_GPU"] = [{"id": 0, "name": "NVIDIA H200", "smCount": 132}]
         for event in self.events:
@@ -132,7 +132,9 @@ class Writer:
                 "deviceId": 0,
             }
             row |= {"correlationId": args.get("correlation"), "graphNodeId": args.get("graph id")}
-            row |= {f"{s}{axis}": args[s][i] for s in SIZES & args.keys() for i, axis in AXES}
+            row |= {
+                f"{s}{axis}": args[s][i] for s in sorted(SIZES & args.keys()) for i, axis in AXES
+            }
             if category == "gpu_memcpy":
                 copied = f"Memcpy {event['name'].split()[1]}"
                 kind = next(number for number, name in COPIES.items() if name == copied)
