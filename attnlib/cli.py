@@ -53,7 +53,7 @@ or with diagnose --fail-on pattern if AFTER shows a new one;
 {USAGE} for wrong use; {OUTCOMES["not decided"]} if compare or diagnose --fail-on decides nothing;
 {KNOWN_PROBLEM} if advise says a known problem that holds, its size measured or reported;
 {CRASHED} if attnlib itself crashed, which says nothing about any call;
-{CHANGED} if watch names what must be read again;
+{CHANGED} if watch names what must be read again, or a call that is slower;
 {128 + signal.SIGINT} after Ctrl-C."""
 DEFAULT_REPORT = Path("build/report/index.html")
 PACKAGES = ("sglang", "vllm", "flashinfer")
@@ -662,17 +662,29 @@ def _refresh() -> None:
     _say("written", "\nwritten ".join(map(str, refresh())))
 
 
-def _watch(packages: Sequence[str] = (), base: str = "", new: str = "") -> int:
+def _watch(
+    packages: Sequence[str] = (),
+    base: str = "",
+    new: str = "",
+    measure: bool = False,
+    overlay: Sequence[str] = (),
+) -> int:
     """Find what newer releases of the engines and FlashInfer change of what was read of them.
 
     Asks pip for releases after the last one in data/releases.json, and compares what rules, hooks
     and models cite (data/watch.yaml). A release that changes none of it is added there. Prints a
-    page in Markdown. Exit status: 0 if nothing must be read again, 1 without an index or a whole
-    wheel, 2 for wrong use, 6 if the page names what must be read again.
+    page in Markdown. With --measure it runs the calls of the study `suite` on the newest release of
+    one kernel package beside the one before, and drafts a known problem of what is slower. Exit
+    status: 0 if nothing must be read again and nothing is slower, 1 without an index or a whole
+    wheel, 2 for wrong use, 6 if the page names what must be read again or what is slower.
     """
     from .engines import sglang_hooks, vllm
     from .lab import watch
 
+    if measure:
+        return _watch_measured(packages, base, new, overlay)
+    if overlay:
+        raise ValueError("--overlay must go with --measure")
     points = {"sglang": sglang_hooks.POINTS, "vllm": vllm.POINTS}
     if not base and not new:
         page = watch.watch(packages, points)
@@ -682,6 +694,25 @@ def _watch(packages: Sequence[str] = (), base: str = "", new: str = "") -> int:
         raise ValueError("--base and --new must be given together, for one PACKAGE")
     _say(page)
     return CHANGED if page.changed else 0
+
+
+def _watch_measured(
+    packages: Sequence[str],
+    base: str,
+    new: str,
+    overlay: Sequence[str],
+) -> int:
+    """Measure two releases of a kernel package; print what is slower."""
+    from .lab import measured
+
+    if len(packages) != 1:
+        raise ValueError(f"--measure must have one PACKAGE, got {', '.join(packages) or 'none'}")
+    (package,) = packages
+    measured.require_package(package)
+    _say(measured.minutes(package), file=sys.stderr)
+    found = measured.measure(package, base, new, overlays=_overlays(overlay))
+    _say(found)
+    return CHANGED if len(found.slower) else 0
 
 
 def _explain(as_json: bool = False, **given: Any) -> None:
@@ -1111,6 +1142,11 @@ WATCH: Options = {
         metavar="RELEASE",
         help="the later one",
     ),
+    "--measure": dict(
+        action="store_true",
+        help="time both releases of one kernel PACKAGE instead (without a GPU: from the records)",
+    ),
+    **OVERLAY,
 }
 COMMANDS = {
     "doctor": Command(_doctor, JSON),

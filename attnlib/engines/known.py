@@ -30,7 +30,7 @@ def warn_once(engine: Engine, of_what: str, facts: Callable[[], Mapping[str, Any
         STATE.say(f"attnlib: {asked} cannot be asked: {error!r}")
 
 
-def mode_of(engine: Engine, backend: str, is_latent: bool) -> str:
+def decode_mode_of(engine: Engine, backend: str, is_latent: bool) -> str:
     """The mode of a layer's decode step, as rules name it; ValueError for an unknown backend."""
     from ..select.libraries import LIBRARIES
 

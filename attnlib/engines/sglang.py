@@ -25,8 +25,8 @@
 
 Metadata, schedule and splits need `--attention-backend fa3` (SGLang's word for the FlashAttention-3
 library), decode needs `flashinfer`, the guard one of the two; capture works with any. The first
-decode step in which a variable does nothing is named in the log, with the reason. Without a
-variable nothing is hooked.
+decode step in which a variable does nothing is named in the log, with the reason, and there the
+known problems of this server (`known`), each once. Without a variable nothing is hooked.
 SGLang logs what a plugin raises and goes on without it, so an unknown word, or a release whose
 functions are not those that `sglang_hooks.POINTS` knows, ends the process. A release after
 `NEWEST` whose functions are known runs, with one warning.

@@ -12,7 +12,7 @@ from ..core.schedule.pages import require_table
 from ..core.spec import dtype_name
 from .arms import PREFIX, SGLANG, STATE, Pool
 from .capture import CapturedStep, joined
-from .known import mode_of, warn_once
+from .known import decode_mode_of, warn_once
 from .plans import guarding, sample
 from .points import ending_capture
 
@@ -106,7 +106,8 @@ def judge_step(_: Any, runner: Any, forward_batch: Any, *__: Any, **___: Any) ->
         if not runner.is_draft_worker and forward_batch.forward_mode.name in DECODES:
             for name in STATE.arms:
                 _judge(name, runner, forward_batch)
-            warn_once(SGLANG, "this server", partial(server_facts, runner))
+            if ranks()[0] == 0:
+                warn_once(SGLANG, "this server", partial(server_facts, runner))
     except Exception as error:
         STATE.say(f"attnlib: what ran in a step is not known: {error!r}")
 
@@ -174,7 +175,7 @@ def server_facts(runner: Any) -> dict[str, Any]:
     kv_heads = 1 if is_latent else config.get_num_kv_heads(of_layer)
     facts = {
         "stack": f"sglang=={installed_version('sglang')}",
-        "mode": mode_of(SGLANG, backend, is_latent),
+        "mode": decode_mode_of(SGLANG, backend, is_latent),
         "gpu": torch.cuda.get_device_name(),
         "backend": backend,
         "heads": f"{heads}/{kv_heads}",

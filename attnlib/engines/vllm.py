@@ -15,7 +15,8 @@ Decode needs the attention backend FLASHINFER with `use_trtllm_attention=false`,
 that names what it does not support. An unknown word, or a release whose functions are not those of
 `POINTS`, ends the process; a later one whose functions are known runs, with one warning. If
 VLLM_PLUGINS is set, it must name attnlib, or vLLM does not load it. `arms.STATE.calls` counts what
-ran or was left out.
+ran or was left out. With guard or decode the known problems of each kind of layers (`known`) are
+named in the log, once.
 
 A captured step is that of the first layers with full attention on the first rank of an engine,
 without the rows that pad a graph; warm-up and Ray's steps are not seen. `mode` is by query tokens:
@@ -35,7 +36,7 @@ from ..core.spec import dtype_name
 from . import points
 from .arms import STATE, VLLM
 from .capture import Capture, CapturedStep, joined
-from .known import mode_of, warn_once
+from .known import decode_mode_of, warn_once
 from .points import Function, Point
 
 OLDEST = "0.33.0"
@@ -218,7 +219,7 @@ def server_facts(group: Any) -> dict[str, Any]:
     kv_dtype = _cache_dtype(spec, config)
     facts = {
         "stack": f"vllm=={installed_version('vllm')}",
-        "mode": mode_of(VLLM, backend, group.backend.is_mla()),
+        "mode": decode_mode_of(VLLM, backend, group.backend.is_mla()),
         "gpu": torch.cuda.get_device_name(),
         "backend": backend,
         "heads": f"{heads}/{spec.num_kv_heads}",

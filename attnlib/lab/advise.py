@@ -52,7 +52,7 @@ from .engine_builds import (
 )
 from .known_sizes import nearest_sizes
 from .recorded import NEAREST, batches_for, draws_for, recorded_calls
-from .source import FLASHINFER, ROUNDS
+from .source import FLASHINFER_PACKAGE, ROUNDS
 
 LIBRARY = "flashinfer==0.7.2"
 """Asked by default."""
@@ -68,7 +68,7 @@ SHOWN = (
     *split_cap.MLA_RIVALS,
     split_cap.TRITON,
 )
-NAMES = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
+SIZE_WORDS = {"head_dim": "head_dim", "kv_bytes": "bytes of a cache element"}
 SPLIT_CAP = "sglang-fa3-split-cap"
 SPLIT_CAP_GQA = f"{SPLIT_CAP}-gqa"
 """How the ids of known problems of SGLang's cap of splits begin, and the one of grouped queries."""
@@ -261,7 +261,7 @@ class Advice(Shown):
             gpus = _listed(nearest.gpu)
             words = f"No batch is on record of an {self.card_name.upper()}: these are of {gpus}"
             notes.append(f"{words}, whose SMs, rates and bandwidth are others.")
-        sizes = {} if self.is_latent else NAMES
+        sizes = {} if self.is_latent else SIZE_WORDS
         for name, words in sizes.items():
             value = kernel_of(layer)[name]
             recorded = sorted({*nearest[name]})
@@ -709,6 +709,6 @@ def _listed(values: Sequence[Any]) -> str:
 def _in_words(row: Any) -> str:
     """A backend, and its library's release where that is not FlashInfer."""
     package = compared_package(row.backend)
-    if row.release and package != FLASHINFER:
+    if row.release and package != FLASHINFER_PACKAGE:
         return f"{row.backend} ({package} {row.release})"
     return row.backend

@@ -35,7 +35,7 @@ from ..run.pairs import (
 )
 from ..run.releases import available_releases, parse_release, releases_between
 from ..run.study import Study, Sweep, machine_shown, mode
-from .cards import Card, Shown, facts_of
+from .cards import Card, Shown, fact_lines
 
 RELEASES = re.compile(r" --releases (\S+)")
 ROUND_LIMIT = 12
@@ -131,7 +131,7 @@ class Bisection(Shown):
         return Card(
             title=f"{self.package}: first {self.word} release {self.changed}",
             notes=[],
-            facts=facts_of([{"call": shortened(self.case.label), "backend": self.backend}]),
+            facts=fact_lines([{"call": shortened(self.case.label), "backend": self.backend}]),
             table=self.table,
             caption="Steps of the search:",
             footer=f"Records of {self.records_of} on {self.machine}.",

@@ -18,7 +18,7 @@ NO_BAR = -1.0
 DIGITS = 3
 SHORT = "short"
 """The form of a number that is said with `DIGITS` digits."""
-NOTHING = "-"
+NO_VALUE = "-"
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE = (TEMPLATES / "card.css").read_text(encoding="utf-8")
 
@@ -72,7 +72,7 @@ BLANK = ("", "")
 """A fact that is an empty line."""
 
 
-def facts_of(groups: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def fact_lines(groups: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """The facts that have a value, an empty line between two groups."""
     facts: list[tuple[str, str]] = []
     for group in groups:
@@ -86,7 +86,7 @@ def as_html(card: Card) -> str:
     """The card as an HTML fragment that carries its own style and loads nothing."""
     from markupsafe import Markup
 
-    page = render(
+    page = fill_template(
         TEMPLATES / "card.html",
         card=card,
         tables=[_shown(*table) for table in card.tables],
@@ -95,7 +95,7 @@ def as_html(card: Card) -> str:
     return page.removesuffix("\n")
 
 
-def render(template: Path, **values: Any) -> str:
+def fill_template(template: Path, **values: Any) -> str:
     """A template, filled in: escaped in `.html`; a value that is missing raises."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -131,24 +131,24 @@ def as_text(card: Card) -> str:
 
 
 def in_words(table: pd.DataFrame, forms: Mapping[str, str]) -> pd.DataFrame:
-    """The table with each column in its form, if any (`,.1f`, `SHORT`); `NOTHING` for NaN."""
+    """The table with each column in its form, if any (`,.1f`, `SHORT`); `NO_VALUE` for NaN."""
     words = {}
     for name, form in forms.items():
         if name in table:
             words[name] = [_formatted(value, form) for value in table[name]]
-    return table.assign(**words).where(table.notna(), NOTHING)
+    return table.assign(**words).where(table.notna(), NO_VALUE)
 
 
 def _formatted(value: Any, form: str) -> str:
     if pd.isna(value):
-        return NOTHING
+        return NO_VALUE
     return in_digits(value) if form == SHORT else format(value, form)
 
 
 def in_digits(value: Any, digits: int = DIGITS) -> str:
-    """A cell in words: a fraction with its digits, a leading 0 among them; `NOTHING` for NaN."""
+    """A cell in words: a fraction with its digits, a leading 0 among them; `NO_VALUE` for NaN."""
     if pd.api.types.is_scalar(value) and pd.isna(value):
-        return NOTHING
+        return NO_VALUE
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
     if isinstance(value, int | np.integer):
@@ -180,7 +180,7 @@ def _shown(
 
 def _kind(column: Iterable[str]) -> str:
     """`words`, which stand left, or nothing: numbers stand right, under each other."""
-    words = [word for word in column if word != NOTHING]
+    words = [word for word in column if word != NO_VALUE]
     has_number = any(word.lstrip("+-")[:1].isdigit() for word in words)
     return "words" if words and not has_number else ""
 

@@ -4,7 +4,7 @@ import pandas as pd
 from IPython.core.interactiveshell import InteractiveShell
 
 from ..select.explain import Choice
-from .cards import Card, as_html, as_text, facts_of
+from .cards import Card, as_html, as_text, fact_lines
 
 SHOWN = 6
 """Rules: those that chose, and the first of the others."""
@@ -35,7 +35,7 @@ def card_of(choice: Choice) -> Card:
     return Card(
         title=f"{choice.library} on {choice.gpu}, {choice.mode}: {choice.picked}",
         notes=[],
-        facts=facts_of([facts]),
+        facts=fact_lines([facts]),
         table=rules.head(SHOWN),
         caption="rules that were considered",
         footer=f"Rules are read in the source of the release; {len(rules)} in all.",

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.yaml_file import Entry, read_yaml
 from ..run.releases import Version
-from ..select.libraries import FOLDER
+from ..select.libraries import RULES_FOLDER
 from .definitions import NOTHING, Definitions
 
 CITATION = re.compile(r"([\w/.]+\.\w+)(?::(\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*)(?![\d.]))?([^;]*)")
@@ -49,7 +49,7 @@ class Row:
 def rows_of(title: str, package: str, release: str) -> list[Row]:
     """The rows whose source is in a package, but those that ended with `release` or before."""
     found: dict[str, Row] = {}
-    for path in sorted(FOLDER.glob("*.yaml")):
+    for path in sorted(RULES_FOLDER.glob("*.yaml")):
         for document in read_yaml(path):
             is_own = document.get("package") == package
             for entry in _with_source(document):

@@ -36,15 +36,15 @@ VERDICTS = (CONFIRMED, REFUTED, PARTLY, OPEN, NOT_HERE)
 CLAIMS = Path(__file__).resolve().parents[1] / "data" / "claims.yaml"
 TOLD = ("id", "source", "quote", "shape", "measured_on", "claimed", "note")
 """Fields of a claim that its JSON form has."""
-COLUMNS = ("id", "claimed", "measured", "verdict")
+CLAIM_COLUMNS = ("id", "claimed", "measured", "verdict")
 EXPECTED = (FASTER, SLOWER, SAME, NOT_SLOWER, "about")
 TIMERS = ("graph", "profiler")
 """Timers whose records are judged."""
 MOST_SLOWER = 0.04
 """Slower by less than that is `not slower`, where a claim expects it."""
-ABOUT = 1.25
+ABOUT_RATIO = 1.25
 """A measured ratio is about a figure if it lies within a quarter of it."""
-LAYER = AttnSpec(32, 8, 128, 16)
+RULE_LAYER = AttnSpec(32, 8, 128, 16)
 """The layer of a check by rule."""
 
 
@@ -167,7 +167,7 @@ class Pairs:
         undecided = counts[AMBIGUOUS]
         if claim.figure and "about" in self.expect:
             figure = claim.figure["value"]
-            is_about = table.ratio.between(figure / ABOUT, figure * ABOUT)
+            is_about = table.ratio.between(figure / ABOUT_RATIO, figure * ABOUT_RATIO)
             support = int(is_about.sum())
             undecided = 0
             reason += f" {support} of {len(table)} ratios are within a quarter of {figure:g}."
@@ -276,7 +276,7 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Rule:
+class PickedByRule:
     """Releases vote by the backend that their source names first (`select.explain`)."""
 
     mode: str
@@ -293,7 +293,7 @@ class Rule:
         libraries: dict[str, list[str]] = {}
         for call in self.calls:
             choice = explain(
-                LAYER,
+                RULE_LAYER,
                 mode=self.mode,
                 gpu=self.gpu,
                 library=call["library"],
@@ -324,7 +324,7 @@ class Fixed:
 CHECKS: dict[str, Any] = {
     "pairs": Pairs,
     "ran": Ran,
-    "rule": Rule,
+    "rule": PickedByRule,
     "served": Served,
     "verdict": Fixed,
 }
@@ -453,8 +453,8 @@ def as_frame(judged: Iterable[Judged]) -> pd.DataFrame:
     rows = []
     for each in judged:
         told = each.to_dict()
-        rows.append({name: told[name] for name in COLUMNS})
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+        rows.append({name: told[name] for name in CLAIM_COLUMNS})
+    return pd.DataFrame(rows, columns=list(CLAIM_COLUMNS))
 
 
 def details(judged: Judged) -> str:

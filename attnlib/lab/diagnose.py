@@ -17,7 +17,7 @@ import pandas as pd
 
 from ..measure.steps import EITHER, Step
 from ..run.figures import charts, style
-from .cards import Card, Shown, facts_of, in_words
+from .cards import Card, Shown, fact_lines, in_words
 from .diagnosis import DECODES, TIMES, Diagnosis, json_rows, read_diagnosis
 from .pasted import KernelTotals, read_totals
 from .step_rows import ATTENTION, NAN, calls_in
@@ -220,7 +220,7 @@ class TraceChange(Shown):
         return Card(
             title=f"{self.before.trace.path} to {self.after.trace.path}: {self._whole_steps()}",
             notes=self._notes(),
-            facts=facts_of(new),
+            facts=fact_lines(new),
             table=in_words(shown, FORMATS),
             caption="microseconds a step, as traced",
             footer=self.origin,
@@ -364,7 +364,7 @@ def diagnose(
     >>> slow.patterns.pattern.tolist()
     ['fa3 of FlashInfer decodes']
     """
-    shape = facts_said(shape)
+    shape = shape_said(shape)
     _require_file(path)
     if after:
         _require_file(after)
@@ -388,7 +388,7 @@ def _require_file(path: TracePath) -> None:
         raise ValueError(f"trace must be a file, got the folder {os.fspath(path)!r}")
 
 
-def facts_said(words: Mapping[str, Any]) -> dict[str, Any]:
+def shape_said(words: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a layer, with `page` under its name in records.
 
     ValueError if that is given twice.

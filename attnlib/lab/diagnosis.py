@@ -26,13 +26,13 @@ from ..measure.spans import Span
 from ..measure.steps import EITHER, UNKNOWN, Step, find_steps, idle_under
 from ..measure.trace_file import Trace, read_trace
 from ..select.known import Found, report, to_data
-from .cards import Card, Shown, facts_of, in_digits
+from .cards import Card, Shown, fact_lines, in_digits
 from .fix_gains import LENS, LONGEST, SIZES, STATED, gained
 from .patterns import PATTERNS, WAITING, Pattern, kind_of, ran, tile_rows
 from .step_rows import around, calls_in, host_rows, kernel_rows, lengths_of
 from .trace_known import (
     PACKAGES,
-    holding,
+    holding_in,
     possible,
     releases_of,
     require_release,
@@ -62,7 +62,7 @@ NO_COPIES = "No copies by the GPU: plans and lengths that are copied are unseen.
 NO_GRIDS = "Kernels have no grids: whether one has few blocks is unseen."
 NO_SMS = "Its SMs are not counted: whether a kernel has few blocks is unseen."
 LIKE_ATTENTION = re.compile("attn|attention|fmha|mla|sparse", re.IGNORECASE)
-BESIDE = re.compile(
+NOT_ATTENTION = re.compile(
     "cache|rope|norm|metadata|combine|reduce|merge|concat|index|indices|topk|gemm|scatter|stage2"
     "|table|score|logits|compress|insert|build",
     re.IGNORECASE,
@@ -195,7 +195,7 @@ class Diagnosis(Shown):
         answers: dict[str, Found] = {}
         for kind, steps in self.usual.items():
             if kind in DECODES:
-                for answer in holding(situation_in(self.trace, steps, self.shape)):
+                for answer in holding_in(situation_in(self.trace, steps, self.shape)):
                     answers[answer.problem.id] = answer
         return [answer for name, answer in answers.items() if name not in told.split(", ")]
 
@@ -302,7 +302,7 @@ class Diagnosis(Shown):
     def card(self) -> Card:
         """Facts, kernels, and the patterns that show."""
         patterns = self.patterns.to_dict("records")
-        facts = facts_of([*patterns, self.shape])
+        facts = fact_lines([*patterns, self.shape])
         if not self.steps:
             facts.append(("no attention", "of the known kernels; by time there ran the following"))
         names = {row["pattern"] for row in patterns}
@@ -316,7 +316,7 @@ class Diagnosis(Shown):
             title=f"{self.trace.path}: {steps}, {counted}",
             notes=[*report(self.known), *self.unseen()],
             facts=facts,
-            table=_readable(self.table()),
+            table=_digits(self.table()),
             caption=f"attention, us a step{of_one}",
             footer=self.origin,
             more=[
@@ -328,9 +328,14 @@ class Diagnosis(Shown):
         )
 
 
+def _digits(table: pd.DataFrame) -> pd.DataFrame:
+    """A table with heads that a reader knows and three digits."""
+    return table.rename(columns=HEADS).map(_cell)
+
+
 def _readable(table: pd.DataFrame) -> pd.DataFrame:
-    """A table with heads that a reader knows and three digits; one kind of step is not repeated."""
-    words = table.rename(columns=HEADS).map(_cell)
+    """The same; one kind of step, which the caption says, is not repeated in each row."""
+    words = _digits(table)
     if "step" in words and words.step.nunique() == 1:
         words = words.drop(columns="step")
     return words
@@ -386,7 +391,7 @@ def _is_like_attention(span: Span) -> bool:
     """Whether a kernel of no known family or role has a name like that of attention."""
     if span.kind != "kernel" or role_of(span.name):
         return False
-    return bool(LIKE_ATTENTION.search(span.name)) and not BESIDE.search(span.name)
+    return bool(LIKE_ATTENTION.search(span.name)) and not NOT_ATTENTION.search(span.name)
 
 
 def _may_be_capped(steps: list[Step]) -> bool:

@@ -32,11 +32,11 @@ CAPS_SINCE = Version("0.5.16")
 """The first SGLang whose FlashAttention-3 caps splits by the rows of all requests
 (`studies.splits.split_cap`), and in which our plugin may choose the cap (`engines.sglang`)."""
 ANOTHER_BUILD = "of another build"
-LATENT = "-mla"
+LATENT_SUFFIX = "-mla"
 """How names of backends of MLA end."""
 LATENT_NAMES = {
     "sglang": {
-        "fa3": f"{SGLANG_FA3}{LATENT}",
+        "fa3": f"{SGLANG_FA3}{LATENT_SUFFIX}",
         "flashmla": "flashmla-dense",
         "triton": "sglang-triton-mla",
     },
@@ -102,7 +102,7 @@ def run_by_engine(
                 _add_builds(runs, choice, words, recorded)
     if random_batches.FA2 in runs:
         runs[random_batches.PLANNED] = "our planner"
-    suffix = LATENT if mode in LATENT_MODES else ""
+    suffix = LATENT_SUFFIX if mode in LATENT_MODES else ""
     if engine.name == SGLANG and f"{FLASH_ATTN_3}{suffix}" in runs:
         _add_sglangs(runs, suffix, release)
     return runs
@@ -147,7 +147,7 @@ def rivals_of(
 ) -> list[str]:
     """The recorded backends that a user of the engine could take in place of its own pick."""
     if runs is None:  # FlashInfer: its own wrappers
-        whose = f"{FLASHINFER}{LATENT}-" if LATENT in own else f"{FLASHINFER}-"
+        whose = f"{FLASHINFER}{LATENT_SUFFIX}-" if LATENT_SUFFIX in own else f"{FLASHINFER}-"
         names = [name for name in recorded if name.startswith(whose)]
         return [name for name in names if name not in (own, random_batches.PLANNED)]
     names = [name for name in recorded if name in runs and name != own]

@@ -24,7 +24,7 @@ from .cards import STYLE, as_html, as_text
 from .source import (
     AXES,
     LIVE,
-    NAMES,
+    OFFERED_MODELS,
     ROUNDS,
     ChosenCase,
     Place,
@@ -40,7 +40,7 @@ from .source import (
 from .view import View, said_beside
 
 MOST_ROUNDS = 100
-LAYER = ("tp", "heads", "head_dim")
+LAYER_ARGUMENTS = ("tp", "heads", "head_dim")
 """Arguments of `view` that say a layer beside its model."""
 DESCRIPTIONS = {
     "model": "Model",
@@ -66,7 +66,7 @@ MAKES = {
     "kv_len": w.SelectionSlider,
 }
 """Controls that are no list to choose one from."""
-ROW = {"display": "flex", "flex_flow": "row wrap", "align_items": "center"}
+ROW_LAYOUT = {"display": "flex", "flex_flow": "row wrap", "align_items": "center"}
 INTRODUCTION = (
     "<style>.attn-explorer .widget-html-content { min-width: 0; }</style>"  # a wide table scrolls
     "Choose a case. Each control offers what there is for the choices before it. "
@@ -105,14 +105,14 @@ def explore(model: str | DecodeCase | MlaCase = "", **wishes: Any) -> "Explorer"
     >>> explorer.view.choice.case.label
     'heads=32/8 head_dim=128 page=16 lens=8192x16'
     """
-    known = [*DESCRIPTIONS, "machine", "rounds", *LAYER]
+    known = [*DESCRIPTIONS, "machine", "rounds", *LAYER_ARGUMENTS]
     unknown = [name for name in wishes if name not in known]
     if unknown:
         raise ValueError(f"explore takes {', '.join(known)}; got {unknown[0]!r}")
     given = {**wishes, "model": model}
     wishes = {**given, **said_beside(given)}
     require_kinds(wishes)
-    layer = {name: wishes.pop(name) for name in ("model", *LAYER) if name in wishes}
+    layer = {name: wishes.pop(name) for name in ("model", *LAYER_ARGUMENTS) if name in wishes}
     model = layer_named(**layer)
     rounds = wishes.get("rounds")
     if rounds is not None:
@@ -150,12 +150,12 @@ class Explorer(w.VBox):
         self.advice = w.HTML()
         self.live_row = w.HBox(
             [self.rounds, self.measure, self.stop, self.bar, self.status],
-            layout=ROW,
+            layout=ROW_LAYOUT,
         )
         super().__init__(
             [
                 w.HTML(INTRODUCTION),
-                w.HBox([*self.controls.values()], layout=ROW),
+                w.HBox([*self.controls.values()], layout=ROW_LAYOUT),
                 self.live_row,
                 self.served,
                 self.picture,
@@ -259,7 +259,7 @@ class Explorer(w.VBox):
         notes = self._drop_records(model, offered)
         records = wishes.get("records") or ""
         machine = wishes.get("machine") or ""
-        self._offer("model", {name: name for name in (*NAMES, model)}, model)
+        self._offer("model", {name: name for name in (*OFFERED_MODELS, model)}, model)
         self._show_live_row(records == LIVE)
         if records == LIVE:  # shown as chosen even where it cannot be had
             self._offer("records", offered, (LIVE, ""))

@@ -22,7 +22,7 @@ LONGEST = "longest"
 """Tokens of the longest request; `kv_len` is their mean."""
 LENS = "lens"
 """A caller's tokens of each request, as the text of a call: three facts in one."""
-WORDS = {**OTHER_NAMES, LONGEST: LENS}
+WORD_OF_FACT = {**OTHER_NAMES, LONGEST: LENS}
 """Fact -> the word of a call's text that says it, where that is another one."""
 Row = dict[str, Any]
 
@@ -67,7 +67,7 @@ def gained(key: str, shape: Row, us: float, gpu: str = "") -> str:
 
 def _asked(unknown: list[str]) -> str:
     """What to state for a narrower gain, under the names that the text of a call has."""
-    words = {WORDS.get(name, name): None for name in unknown}
+    words = {WORD_OF_FACT.get(name, name): None for name in unknown}
     if not words:
         return ""
     *most, last = words

@@ -29,7 +29,7 @@ UNIFORM = "flashinfer-prefill-fa2-uniform"
 PATH = Path(__file__).resolve().parents[1] / "data" / "gains.json"
 MODES_MACHINE = "nvidia-h200-f9835d78"
 """Of the records of `engine_modes` that have the uniform plan."""
-COLUMNS = [
+SHAPE_COLUMNS = [
     "heads",
     "head_dim",
     "page_size",
@@ -105,7 +105,7 @@ def _entry(study: str, rows: pd.DataFrame, table: pd.DataFrame) -> Entry:
     table = table[np.isfinite(table.ratio)]
     if "kv_len" in table:
         table = table.assign(longest=table.kv_len, kv_len=_mean_tokens(table))
-    shown = table[[name for name in COLUMNS if name in table]]
+    shown = table[[name for name in SHAPE_COLUMNS if name in table]]
     shown = shown.assign(ratio=table.ratio.round(3))
     return {
         "study": study,

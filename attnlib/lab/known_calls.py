@@ -13,7 +13,7 @@ from ..select.known import HOLDS, Found, known_problems
 from ..select.situation import situation_from
 
 FLASHINFER = "flashinfer"
-PACKAGES = {"flashinfer-python": FLASHINFER}
+PACKAGE_OF_DISTRIBUTION = {"flashinfer-python": FLASHINFER}
 """Distribution -> the name of the package in data/known, where it is another."""
 ASKED = {
     "flashinfer-auto": (FLASHINFER, "auto"),
@@ -76,7 +76,7 @@ def known_at(
     except ValueError:  # a card that no rule knows
         return []
     facts = {
-        "stack": f"{PACKAGES.get(package, package)}=={release}",
+        "stack": f"{PACKAGE_OF_DISTRIBUTION.get(package, package)}=={release}",
         "engine": engine,
         "by_name": asked != "auto",
         "graph": timer.startswith("graph"),

@@ -19,13 +19,13 @@ from ..measure.stats import SLOWER
 from ..run import store
 from ..run.frame import good_rows, over, side_rows
 from ..run.look_up import nearest_calls, sizes_of
-from ..select.known import PROBLEMS, SIZES, Problem, found
+from ..select.known import PROBLEMS, SIZES_FILE, Problem, found
 from ..select.situation import situation_from
 from ..studies.metadata.case import MetadataCase
 from .known_calls import written
 
-ATTENTION = (DecodeCase, MlaCase, ExtendCase)
-STEPS = ("engine", "step")
+ATTENTION_CASES = (DecodeCase, MlaCase, ExtendCase)
+STEP_KINDS = ("engine", "step")
 """Kinds of cases that are a whole step of a model."""
 METADATA_UNIT = "metadata calls, one per step"
 """Preparing a step, not attention: of the largest ratio both times are told."""
@@ -33,7 +33,7 @@ TIMER_ORDER = ("graph", "graph-cold", "host", "ahead", "profiler", "eager")
 """Of several timers on record the first is taken."""
 
 
-def write(path: Path = SIZES) -> Path:
+def write(path: Path = SIZES_FILE) -> Path:
     """Write all sizes; returns the file."""
     text = json.dumps(tables(), indent=1)
     return write_whole(path, (text + "\n").encode())
@@ -117,7 +117,7 @@ def _chosen(rows: pd.DataFrame, problem: Problem) -> pd.DataFrame:
 
 def holds_at(problem: Problem, case: Any) -> bool:
     """Whether the problem holds at a recorded call, with what its example says of the rest."""
-    if not isinstance(case, ATTENTION):
+    if not isinstance(case, ATTENTION_CASES):
         return True
     situation = situation_from({**problem.example, **written(case)})
     answer = found(problem, situation)
@@ -146,4 +146,4 @@ def _unit(case: Any) -> str:
     """What was timed, in the plural."""
     if isinstance(case, MetadataCase):
         return METADATA_UNIT
-    return "steps" if case.kind in STEPS else "calls"
+    return "steps" if case.kind in STEP_KINDS else "calls"

@@ -25,7 +25,7 @@ Releases = tuple[str, str]
 """The base and the new one."""
 ROUND = ["study", "gpu_id", "round", "case"]
 """Columns that records of one round of a case share."""
-COLUMNS = [*ROUND, "backend", "timer", "status", "release"]
+RECORD_COLUMNS = [*ROUND, "backend", "timer", "status", "release"]
 
 
 def next_step(comparison: Comparison) -> str:
@@ -68,11 +68,11 @@ def why_not_run(item: Item, both: Releases) -> str:
 
 def _on_record(item: Item) -> pd.DataFrame:
     """The records of an item's backend and timer, of any release and call; of searches too."""
-    tables = [pd.DataFrame(columns=COLUMNS)]
+    tables = [pd.DataFrame(columns=RECORD_COLUMNS)]
     for study in STUDIES:
         for name in (study, PREFIX + study):
             for machine in store.machines(name):
-                rows = store.load(name, machine)[COLUMNS]
+                rows = store.load(name, machine)[RECORD_COLUMNS]
                 is_item = (rows.backend == item.backend) & (rows.timer == item.timer)
                 tables.append(rows[is_item])
     table = pd.concat(tables)

@@ -55,7 +55,7 @@ PLANNED = (
 )
 """Families whose plan FlashInfer makes on the host."""
 OUR_PLAN = "plan_kernel"
-PLANS = {"Memcpy HtoD", OUR_PLAN}
+PLAN_SPANS = {"Memcpy HtoD", OUR_PLAN}
 """What brings a plan to the GPU."""
 SCHEDULES = {"prepare_varlen_num_blocks_kernel", "step_metadata_kernel"}
 COMBINE = "FlashAttnFwdCombine"
@@ -324,10 +324,10 @@ def old_plan(trace: Trace, step: Step) -> Evidence | None:
 
     Only where a plan was seen in another step: a trace may lack copies.
     """
-    if not step.in_graph or step.begins or not PLANS & trace.names:
+    if not step.in_graph or step.begins or not PLAN_SPANS & trace.names:
         return None
     calls = ran(step, "fa2")
-    if not calls or any(span.name in PLANS for span in step.ahead):
+    if not calls or any(span.name in PLAN_SPANS for span in step.ahead):
         return None
     return _kernels(calls, ", no copy of a plan and no planning kernel before it in this step")
 

@@ -34,13 +34,13 @@ class Draw(NamedTuple):
 
 
 RIVALS = plan_rivals.STUDY.name
-LATENT = split_cap.STUDY.name
+LATENT_STUDY = split_cap.STUDY.name
 DRAWS = {
     "all layers": Draw(random_batches.STUDY.name, "H200", "0.7.2"),
     "all rivals": Draw(RIVALS, "H200", plan_rivals.FLASHINFER_ON_H200),
     "h100": Draw(RIVALS, "H100", plan_rivals.FLASHINFER_ON_H100),
-    "mla": Draw(LATENT, "H200", split_cap.NOW, "sglang-kernel", "warm"),
-    "mla h100": Draw(LATENT, "H100", split_cap.NOW, "sglang-kernel", "warm"),
+    "mla": Draw(LATENT_STUDY, "H200", split_cap.NOW, "sglang-kernel", "warm"),
+    "mla h100": Draw(LATENT_STUDY, "H100", split_cap.NOW, "sglang-kernel", "warm"),
 }
 """Batches on record by name. All rivals are there for head_dim 128 and 16 bits."""
 
@@ -118,7 +118,10 @@ def recorded_batches(draw: str = "all layers") -> pd.DataFrame:
     """
     require_word("draw", draw, DRAWS)
     drawn = DRAWS[draw]
-    rows = _latent_rows(drawn) if drawn.study == LATENT else random_batches.load_all(drawn.study)
+    if drawn.study == LATENT_STUDY:
+        rows = _latent_rows(drawn)
+    else:
+        rows = random_batches.load_all(drawn.study)
     rows = rows[rows.gpu.str.contains(drawn.gpu)]
     keys = ["machine", "case"]
     wide = rows.pivot_table("run_us", keys, "backend", "median", sort=False)

@@ -34,7 +34,7 @@ from ..run.rows import machine_slug
 from ..run.study import Sweep, describe, mode
 from ..studies import STUDIES
 
-NAMES = (*MODELS, MLA)
+OFFERED_MODELS = (*MODELS, MLA)
 """The models that a view offers; it takes any layer (`core.layer`)."""
 AXES = ("release", "timer", "variant", "page_size", "lengths", "batch", "kv_len")
 """What makes a case of a model, in the order in which each narrows the next."""
@@ -48,14 +48,14 @@ DEVICE = "cuda"
 CEILINGS = ("copy", "matmul")
 ROUNDS = 3
 """Measured by default."""
-FLASHINFER = COMPARED["flashinfer"]
+FLASHINFER_PACKAGE = COMPARED["flashinfer"]
 Wishes = Mapping[str, Any]
 """Arguments of a view -> what was asked for; None or none at all is no wish."""
 Place = tuple[str, str]
 """A study, and a machine that has records of it."""
 NO_WISHES: Wishes = {}
-WORDS = ("model", "heads", "records", "machine", "release", "timer", "variant", "lengths")
-SIZES = ("tp", "page_size", "batch", "kv_len", "rounds")
+TEXT_WISHES = ("model", "heads", "records", "machine", "release", "timer", "variant", "lengths")
+SIZE_WISHES = ("tp", "page_size", "batch", "kv_len", "rounds")
 USUAL = {
     "timer": "graph",
     "variant": "dtype=bfloat16",
@@ -162,14 +162,14 @@ def layer_named(
     heads: str = "",
     head_dim: int = 0,
 ) -> str:
-    """How a view calls a layer: the model as given, or its heads; the first of `NAMES` if nothing
-    is given. ValueError for more than `MLA`, and what `core.layer.parse_layer` raises."""
+    """How a view calls a layer: the model as given, or its heads; if nothing is given, the first of
+    `OFFERED_MODELS`. ValueError for more than `MLA`, and what `core.layer.parse_layer` raises."""
     if model == MLA:
         if heads or head_dim or tp != 1:
             raise ValueError(f"tp, heads and head_dim must be left out with {MLA}")
         return MLA
     if not model and not heads:
-        model = NAMES[0]
+        model = OFFERED_MODELS[0]
     layer = parse_layer(heads, model=model, tp=tp, head_dim=head_dim)
     if heads or head_dim:
         return name_of(layer)
@@ -178,10 +178,10 @@ def layer_named(
 
 def require_kinds(wishes: Wishes) -> None:
     """ValueError for a wish of another kind: words, sizes of 1 or more, a list of backends."""
-    for name in WORDS:
+    for name in TEXT_WISHES:
         if not isinstance(wishes.get(name), str | None):
             raise ValueError(f"{name} must be text, got {wishes[name]!r}")
-    for name in SIZES:
+    for name in SIZE_WISHES:
         if wishes.get(name) is not None:
             require_int(name, wishes[name])
     backends = wishes.get("backends") or ()
@@ -267,7 +267,7 @@ def find_moving_case(model: str, wishes: Wishes) -> ChosenCase:
     if usual.source.is_live or wishes.get("release"):
         return usual
     for source in _sources(usual.source, model):
-        rows = calls_of(source.frame, model)
+        rows = rows_of_model(source.frame, model)
         for release in reversed(_on_record("release", rows)):
             choice = choose(source, model, {**wishes, "release": release})
             if _moves(choice) and len(choice.notes) <= len(usual.notes):
@@ -314,7 +314,7 @@ def _places_named(model: str, records: str, machine: str) -> list[Place]:
 def _release_of_flashinfer(choice: ChosenCase) -> Version:
     """The release of a case; releases of other libraries are not compared with it."""
     release = choice.arguments["release"]
-    return Version(release if release and choice.package == FLASHINFER else "0")
+    return Version(release if release and choice.package == FLASHINFER_PACKAGE else "0")
 
 
 def why_not_live(model: str) -> str:
@@ -338,7 +338,7 @@ def choose(source: Source, model: str, wishes: Wishes) -> ChosenCase:
     axes before it, the nearest size. An axis offers what is on record for the axes before it; this
     GPU takes any value.
     """
-    rows = calls_of(source.frame, model)
+    rows = rows_of_model(source.frame, model)
     if not source.is_live:
         variant = _with_only_context(wishes.get("variant"), rows.variant)
         wishes = {**wishes, "variant": variant}
@@ -527,7 +527,7 @@ def _wishes_of_case(case: NamedCase) -> dict[str, Any]:
     }
 
 
-def calls_of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
+def rows_of_model(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     """The rows that are calls of `model`, without seeded lengths, with a column per axis."""
     layer = _recorded_as(model)
     wanted = []
@@ -556,7 +556,7 @@ def measure_missing(choice: ChosenCase, **options: Any) -> int:
     calls = []
     for name in arguments["backends"]:
         # A release is FlashInfer's; of other libraries what is installed is measured.
-        own_release = release if compared_package(name) == FLASHINFER else ""
+        own_release = release if compared_package(name) == FLASHINFER_PACKAGE else ""
         calls.append(Item(name, arguments["timer"], choice.case, own_release))
     measured: defaultdict[int, set[str]] = defaultdict(set)
     for row in store.find(EXPLORER, machine_slug(describe(DEVICE))).itertuples():
@@ -579,7 +579,7 @@ def package_of(release: str, rows: pd.DataFrame) -> str:
     """The distribution that the records with a release compare; FlashInfer's without any."""
     packages = {compared_package(name) for name in rows.backend[rows.release == release]}
     named = sorted(packages - {""})
-    return named[0] if release and named else FLASHINFER
+    return named[0] if release and named else FLASHINFER_PACKAGE
 
 
 def _on_record(axis: str, rows: pd.DataFrame) -> list[Any]:

@@ -25,13 +25,13 @@ from ..select.asked import (
     is_checkpoint,
     layer_said,
 )
-from ..select.changes import Change, Changes, add_changes, change_in_words
-from ..select.known import HOLDS, Found, in_words, known_problems, to_data
+from ..select.changes import ProblemChange, ProblemChanges, add_changes, change_in_words
+from ..select.known import HOLDS, Found, known_problems, problem_lines, to_data
 from ..select.layers import LayerChoice, own_class
 from ..select.libraries import AUTO, find
 from ..select.situation import parse_stack, situation_of, with_dp_attention
 from .advise import LATENT_DTYPE, MLA_MODE, advise_layer, known_facts, require_decode_text
-from .cards import NOTHING, Card, Shown
+from .cards import NO_VALUE, Card, Shown
 
 
 class Layer(NamedTuple):
@@ -82,7 +82,7 @@ class Row:
         (old,) = before
         groups = {"comes": now - old, "ends": old - now, "stays": now & old}
         words = [f"{word}: {_listed(ids)}" for word, ids in groups.items() if ids]
-        return "; ".join(words) or NOTHING
+        return "; ".join(words) or NO_VALUE
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,7 +93,7 @@ class Stacks(Shown):
     lens: str
     gpu: str
     rows: Sequence[Row]
-    changes: Sequence[Change] = ()
+    changes: Sequence[ProblemChange] = ()
 
     @property
     def is_diff(self) -> bool:
@@ -130,7 +130,7 @@ class Stacks(Shown):
                 notes += change_in_words(change)
         else:
             for answer in _distinct(row.answers[0].holding for row in self.rows):
-                notes += in_words(answer)
+                notes += problem_lines(answer)
         for row in self.rows:
             if words := row.answers[-1].slower:
                 notes.append(f"{row.name}: {words}")
@@ -190,7 +190,7 @@ def advise_stacks(
     """
     if len({find(library)[0].name for library in libraries}) > 1:
         raise ValueError(f"--diff must be of one library, got {' and '.join(libraries)}")
-    changes: Changes = {}
+    changes: ProblemChanges = {}
     stack = _versions(libraries[-1])
     rows = []
     require_decode_text(call)
@@ -285,4 +285,4 @@ def _distinct(groups: Iterable[Iterable[Found]]) -> list[Found]:
 
 
 def _listed(ids: Iterable[str]) -> str:
-    return ", ".join(sorted(ids)) or NOTHING
+    return ", ".join(sorted(ids)) or NO_VALUE

@@ -20,11 +20,11 @@ from ..select.situation import USUALLY_OFF, Situation, card_named
 
 PACKAGES = ("sglang", "vllm", "flashinfer")
 """What a caller may state the release of."""
-LAYER = ("heads", "head_dim", "page_size", "dtype", "kv_dtype")
-MODES = {DECODE: "decode", VERIFY: "target_verify"}
+LAYER_FACTS = ("heads", "head_dim", "page_size", "dtype", "kv_dtype")
+MODE_OF_STEP = {DECODE: "decode", VERIFY: "target_verify"}
 OF_MLA = ("mla-fa2", "mla-fa3", "flashmla-dense", "flashmla-sparse", "flashmla-sparse-prefill")
 """Families that run MLA: whether it is sparse, and verification, is not told by a name."""
-BACKENDS = {
+BACKEND_NAMES = {
     ("sglang", "flash-attn-3"): "fa3",
     ("sglang", "triton-decode"): "triton",
     ("vllm", "flash-attn-3"): "FLASH_ATTN",
@@ -57,13 +57,13 @@ def situation_in(trace: Trace, steps: Sequence[Step], shape: Shape) -> Situation
         facts["engine"] = engine
     if family:
         facts["kernel"] = family.removeprefix("mla-")
-    backend = BACKENDS.get((engine, family), "")
+    backend = BACKEND_NAMES.get((engine, family), "")
     if family and FAMILIES[family].library == "FlashInfer":
         backend = OF_FLASHINFER.get(engine, "")
     if backend and family not in OF_MLA:
         facts["backend"] = backend
-    if step.kind in MODES and family not in OF_MLA:
-        facts["mode"] = MODES[step.kind]
+    if step.kind in MODE_OF_STEP and family not in OF_MLA:
+        facts["mode"] = MODE_OF_STEP[step.kind]
     facts["graph"] = all(step.in_graph for step in steps)
     if step.batch_size:
         facts["batch_size"] = step.batch_size
@@ -86,11 +86,11 @@ def _of_gpu(name: str) -> dict[str, Any]:
 
 def _of_layer(shape: Shape) -> dict[str, Any]:
     """What is stated of the layer; without heads only what stands for itself."""
-    given = {name: shape[name] for name in LAYER if name in shape}
+    given = {name: shape[name] for name in LAYER_FACTS if name in shape}
     if "heads" not in given:
         return given
     facts = facts_for_limits(parse_layer(**given))
-    guessed = {*LAYER, "dtypes", "head_dims", "fp8_query", "fp8_kv", "one_dtype"} - {*given}
+    guessed = {*LAYER_FACTS, "dtypes", "head_dims", "fp8_query", "fp8_kv", "one_dtype"} - {*given}
     return {name: value for name, value in facts.items() if name not in guessed}
 
 
@@ -106,7 +106,7 @@ def possible(problems: Sequence[Problem], situation: Situation) -> list[Problem]
     return left
 
 
-def holding(situation: Situation) -> list[Found]:
+def holding_in(situation: Situation) -> list[Found]:
     """The problems that hold by the facts and stated releases; what is usually off is off."""
     facts = {**dict.fromkeys(USUALLY_OFF, False), **situation.facts}
     found = known_problems(Situation(situation.stack, facts))

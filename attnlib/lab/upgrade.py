@@ -40,16 +40,17 @@ from ..run.pairs import PREFIX, Comparison, families_of, next_round
 from ..run.releases import InvalidVersion, Version, build_version, overlay_for, own_build
 from ..run.rows import machine_slug
 from ..run.study import Sweep, machine_shown, mode
-from ..select.changes import Changes, add_changes, change_in_words
+from ..select.changes import ProblemChanges, add_changes, change_in_words
 from ..select.libraries import LIBRARIES, find
 from ..studies import STUDIES
-from .cards import NOTHING, Card, Shown, in_words
+from ..studies.releases.calls import calls_of_layer
+from .asked_calls import LIBRARY, Layer, backends_named, items_of, layers_named
+from .cards import NO_VALUE, Card, Shown, in_words
 from .known_calls import known_at, mode_of
 from .next_step import nearest_items, next_step, releases_on_record, why_not_run
-from .usual_calls import LIBRARY, Layer, backends_named, calls_of, items_of, layers_named
 
 PACKAGE = COMPARED[LIBRARY]
-NAME = f"compare_{LIBRARY}"
+STUDY_NAME = f"compare_{LIBRARY}"
 LOOKS = (4, 8, 16, 24)
 """Rounds after which all rows are judged."""
 NOT_DECIDED = "not decided"
@@ -66,9 +67,9 @@ TAKEN = (
 RATIO = ["ratio", "low", "high"]
 SIDES = ["base", "new"]
 CALL = ["case", "backend"]
-TIMES = ["base_us", "new_us", *RATIO, "rounds", "verdict"]
+TIME_COLUMNS = ["base_us", "new_us", *RATIO, "rounds", "verdict"]
 KERNELS = ["base_ran", "new_ran", "kernels"]
-PLANS = ["base_plan_us", "new_plan_us"]
+PLAN_COLUMNS = ["base_plan_us", "new_plan_us"]
 FORMATS = {
     "base_us": ",.1f",
     "new_us": ",.1f",
@@ -96,7 +97,7 @@ Builds = Mapping[str, Path]
 """Release -> the wheel or folder of one's own that is called so."""
 Calls = Sequence[NamedCase]
 Row = dict[str, Any]
-COLUMNS = [*SIDES, *CALL, "timer", *TIMES, *KERNELS, *PLANS, "study", "machine"]
+COLUMNS = [*SIDES, *CALL, "timer", *TIME_COLUMNS, *KERNELS, *PLAN_COLUMNS, "study", "machine"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -173,14 +174,20 @@ class Upgrade(Shown):
             title=f"FlashInfer {self.base} (base) to {self.new} (new): {_tally(self.rows.verdict)}",
             notes=self.notes,
             facts=[],
-            table=_headed(rows, CALL + TIMES),
+            table=_headed(rows, CALL + TIME_COLUMNS),
             caption="time of one call in microseconds, new over base",
             footer=f"records of {', '.join(origins)}" if origins else "no such call is on record",
             more=[
                 ("kernels that changed", _headed(rows[rows.kernels != ""], CALL + KERNELS)),
-                ("plan on the host", _headed(rows[rows.base_plan_us != "-"], CALL + PLANS)),
-                ("nearest on record, which decides nothing", _headed(near, SIDES + CALL + TIMES)),
-                ("its plan on the host", _headed(near[near.base_plan_us != "-"], CALL + PLANS)),
+                ("plan on the host", _headed(rows[rows.base_plan_us != "-"], CALL + PLAN_COLUMNS)),
+                (
+                    "nearest on record, which decides nothing",
+                    _headed(near, SIDES + CALL + TIME_COLUMNS),
+                ),
+                (
+                    "its plan on the host",
+                    _headed(near[near.base_plan_us != "-"], CALL + PLAN_COLUMNS),
+                ),
             ],
         )
 
@@ -259,7 +266,7 @@ def _compared(base: str, new: str, **given: Any) -> Upgrade:
     layers, calls = _calls_asked(lines, **given)
     both, builds = _releases_of(base, new)
     items = _items_of(calls, given["backend"], both)
-    comparison = Comparison(NAME, both, LOOKS, not_slower)
+    comparison = Comparison(STUDY_NAME, both, LOOKS, not_slower)
     _fill(comparison, items, builds)
     first = layers[0] if layers else None
     taken = []
@@ -316,7 +323,7 @@ def _calls_asked(
         layers = [parse_layer(model=name) for name in MODELS]
         layers.append(MLA)
     if not listed:
-        listed = [case for layer in layers for case in calls_of(layer)]
+        listed = [case for layer in layers for case in calls_of_layer(layer)]
     return layers, listed
 
 
@@ -333,7 +340,7 @@ def _releases_of(base: str, new: str) -> tuple[Releases, Builds]:
     """Both releases, and the builds of one's own among them; ValueError unless there are two."""
     named = {side.partition("==")[0] for side in (base, new)}
     if named & {*LIBRARIES} - {LIBRARY}:
-        command = f"python -m attnlib explain --diff {base} {new}"
+        command = f"python -m attnlib advise --diff {base} {new} --model NAME --lens 8192x16"
         raise ValueError(f"base and new must be of {PACKAGE}; what engines change: {command}")
     builds: dict[str, Path] = {}
     releases = []
@@ -392,7 +399,7 @@ def _headed(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     table = rows[[*columns]]
     if "low" in table:
         interval = table.low.astype(str) + " to " + table.high.astype(str)
-        interval = interval.where(table.low != NOTHING, NOTHING)
+        interval = interval.where(table.low != NO_VALUE, NO_VALUE)
         table = table.assign(low=interval).drop(columns="high")
     heads = HEADS
     if table.backend.nunique() == 1:
@@ -528,7 +535,7 @@ def _upgrade(comparison: Comparison, builds: Builds, taken: list[str]) -> Upgrad
 
 def _known_notes(comparison: Comparison) -> list[str]:
     """The known problems that come or end between the releases, for the calls that were timed."""
-    changes: Changes = {}
+    changes: ProblemChanges = {}
     stack = {LIBRARY: Version(comparison.both[1])}
     for item, pairs in comparison.pairs.items():
         if not pairs:
@@ -565,14 +572,14 @@ def _rows(*comparisons: Comparison) -> pd.DataFrame:
 def _measure(comparison: Comparison, items: list[Item], sweep: Sweep) -> None:
     """Measure rounds of `items` until all are decided; on record they count too."""
     base, new = comparison.both
-    machine = machine_shown(NAME, "cuda", "")
-    number = next_round(NAME, machine)
+    machine = machine_shown(STUDY_NAME, "cuda", "")
+    number = next_round(STUDY_NAME, machine)
     # A build may have been made anew under its old version: only the rounds of now count.
     first = number if sweep.overlays else 0
     comparison.pairs = {item: [] for item in items}
 
     def on_record() -> pd.DataFrame:
-        rows = store.find(NAME, machine)
+        rows = store.find(STUDY_NAME, machine)
         return rows[rows["round"] >= first]
 
     comparison.measure(
@@ -586,7 +593,7 @@ def _measure(comparison: Comparison, items: list[Item], sweep: Sweep) -> None:
 
 def _replay(comparison: Comparison, items: list[Item]) -> None:
     """Take the rounds on record of `items`."""
-    names = [NAME]
+    names = [STUDY_NAME]
     for study in STUDIES.values():
         releases = {release for grid in study.grids for release in grid.releases}
         if {*comparison.both} <= releases:

@@ -30,11 +30,11 @@ from ..measure.calls.mla.case import MlaCase
 from ..run import store
 from ..run.frame import ceilings, intervals, over
 from ..select.known import Found, in_brief
-from .cards import NOTHING, Card, Shown, in_words
+from .cards import NO_VALUE, Card, Shown, in_words
 from .known_calls import ASKED, known_at
 from .source import (
     AXES,
-    FLASHINFER,
+    FLASHINFER_PACKAGE,
     LIVE,
     SAID_BY_TEXT,
     ChosenCase,
@@ -127,7 +127,7 @@ class View(Shown):
         }
         if len(good):
             families = {*good.kernel_family} - {""}
-            row["ran"] = ", ".join(sorted(families)) or NOTHING
+            row["ran"] = ", ".join(sorted(families)) or NO_VALUE
             kernels = good.kernels.iloc[-1]
             row["launches"] = sum(kernel.launches for kernel in kernels) or math.nan
         return row
@@ -193,15 +193,15 @@ class View(Shown):
         if named := self.choice.arguments["release"]:
             return named
         if self.source.is_live:
-            return installed_version(FLASHINFER)
+            return installed_version(FLASHINFER_PACKAGE)
         seen = store.provenance(self.source.records, self.source.machine)["versions"]
-        return " or ".join(seen.get(FLASHINFER, ()))
+        return " or ".join(seen.get(FLASHINFER_PACKAGE, ()))
 
     @property
     def release(self) -> str:
         """The same in words, with its library."""
         package = self.choice.package
-        library = "FlashInfer" if package == FLASHINFER else package
+        library = "FlashInfer" if package == FLASHINFER_PACKAGE else package
         return f", {library} {self.version}" if self.version else ""
 
     @property

@@ -29,6 +29,11 @@ SHORT_MARGIN = 0.04
 to 3 % (95th percentile of A/A records)."""
 LONG_MARGIN = 0.02
 """The same in longer calls, where they differ by 1 to 2 %."""
+LEAST_ROUNDS = 3
+"""Rounds of a row that gets a verdict. With two, a wrong verdict in a table is up to three times as
+likely as it may be, where rows differ in noise or share a term of their round."""
+DRAWS = 4000
+"""Resamples of a bootstrap."""
 
 FASTER = "faster"
 SLOWER = "slower"
@@ -48,7 +53,8 @@ Word = Callable[[int, float, float], str]
 class Ratio:
     """Time of side a over time of side b: geometric mean over rounds, interval, verdict on a.
 
-    With one round there is no spread to judge by: `low` and `high` are NaN, the verdict ambiguous.
+    With one round there is no spread to judge by: `low` and `high` are NaN. With fewer than
+    `LEAST_ROUNDS` the verdict is ambiguous.
     """
 
     ratio: float
@@ -101,17 +107,45 @@ def geometric_mean(ratios: Any) -> Any:
     return np.exp(np.log(ratios).mean())
 
 
+def mean_interval(ratios: Any) -> tuple[float, float]:
+    """95 % interval of the geometric mean of ratios of batches, drawn as the batches were.
+
+    A percentile bootstrap over the batches: it says how much the mean would move with another draw
+    of them, not how well each was measured. NaN for fewer than two batches.
+
+    Parameters
+    ----------
+    ratios : sequence of float
+        One of each batch, above 0.
+
+    Examples
+    --------
+    >>> low, high = mean_interval([1.0] * 90 + [2.0] * 10)
+    >>> round(low, 2), round(high, 2)
+    (1.03, 1.12)
+    """
+    logs = np.log(np.asarray(ratios, float))
+    if len(logs) < 2:
+        return float("nan"), float("nan")
+    draw = np.random.default_rng(0)
+    picked = draw.integers(0, len(logs), (DRAWS, len(logs)))
+    means = np.exp(logs[picked].mean(axis=1))
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
+
+
 def judge_ratios(
     pairs: Sequence[Pair],
     *,
     not_slower: float = 0.0,
+    widened: bool = False,
     looks: int = 1,
 ) -> list[Ratio]:
     """Ratio and verdict of each row of a table, judged together (Holm).
 
     `faster` and `slower` need an interval that excludes 1 and an effect beyond the margin
     (`margin_of` the shorter of both medians). `same` needs the whole interval inside the margin.
-    Everything else is `ambiguous`.
+    Everything else is `ambiguous`, and so is a row of fewer than `LEAST_ROUNDS` rounds.
 
     Parameters
     ----------
@@ -120,6 +154,8 @@ def judge_ratios(
     not_slower : float
         Asks for non-inferiority: 0.02 (2 %) becomes the margin, and a row whose interval ends below
         1 + margin is `not slower`. 0 asks for none.
+    widened : bool
+        Whether `not_slower` is at least `margin_of` the row: short calls differ more.
     looks : int
         How often the table is judged while more rounds are measured, this time included: the chance
         of a wrong verdict is shared among them (Bonferroni).
@@ -145,7 +181,9 @@ def judge_ratios(
     log_ratios = []
     for a, b in map(_paired, pairs):
         shorter = min(median(a), median(b))
-        of_rows.append(not_slower or margin_of(shorter))
+        usual = margin_of(shorter)
+        asked = max(not_slower, usual) if widened else not_slower
+        of_rows.append(asked if not_slower else usual)
         log_ratios.append(np.log(a / b))
     edges = np.log1p(of_rows)
     means = _moderated(log_ratios)
@@ -166,7 +204,7 @@ def judge_ratios(
         is_inside = -edge <= low and high <= edge
         return SAME if is_inside else AMBIGUOUS
 
-    verdicts = _by_holm(means, word, looks)
+    verdicts = _by_holm(means, _rows_with_rounds(log_ratios), word, looks)
     ratios = []
     ends = np.exp(means.with_interval(CONFIDENCE))
     for row, (ratio, low, high) in enumerate(ends.tolist()):
@@ -178,8 +216,9 @@ def judge_ratios(
 def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
     """What each row of a table saves; a pair is (times before, times after), round by round.
 
-    `faster` or `slower` where the interval excludes 0, else `ambiguous`. Noise grows with the
-    length of a call, so variances are shared over the rows relative to the time before.
+    `faster` or `slower` where the interval excludes 0, else `ambiguous`, as with fewer than
+    `LEAST_ROUNDS` rounds. Noise grows with the length of a call, so variances are shared over the
+    rows relative to the time before.
     Raises ValueError as `judge_ratios`.
     """
     of_rows = []
@@ -205,7 +244,7 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
             return FASTER
         return SLOWER if high < 0 else AMBIGUOUS
 
-    verdicts = _by_holm(means, word)
+    verdicts = _by_holm(means, _rows_with_rounds(shares), word)
     savings = []
     for row, (saved, low, high) in enumerate(means.with_interval(CONFIDENCE).tolist()):
         savings.append(Saving(saved, low, high, len(shares[row]), verdicts[row]))
@@ -225,18 +264,24 @@ def _paired(pair: Pair) -> tuple[Floats, Floats]:
     return a, b
 
 
+def _rows_with_rounds(rows: Sequence[Floats]) -> list[int]:
+    """The numbers of the rows that have the rounds for a verdict."""
+    return [row for row, values in enumerate(rows) if len(values) >= LEAST_ROUNDS]
+
+
 def _by_holm(
     means: _Means,
+    rows: Sequence[int],
     word: Word,
     looks: int = 1,
 ) -> list[str]:
-    """The verdict of each row by Holm's steps.
+    """The verdict of each row by Holm's steps; of those that are not in `rows` `ambiguous`.
 
     With n undecided rows each is judged at confidence 1 - 5 % / n / looks, until a step decides no
     more.
     """
     verdicts = [AMBIGUOUS] * len(means.mean)
-    undecided = list(range(len(verdicts)))
+    undecided = list(rows)
     while undecided:
         error = (1 - CONFIDENCE) / len(undecided) / looks
         low, high = means.interval(1 - error)

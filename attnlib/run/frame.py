@@ -95,6 +95,10 @@ SAVING_COLUMNS = [field.name for field in fields(Saving)]
 COMPARABLE = ("gpu_id", "power_limit_w", "timer", "schema")
 """Columns that must not differ within one comparison: each moves times, whatever the backend."""
 SERVED = "served."
+SHOWN = [column for column in schema.COLUMNS if column.in_frame]
+PLAIN = [column.name for column in SHOWN if not column.is_member]
+MEMBERS = [column for column in SHOWN if column.is_member]
+"""Columns of records that a frame has: as they are, and without their group's name."""
 CEILINGS = ("copy", "matmul")
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake: the machine is not well,
@@ -114,9 +118,7 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     """
     run_us = table["run_us"].to_pylist()
     plan_us = table["plan_us"].to_pylist()
-    shown = [column for column in schema.COLUMNS if column.in_frame]
-    plain = [column.name for column in shown if not column.is_member]
-    frame = table.select(plain).to_pandas()
+    frame = table.select(PLAIN).to_pandas()
     frame["repeat"] = [item.again > 0 for item in items]
     frame = pd.concat(
         [frame, _case_columns(table, items)],
@@ -142,10 +144,9 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     before = _numbers(table, "state_before.throttle_reasons").astype(int)
     after = _numbers(table, "state_after.throttle_reasons").astype(int)
     frame["throttled"] = ((before | after) & THROTTLED) > 0
-    for column in shown:
-        if column.is_member:
-            name = column.name.partition(".")[2]
-            frame[name] = _member(table, column)
+    for column in MEMBERS:
+        name = column.name.partition(".")[2]
+        frame[name] = _member(table, column)
     return frame
 
 

@@ -100,6 +100,7 @@ class Comparison:
         ratios = judge_ratios(
             list(table.values()),
             not_slower=self.not_slower,
+            widened=True,
             looks=looks,
         )
         return dict(zip(table, ratios, strict=True))

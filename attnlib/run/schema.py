@@ -66,6 +66,14 @@ STATE = {
     "throttle_reasons": "NVML's bits, why clocks are held down,",
 }
 """What changes of a GPU while it works (`measure.machine.describe_state`)."""
+STATE_COLUMNS = []
+for _when in ("before", "after"):
+    for _name, _meaning in STATE.items():
+        _words = f"{_meaning} {_when} the measurement"
+        STATE_COLUMNS.append(Column(f"state_{_when}.{_name}", COUNT, _words))
+VERSION_COLUMNS = []
+for _name in sorted((*RECORDED, "python", "cuda")):
+    VERSION_COLUMNS.append(Column(f"versions.{_name}", TEXT, f"release of `{_name}`"))
 COLUMNS = (
     Column(
         "id",
@@ -296,15 +304,8 @@ COLUMNS = (
     Column("served.ttft_p90_us", NUMBER, "the 90th percentile of it"),
     Column("served.ttft_p99_us", NUMBER, "the 99th percentile of it"),
     Column("served.window_s", NUMBER, "seconds in which tokens were counted"),
-    *(
-        Column(f"state_{when}.{name}", COUNT, f"{meaning} {when} the measurement")
-        for when in ("before", "after")
-        for name, meaning in STATE.items()
-    ),
-    *(
-        Column(f"versions.{name}", TEXT, f"release of `{name}`")
-        for name in sorted((*RECORDED, "python", "cuda"))
-    ),
+    *STATE_COLUMNS,
+    *VERSION_COLUMNS,
 )
 REQUIRED = (
     "id",

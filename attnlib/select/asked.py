@@ -17,7 +17,7 @@ PAGE = 16
 DRAWN_QUERIES = "draft_extend"
 """The mode in which `q_len` is the most of what each request has."""
 Words = dict[str, Any]
-LAYER = {
+LAYER_WORDS = {
     "heads": "heads",
     "model": "model",
     "tp": "tp",
@@ -63,7 +63,7 @@ def layer_said(said: CallText) -> Words:
     """The arguments of `parse_layer` that a text says."""
     if said.heads and said.model:
         raise ValueError(f"pass either heads or model, got {said.heads} and {said.model}")
-    layer = {LAYER[word]: value for word, value in said.given.items() if word in LAYER}
+    layer = {LAYER_WORDS[word]: value for word, value in said.given.items() if word in LAYER_WORDS}
     if said.kv_format and said.kv_format != "bfloat16":
         layer["kv_dtype"] = "float8_e4m3fn"
     return layer

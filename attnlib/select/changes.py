@@ -21,12 +21,12 @@ from .situation import situation_of
 if TYPE_CHECKING:
     import pandas as pd
 
-CALLS = ["model", "dtype", "gpu", "mode"]
+CALL_COLUMNS = ["model", "dtype", "gpu", "mode"]
 """Columns that name a call; calls with the same change share a row."""
-COLUMNS = [*CALLS, "before", "after", "why", "source"]
+CHANGE_COLUMNS = [*CALL_COLUMNS, "before", "after", "why", "source"]
 NO_FACTS: Mapping[str, Any] = {}
 PAGE = 16
-FAILS = " (cannot run)"
+CANNOT_RUN = " (cannot run)"
 BF16 = "bfloat16"
 FP8 = "float8_e4m3fn"
 DTYPES = {
@@ -190,16 +190,16 @@ def table_of(tried: Iterable[Tried]) -> "pd.DataFrame":
         if change:
             choice = call.after
             rows.append((call.model, call.dtype, choice.gpu, choice.mode, *change))
-    return _merged(pd.DataFrame(rows, columns=COLUMNS))
+    return _merged(pd.DataFrame(rows, columns=CHANGE_COLUMNS))
 
 
 def _merged(table: "pd.DataFrame") -> "pd.DataFrame":
     """Calls with the same change in one row, their words joined by commas."""
-    for column in CALLS:
-        same = [name for name in COLUMNS if name != column]
+    for column in CALL_COLUMNS:
+        same = [name for name in CHANGE_COLUMNS if name != column]
         groups = table.groupby(same, sort=False)
         table = groups[column].agg(", ".join).reset_index()
-    return table[COLUMNS]
+    return table[CHANGE_COLUMNS]
 
 
 def _modes_tried(
@@ -275,13 +275,13 @@ def _change(before: Choice, after: Choice) -> Names:
     old, new = _pick(before), _pick(after)
     if old == new or (before.problem and after.problem):
         return ()
-    mended = before.problem if old == f"{new}{FAILS}" else ""
+    mended = before.problem if old == f"{new}{CANNOT_RUN}" else ""
     why = after.problem or mended or after.decided_by.why
     return old, new, why, after.decided_by.source
 
 
 def _pick(choice: Choice) -> str:
-    return f"{choice.picked}{FAILS if choice.problem and choice.order else ''}"
+    return f"{choice.picked}{CANNOT_RUN if choice.problem and choice.order else ''}"
 
 
 def _layers(
@@ -312,7 +312,7 @@ def padded(rows: Sequence[Sequence[str]]) -> list[Names]:
 
 
 @dataclass
-class Change:
+class ProblemChange:
     """A known problem that one of two releases has and the other has not, and where.
 
     `new_pick` says that the pick is another there, `open_conditions` what decides whether one that
@@ -326,18 +326,18 @@ class Change:
     open_conditions: tuple[str, ...] = ()
 
 
-Changes = dict[tuple[str, bool], Change]
+ProblemChanges = dict[tuple[str, bool], ProblemChange]
 """Id of a problem, and whether it comes -> what is told of it."""
 
 
 def add_changes(
-    changes: Changes,
+    changes: ProblemChanges,
     before: Iterable[Found],
     after: Iterable[Found],
     *,
     stack: Mapping[str, Version],
     where: str,
-) -> list[Change]:
+) -> list[ProblemChange]:
     """Add the problems of a call that come or end, and return them; one that may be in the newer
     `stack` does not end."""
     added = []
@@ -347,7 +347,7 @@ def add_changes(
         comes = name in new
         answer = new[name] if comes else old[name]
         if comes or not answer.is_open_in(stack):
-            change = changes.setdefault((name, comes), Change(answer, comes, {}))
+            change = changes.setdefault((name, comes), ProblemChange(answer, comes, {}))
             change.where[where] = None
             added.append(change)
     return added
@@ -358,14 +358,14 @@ def known_changes(
     facts: Mapping[str, Any],
     cards: Mapping[str, str],
     server: Mapping[str, Any],
-) -> list[Change]:
+) -> list[ProblemChange]:
     """The known problems that come or end between the releases, for the calls that were tried.
 
     The lengths that `changes` takes for granted are not the user's, so a problem of lengths comes
     with the condition that decides it, after those that hold. `facts` are those that the user gave
     of a call, `cards` how a GPU was named, `server` the facts of the server.
     """
-    found: Changes = {}
+    found: ProblemChanges = {}
     for each in tried:
         call = each.call if "kv_lens" in facts else replace(each.call, kv_lens=(), q_lens=())
         sides = []
@@ -397,7 +397,7 @@ def _open_conditions(answer: Found, facts: Mapping[str, Any]) -> Names:
     return tuple(re.sub("^with ", "it has ", condition) for condition in words)
 
 
-def change_in_words(change: Change) -> list[str]:
+def change_in_words(change: ProblemChange) -> list[str]:
     """A known problem that comes, in a few lines, or one that ends, in one."""
     problem = change.answer.problem
     where = ", ".join(change.where)
@@ -413,7 +413,7 @@ def change_in_words(change: Change) -> list[str]:
     return lines
 
 
-def _since(change: Change) -> str:
+def _since(change: ProblemChange) -> str:
     """`since sglang 0.5.16`, or that the new pick or the new release brings it."""
     span = change.answer.problem.releases.get(change.answer.package)
     if span and span.since:
@@ -425,15 +425,15 @@ def markdown(
     table: "pd.DataFrame",
     old: str,
     new: str,
-    known: Iterable[Change] = (),
+    known: Iterable[ProblemChange] = (),
 ) -> str:
     """The changes as Markdown for a pull request, known problems that come or end, and what times
     them."""
     library = find(old)[0]
     if len(table):
         lines = [f"### From {old} to {new}", ""]
-        rule = ["-"] * len(COLUMNS)
-        rows = [COLUMNS, rule, *table.to_numpy().tolist()]
+        rule = ["-"] * len(CHANGE_COLUMNS)
+        rows = [CHANGE_COLUMNS, rule, *table.to_numpy().tolist()]
         for row in padded(rows):
             lines.append(f"| {' | '.join(row)} |")
     else:

@@ -27,8 +27,8 @@ from .situation import (
     Situation,
 )
 
-FOLDER = DATA / "known"
-SIZES = FOLDER / "sizes.json"
+KNOWN_FOLDER = DATA / "known"
+SIZES_FILE = KNOWN_FOLDER / "sizes.json"
 WHAT = ("slower", "wrong output", "crash", "out of memory", "blocked host")
 EVIDENCE = ("record", "reported", "read")
 NEEDED: dict[str, Kind] = {
@@ -38,7 +38,7 @@ NEEDED: dict[str, Kind] = {
     "example": dict,
     "silent": dict,
 }
-KEYS: dict[str, Kind] = {
+OPTIONAL_KEYS: dict[str, Kind] = {
     "releases": dict,
     "when": list,
     "record": dict,
@@ -54,7 +54,7 @@ WHERE: dict[str, Kind] = {"where": dict}
 REPORT: dict[str, Kind] = {"url": str, "says": str}
 AGAINST: dict[str, Kind] = {"against": bool}
 HOLDS, MAY_HOLD = "holds", "may hold"
-NAMES = {"sglang": "SGLang", "vllm": "vLLM", "flashinfer": "FlashInfer"}
+TITLES = {"sglang": "SGLang", "vllm": "vLLM", "flashinfer": "FlashInfer"}
 """Packages that people write otherwise."""
 NO_SETTING = "There is no setting for it."
 """How `do` begins where nothing mends a problem."""
@@ -155,7 +155,7 @@ class Found:
             what = f"Note, {self.problem.what}"
         if not self.package:
             return what
-        name = NAMES.get(self.package, self.package)
+        name = TITLES.get(self.package, self.package)
         span = self.problem.releases[self.package]
         end = f"ended in {span.ends_in}" if span.ends_in else f"known to {span.until}"
         if span.since:
@@ -242,7 +242,7 @@ def known_problems(
     return sorted(some, key=lambda answer: bool(answer.missing))
 
 
-def load(folder: Path = FOLDER) -> dict[str, Problem]:
+def load_problems(folder: Path = KNOWN_FOLDER) -> dict[str, Problem]:
     """Every problem by id; ValueError names file, line, entry and field of what is not valid."""
     problems: dict[str, Problem] = {}
     for path in sorted(folder.glob("*.yaml")):
@@ -261,7 +261,7 @@ def _problem(
     component: str,
     where: str,
 ) -> Problem:
-    require_fields(entry, where, NEEDED, KEYS)
+    require_fields(entry, where, NEEDED, OPTIONAL_KEYS)
     for key in NEEDED:
         if not entry[key]:
             raise ValueError(f"{where}: {key} must be given")
@@ -312,13 +312,13 @@ def _span(written: Mapping[str, Any], where: str) -> Span:
         raise ValueError(f"{where}: {error}") from error
 
 
-PROBLEMS = load()
+PROBLEMS = load_problems()
 
 
 @cache
 def sizes() -> dict[str, dict[str, Any]]:
     """Id -> what the records say of its size (`lab.known_sizes` writes them)."""
-    return dict(json.loads(SIZES.read_text()))
+    return dict(json.loads(SIZES_FILE.read_text()))
 
 
 def how_much(problem: Problem) -> list[str]:
@@ -360,7 +360,7 @@ def what_to_do(problem: Problem) -> str:
     return problem.do if problem.do.startswith(NO_SETTING) else f"do: {problem.do}"
 
 
-def in_words(answer: Found) -> list[str]:
+def problem_lines(answer: Found) -> list[str]:
     """A problem that holds: what it is, how much, what to do, where to read; a line each."""
     problem = answer.problem
     lines = [f"{answer.heading}: {problem.says} [{problem.id}]"]
@@ -385,7 +385,7 @@ def report(answers: Iterable[Found]) -> list[str]:
         if answer.missing:
             open_words.append(f"{answer.problem.id} ({answer.confirmed_by})")
         else:
-            lines += in_words(answer)
+            lines += problem_lines(answer)
     if open_words:
         lines.append(f"Possible, if you confirm it: {'; '.join(open_words)}.")
     return lines

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..core.spec import AttnSpec
 from .asked import asked_kinds
-from .changes import FAILS
+from .changes import CANNOT_RUN
 from .explain import Choice, explain
 from .facts import Call
 from .models import FAMILIES, LAYERS, OTHER
@@ -28,7 +28,7 @@ class LayerChoice:
         """`trtllm_mha, which runs trtllm-gen`, or why there is none."""
         if self.choice is None:
             return self.said
-        return f"{self.choice.picked}{FAILS if self.choice.problem else ''}"
+        return f"{self.choice.picked}{CANNOT_RUN if self.choice.problem else ''}"
 
     @property
     def words(self) -> str:

@@ -17,7 +17,7 @@ from .facts import FLAGS, MODES, NUMBERS, Facts
 from .models import DATA
 from .rules import Reason, Reasons, Rule, conditions, facts_tested
 
-FOLDER = DATA / "rules"
+RULES_FOLDER = DATA / "rules"
 AUTO = "auto"
 FLASHINFER = "flashinfer"
 RESOLVES = "resolves"
@@ -28,7 +28,7 @@ PARTS = (RESOLVES, "limits", "problems", "pages", REPLACES)
 """Keys of a document that hold rows; those of `resolves` alone name no backend."""
 VERBS = {RESOLVES: RESOLVES, REPLACES: "choose"}
 """Key of a document -> the key that names the backends of its rows; of others `cannot`."""
-KEYS: dict[str, Kind] = {
+DOCUMENT_KEYS: dict[str, Kind] = {
     "library": str,
     "aliases": list,
     "package": str,
@@ -40,7 +40,7 @@ KEYS: dict[str, Kind] = {
     **dict.fromkeys(PARTS, list),
 }
 """Keys of a document, and the type of each."""
-CALLS: dict[str, Kind] = {
+CALLS_KEYS: dict[str, Kind] = {
     "backend": str,
     "why": str,
     "source": str,
@@ -51,7 +51,7 @@ ALSO_CALLS: dict[str, Kind] = {
     "older": dict,
 }
 """Keys of `calls` that may be left out."""
-ROW: dict[str, Kind] = {
+ROW_KEYS: dict[str, Kind] = {
     "when": str | list | dict,
     "choose": str | list,
     "cannot": str | list,
@@ -65,7 +65,7 @@ ROW: dict[str, Kind] = {
 """Keys of a row, and the types of each."""
 Written = Mapping[str, Any]
 """A document or a row as it is written."""
-NOTHING: Written = {}
+NO_ROW: Written = {}
 Names = tuple[str, ...]
 Rows = tuple[Rule, ...]
 
@@ -250,13 +250,13 @@ def _possible(rows: Iterable[Rule], known: Facts) -> list[Rule]:
     return [row for row in rows if row.may_match(known)]
 
 
-def load(folder: Path = FOLDER) -> dict[str, Library]:
+def load_libraries(folder: Path = RULES_FOLDER) -> dict[str, Library]:
     """Every library by name, from all files of a folder; ValueError names an invalid row."""
     libraries: dict[str, Library] = {}
     documents = []
     for path in sorted(folder.glob("*.yaml")):
         for document in read_yaml(path):
-            require_fields(document, document.place, {"library": str}, KEYS)
+            require_fields(document, document.place, {"library": str}, DOCUMENT_KEYS)
             name = document["library"]
             library = libraries.setdefault(name, Library(name))
             _describe(library, document)
@@ -307,7 +307,7 @@ def _names(document: Written, key: str) -> Names:
 def _describe_calls(library: Library, written: Entry, releases: Mapping[str, str | None]) -> None:
     """Add what the backends of a library call, for each of its releases."""
     place = written.place
-    require_fields(written, place, CALLS, ALSO_CALLS)
+    require_fields(written, place, CALLS_KEYS, ALSO_CALLS)
     older = written.get("older", {})
     for part in ("policies", *ALSO_CALLS):
         for name, text in written.get(part, {}).items():
@@ -362,7 +362,7 @@ def _rows(
     table: str,
     *,
     place: str,
-    given: Written = NOTHING,
+    given: Written = NO_ROW,
 ) -> Iterator[Rule]:
     """The rows of a table, which stands at `place`.
 
@@ -371,7 +371,7 @@ def _rows(
     for number, row in enumerate(written, 1):
         within = f"{table}, row {number}"
         where = f"{getattr(row, 'place', place)}, {within}"
-        require_fields(row, where, {}, ROW)
+        require_fields(row, where, {}, ROW_KEYS)
         whole = {**given, **row}
         if "when" in given:  # and the row's own
             whole["when"] = [given["when"], row.get("when", [])]
@@ -430,7 +430,7 @@ def _flat(names: Any) -> list[str]:
     return found
 
 
-LIBRARIES = load()
+LIBRARIES = load_libraries()
 
 
 def find(text: str) -> tuple[Library, Version | None]:

@@ -27,7 +27,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "divides": lambda have, whole: whole % have == 0,
     "does not divide": lambda have, whole: whole % have != 0,
 }
-RELEASES = {"since": ">=", "before": "<"}
+RELEASE_WORDS = {"since": ">=", "before": "<"}
 
 
 @dataclass(frozen=True)
@@ -249,8 +249,8 @@ def _condition(text: str, vocabulary: Vocabulary) -> Condition:
     if flag in vocabulary.flags:
         return Condition(flag, "is", flag == text, words=vocabulary.flags[flag])
     fact, _, rest = text.partition(" ")
-    if fact in RELEASES:
-        return Condition("release", RELEASES[fact], Version(rest))
+    if fact in RELEASE_WORDS:
+        return Condition("release", RELEASE_WORDS[fact], Version(rest))
     if fact not in vocabulary.compared:
         known = ", ".join((*vocabulary.flags, *vocabulary.compared))
         raise ValueError(f"no such fact in {text!r}; there are {known}")

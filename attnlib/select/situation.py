@@ -74,14 +74,14 @@ def _backends() -> tuple[str, ...]:
     return tuple(name for name in names if name != AUTO)
 
 
-BACKENDS = _backends()
+ENGINE_BACKENDS = _backends()
 OF_SITUATIONS = Vocabulary(
     flags={**FLAGS, **SERVER, **MODELLED},
     words={
         **WORDS,
         "engine": tuple(LIBRARIES),
-        "backend": BACKENDS,
-        "kernel": BACKENDS,
+        "backend": ENGINE_BACKENDS,
+        "kernel": ENGINE_BACKENDS,
         "card": CARDS,
     },
     numbers=(*NUMBERS, *SERVER_NUMBERS, "longest_over_mean"),

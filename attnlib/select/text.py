@@ -28,11 +28,11 @@ from .models import FAMILIES, OTHER
 from .rules import facts_tested
 from .situation import parse_server, situation_of, with_dp_attention
 
-COLUMNS = ("", "chosen", "why, or why not", "source")
+RULE_COLUMNS = ("", "chosen", "why, or why not", "source")
 FIELDS = ("head_dim", "page_size", "dtype", "kv_dtype")
-LAYER = ("heads", "model", "tp", "dp", *FIELDS)
+LAYER_OPTIONS = ("heads", "model", "tp", "dp", *FIELDS)
 """The arguments of `parse_layer`."""
-LENGTHS = ("kv_lens", "q_lens")
+LENGTH_FIELDS = ("kv_lens", "q_lens")
 _FIELDS = {field.name: field.type for field in fields(Call)}
 _EXPECTED: dict[Any, str] = {bool: "yes or no", int: "a number"}
 _JSON = (
@@ -74,7 +74,7 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
     """
     given = dict(options)
     facts = parse_call(given.pop("call", []))
-    layer = {name: given.pop(name) for name in LAYER if name in given}
+    layer = {name: given.pop(name) for name in LAYER_OPTIONS if name in given}
     _take_text(" ".join(given.pop("words", [])), given, layer, facts)
     facts |= cache_of(layer)
     stated = list(facts)
@@ -244,7 +244,7 @@ def _with_unused(
 ) -> Choice:
     """The choice whose `unused` are the options, or the release beside it, that decide nothing:
     neither the choice, nor a known problem that is said, nor lengths, which many of them test."""
-    tested = choice.tested | {*LENGTHS}
+    tested = choice.tested | {*LENGTH_FIELDS}
     for answer in known:
         tested |= facts_tested(answer.problem.when)
     unused = []
@@ -265,7 +265,7 @@ def _answer_diff(
     """What changes for a layer (`spec`, or of the options), or for the models of `changes`."""
     old, new = given["diff"]
     # Known problems ask for lengths, if no rule does.
-    by_rules = [name for name in beside.stated if name not in LENGTHS]
+    by_rules = [name for name in beside.stated if name not in LENGTH_FIELDS]
     how: Words = {
         "facts": beside.facts,
         "stated": by_rules,
@@ -306,7 +306,7 @@ def render(
     head = [headline(choice), *_notes(choice), *report(known)]
     for layer in layers:
         head.append(f"{layer.words}: {layer.chosen}")
-    rows = [COLUMNS]
+    rows = [RULE_COLUMNS]
     ours = [reason for reason in choice.reasons if not reason.of_other_model]
     for reason in sorted(ours, key=lambda reason: not reason.matched):
         taken = "yes" if reason.matched and reason.kind != "limit" else "no"

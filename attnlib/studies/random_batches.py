@@ -14,7 +14,7 @@ import pandas as pd
 
 from ..core.spec import AttnSpec
 from ..measure.calls.decode.case import DecodeCase
-from ..measure.stats import FASTER, NOT_SLOWER, geometric_mean
+from ..measure.stats import FASTER, NOT_SLOWER, geometric_mean, mean_interval
 from ..run import store
 from ..run.frame import CUDA_CORES, FA2, FA3, good_rows, over
 from ..run.study import Grid, Study
@@ -162,8 +162,10 @@ def gain_summary(
     """Time of each rival / time of our plan of fa2 over batches: a row per rival and part of them.
 
     `not slower` is the share of batches in which ours is shown to be at most 2 % slower: by the
-    batch's own 95 % interval, and by Holm's steps over the table. `plan, us` is the median of what
-    the rival's plan takes on the host. The plan of ours is the one of the records' date.
+    batch's own 95 % interval, and by Holm's steps over the table, which takes three rounds.
+    `95 % CI of the mean` is a bootstrap over the batches (`mean_interval`). `plan, us` is the
+    median of what the rival's plan takes on the host. The plan of ours is the one of the records'
+    date.
     """
     lines = []
     for rival in rivals:
@@ -186,9 +188,11 @@ def _line(table: pd.DataFrame) -> dict[str, object]:
         return {"count": 0}
     ratio = table.ratio
     shown = table.verdict.isin((FASTER, NOT_SLOWER))
+    low, high = mean_interval(ratio)
     return {
         "count": len(table),
         "geometric mean": float(geometric_mean(ratio)),
+        "95 % CI of the mean": f"{low:.3f} to {high:.3f}",
         "median": ratio.median(),
         "gains > 5 %": f"{(ratio > 1.05).mean():.1%}",
         "loses > 2 %": f"{(ratio < 1 - MOST_LOSS).mean():.1%}",

@@ -314,3 +314,11 @@ def test_one_graph_replans_itself_for_other_lengths_over_poisoned_workspaces(
         assert planner.overflow.tolist() == [20001, 0]
         assert not out[q_len : 2 * q_len].any()
         assert out[:q_len].any()
+
+
+def test_a_wrapper_that_runs_xqa_reads_no_plan_and_is_refused(wrapper):
+    wrapper._use_xqa_mtp_decode = True
+    with pytest.raises(ValueError, match="planned for XQA: give it backend='fa2'"):
+        Fa2Planner(wrapper, **LAYER, num_sms=132)
+    wrapper._use_xqa_mtp_decode = False
+    assert Fa2Planner(wrapper, **LAYER, num_sms=132).info

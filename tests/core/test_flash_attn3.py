@@ -58,16 +58,8 @@ def test_several_queries_a_request_see_one_token_more_each(fake_fa3):
     work, q = build(DECODE, 3, "cpu")
     batch = long_enough(work, 3)
     out = flash_attn3.attend(q, work.kv, batch, q_len=3)
-    assert (
-        Judge(
-            decode.attend,
-            q,
-            work.kv,
-            query_rows(batch, 3),
-        )
-        .check(out)
-        .passed
-    )
+    judge = Judge(decode.attend, q, work.kv, query_rows(batch, 3))
+    assert judge.check(out).passed
 
 
 def test_queries_that_do_not_fit_the_batch_are_refused(fake_fa3):

@@ -270,11 +270,13 @@ def test_columns_of_one_buffer_side_by_side_share_no_memory(builder, build):
         pytest.skip("it has one table")
     width = call["page_table"].shape[1]
     both = call["page_table"].new_full((len(call["page_table"]), 2 * width), POISON)
-    build(**call | {"page_table": both[:, :width], "swa_page_table": both[:, width:]})
+    halves = {"page_table": both[:, :width], "swa_page_table": both[:, width:]}
+    build(**call | halves)
     build(**call)
-    assert torch.equal(both, torch.cat([call["page_table"], call["swa_page_table"]], 1))
+    wanted = torch.cat([call["page_table"], call["swa_page_table"]], 1)
+    assert torch.equal(both, wanted)
     with pytest.raises(ValueError, match="swa_page_table must not share memory with page_table"):
-        build(**call | {"page_table": both[:, :width], "swa_page_table": both[:, 1 : width + 1]})
+        build(**call | halves | {"swa_page_table": both[:, 1 : width + 1]})
 
 
 @ours

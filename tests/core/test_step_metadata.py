@@ -199,16 +199,8 @@ def test_a_graph_of_a_step_replays_with_new_lengths(on_hopper, batch_size, page_
         return [flash_attn3.attend(work.q, work.kv, own, metadata=scheduler) for _ in range(4)]
 
     for out in step():
-        assert (
-            Judge(
-                decode.attend,
-                work.q,
-                work.kv,
-                work.batch,
-            )
-            .check(out)
-            .passed
-        )
+        judge = Judge(decode.attend, work.q, work.kv, work.batch)
+        assert judge.check(out).passed
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -179,11 +179,8 @@ def test_query_tokens_decide_tiles_and_order_under_a_causal_mask():
     order = kind.words[8:10].tolist()
     assert tiles[0] < tiles[1]
     assert order == [1, 0]
-    assert assert_twins(
-        facts,
-        alike,
-        np.array([1, 8]),
-    )["full"].words[8:10].tolist() == [0, 1]
+    turned = assert_twins(facts, alike, np.array([1, 8]))["full"]
+    assert turned.words[8:10].tolist() == [0, 1]
 
 
 def test_heads_that_are_not_packed_and_multiprocessors_that_are_left_out_count_as_in_the_model():
@@ -205,17 +202,8 @@ def test_heads_that_are_not_packed_and_multiprocessors_that_are_left_out_count_a
         "unpacked": replace(packed, pack_gqa=False),
         "margin": replace(packed, num_splits=100, sm_margin=40),
     }
-    schedules = assert_twins(
-        facts,
-        np.array(
-            [
-                2**17,
-                9000,
-                130,
-                2**14,
-            ]
-        ),
-    )
+    lens = np.array([2**17, 9000, 130, 2**14])
+    schedules = assert_twins(facts, lens)
     tiles = {name: int(kind.words[4]) for name, kind in schedules.kinds.items()}
     assert tiles == {"packed": 2, "unpacked": 1, "margin": 2}
 

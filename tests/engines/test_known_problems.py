@@ -100,6 +100,26 @@ def test_the_facts_of_a_server_of_sglang(said, monkeypatch):
         sglang_steps.server_facts(runner)
 
 
+@pytest.mark.parametrize(("rank", "asks"), [(0, 1), (3, 0)])
+def test_one_rank_asks_once_at_a_decode_step_of_the_target_model(monkeypatch, rank, asks):
+    state = arms.State(arms={"splits": "bounded"})
+    for place in (known, sglang_steps):
+        monkeypatch.setattr(place, "STATE", state)
+    asked = []
+    monkeypatch.setattr(sglang_steps, "_judge", lambda *_: None)
+    monkeypatch.setattr(sglang_steps, "ranks", lambda: (rank, 8, 1))
+    monkeypatch.setattr(sglang_steps, "server_facts", lambda runner: asked.append(1) or SGLANG)
+    for mode, is_draft in (
+        ("EXTEND", False),
+        ("DECODE", True),
+        ("DECODE", False),
+        ("DECODE", False),
+    ):
+        batch = SimpleNamespace(forward_mode=SimpleNamespace(name=mode))
+        sglang_steps.judge_step(None, SimpleNamespace(is_draft_worker=is_draft), batch)
+    assert len(asked) == asks
+
+
 def test_the_facts_of_layers_of_vllm(said, monkeypatch, caplog):
     installed(monkeypatch, vllm_fakes.parts())
     monkeypatch.setattr(vllm, "installed_version", lambda name: "0.33.0")

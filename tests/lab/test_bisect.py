@@ -116,7 +116,7 @@ def test_the_first_slower_or_faster_release_is_found_with_its_steps_and_again_in
 
 
 def test_rounds_run_a_b_b_a_numbered_on_through_the_steps_and_none_is_measured_again(lab):
-    found = run(bad="0.6.1", rounds=2)
+    found = run(bad="0.6.1", rounds=3)
     good = "0.5.3"
     assert all(len(job.items) == 1 and job.study == "bisect_demo" for job in lab.jobs)
     first = [
@@ -124,28 +124,32 @@ def test_rounds_run_a_b_b_a_numbered_on_through_the_steps_and_none_is_measured_a
         (0, "0.6.1"),
         (1, "0.6.1"),
         (1, good),
+        (2, good),
+        (2, "0.6.1"),
     ]
     assert lab.order() == [
         *first,
-        (2, good),
-        (2, "0.6.0"),
         (3, "0.6.0"),
         (3, good),
+        (4, good),
+        (4, "0.6.0"),
+        (5, "0.6.0"),
+        (5, good),
     ]
-    assert run(bad="0.6.1", rounds=2) == found
+    assert run(bad="0.6.1", rounds=3) == found
     assert lab.order() == []
 
 
 def test_rounds_cut_short_or_of_another_search_do_not_count_for_a_pair(lab):
-    run(bad="0.6.0", rounds=2)
+    run(bad="0.6.0", rounds=3)
     lab.keep("bisect_demo", 3)
     folder = store.measured_path("bisect_demo", SLUG)
     (folder / "0.json.1.unfinished").write_text('{"half a rec')  # killed as it wrote the fourth
-    assert run(bad="0.6.0", rounds=2).steps[0].verdict.rounds == 2
-    assert lab.order() == [(2, "0.5.3"), (2, "0.6.0")]
+    assert run(bad="0.6.0", rounds=3).steps[0].verdict.rounds == 3
+    assert lab.order() == [(2, "0.5.3"), (2, "0.6.0"), (3, "0.6.0"), (3, "0.5.3")]
     assert run(good="0.6.4", bad="0.6.3").changed == "0.6.4"
     numbers = [number for number, _ in lab.order()]
-    assert numbers == [3, 3, 4, 4, 5, 5]
+    assert numbers == [4, 4, 5, 5, 6, 6]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from attnlib.lab.fix_gains import gained, gains
 from attnlib.lab.patterns import PATTERNS
 from attnlib.measure.spans import short_name
 from attnlib.select.explain import explain
-from attnlib.select.known import PROBLEMS, how_much, in_words, to_data
+from attnlib.select.known import PROBLEMS, how_much, problem_lines, to_data
 from attnlib.select.libraries import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -468,7 +468,7 @@ def test_a_known_problem_that_no_pattern_shows_is_told_where_the_stated_release_
     seen = attnlib.diagnose(trace, flashinfer="0.6.18")
     (answer,) = seen.known
     assert answer.problem.id == "flashinfer-kv-offsets"
-    for line in in_words(answer):
+    for line in problem_lines(answer):
         assert line.strip() in repr(seen)
     assert cli.main(["diagnose", str(trace), "--shape", "flashinfer=0.6.18", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["known"] == to_data([answer])

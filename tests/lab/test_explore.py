@@ -14,7 +14,7 @@ import attnlib
 from attnlib import explore, view
 from attnlib.lab import explore as module
 from attnlib.lab.explore import CSS_CLASS, DESCRIPTIONS
-from attnlib.lab.source import MOVING, NAMES
+from attnlib.lab.source import MOVING, OFFERED_MODELS
 from attnlib.lab.view import View
 from attnlib.run import store
 from attnlib.run.study import describe
@@ -59,7 +59,7 @@ def test_it_opens_with_the_view_that_the_call_gives_or_at_the_choices_asked_for(
 
 def test_it_opens_where_its_sliders_move_and_they_stay_there(published):
     batch, kv_len = (published.controls[name] for name in MOVING)
-    for model in NAMES:
+    for model in OFFERED_MODELS:
         published.controls["model"].value = model
         stops = [len(batch.options), len(kv_len.options)]
         assert min(stops) > 1 or model == "DeepSeek MLA", model
@@ -130,7 +130,7 @@ def test_advice_is_of_the_layer_that_is_shown_and_a_problem_is_said(published):
 
 @pytest.mark.slow
 def test_every_choice_of_records_is_named_by_gpu_and_question_and_one_a_model_is_shown(published):
-    for name in NAMES:
+    for name in OFFERED_MODELS:
         published.controls["model"].value = name
         offered = [option for option in published.controls["records"].options if option[1][1]]
         assert len(offered) >= 2

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from attnlib.lab import known_sizes
-from attnlib.select.known import PROBLEMS, SIZES, how_much
+from attnlib.select.known import PROBLEMS, SIZES_FILE, how_much
 
 pytestmark = [pytest.mark.usefixtures("published_records"), pytest.mark.slow]
 
 
 def test_the_file_of_sizes_is_what_the_records_say():
-    assert json.loads(SIZES.read_text()) == known_sizes.tables()
+    assert json.loads(SIZES_FILE.read_text()) == known_sizes.tables()
 
 
 def test_a_problem_that_is_slower_is_slower_in_most_of_its_recorded_calls():

@@ -350,7 +350,8 @@ def test_it_prints_versions_and_a_table_for_each_batch(run, release):
         assert [row[3] for row in rows] == [f"{n:.1f}" for n in splits]
         assert {row[4] for row in rows} == {"0.0000"}
         assert f"0 / best: {max(32, cap):.2f}, 0 / bounded: {cap:.2f}\n" in table
-        assert len({len(line) for line in table.splitlines()[1:-2]}) == 1
+        widths = {len(line) for line in table.splitlines()[1:-2]}
+        assert len(widths) == 1
         (error,) = re.findall(r"longest request: (\S+)$", table, re.M)
         assert 0 < float(error) < 0.01
 
@@ -367,7 +368,8 @@ def test_its_reference_hides_later_tokens_from_a_draft(mla):
     torch.manual_seed(0)
     lengths = [9, 5, 6]
     call = script["make_call"](mla=mla, heads=8, tokens=4, lengths=lengths)
-    out = attention(Clock(lambda splits: 1), lambda out, splits: out)(**call, num_splits=1)
+    attend = attention(Clock(lambda splits: 1), lambda out, splits: out)
+    out = attend(**call, num_splits=1)
     for request, output in enumerate(out.split(4)):
         assert (output - script["reference"](call, request)).abs().max() < 0.01
 

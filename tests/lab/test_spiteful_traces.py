@@ -212,7 +212,7 @@ def test_a_dollar_in_a_name_is_no_formula(name, tmp_path):
     assert not any(text.get_parse_math() for text in texts)
 
 
-FILES = sorted(libraries.FOLDER.glob("*.yaml"))
+FILES = sorted(libraries.RULES_FOLDER.glob("*.yaml"))
 
 
 def assert_one_line_that_names(path, error):
@@ -231,7 +231,7 @@ def test_a_mistake_in_a_file_of_rules_is_one_line_that_names_the_file(path, tmp_
                 text = mistaken(text, random.Random(seed))
             (tmp_path / other.name).write_text(text)
         try:
-            libraries.load(tmp_path)
+            libraries.load_libraries(tmp_path)
         except ValueError as error:
             refused += 1
             assert_one_line_that_names(path, error)
@@ -275,4 +275,4 @@ def test_a_mistake_in_the_file_of_claims_is_one_line_that_names_the_file(tmp_pat
 def test_an_error_of_yaml_names_file_line_and_field(text, words, tmp_path):
     (tmp_path / "toy.yaml").write_text(text)
     with pytest.raises(ValueError, match=f"^({words})"):
-        libraries.load(tmp_path)
+        libraries.load_libraries(tmp_path)

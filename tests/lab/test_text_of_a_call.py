@@ -8,7 +8,7 @@ import pytest
 import attnlib
 from attnlib import cli
 from attnlib.core import AttnSpec, MlaSpec
-from attnlib.lab.diagnose import facts_said
+from attnlib.lab.diagnose import shape_said
 from attnlib.lab.source import _with_only_context, variant_of, wishes_said
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.mla.case import MlaCase
@@ -229,8 +229,8 @@ def test_the_shape_of_a_trace_is_said_in_words_or_as_before():
     assert both == cli._facts_of_shape("heads=32/8 lens=8192x16") | {"sglang": "0.5.23"}
     with pytest.raises(ValueError, match="each fact once, got 'sglang' again"):
         cli._facts_of_shape("lens=8192x16 sglang=0.5.23 sglang=0.5.22")
-    assert facts_said(cli._facts_of_shape("lens=100+300")) == {"lens": "100+300"}
-    assert facts_said({"page": 16}) == {"page_size": 16}
+    assert shape_said(cli._facts_of_shape("lens=100+300")) == {"lens": "100+300"}
+    assert shape_said({"page": 16}) == {"page_size": 16}
     with pytest.raises(ValueError, match="^page_size must be left out with page, got 9$"):
         attnlib.diagnose(trace, page=16, page_size=9)
 

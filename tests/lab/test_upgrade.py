@@ -11,8 +11,7 @@ from attnlib import cli, compare_releases
 from attnlib.core.backends.table import BACKENDS
 from attnlib.core.layer import parse_layer
 from attnlib.lab import upgrade
-from attnlib.lab.upgrade import LOOKS, NAME
-from attnlib.lab.usual_calls import calls_of
+from attnlib.lab.upgrade import LOOKS, STUDY_NAME
 from attnlib.measure.calls.cases import parse_cases
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase
@@ -20,6 +19,7 @@ from attnlib.run import store
 from attnlib.run.pairs import SPARE_ROUNDS
 from attnlib.select.known import PROBLEMS
 from attnlib.studies import captured
+from attnlib.studies.releases.calls import calls_of_layer
 
 PACKAGE, MODEL = "flashinfer-python", "Llama-3.1-8B"
 BASE, NEW = "0.6.13", "0.7.2.post1"
@@ -51,7 +51,9 @@ def test_every_mode_of_a_model_is_measured_in_rounds_that_alternate_and_replays_
     lab, monkeypatch
 ):
     found = compare("", models=[MODEL])
-    assert found.rows.case.tolist() == [case.label for case in calls_of(parse_layer(model=MODEL))]
+    assert found.rows.case.tolist() == [
+        case.label for case in calls_of_layer(parse_layer(model=MODEL))
+    ]
     assert {*found.rows.verdict} == {"same"} and not found.slower
     timers = {
         text.partition(" ")[0]: timer
@@ -98,7 +100,7 @@ def test_an_engines_pinned_backend_is_compared_over_a_layer_of_its_own(lab, back
 def test_a_search_that_was_stopped_goes_on_to_its_next_look(lab):
     lab.us[KEYS[0], NEW], lab.noise[KEYS[0], NEW] = 11.0, (0.9, 1.1)
     found = compare()
-    lab.keep(NAME, 2 * 2 * 4 + 2 * 2 + 1)
+    lab.keep(STUDY_NAME, 2 * 2 * 4 + 2 * 2 + 1)
     again = compare()
     assert words(again) == words(found) and lab.order()[0] == (7, NEW, 1)
     assert again.rows.rounds.tolist() == found.rows.rounds.tolist()
@@ -155,7 +157,7 @@ def test_a_build_of_ones_own_is_measured_anew_each_time(lab, tmp_path, monkeypat
         assert [round_ for round_, *_ in lab.order()] == [
             r for r in range(first, first + 4) for _ in "ab"
         ]
-    commands = store.load(NAME, SLUG).command
+    commands = store.load(STUDY_NAME, SLUG).command
     assert not commands.str.contains(str(tmp_path), regex=False).any()
     monkeypatch.setenv("ATTNLIB_MODE", "replay")
     (wheel := tmp_path / "flashinfer_python-0.7.2+mine-py3-none-any.whl").touch()
@@ -265,7 +267,7 @@ def test_every_call_that_is_asked_for_has_a_row_and_nothing_else_decides(publish
         ({**heads, "page_size": 16}, [parse_layer("8/1")]),
     ):
         found = compare_releases(*both, **options)
-        asked = [case.label for layer in layers for case in calls_of(layer)]
+        asked = [case.label for layer in layers for case in calls_of_layer(layer)]
         assert found.rows.case.tolist() == asked and found.outcome == "not decided"
 
 
@@ -300,7 +302,7 @@ def test_captured_steps_are_cases_too(lab, capsys):
         (["--new", "0.6.13.0"], "base and new must be two releases"),
         (
             ["--new", "vllm==0.33.0"],
-            "what engines change: python -m attnlib explain --diff 0.6.13 v",
+            "what engines change: python -m attnlib advise --diff 0.6.13 v",
         ),
         (["--new", "fast"], f"fast must be a release of {PACKAGE}, a wheel or a folder"),
         (["--new", "mine.whl"], "mine.whl must be a wheel that is there: no such file"),
@@ -338,7 +340,7 @@ def test_without_a_gpu_and_records_it_is_not_decided(capsys, fails, without_gpu)
     *_, last = capsys.readouterr().out.splitlines()
     measured = "on a GPU the same command measures it"
     assert last.startswith(f"not decided: 52 not on record, of 52 calls; {measured}")
-    assert "must be a release up to 0.7.2.post1, or on record" in fails(*COMMAND[:-1], "99.0")
+    assert "must be a release up to 0.7.4, or on record" in fails(*COMMAND[:-1], "99.0")
     assert "the wheel or folder of 0.7.2+mine" in fails(*COMMAND[:-1], "0.7.2+mine")
     assert "nearest to it: 0.6.18.post1 and 0.7.0" in fails(*COMMAND[:-1], "0.6.99")
     for margin in ("2", "0%", "x%"):

@@ -11,7 +11,7 @@ from attnlib.core.backends.table import TABLE, entry_of, library_of
 from attnlib.lab.known_calls import ASKED, known_at
 from attnlib.lab.source import (
     EXPLORER,
-    NAMES,
+    OFFERED_MODELS,
     choose,
     find_case,
     measure_missing,
@@ -157,7 +157,7 @@ def test_the_figure_has_a_dot_a_round_and_names_its_records(demo):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", NAMES)
+@pytest.mark.parametrize("model", OFFERED_MODELS)
 def test_every_model_and_source_on_record_and_every_backend_of_it_can_be_shown(
     published_records, model
 ):

@@ -12,6 +12,7 @@ from attnlib.measure.stats import (
     SHORT_MARGIN,
     judge_ratios,
     judge_savings,
+    mean_interval,
 )
 
 LOOKS = (4, 8, 16, 24)
@@ -54,7 +55,7 @@ def test_the_interval_holds_the_truth_however_the_gpu_drifted_and_has_no_favouri
     assert bounds == pytest.approx((result.ratio, result.low, result.high))
 
 
-# Three rounds are what the published studies have at least.
+# Rows with fewer than three get no verdict.
 @pytest.mark.parametrize("rounds", [3, 20])
 def test_the_interval_holds_the_truth_about_as_often_as_it_claims(rounds):
     intervals = [judged(experiment(seed, rounds)) for seed in range(400)]
@@ -170,6 +171,56 @@ def test_about_one_table_in_twenty_or_fewer_has_a_wrong_verdict(sigma, truths, r
     assert_rarely_wrong(200, drawing(truths, rows, sigma, 4), judge)
 
 
+def unequal(rows, rounds, spread=0.9):
+    """Draws tables of calls of 100 us, none faster, whose noise differs from row to row."""
+
+    def draw_table(rng):
+        sigma = 0.006 * np.exp(rng.normal(0, spread, rows))[:, None]
+        a, b = 100 * np.exp(sigma * rng.normal(0, 1, (2, rows, rounds)))
+        return np.ones(rows), list(zip(a, b, strict=True))
+
+    return draw_table
+
+
+@pytest.mark.parametrize("rounds", [3, 4])
+@pytest.mark.parametrize(("rows", "tables"), [(40, 200), (200, 60)])
+def test_large_tables_of_unequal_noise_have_few_wrong_verdicts(rows, tables, rounds):
+    rng = np.random.default_rng(11)
+    draw_table = unequal(rows, rounds)
+    wrong = 0
+    for _ in range(tables):
+        truths, pairs = draw_table(rng)
+        words = {row.verdict for row in judge_ratios(pairs)}
+        wrong += bool(words & {"faster", "slower"})
+    # Near 5 %: an estimate of each row's variance from three rounds costs some of it.
+    assert wrong / tables <= 0.09 + 2 * math.sqrt(0.09 / tables)
+
+
+def test_two_rounds_decide_nothing_and_do_not_share_the_error():
+    clear = ([200.0, 201.0], [100.0, 100.1])
+    assert judged(clear).verdict == "ambiguous" and judged(clear).low > 1
+    barely = np.exp(np.log(1.05) + 0.004 * np.array([-1, 1, -1, 1]))
+    alone = judged((barely, np.ones(4)))
+    beside = judge_ratios([(barely, np.ones(4)), *[clear] * 50])
+    assert (alone.verdict, beside[0].verdict) == ("slower", "slower")
+    assert {row.verdict for row in beside[1:]} == {"ambiguous"}
+    (saving,) = judge_savings([([20.0, 20.1], [10.0, 10.1])])
+    assert saving.verdict == "ambiguous"
+
+
+@pytest.mark.parametrize(
+    ("us", "widened", "margin"),
+    [(10.0, True, 0.04), (10.0, False, 0.02), (100.0, True, 0.02), (100.0, False, 0.02)],
+)
+def test_a_margin_that_was_asked_for_is_widened_for_short_calls_alone(us, widened, margin):
+    times = ([us * 1.03, us * 1.031, us * 1.029, us * 1.03], [us] * 4)
+    result = judged(times, not_slower=0.02, widened=widened)
+    assert result.margin == margin
+    assert result.verdict == ("not slower" if margin == 0.04 else "slower")
+    wide = judged(times, not_slower=0.1, widened=widened)
+    assert wide.margin == 0.1
+
+
 @pytest.mark.parametrize("truths", TRUTHS[:2])
 def test_looking_again_and_again_gives_no_more_wrong_tables(truths):
     def judge(pairs):
@@ -221,3 +272,14 @@ def test_a_saving_is_the_mean_difference_with_students_interval():
         result.high,
     ) == pytest.approx((3.0, 3 - reach, 3 + reach))
     assert result.verdict == "ambiguous"
+
+
+def test_the_interval_of_a_mean_over_batches_holds_the_truth_about_as_often_as_it_claims():
+    rng = np.random.default_rng(3)
+    held = 0
+    for _ in range(200):
+        ratios = np.exp(rng.normal(0.05, 0.2, 200))
+        low, high = mean_interval(ratios)
+        held += low <= np.exp(0.05) <= high
+    assert held / 200 == pytest.approx(CONFIDENCE, abs=0.04)
+    assert all(math.isnan(end) for end in mean_interval([1.5]))

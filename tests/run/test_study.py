@@ -55,7 +55,8 @@ def test_a_study_killed_in_the_middle_is_measured_to_its_end_without_repeats_and
     assert len([*store.measured_path("demo", machine).glob("*.json")]) == 6
     frame = store.load("demo", machine)
     order = list(zip(frame["round"], frame.case, strict=True))
-    assert order == [(0, c) for c in (SMALL, LARGE, FP8)] + [(1, c) for c in (FP8, LARGE, SMALL)]
+    forth = (SMALL, LARGE, FP8)
+    assert order == [*((0, case) for case in forth), *((1, case) for case in forth[::-1])]
     assert frame.status.tolist() == ["ok", "ok", "refused", "refused", "ok", "ok"]
     assert {"python", "torch"} <= set(store.provenance("demo", machine)["versions"])
     assert set(frame.command) == {"python -m attnlib measure demo"}
@@ -125,7 +126,8 @@ def test_a_grid_is_the_product_of_its_parts_case_by_case():
     )
     assert [(i.case, i.backend, i.timer) for i in grid.items()] == expected
     twice = [(i.case, i.backend, i.again) for i in replace(grid, again=("b",)).items()]
-    assert twice[:6] == [(SMALL, name, 0) for name in "aabb"] + [(SMALL, "b", 1)] * 2
+    first = [(SMALL, name, 0) for name in "aabb"]
+    assert twice[:6] == [*first, (SMALL, "b", 1), (SMALL, "b", 1)]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from attnlib.select.known import (
     WHAT,
     found,
     how_much,
-    in_words,
     known_problems,
-    load,
+    load_problems,
+    problem_lines,
     report,
     sizes,
     truth,
@@ -171,7 +171,7 @@ def test_every_thread_is_an_address_and_every_notebook_is_there(request):
 def test_a_problem_is_a_few_lines():
     problem = PROBLEMS["vllm-sparse-mla-sm90"]
     answer = found(problem, situation_from(problem.example))
-    text = "\n".join(in_words(answer))
+    text = "\n".join(problem_lines(answer))
     assert text.startswith("Slower since vLLM 0.30.0 (known to 0.33.0): ")
     assert "reported against it: " in text
 
@@ -187,14 +187,14 @@ def test_a_problem_is_a_few_lines():
 )
 def test_the_releases_of_a_problem_come_first(name, words):
     problem = PROBLEMS[name]
-    first, *others = in_words(found(problem, situation_from(problem.example)))
+    first, *others = problem_lines(found(problem, situation_from(problem.example)))
     assert first.startswith(words)
     assert ("Size not measured. Source: SGLang 0.5.23, " in str(others)) == bool(problem.read)
 
 
 def test_a_problem_without_a_setting_says_so_in_a_sentence():
     problem = PROBLEMS["vllm-schedule-two-windows"]
-    lines = in_words(found(problem, situation_from(problem.example)))
+    lines = problem_lines(found(problem, situation_from(problem.example)))
     assert "  There is no setting for it." in lines
     assert not [problem.id for problem in ALL if problem.do.startswith("no setting")]
 
@@ -281,17 +281,17 @@ def test_an_entry_that_is_not_valid_is_named_with_its_file(words, change, tmp_pa
     entry = {key: value for key, value in {**GOOD, **change}.items() if value is not None}
     written(tmp_path, "parts", {"one": entry})
     with pytest.raises(ValueError, match=re.escape(words)) as caught:
-        load(tmp_path)
+        load_problems(tmp_path)
     assert str(caught.value).startswith("parts.yaml:2, one")
     assert "\n" not in str(caught.value)
 
 
 def test_an_id_stands_in_one_file(tmp_path):
     written(tmp_path, "parts", {"one": GOOD})
-    assert load(tmp_path)["one"].component == "parts"
+    assert load_problems(tmp_path)["one"].component == "parts"
     written(tmp_path, "spares", {"one": GOOD})
     with pytest.raises(ValueError, match="spares.yaml:2, one: an id must be unique"):
-        load(tmp_path)
+        load_problems(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from attnlib.core import AttnSpec
 from attnlib.core.releases import read_releases
 from attnlib.select import LIBRARIES, MODES, Call
 from attnlib.select.facts import facts_of
-from attnlib.select.libraries import load
+from attnlib.select.libraries import load_libraries
 from attnlib.select.rules import COMPARISONS, Condition, Group, conditions
 
 FILE = """\
@@ -29,7 +29,7 @@ LAYER = AttnSpec(32, 8, 128, 16)
 def read(tmp_path):
     def load_text(text):
         (tmp_path / "toy.yaml").write_text(text)
-        return load(tmp_path)["toy"]
+        return load_libraries(tmp_path)["toy"]
 
     return load_text
 

@@ -75,6 +75,8 @@ def test_the_summary_is_what_plain_medians_of_the_records_give():
     assert line["median"] == pytest.approx(ratio.median(), abs=0.01)
     mean = np.exp(np.log(ratio).mean())
     assert line["geometric mean"] == pytest.approx(mean, abs=0.005)
+    low, high = map(float, line["95 % CI of the mean"].split(" to "))
+    assert low < line["geometric mean"] < high < 1.05 * low
     parts = table["count"].unstack()
     assert (parts["all"] == parts["past 264 blocks"] + parts["up to 264 blocks"]).all()
 

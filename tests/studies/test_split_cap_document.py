@@ -90,6 +90,11 @@ def by_traffic():
     return found
 
 
+def of_h100(layouts):
+    """All calls over traffic of these layouts on the H100."""
+    return pd.concat([by_traffic()["H100", layout] for layout in layouts])
+
+
 @cache
 def named():
     return split_cap.named_table(h100(), LAYOUTS)
@@ -116,7 +121,7 @@ def line(*cells):
 def first_lines():
     """The table of the summary: traffic, and named batches where no traffic was measured."""
     verify = "(TP8, verification of drafts: target verify)"
-    grouped = pd.concat([by_traffic()["H100", layout] for layout in GROUPED[2:]])
+    grouped = of_h100(GROUPED[2:])
     one = f"{MLA_TP8.name}, {MLA_TP8.q_len} query token"
     without = f"{one} (TP8 without drafts; no traffic measured)"
     assert not any(layout == MLA_TP8 for _, layout in by_traffic())
@@ -139,7 +144,8 @@ def first_lines():
 
 
 def first_line(name, slowdown, gpu="H100", kind="of traffic"):
-    times = (f"{each:.2f}" for each in (slowdown.min(), slowdown.median(), slowdown.max()))
+    summary = slowdown.agg(["min", "median", "max"])
+    times = (f"{each:.2f}" for each in summary)
     return line(name, gpu, f"{len(slowdown)} {kind}", *times)
 
 
@@ -233,8 +239,12 @@ def script_lines():
 
 def script_times(table):
     """What was measured for 0, 8 and the bound: us and MiB of each."""
-    rows = [next(row for row in table if row.startswith(word)) for word in ("0,", "8 ", "bounded")]
-    return [tuple(map(float, row.split()[-3:-1])) for row in rows]
+    times = []
+    for word in ("0,", "8 ", "bounded"):
+        row = next(row for row in table if row.startswith(word))
+        us, mib = row.split()[-3:-1]
+        times.append((float(us), float(mib)))
+    return times
 
 
 def script_phrases():
@@ -281,15 +291,15 @@ def rule_phrases():
     yield line("longest / mean", *limits, f"{LOSES_FROM / MLA.group:.2f}")
     names = (each.name for each in (*layouts[1:], MLA))
     yield line("layout", f"{GROUPED[0].name} (Llama-3.1-8B)", *names)
-    parts = {layout: part for (gpu, layout), part in by_traffic().items() if gpu == "H100"}
-    grouped = pd.concat([part for layout, part in parts.items() if layout.kv_heads])
+    layouts = [layout for gpu, layout in by_traffic() if gpu == "H100"]
+    grouped = of_h100(layout for layout in layouts if layout.kv_heads)
     loses = grouped.case.map(split_cap.loses_splits)
     agrees = (loses == (grouped.rows > LOSES_FROM)).sum()
     yield f"{agrees} of {len(grouped)} GQA traffic calls ({loses.sum()} lose splits)"
-    latent = pd.concat([part for layout, part in parts.items() if not layout.kv_heads])
-    few, many = (
-        latent[(latent.rows >= COSTLY) == above].slowdown.median() for above in (False, True)
-    )
+    latent = of_h100(layout for layout in layouts if not layout.kv_heads)
+    is_costly = latent.rows >= COSTLY
+    few = latent.slowdown[~is_costly].median()
+    many = latent.slowdown[is_costly].median()
     yield f"below {COSTLY} has a median slowdown of {few:.2f}, from there on {many:.2f}"
 
 
@@ -362,7 +372,7 @@ def alike_phrases():
 
 
 def objection_phrases():
-    latent = pd.concat([by_traffic()["H100", layout] for layout in (MLA, MLA_VERIFY)])
+    latent = of_h100((MLA, MLA_VERIFY))
     faster = latent[latent.verdict == FASTER]
     assert set(faster.trace) == {"azure-conversation"}
     counts = f"{len(faster)} of {len(latent)} MLA traffic calls on the H100"
@@ -482,8 +492,10 @@ def test_a_number_that_is_changed_is_found(text):
     unseen = []
     for found in re.finditer(r"\d+", text):
         number = str(int(found[0]) + 1).zfill(len(found[0]))
-        if not faults(text[: found.start()] + number + text[found.end() :]):
-            unseen.append((found[0], text[found.start() - 30 : found.end() + 10]))
+        changed = text[: found.start()] + number + text[found.end() :]
+        if not faults(changed):
+            around = text[found.start() - 30 : found.end() + 10]
+            unseen.append((found[0], around))
     assert unseen == []
 
 

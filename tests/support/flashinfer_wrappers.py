@@ -2,7 +2,7 @@
 
 The library's code decides: its wrappers are made and planned with real arguments. Patched are the
 compute capability, pinned memory (a CPU has none), and the loading of kernels, which stops the plan
-and says which backend was asked for. Works with every release from 0.2.0 to 0.7.2.post1; some of
+and says which backend was asked for. Works with every release from 0.2.0 to 0.7.4; some of
 them ask for a GPU's properties already at import, so `installed` imports them.
 """
 
@@ -36,6 +36,7 @@ MODULES = (
 SUPPORTED = (
     *(f"cudnn_frontend_{what}" for what in ("serves_frost_decode", "leads_short_caches")),
     *("cudnn_frontend_frost_runtime_available", "_cudnn_supports_direct_seqlens"),
+    *("cudnn_frontend_accepts_cuda_graph_replay_hint", "_cudnn_supports_paged_auto"),
     "is_cute_dsl_arch_supported",
 )
 """Questions that are answered with yes."""
@@ -68,7 +69,8 @@ def resolve(spec, call, *, mode):
     try:
         plan()
     except Resolved as chosen:
-        return str(chosen)
+        # Since 0.7.4 a decode plan that runs XQA loads fa2's kernels, too.
+        return "xqa" if getattr(wrapper, "_use_xqa_mtp_decode", False) else str(chosen)
     except Exception:
         if wrapper._backend == "auto":
             raise
@@ -102,6 +104,7 @@ def as_if_on(gpu):
         replaced["_validate_xqa_device_capability"] = lambda _: None
     with ExitStack() as stack:
         loaded = [m for name, m in sys.modules.items() if name.split(".")[0] == "flashinfer" and m]
+        _forget(loaded)
         for module in loaded:
             for name in set(replaced) & set(vars(module)):
                 stack.enter_context(mock.patch.object(module, name, replaced[name]))
@@ -111,6 +114,14 @@ def as_if_on(gpu):
         stack.enter_context(mock.patch.object(torch, "empty", unpinned))
         _stop_mla_backends(stack)
         yield
+
+
+def _forget(modules):
+    """Empty the caches, where answers about another GPU may lie."""
+    for module in modules:
+        for value in vars(module).values():
+            if type(value).__name__ == "_lru_cache_wrapper":
+                value.cache_clear()
 
 
 def _properties(gpu):

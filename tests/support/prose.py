@@ -26,7 +26,7 @@ TOOLS = {
     "cache_sizes",
     "build_decode_metadata",
     "build_fa2_plan",
-    "build_step_metadata",
+    "build_step_schedules",
     "captured_table",
     "changes",
     "compare",

@@ -25,11 +25,8 @@ VLLM = COMMITTED.with_name("vllm_fa3_schedules.jsonl.xz")
 
 
 def _edges(rng: np.random.Generator, high: int, n: int) -> np.ndarray:
-    near = rng.integers(
-        0,
-        high // 64 + 1,
-        n,
-    ) * 64 + rng.integers(-1, 2, n)
+    near = rng.integers(0, high // 64 + 1, n) * 64
+    near += rng.integers(-1, 2, n)
     return np.clip(near, 1, high)
 
 
@@ -46,18 +43,16 @@ def _padded(rng: np.random.Generator, high: int, n: int) -> np.ndarray:
     return lens
 
 
+def _zeros(rng: np.random.Generator, high: int, n: int) -> np.ndarray:
+    lens = rng.integers(1, high + 1, n)
+    return lens * (rng.random(n) < 0.7)
+
+
 KINDS = {
     "fixed": lambda rng, high, n: np.full(n, high),
     "uniform": lambda rng, high, n: rng.integers(1, high + 1, n),
     "skewed": _skewed,
-    "zeros": lambda rng, high, n: (
-        rng.integers(
-            1,
-            high + 1,
-            n,
-        )
-        * (rng.random(n) < 0.7)
-    ),
+    "zeros": _zeros,
     "edges": _edges,
     "few": lambda rng, high, n: rng.choice(rng.integers(1, high + 1, 3), n),
     "padded": _padded,

@@ -75,6 +75,18 @@ def wheel_of(release=sglang.OLDEST):
     return path
 
 
+def keep_alone(tree, wanted):
+    """Leave what is named in a module, classes without their bases."""
+    tree.body = [
+        node
+        for node in tree.body
+        if getattr(node, "name", "") in wanted or getattr(node, "module", "") == "__future__"
+    ]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            node.bases = []
+
+
 @cache
 def _compiled(module):
     """Its definitions of `COMPILED` alone, or all of a module that is not there."""
@@ -91,14 +103,7 @@ def _compiled(module):
     tree = ast.parse(text)
     wanted = COMPILED.get(module)
     if wanted:
-        tree.body = [
-            node
-            for node in tree.body
-            if getattr(node, "name", "") in wanted or getattr(node, "module", "") == "__future__"
-        ]
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef):
-                node.bases = []
+        keep_alone(tree, wanted)
     return compile(tree, path, "exec")
 
 
@@ -154,14 +159,8 @@ def _flash_code(release):
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {each.asname or each.name for node in imports for each in node.names}
     wanted = {"FlashAttentionBackend", "FlashAttentionMetadata", "merge_state_v2_wrapper"}
-    tree.body = [
-        node
-        for node in tree.body
-        if getattr(node, "name", "") in wanted or getattr(node, "module", "") == "__future__"
-    ]
+    keep_alone(tree, wanted)
     for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            node.bases = []
         if isinstance(node, ast.FunctionDef):
             node.decorator_list = []  # torch.compile
     return compile(tree, f"{release}:{path}", "exec"), names

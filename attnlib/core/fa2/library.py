@@ -1,7 +1,8 @@
 """What is known of FlashInfer's fa2 planner: its releases, its query tiles, its 15 integers.
 
 Read in attention/scheduler.cuh (PrefillPlan) and utils.cuh (FA2DetermineCtaTileQ) of every release
-in `RELEASES`.
+in `RELEASES`. From 0.7.4 on a decode wrapper of a graph tells the planner that each request has one
+length of queries: the grid has no spare blocks then, and past a wave no merge.
 """
 
 from collections.abc import Sequence

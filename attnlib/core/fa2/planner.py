@@ -136,6 +136,7 @@ class Fa2Planner:
         release = _known_release()
         state = _private(wrapper)
         _require_fa2(state)
+        _require_no_xqa(wrapper)
         require_int("max_seq_len", max_seq_len, most=MAX_TOKENS)
         require_word("head_dim", head_dim, HEAD_DIMS)
         is_theirs = state.plan_info is not getattr(wrapper, OUR_INFO, None)
@@ -288,6 +289,15 @@ def _private(wrapper: Any) -> Any:
         raise ValueError("wrapper must not have a custom mask, whose bits its own plan would pack")
     state = {name[1:]: getattr(wrapper, name) for name in PRIVATE}
     return SimpleNamespace(**state)
+
+
+def _require_no_xqa(wrapper: Any) -> None:
+    """ValueError where `run` would not read the plan: FlashInfer 0.7.4 has taken XQA instead."""
+    if getattr(wrapper, "_use_xqa_mtp_decode", False):
+        raise ValueError(
+            "wrapper must run fa2, which reads the plan, got one that FlashInfer has planned for "
+            "XQA: give it backend='fa2'"
+        )
 
 
 def _require_fa2(state: Any) -> None:

@@ -2,7 +2,7 @@
 
 A plan cuts requests into query tiles and KV chunks; a pair of them is a block, one CTA for each KV
 head. fa2's kernels take their work from words in the int workspace, and 15 integers say at which
-byte they are (PrefillPlanInfo in scheduler.cuh, the same from 0.5.3 to 0.7.2). The grid is (padded
+byte they are (PrefillPlanInfo in scheduler.cuh, the same from 0.5.3 to 0.7.4). The grid is (padded
 blocks, 1, KV heads).
 
 | word | int32 each | |

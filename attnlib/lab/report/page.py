@@ -86,7 +86,7 @@ def render_page(
     for source, rows in by_source:
         claims.append((source, list(rows)))
     facts = {study: facts_of(study, machine) for study, machine in studies}
-    return cards.render(
+    return cards.fill_template(
         TEMPLATES / "page.html",
         title=TITLE,
         style=Markup(f"{own_style}{cards.STYLE}{highlight}"),

@@ -66,7 +66,7 @@ WARM_TURNS = 4
 """Steps of each arm before those on record; every step of any arm added a token."""
 RETIRED = (
     "its driver inside SGLang is gone. Its published records load with attnlib.load; "
-    "`python -m attnlib diagnose TRACE` reads the steps of your own server"
+    "`python -m attnlib serve` loads a server, `python -m attnlib diagnose TRACE` reads its steps"
 )
 """What to do in place of measuring a study of whole engines."""
 

@@ -70,15 +70,15 @@ OPEN = (
     replace(CLOSED[0], load=90),
 )
 ONE_LONG = (
-    _load(LLAMA, _LONG, 384),
+    _load(LLAMA, _LONG, 320),
     _load(LLAMA, _LONG, 256, 3),
 )
-LATE = (replace(ONE_LONG[0], late_s=2),)
+LATE = (replace(ONE_LONG[0], output_len=380, late_s=1),)
 """The long request begins while the others are served."""
 ONE_LONG_MLA = (_load(DEEPSEEK, (65_536, *[2048] * 31), 512),)
 CONTROLS = (
     _load(DEEPSEEK, [2048] * 64, 512),
-    _load(LLAMA, [512] * 40, 384),
+    _load(LLAMA, [512] * 40, 320),
 )
 """Requests that are alike: both caps allow the same splits."""
 FLASHINFER = (

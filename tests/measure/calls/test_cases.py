@@ -72,14 +72,15 @@ MORE += [extend_case(replace(CACHED, context=4096), "target_verify", "causal")]
 def test_a_case_survives_its_json_form_and_its_text(case):
     form = case.to_dict()
     assert case_from_dict(form) == case
-    assert item_from_dict(Item("a", "graph", case).to_dict()) == Item("a", "graph", case)
+    item = Item("a", "graph", case)
+    assert item_from_dict(item.to_dict()) == item
     assert all(isinstance(value, int | str) for value in form.values())
     assert read_case(case.label) == case
     assert case.key == case.label
 
 
 def test_an_unknown_kind_lists_the_kinds_there_are():
-    known = "engine, extend, metadata, mla, plan, step"
+    known = "engine, extend, metadata, mla, plan, serving, step"
     for kind in ("prefill", ["mla"], None):
         words = f"kind of a case must be one of {known}, got {kind!r}"
         with pytest.raises(ValueError, match=re.escape(words)):

@@ -73,7 +73,11 @@ def kv_heads_swapped(work):
 
 
 def off_by(scale):
-    return lambda work: rounded(replace(work, q=(work.q.double() * scale).to(work.q.dtype)))
+    def scaled(work):
+        q = work.q.double() * scale
+        return rounded(replace(work, q=q.to(work.q.dtype)))
+
+    return scaled
 
 
 def another_mask(work):
@@ -91,7 +95,8 @@ def another_mask(work):
 
 
 def pages_of_k_swapped(work):
-    return rounded(replace(work, kv=PagedKV(work.kv.k_cache.flip(0), work.kv.v_cache)))
+    kv = PagedKV(work.kv.k_cache.flip(0), work.kv.v_cache)
+    return rounded(replace(work, kv=kv))
 
 
 def choosing(work, place):
@@ -102,7 +107,8 @@ def choosing(work, place):
 
 def with_a_neighbour(work):
     length = int(work.batch.paged.seq_lens_cpu[0])
-    return choosing(work, min(set(range(length)) - set(work.batch.chosen[0].tolist())))
+    others = set(range(length)) - set(work.batch.chosen[0].tolist())
+    return choosing(work, min(others))
 
 
 def without_rotary(work):
@@ -113,7 +119,8 @@ def without_rotary(work):
 
 def with_scales_swapped(work):
     cache = work.kv.clone()
-    cache[..., 512:516], cache[..., 516:520] = work.kv[..., 516:520], work.kv[..., 512:516]
+    cache[..., 512:516] = work.kv[..., 516:520]
+    cache[..., 516:520] = work.kv[..., 512:516]
     return rounded(replace(work, kv=cache))
 
 

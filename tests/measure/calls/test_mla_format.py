@@ -40,7 +40,8 @@ def test_every_e4m3_value_at_every_scale_survives_the_round_trip(exponent):
     latent = FINITE.float().repeat(3)[: TILES * TILE].view(TILES, TILE)
     latent[:, 0] = 448  # a tile's largest value decides its scale
     latent = latent.flatten() * 2.0**exponent
-    again = dequantize(quantize(torch.cat([latent, torch.zeros(64)]).bfloat16()))
+    token = torch.cat([latent, torch.zeros(64)]).bfloat16()
+    again = dequantize(quantize(token))
     assert torch.equal(again[:512].float(), latent)
 
 
@@ -56,7 +57,8 @@ def test_the_rotary_part_is_kept_to_the_bit_whatever_it_holds():
     )
     token = torch.zeros(len(bits), 576, dtype=torch.bfloat16)
     token[:, 512:] = bits.view(torch.bfloat16)
-    assert torch.equal(dequantize(quantize(token))[:, 512:].view(torch.int16), bits)
+    rotary = dequantize(quantize(token))[:, 512:]
+    assert torch.equal(rotary.view(torch.int16), bits)
 
 
 def test_every_scale_is_the_least_power_of_two_that_fits_or_the_floor():

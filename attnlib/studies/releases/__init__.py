@@ -1,0 +1,5 @@
+"""Calls that serving makes, release by release."""
+
+__all__ = [
+    "suite",
+]
