@@ -31,6 +31,7 @@ def test_words_are_those_that_are_read():
         ('attnlib.advise("heads=8/1 lens=4096")', True),
         ("%%attn_profile --calls 5\nf(x)", True),
         ("%run -m attnlib explain --gpu h100", True),
+        ('HEADS = "32/8"\n%run -m attnlib explain heads=$HEADS', True),
         ("attnlib.show(table)", False),
         ('attnlib.view("a").rows.groupby("b").max()', False),
         ("import attnlib", False),
