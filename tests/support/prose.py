@@ -101,7 +101,7 @@ def numbers_of(text: str) -> list[str]:
 
 def calls_a_tool(source: str) -> bool:
     """Whether a cell calls a tool, and nothing of `PLUMBING`."""
-    if source.startswith(MAGICS):
+    if any(line.startswith(MAGICS) for line in source.splitlines()):
         return True
     lines = [line for line in source.splitlines() if not line.startswith(("%", "!"))]
     called = {name_of(node.func) for node in ast.walk(ast.parse("\n".join(lines))) if is_call(node)}
