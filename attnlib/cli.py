@@ -506,6 +506,7 @@ def _advise(
     server: Sequence[str] = (),
     call: Sequence[str] = (),
     as_json: bool = False,
+    details: bool = False,
     **options: Any,
 ) -> int:
     """Say what runs a decode call, its known problems, and the nearest records.
@@ -563,7 +564,7 @@ def _advise(
         _measured(unused, *measured)
     advice = advise(*asked, facts=facts, **how)
     if not measure:
-        return _advised(advice, as_json)
+        return _advised(advice, as_json, advice.details if details else "")
     if named:
         _say(f"{advice.choice.library} on {advice.choice.gpu} runs {advice.runs_as}")
     return 0
@@ -619,9 +620,14 @@ def _measured(unused: Sequence[str], *call: Any) -> None:
         _say(f"all backends are measured here; not used: {', '.join(unused)}", file=sys.stderr)
 
 
-def _advised(advice: "Advice | Stacks", as_json: bool) -> int:
-    """Print advice; returns the exit status: `KNOWN_PROBLEM` if one holds that has a size."""
-    _say(_in_json(advice.to_dict()) if as_json else advice)
+def _advised(
+    advice: "Advice | Stacks",
+    as_json: bool,
+    text: str = "",
+) -> int:
+    """Print advice, or another `text` of it; returns the exit status: `KNOWN_PROBLEM` if one holds
+    that has a size."""
+    _say(_in_json(advice.to_dict()) if as_json else text or advice)
     return KNOWN_PROBLEM if advice.holding else 0
 
 

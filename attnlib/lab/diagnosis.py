@@ -316,7 +316,10 @@ class Diagnosis(Brief):
         for row in self.patterns.to_dict("records"):
             facts += [*_pattern_facts(row, card), BLANK]
         if call := [*self._call_in_words()]:
-            facts += [("call", ", ".join(call)), BLANK]
+            facts.append(("call", ", ".join(call)))
+        for row in self.around().to_dict("records"):
+            if row["step"] in DECODES:
+                facts.append((f"{row['step']} step", _step_in_words(row)))
         asks = [note for note in self.blind() if note in ASKS]
         kernels = self.table() if self.steps else self.kernels()
         if not self.steps:
@@ -326,6 +329,7 @@ class Diagnosis(Brief):
             f"{self._title}; {self.origin}",
             *report_in_brief(self.known, card),
             *fact_rows(facts),
+            "",
             *in_columns(words),
             "",
             *self.idles(),
@@ -374,6 +378,13 @@ class Diagnosis(Brief):
                 ("lengths by the marks, a row a step", _readable(self.lengths())),
             ],
         )
+
+
+def _step_in_words(row: Row) -> str:
+    """How long a row of `around` says a step is, and what it waits for."""
+    times = {"": "us", "GPU busy ": "us busy", "host waits ": "us the host waits"}
+    words = [f"{what}{row[name]:,.0f} us" for what, name in times.items() if pd.notna(row[name])]
+    return ", ".join(words)
 
 
 def _pattern_facts(row: Row, card: str) -> list[tuple[str, str]]:

@@ -433,12 +433,19 @@ def report_in_brief(answers: Iterable[Found], card: str = "") -> list[str]:
             lines.append(f"{answer.heading}: {problem.says} [{problem.id}]")
             lines.append(f"  size: {size_in_brief(problem, card)}")
             lines.append(f"  {what_to_do(problem)}")
-    word = "more" if lines else "known"
+    is_first = not lines
     if unsized:
-        lines.append(f"{unsized} {word} without a measured size: {DETAILS}")
+        lines.append(f"{_others(unsized, is_first)} without a measured size: {DETAILS}")
     if possible:
-        lines.append(f"{possible} {word} may hold, if you state more: {DETAILS}")
+        lines.append(f"{_others(possible, is_first)} may hold, if you state more: {DETAILS}")
     return lines
+
+
+def _others(count: int, is_first: bool) -> str:
+    """`2 more`, or `2 known problems` where none was told of."""
+    if not is_first:
+        return f"{count} more"
+    return "1 known problem" if count == 1 else f"{count} known problems"
 
 
 def to_data(answers: Iterable[Found]) -> list[dict[str, Any]]:

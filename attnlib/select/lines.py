@@ -80,17 +80,24 @@ def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _widths(columns: Sequence[Sequence[str]]) -> list[int]:
-    """The width of each column: its widest cell's, or less for what has blanks, then for words."""
+    """The width of each column: its widest cell's; where that is too much, first heads are cut,
+    then what has blanks, then words."""
     widths = [max(1, *map(len, column)) for column in columns]
-    words = [max(map(len, " ".join(column).split()), default=1) for column in columns]
+    heads = [max(_longest_word([head]), *map(len, cells)) for head, *cells in columns]
+    words = [_longest_word(column) for column in columns]
     room = WIDTH - len(GAP) * (len(widths) - 1)
-    for least in (words, [NARROWEST] * len(widths)):
+    for least in (heads, words, [NARROWEST] * len(widths)):
         while sum(widths) > room:
             slack = [place for place, width in enumerate(widths) if width > least[place]]
             if not slack:
                 break
             widths[max(slack, key=widths.__getitem__)] -= 1
     return widths
+
+
+def _longest_word(cells: Sequence[str]) -> int:
+    """The letters of the longest word, at least 1."""
+    return max(map(len, " ".join(cells).split()), default=1)
 
 
 def _are_numbers(cells: Sequence[str]) -> bool:
