@@ -253,9 +253,10 @@ def _diagnose(
     answer = diagnose(trace, after, **_facts_of_shape(shape))
     if as_json:
         _say(_in_json(answer.to_dict()))
+    elif details and isinstance(answer, Diagnosis):
+        _say(answer.details)
     else:
-        is_whole = details and isinstance(answer, Diagnosis)
-        _say(answer.details if is_whole else answer)
+        _say(answer)
     if not isinstance(answer, TraceChange):
         return 0
     if fail_on == "pattern":

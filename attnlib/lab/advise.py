@@ -478,6 +478,8 @@ class Advice(Brief):
         pick = table[table.backend == own] if own else table
         is_same_card = self.card_name in ("", card_named(first.gpu))
         is_here = is_same_card and self.choice.gpu == RECORDED_GPU
+        if not is_here and not self._not_of_gpu():  # the nearest batches are of this GPU
+            return []
         return [
             f"This call on record ({how}):",
             *in_columns(shown(table, own, self.runs, self.engine)),
@@ -490,8 +492,9 @@ class Advice(Brief):
         """The speedups of the engine's backends over its pick in the nearest batches, and what
         those batches lack of this call."""
         gpus = _listed(self.nearest.gpu)
-        lacks = "This call" if self.same.empty else "What the engine runs at this call"
-        lines = [f"{lacks} is not on record; the {len(self.nearest)} nearest batches ({gpus}):"]
+        lacks = "" if self.same.empty else " of this engine and GPU"
+        near = f"the {len(self.nearest)} nearest batches ({gpus})"
+        lines = [f"This call is not on record{lacks}; {near}:"]
         times = self.times
         if self._has_caps():
             times = self._comparable_times(own_build(self.choice), self._loses_splits())

@@ -348,7 +348,7 @@ def _layers_said(layers: Sequence[LayerChoice]) -> list[str]:
 def rules_of(choice: Choice) -> list[tuple[str, str, str, str]]:
     """A row per rule, without repeats: whether it chose, its backend, why, and its source."""
     ours = [reason for reason in choice.reasons if not reason.of_other_model]
-    rows = {}
+    rows: dict[tuple[str, str, str, str], None] = {}
     for reason in sorted(ours, key=lambda reason: not reason.matched):
         taken = "yes" if reason.matched and reason.kind != "limit" else "no"
         rows[taken, _short(reason.subject), reason.why, reason.source] = None
