@@ -390,6 +390,7 @@ def test_nothing_outlives_a_sweep_that_is_interrupted_or_killed(number, pretende
     sweep = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     assert sweep.stdout.readline() == "ready\n"
     while len(processes("--end-with-stdin")) < 2:
+        assert sweep.poll() is None, sweep.communicate()[1]
         time.sleep(0.1)
     if number == signal.SIGINT:
         os.killpg(sweep.pid, number)  # as a terminal does
