@@ -214,7 +214,13 @@ def draw_history(frame: pd.DataFrame, package: str) -> Any:
     for call in lines.index.drop([*named]):
         axis.plot(releases, lines.loc[call], color="0.75", linewidth=1)
     for call, look in named.items():
-        axis.plot(releases, lines.loc[call], color=look.color, marker=look.marker, label=call)
+        axis.plot(
+            releases,
+            lines.loc[call],
+            color=look.color,
+            marker=look.marker,
+            label=call,
+        )
     axis.axhline(1, color="0.4", linewidth=0.8)
     if named:
         axis.legend(fontsize=7, loc="best")
