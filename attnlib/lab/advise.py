@@ -653,6 +653,8 @@ def advise_layer(
     choice = explain(layer, mode=mode, call=stated, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)
     case = call if isinstance(call, DecodeCase | MlaCase) else _case_of(layer, kv_lens)
+    if mode == MLA_MODE and isinstance(case, DecodeCase):
+        case = _case_of(layer, kv_lens)  # a decode call of MLA's head_dim is one of MLA
     nearest, *others = [
         nearest_calls(case, batches_for(layer, draw)).head(NEAREST)
         for draw in draws_for(layer, gpu)

@@ -3,12 +3,13 @@
     python -m attnlib measure STUDY --gpus all       a Dask worker for each GPU of this machine
     python -m attnlib measure STUDY --dask ADDRESS   the workers of a running scheduler, each with
         export CUDA_VISIBLE_DEVICES=0 DASK_DISTRIBUTED__DIAGNOSTICS__NVML=False
-        dask worker ADDRESS --nworkers 1 --nthreads 1
+        dask worker ADDRESS --nworkers 1 --nthreads 1 --worker-port 40000
 
 What is compared must lie on one GPU, so cases are dealt out, not rounds: a GPU measures all rounds
 of its cases as a `Sweep` does, under its own lock. Items without a case, the ceilings, are measured
 on each GPU. A job is a task, which returns its records; the caller keeps those that its own folder
-lacks. Where a worker dies, its GPU's jobs end with an error: the same command then goes on.
+lacks. A worker that is killed comes back at its port, and Dask gives it its jobs again; what was on
+disk is not measured again. If it stays away, or dies a fourth time, its jobs end with an error.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import logging
 import os
 import re
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 ANSWER_S = 10
 """For a scheduler to answer."""
 START_S = 120
-"""For a worker to start."""
+"""For a worker to start, or to come back once it was killed."""
 RETRIES = 2
 """Of a job that raises, as where another sweep holds the GPU."""
 POLL_S = 0.2
@@ -112,20 +114,22 @@ def _wait_for(left: Tasks, client: Client, sweep: Sweep, bar: Any) -> None:
     Whatever ends the wait, such as Ctrl-C, makes the workers give up what they measure.
     """
     failures = {}
+    seen = {gpu.address: time.monotonic() for gpu, _ in left.values()}
     try:
         while left:
             time.sleep(POLL_S)
             if sweep.stop and sweep.stop():
                 raise StoppedError
-            alive = client.nthreads()
+            now = time.monotonic()
+            seen.update(dict.fromkeys(client.nthreads(), now))
             for task, (gpu, job) in list(left.items()):
                 if task.done():
                     if task.status == "finished":
                         _keep(job.study, gpu.machine, task.result())
                     else:
                         failures[gpu.id] = str(task.exception())
-                elif gpu.address not in alive:  # Dask would wait for it for good
-                    failures[gpu.id] = "its Dask worker died"
+                elif now - seen[gpu.address] > START_S:  # Dask would wait for it for good
+                    failures[gpu.id] = f"its Dask worker died, and did not come back in {START_S} s"
                 else:
                     continue
                 del left[task]
@@ -258,14 +262,18 @@ def local_cluster(environments: Iterable[dict[str, str]]) -> Iterator[Client]:
     distributed = _import_distributed()
     import dask
 
+    environments = list(environments)
+    ports = _free_ports(len(environments))
     workers = {}
-    for number, environment in enumerate(environments):
-        # A nanny starts its worker again if that is killed.
+    for number, (environment, port) in enumerate(zip(environments, ports, strict=True)):
+        # A nanny starts its worker again if that is killed: at the same port, to which Dask then
+        # sends the jobs that it had.
         workers[number] = {
             "cls": distributed.Nanny,
             "options": {
                 "nthreads": 1,
                 "host": "127.0.0.1",
+                "worker_port": port,
                 "memory_limit": 0,
                 "dashboard": False,
                 "silence_logs": logging.CRITICAL,
@@ -287,6 +295,13 @@ def local_cluster(environments: Iterable[dict[str, str]]) -> Iterator[Client]:
         with cluster, distributed.Client(cluster, set_as_default=False) as client:
             client.wait_for_workers(len(workers), timeout=START_S)
             yield client
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of the loopback that nothing listens on, each once."""
+    with ExitStack() as held:
+        servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]
 
 
 @contextmanager

@@ -386,6 +386,14 @@ def test_mla_is_advised_by_the_records_of_the_engines_own_build():
     assert same.notes == advice.notes
 
 
+def test_a_decode_call_of_mlas_head_dim_is_one_of_mla():
+    library = "vllm==0.33.0"
+    told = attnlib.advise("heads=128/1 head_dim=576 page=64 lens=8192x4", library=library)
+    assert str(told) == str(
+        attnlib.advise("mode=mla heads=128/1 page=64 lens=8192x4", library=library)
+    )
+
+
 def test_mla_of_another_engine_has_no_record_of_another_build_under_its_name():
     advice = attnlib.advise(
         MlaSpec(16),

@@ -79,7 +79,7 @@ def index(tmp_path, monkeypatch):
     (rules / "engine.yaml").write_text(RULES)
     monkeypatch.setattr(releases, "PATH", tmp_path / "releases.json")
     monkeypatch.setattr(watch, "CITED", tmp_path / "watch.yaml")
-    monkeypatch.setattr("attnlib.lab.citing.FOLDER", rules)
+    monkeypatch.setattr("attnlib.lab.citing.RULES_FOLDER", rules)
     for name, value in (
         ("INDEX", "1"),
         ("CONFIG_FILE", "/dev/null"),

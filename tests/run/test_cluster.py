@@ -255,32 +255,26 @@ def kill_after_a_record(client, machine, kept):
 
 
 @pytest.mark.slow
-def test_a_killed_dask_worker_loses_no_record_and_the_same_command_goes_on(dask, pretended):
+def test_a_killed_dask_worker_comes_back_and_measures_only_what_it_lacked(dask, pretended):
     bar = Mock()
     kept = {}
     with on_two_gpus() as client:
         asked = client.run(dask.config.get, "distributed.diagnostics.nvml")
         assert set(asked.values()) == {False}
         killer = kill_after_a_record(client, X, kept)
-        died = "^not all was measured: GPU 'x': its Dask worker died$"
-        with pytest.raises(RuntimeError, match=died):
-            measure_on_gpus(STUDY, Sweep(progress=bar), client)
+        assert measure_on_gpus(STUDY, Sweep(progress=bar), client) == (8, [X, Y])
         killer.join()
         assert 0 < len(kept) < 4
-        assert len(files_of(Y)) == 4
-        bar.assert_called_once_with(total=8, unit="item", desc="demo")
-        assert sum(call.args[0] for call in bar().update.call_args_list) == 8
-        bar().close.assert_called_once_with()
-        client.wait_for_workers(2, timeout=20)
-        count, machines = measure_on_gpus(STUDY, Sweep(), client)
-        assert (0 < count < 4, machines) == (True, [X, Y])
         assert kept.items() <= files_of(X).items(), "what was on disk is not measured again"
-        assert homes() == {
+        assert {case: sorted(found) for case, found in homes().items()} == {
             A: on_gpu(X),
             B: on_gpu(Y),
             C: on_gpu(X),
             D: on_gpu(Y),
         }
+        bar.assert_called_once_with(total=8, unit="item", desc="demo")
+        assert sum(call.args[0] for call in bar().update.call_args_list) == 8
+        bar().close.assert_called_once_with()
         assert measure_on_gpus(STUDY, Sweep(), client) == (0, [X, Y])
         # In another order the cases stay where they are.
         for path in [
@@ -296,6 +290,36 @@ def test_a_killed_dask_worker_loses_no_record_and_the_same_command_goes_on(dask,
             C: on_gpu(X),
             D: on_gpu(Y),
         }
+
+
+@pytest.mark.slow
+def test_a_dask_worker_that_stays_away_is_told_and_the_same_command_goes_on(
+    pretended,
+    monkeypatch,
+):
+    async def nothing():
+        pass
+
+    def stay_away(dask_worker):
+        dask_worker.instantiate = nothing
+
+    kept = {}
+    with on_two_gpus() as client, monkeypatch.context() as patch:
+        patch.setattr(cluster, "START_S", 1)
+        client.run(stay_away, nanny=True)
+        killer = kill_after_a_record(client, X, kept)
+        died = "^not all was measured: GPU 'x': its Dask worker died, and did not come back in 1 s$"
+        with pytest.raises(RuntimeError, match=died):
+            measure_on_gpus(STUDY, Sweep(), client)
+        killer.join()
+        assert 0 < len(files_of(X)) < 4
+        assert len(files_of(Y)) == 4
+    with on_two_gpus() as client:
+        count, machines = measure_on_gpus(STUDY, Sweep(), client)
+    assert 0 < count < 4
+    assert machines == [X, Y]
+    assert kept.items() <= files_of(X).items(), "what was on disk is not measured again"
+    assert sorted(homes()[A]) == sorted(homes()[C]) == on_gpu(X)
 
 
 @pytest.mark.slow
@@ -366,6 +390,7 @@ def test_nothing_outlives_a_sweep_that_is_interrupted_or_killed(number, pretende
     sweep = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     assert sweep.stdout.readline() == "ready\n"
     while len(processes("--end-with-stdin")) < 2:
+        assert sweep.poll() is None, sweep.communicate()[1]
         time.sleep(0.1)
     if number == signal.SIGINT:
         os.killpg(sweep.pid, number)  # as a terminal does

@@ -10,7 +10,7 @@ from support.records import measure
 from attnlib.measure.calls.base import Bench
 from attnlib.measure.calls.form import Item
 from attnlib.studies.metadata import eager, schedules, sglang
-from attnlib.studies.metadata.case import MetadataCase
+from attnlib.studies.metadata.case import ONCE, MetadataCase
 from attnlib.studies.metadata.measure import BUILDERS, POISON, MetadataSubject
 
 CASE = MetadataCase("decode", 5, 4, 70, pool_size=9)
@@ -84,7 +84,7 @@ def test_a_step_with_its_schedules_is_one_launch_or_one_in_each_layer(backend, m
     assert record.reason == ""
     assert record.oracle_error == 0.0
     way, _, model = backend.partition("-")
-    if way == schedules.ONCE:
+    if way == ONCE:
         assert asked == []
         return
     launches = {"gpt-oss-120b": 19, "deepseek-v3": 61, "llama-3.1-8b-verify": 32}[model]

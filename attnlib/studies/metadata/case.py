@@ -15,6 +15,16 @@ from ...measure.calls.lengths import sample_seq_lens
 BUILDERS = ("decode", "kv_indices")
 POOL_SIZE = 1024
 YES = "yes"
+ONCE = "once"
+EACH = "each"
+DECODE_MODELS = ("gpt-oss-120b", "deepseek-v3")
+VERIFY_MODELS = ("llama-3.1-8b-verify",)
+"""Models whose schedules are built, `once` a step or in `each` layer (`schedules`)."""
+
+
+def ways(models: tuple[str, ...]) -> tuple[str, ...]:
+    """Backends that build the schedules of these models."""
+    return tuple(f"{way}-{model}" for model in models for way in (ONCE, EACH))
 
 
 @dataclass(frozen=True)

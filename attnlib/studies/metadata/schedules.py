@@ -22,10 +22,7 @@ from ...core.schedule.flash_attn3 import ask_library, sm_count
 from ...core.schedule.kinds import StepSchedules
 from ...core.schedule.words import schedule_words
 from ...core.spec import AttnSpec, MlaSpec, require_word
-from .case import MetadataCase
-
-ONCE = "once"
-EACH = "each"
+from .case import DECODE_MODELS, EACH, VERIFY_MODELS, MetadataCase, ways
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ MODELS = {
     ),
 }
 """DeepSeek's with all heads on a GPU; the last one in verification of drafts."""
-BACKENDS = tuple(f"{way}-{model}" for model in MODELS for way in (ONCE, EACH))
+BACKENDS = ways(DECODE_MODELS + VERIFY_MODELS)
 
 
 def unavailable(backend: str) -> str:

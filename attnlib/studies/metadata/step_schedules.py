@@ -7,8 +7,7 @@ our metadata without a schedule.
 from __future__ import annotations
 
 from ...run.study import Grid, Study
-from .case import MetadataCase
-from .schedules import BACKENDS
+from .case import DECODE_MODELS, VERIFY_MODELS, MetadataCase, ways
 
 TOKENS = 4
 """Drafts that a request verifies."""
@@ -24,8 +23,8 @@ VERIFY = (
     MetadataCase("decode", 1024, 64, 8192, seq_len_delta=TOKENS),
 )
 FUSED = "metadata-fused"
-OF_DECODE = tuple(name for name in BACKENDS if not name.endswith("verify"))
-OF_VERIFY = tuple(name for name in BACKENDS if name.endswith("verify"))
+OF_DECODE = ways(DECODE_MODELS)
+OF_VERIFY = ways(VERIFY_MODELS)
 BEHIND = ("graph-behind",)
 
 STUDY = Study(
