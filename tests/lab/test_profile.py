@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from support.words import flat
 import torch
+from support.words import flat
 
 import attnlib
 from attnlib.lab.profile import call_words
