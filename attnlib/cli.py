@@ -236,6 +236,7 @@ def _diagnose(
     shape: str = "",
     fail_on: str = "",
     as_json: bool = False,
+    details: bool = False,
 ) -> int:
     """Find attention kernels and known problems in a server's trace, or compare two traces.
 
@@ -245,11 +246,17 @@ def _diagnose(
     With --fail-on pattern it is 1 where AFTER shows a known pattern that TRACE does not.
     """
     from .lab.diagnose import TraceChange, diagnose
+    from .lab.diagnosis import Diagnosis
 
     if fail_on and not after:
         raise ValueError(f"--fail-on {fail_on} must have two traces, TRACE and AFTER, got one")
     answer = diagnose(trace, after, **_facts_of_shape(shape))
-    _say(_in_json(answer.to_dict()) if as_json else answer)
+    if as_json:
+        _say(_in_json(answer.to_dict()))
+    elif details and isinstance(answer, Diagnosis):
+        _say(answer.details)
+    else:
+        _say(answer)
     if not isinstance(answer, TraceChange):
         return 0
     if fail_on == "pattern":
@@ -367,6 +374,7 @@ def _bisect(
     releases: str = "",
     overlay: Sequence[str] = (),
     as_json: bool = False,
+    details: bool = False,
     **how: Any,
 ) -> None:
     """Find the first release that made a case slower, or fast again.
@@ -389,15 +397,7 @@ def _bisect(
         _say(_in_json(search.to_dict()))
         return
     given = "".join(f" --overlay {shlex.quote(argument)}" for argument in overlay)
-    reference = f"{search.releases[0]} ({search.steps[0].reference_family})"
-    text = f"""{search.backend} of {search.package}, {search.case.label}, on {search.machine}
-first {search.word} release: {search.changed}
-searched {", ".join(search.releases)}; ratio: run time over that of {reference}
-
-{search.table.to_string(index=False)}
-
-repeat with: {search.command}{given}"""
-    _say(text)
+    _say(search.details_with(given) if details else search)
 
 
 def _compare(
@@ -507,6 +507,7 @@ def _advise(
     server: Sequence[str] = (),
     call: Sequence[str] = (),
     as_json: bool = False,
+    details: bool = False,
     **options: Any,
 ) -> int:
     """Say what runs a decode call, its known problems, and the nearest records.
@@ -564,7 +565,7 @@ def _advise(
         _measured(unused, *measured)
     advice = advise(*asked, facts=facts, **how)
     if not measure:
-        return _advised(advice, as_json)
+        return _advised(advice, as_json, advice.details if details else "")
     if named:
         _say(f"{advice.choice.library} on {advice.choice.gpu} runs {advice.runs_as}")
     return 0
@@ -620,9 +621,14 @@ def _measured(unused: Sequence[str], *call: Any) -> None:
         _say(f"all backends are measured here; not used: {', '.join(unused)}", file=sys.stderr)
 
 
-def _advised(advice: "Advice | Stacks", as_json: bool) -> int:
-    """Print advice; returns the exit status: `KNOWN_PROBLEM` if one holds that has a size."""
-    _say(_in_json(advice.to_dict()) if as_json else advice)
+def _advised(
+    advice: "Advice | Stacks",
+    as_json: bool,
+    text: str = "",
+) -> int:
+    """Print advice, or another `text` of it; returns the exit status: `KNOWN_PROBLEM` if one holds
+    that has a size."""
+    _say(_in_json(advice.to_dict()) if as_json else text or advice)
     return KNOWN_PROBLEM if advice.holding else 0
 
 
@@ -715,11 +721,11 @@ def _watch_measured(
     return CHANGED if len(found.slower) else 0
 
 
-def _explain(as_json: bool = False, **given: Any) -> None:
+def _explain(as_json: bool = False, details: bool = False, **given: Any) -> None:
     """Show which backend a library picks and why, or what changes between releases (no GPU)."""
     from .select.text import answer
 
-    _say(answer(given, as_json))
+    _say(answer(given, as_json, details))
 
 
 def _known_facts() -> str:
@@ -753,6 +759,12 @@ JSON: Options = {
         action="store_true",
         dest="as_json",
         help="print JSON instead of text",
+    ),
+}
+DETAILS: Options = {
+    "--details": dict(
+        action="store_true",
+        help="print all that is known, with sources",
     ),
 }
 OVERLAY: Options = {
@@ -881,6 +893,7 @@ BISECT: Options = {
         help="search only these releases; default: all",
     ),
     **OVERLAY,
+    **DETAILS,
     **JSON,
 }
 COMPARE: Options = {
@@ -1069,6 +1082,7 @@ ADVISE: Options = {
         action="store_true",
         help="benchmark all backends on this GPU; JIT builds of kernels take minutes",
     ),
+    **DETAILS,
     **JSON,
 }
 EXPLAIN: Options = {
@@ -1097,6 +1111,7 @@ EXPLAIN: Options = {
         help="an engine's rule, or a backend's name; default: auto",
     ),
     **CALL,
+    **DETAILS,
     **JSON,
 }
 DIAGNOSE: Options = {
@@ -1120,6 +1135,7 @@ DIAGNOSE: Options = {
         help="exit status of two traces: 0 not slower, 1 slower, 3 not decided, 2 wrong use; "
         "or 1 where AFTER shows a known pattern that TRACE does not",
     ),
+    **DETAILS,
     **JSON,
 }
 REPRO: Options = {

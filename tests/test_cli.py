@@ -317,6 +317,10 @@ EXPLAIN = ("explain", "--library", "flashinfer==0.6.3", "--mode", "decode", "--h
 def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons(capsys):
     assert cli.main([*EXPLAIN, "--gpu", "sm90"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
+    short = rest[rest.index("") :]
+    assert short[2] == "yes  fa3         a general function chooses, fa3 on Hopper"
+    assert cli.main([*EXPLAIN, "--gpu", "sm90", "--details"]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
     assert first == "flashinfer==0.6.3, decode on sm90, policy auto: fa3"
     assert any("[flashinfer-fa3-decode-auto]" in line for line in rest)
     rows = rest[rest.index("") :]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from support.words import flat
 
 from attnlib import cli
 from attnlib.core import require_plan
@@ -27,7 +28,7 @@ def told(capsys):
         for name, folder in FOLDERS.items():
             line = line.replace(name, str(folder))
         assert cli.main(shlex.split(line)) in MAY_END_WITH
-        return capsys.readouterr().out
+        return flat(capsys.readouterr().out)
 
     return run
 

@@ -33,12 +33,31 @@ from ..run.study import in_about
 from ..select import Call, Choice, explain
 from ..select.asked import DECODE, asked_kinds, facts_stated, is_checkpoint, layer_said
 from ..select.facts import gpu_named
-from ..select.known import HOLDS, PROBLEMS, Found, known_problems, report, to_data
+from ..select.known import (
+    HOLDS,
+    PROBLEMS,
+    Found,
+    known_problems,
+    report,
+    report_in_brief,
+    to_data,
+)
 from ..select.libraries import AUTO, find
+from ..select.lines import DETAILS
 from ..select.situation import SERVED_CONTEXT, card_named, situation_of, with_dp_attention
 from ..studies import PACE, plan_rivals, random_batches
 from ..studies.splits import split_cap
-from .cards import Card, Shown, in_words
+from .advised_times import (
+    confidence_of_call,
+    confidence_of_nearest,
+    mean_slowdowns,
+    mean_speedups,
+    of_other_pages,
+    recorded_rows,
+    shown,
+    with_speedups,
+)
+from .cards import Brief, Card, in_columns, in_words
 from .engine_builds import (
     ANOTHER_BUILD,
     RECORDED_GPU,
@@ -75,6 +94,8 @@ SPLIT_CAP_GQA = f"{SPLIT_CAP}-gqa"
 CHOICE_RATIO = "time / engine's choice"
 FASTEST_RATIO = "time / fastest"
 """Ratios of times, as the table names them."""
+FEWEST_BACKENDS = 2
+"""Backends on record of a call from which they are told of without the engine's pick."""
 CLOSE = 1.06
 """Backends within this ratio of the best, in the mean, are no clear winner and loser."""
 DISTANCE = "distance 3: about a factor of two in tokens or requests; above 6: weak evidence."
@@ -84,7 +105,7 @@ LATENT_DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Advice(Shown):
+class Advice(Brief):
     """The rule's `choice` for a call, and `nearest`, a row per recorded batch, nearest first.
 
     Columns of `nearest`: case, distance, a column of median us per backend, rounds, spread (largest
@@ -229,9 +250,6 @@ class Advice(Shown):
     @property
     def notes(self) -> list[str]:
         """What to mind: of the records, of the rule, of the engine."""
-        layer = self.layer
-        choice = self.choice
-        nearest = self.nearest
         notes = [*report(self.known), *self._sizes_of_heads(), *self._slower_notes()]
         notes += self._how_sure()
         if len(self.times_beside):
@@ -240,44 +258,60 @@ class Advice(Shown):
             notes.append(f"By the nearest batches of another draw ({gpus}): {names}.")
         if self.same.empty:
             notes.append("All times below were measured on other batches.")
-        if self.of_model:
-            notes.append(self.of_model)
-        if nearest.day.min() < PRESENT_PLANNER and random_batches.PLANNED in self.times:
+        if self.nearest.day.min() < PRESENT_PLANNER and random_batches.PLANNED in self.times:
             notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
+        notes += self._of_choice()
+        if lost := self._splits_lost():
+            notes.append(lost)
+        near = self.nearest.distance.iloc[0]
+        if near > OTHER_KERNEL:
+            notes.append(f"Nothing near is on record: the nearest batch is at distance {near:.1f}.")
+        notes += [*self._not_of_gpu(), *self._not_of_layer()]
+        if lacked := self._lacked_by_engine():
+            where = f"{self.choice.library} on {self.choice.gpu}"
+            notes.append(f"Not in {where}: {', '.join(lacked)}.")
+        page_size = self.layer.page_size
+        if page_size % 16 and not self.is_latent:
+            words = f"Left out, as they refuse pages of {page_size}"
+            notes.append(f"{words}: {', '.join(plan_rivals.PAGES_OF_16)}.")
+        return notes
+
+    def _of_choice(self) -> list[str]:
+        """What to mind of the layer and of the rule's pick."""
+        choice = self.choice
+        notes = [self.of_model] if self.of_model else []
         if choice.refused_page:
             words = f"takes pages of {choice.pages}, not of {choice.refused_page}"
             notes.append(f"{choice.backend} of {choice.library} {words}.")
-        near = nearest.distance.iloc[0]
-        if near > OTHER_KERNEL:
-            notes.append(f"Nothing near is on record: the nearest batch is at distance {near:.1f}.")
         if choice.problem:
             notes.append(f"The rule's pick cannot run: {choice.problem}.")
-        if lost := self._splits_lost():
-            notes.append(lost)
-        if choice.gpu != RECORDED_GPU:
-            gpus = _listed(nearest.gpu)
-            notes.append(f"No batch is on record of {choice.gpu}: these are of {gpus}.")
-        elif self.card_name and self.card_name not in map(card_named, nearest.gpu):
-            gpus = _listed(nearest.gpu)
-            words = f"No batch is on record of an {self.card_name.upper()}: these are of {gpus}"
-            notes.append(f"{words}, whose SMs, rates and bandwidth are others.")
+        return notes
+
+    def _not_of_gpu(self) -> list[str]:
+        """That the nearest batches are of another GPU."""
+        gpus = _listed(self.nearest.gpu)
+        if self.choice.gpu != RECORDED_GPU:
+            return [f"No batch is on record of {self.choice.gpu}: these are of {gpus}."]
+        if not self.card_name or self.card_name in map(card_named, self.nearest.gpu):
+            return []
+        words = f"No batch is on record of an {self.card_name.upper()}: these are of {gpus}"
+        return [f"{words}, whose SMs, rates and bandwidth are others."]
+
+    def _not_of_layer(self) -> list[str]:
+        """What the nearest batches lack of the call: its size, its layer, the pick."""
+        layer = self.layer
+        notes = []
         sizes = {} if self.is_latent else SIZE_WORDS
         for name, words in sizes.items():
             value = kernel_of(layer)[name]
-            recorded = sorted({*nearest[name]})
+            recorded = sorted({*self.nearest[name]})
             if value not in recorded:
                 words = f"{words} {value}: these are of {_listed(recorded)}"
                 notes.append(f"No batch near it is on record of {words}.")
         if layer.window or self.has_sinks:
-            notes.append("No batch has a window or sinks, and the last line measures without.")
+            notes.append("No batch has a window or sinks, and --measure measures without.")
         if not self.ours:
-            notes.append(f"No batch near it is on record of {choice.kernel or 'the pick'}.")
-        if lacked := self._lacked_by_engine():
-            where = f"{choice.library} on {choice.gpu}"
-            notes.append(f"Not in {where}: {', '.join(lacked)}.")
-        if layer.page_size % 16 and not self.is_latent:
-            words = f"Left out, as they refuse pages of {layer.page_size}"
-            notes.append(f"{words}: {', '.join(plan_rivals.PAGES_OF_16)}.")
+            notes.append(f"No batch near it is on record of {self.choice.kernel or 'the pick'}.")
         return notes
 
     def _sizes_of_heads(self) -> list[str]:
@@ -306,14 +340,21 @@ class Advice(Shown):
         close = int((means <= CLOSE * means.min()).sum())
         if close > 1:
             notes.append(f"No clear winner: {close} backends lie within 6 %.")
+        return [*notes, *self._other_heads(), *self._other_build(self.ours)]
+
+    def _other_heads(self) -> list[str]:
+        """That the nearest batch has other heads."""
         heads = self.nearest.heads.iloc[0]
-        if heads != self.layer.heads:
-            notes.append(f"The nearest batch has other heads ({heads}).")
-        if (self.runs or {}).get(self.ours, "").endswith(ANOTHER_BUILD):
-            is_sglang = self.choice.library.startswith(SGLANG)
-            lacks = ", which lacks SGLang's cap" if is_sglang else f" ({self.ours})"
-            notes.append(f"Times of the engine's choice below are of another build{lacks}.")
-        return notes
+        if heads == self.layer.heads:
+            return []
+        return [f"The nearest batch has other heads ({heads})."]
+
+    def _other_build(self, own: str) -> list[str]:
+        """That the times of the engine's choice are of a build that is not the engine's."""
+        if not (self.runs or {}).get(own, "").endswith(ANOTHER_BUILD):
+            return []
+        lacks = ", which lacks SGLang's cap" if self.engine == SGLANG else f" ({own})"
+        return [f"Times of the engine's choice are of another build{lacks}."]
 
     @property
     def slower_by_records(self) -> str:
@@ -330,10 +371,13 @@ class Advice(Shown):
 
     def _slower_notes(self) -> list[str]:
         """`slower_by_records`, and whether SGLang's other cap can help at all."""
-        notes = list(filter(None, [self.slower_by_records]))
-        if self._has_caps() and not self._loses_splits():
-            notes.append("No request loses splits in this call: SPLITS=bounded does not help.")
-        return notes
+        return [*filter(None, [self.slower_by_records]), *self._no_help()]
+
+    def _no_help(self) -> list[str]:
+        """That SGLang's other cap cannot help, where it can be chosen."""
+        if not self._has_caps() or self._loses_splits():
+            return []
+        return ["No request loses splits in this call: SPLITS=bounded does not help."]
 
     def _has_caps(self) -> bool:
         """Whether the pick is a build of FlashAttention-3 whose cap of splits can be chosen."""
@@ -402,14 +446,91 @@ class Advice(Shown):
             facts.append((f"in {study}", f"{how}, us: {times}"))
         return facts
 
+    def brief(self) -> list[str]:
+        """What runs, known problems with their sizes, and times of the engine's backends."""
+        choice = self.choice
+        where = f"{choice.library} on {self.card_name or choice.gpu}"
+        return [
+            self._title,
+            f"{where} runs {choice.picked}: {choice.decided_by.why}",
+            *self._of_choice(),
+            *report_in_brief(self.known, self.card_name),
+            "",
+            *(self._this_call_in_brief() or self._nearest_in_brief()),
+            f"Nearest batches, other cards, sources, how to measure: {DETAILS}",
+        ]
+
+    def _this_call_in_brief(self) -> list[str]:
+        """The times of the engine's backends at this call, and whether they decide; none where no
+        record is of it."""
+        names = [own_build(self.choice), self.ours]
+        recorded = {*self.same.backend}
+        own = next((name for name in names if name in recorded), "")
+        rows = recorded_rows(self.same, own, self.runs)
+        if not own and len(rows) < FEWEST_BACKENDS:
+            return []
+        first = rows.iloc[0]
+        if first.study == split_cap.STUDY.name and self.is_latent:
+            others = of_other_pages(self.nearest, rows, own, self.runs)
+            rows = pd.concat([rows, others], ignore_index=True)
+        how = ", ".join(filter(None, (first.study, first.gpu, first.timer, first.page_table)))
+        table = with_speedups(rows, own)
+        pick = table[table.backend == own] if own else table
+        is_same_card = self.card_name in ("", card_named(first.gpu))
+        is_here = is_same_card and self.choice.gpu == RECORDED_GPU
+        if not is_here and not self._not_of_gpu():  # the nearest batches are of this GPU
+            return []
+        return [
+            f"This call on record ({how}):",
+            *in_columns(shown(table, own, self.runs, self.engine)),
+            confidence_of_call(int(pick.rounds.min()), bool(own), is_here),
+            *([] if is_here else self._not_of_gpu()),
+            *self._no_help(),
+        ]
+
+    def _nearest_in_brief(self) -> list[str]:
+        """The speedups of the engine's backends over its pick in the nearest batches, and what
+        those batches lack of this call."""
+        gpus = _listed(self.nearest.gpu)
+        lacks = "" if self.same.empty else " of this engine and GPU"
+        near = f"the {len(self.nearest)} nearest batches ({gpus})"
+        lines = [f"This call is not on record{lacks}; {near}:"]
+        times = self.times
+        if self._has_caps():
+            times = self._comparable_times(own_build(self.choice), self._loses_splits())
+        table = mean_speedups([times, self.times_beside], self.ours, self.runs)
+        if not self.ours:
+            table = mean_slowdowns(times, self.runs)
+        if len(table):
+            lines += in_columns(shown(table, self.ours, self.runs, self.engine))
+        else:
+            lines.append("The engine has none of the backends that they were measured with.")
+        off = [*self._not_of_gpu(), *self._not_of_layer()]
+        return [
+            *lines,
+            confidence_of_nearest(self.nearest.distance.iloc[0], not off),
+            *off,
+            *self._other_heads(),
+        ]
+
+    @property
+    def engine(self) -> str:
+        """The library without its release."""
+        return self.choice.library.partition("==")[0]
+
+    @property
+    def _title(self) -> str:
+        """The call, and its tokens."""
+        tokens = f"{sum(self.lengths):,} tokens"
+        return f"{shortened(_case_of(self.layer, self.lengths).label)}: {tokens}"
+
     def card(self) -> Card:
         """The rule, what other backends would change, the nearest batches, how to measure."""
         table = self.table()
         numbers = table.select_dtypes("float").columns
-        tokens = f"{sum(self.lengths):,} tokens"
         time = in_about((ROUNDS, ROUNDS * len(BACKENDS)), pace=PACE)
         return Card(
-            title=f"{shortened(_case_of(self.layer, self.lengths).label)}: {tokens}",
+            title=self._title,
             notes=self.notes,
             facts=self.facts,
             table=in_words(table, dict.fromkeys(numbers, ".3f")),

@@ -35,13 +35,16 @@ from ..run.pairs import (
 )
 from ..run.releases import available_releases, parse_release, releases_between
 from ..run.study import Study, Sweep, machine_shown, mode
-from .cards import Card, Shown, fact_lines
+from ..select.lines import command_lines, fitted
+from .cards import Brief, Card, fact_lines, in_columns, in_words
 
 RELEASES = re.compile(r" --releases (\S+)")
 ROUND_LIMIT = 12
+"""Rounds after which a verdict that is still ambiguous will not become clear by itself."""
 SHOWN_COMMAND = 600
 """Letters of the longest command that a card shows."""
-"""Rounds after which a verdict that is still ambiguous will not become clear by itself."""
+UNKNOWN = "unknown"
+"""The kernel family of what has none."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Step:
 
 
 @dataclass(frozen=True, repr=False)
-class Bisection(Shown):
+class Bisection(Brief):
     """What was asked, the releases searched (the first is the reference), the steps, the answer.
 
     `changed` is the first release of the new speed; `machine` has the records.
@@ -108,6 +111,16 @@ class Bisection(Shown):
         return f"python -m attnlib bisect {words}"
 
     @property
+    def _time(self) -> str:
+        """The column of the table that has ratios of times."""
+        return f"time / time of {self.releases[0]}"
+
+    @property
+    def _ratio_in_words(self) -> str:
+        """How the short text heads that column."""
+        return "slowdown" if self.word == "slower" else self._time
+
+    @property
     def table(self) -> pd.DataFrame:
         """The steps in order: release over the reference, and the kernels of both."""
         steps = pd.DataFrame([step.to_dict() for step in self.steps])
@@ -116,15 +129,46 @@ class Bisection(Shown):
             "release": "release",
             "ran": "kernel",
             "reference_ran": f"kernel of {reference}",
-            "ratio": f"time / time of {reference}",
+            "ratio": self._time,
             "95 % CI": "95 % CI",
             "verdict": "verdict",
             "rounds": "rounds",
         }
         steps["95 % CI"] = intervals(steps)
-        if set(steps.ran) == {"unknown"}:  # such as of metadata, which has no kernel family
+        if set(steps.ran) == {UNKNOWN}:  # such as of metadata, which has no kernel family
             del names["ran"], names["reference_ran"]
         return steps.round({"ratio": 2})[[*names]].rename(columns=names)
+
+    def brief(self) -> list[str]:
+        """The first release of the new speed, and the steps by time against the reference."""
+        reference = self.releases[0]
+        if (family := self.steps[0].reference_family) != UNKNOWN:
+            reference += f" ({family})"
+        head = [
+            f"first {self.word} release: {self.changed}",
+            f"{self.package} on {self.machine}, backend {self.backend} against {reference}",
+            shortened(self.case.label),
+            "",
+        ]
+        rows = self.table.rename(columns={self._time: self._ratio_in_words})
+        rows = rows.drop(columns=f"kernel of {self.releases[0]}", errors="ignore")
+        return head + in_columns(in_words(rows, {self._ratio_in_words: ".2f"}))
+
+    @property
+    def details(self) -> str:
+        """The short text, what was searched, and the line that repeats it."""
+        return self.details_with("")
+
+    def details_with(self, options: str) -> str:
+        """The details; the line that repeats the search has further options."""
+        lines = [
+            *self.brief(),
+            "",
+            f"searched {', '.join(self.releases)}",
+            f"records of {self.records_of}",
+            "repeat with:",
+        ]
+        return "\n".join([fitted(lines), *command_lines(self.command + options)])
 
     def card(self) -> Card:
         """The first release of the new speed, and the steps that led to it."""

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 
 from ..measure.printable import printable
+from ..select.lines import NO_VALUE, WIDTH, command_lines, fact_rows, fitted, folded, table_lines
 
 MAX_ROWS = 20
 NO_BAR = -1.0
 DIGITS = 3
 SHORT = "short"
 """The form of a number that is said with `DIGITS` digits."""
-NO_VALUE = "-"
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE = (TEMPLATES / "card.css").read_text(encoding="utf-8")
 
@@ -68,6 +68,22 @@ class Shown:
         return as_text(self.card())
 
 
+class Brief(Shown):
+    """Something with a card whose text is short; `details` has what the card has."""
+
+    def brief(self) -> list[str]:
+        """The lines of the short text."""
+        raise NotImplementedError
+
+    @property
+    def details(self) -> str:
+        """All that is known, as text."""
+        return as_text(self.card())
+
+    def __repr__(self) -> str:
+        return _as_printed(fitted(self.brief()))
+
+
 BLANK = ("", "")
 """A fact that is an empty line."""
 
@@ -112,22 +128,37 @@ def fill_template(template: Path, **values: Any) -> str:
 
 def as_text(card: Card) -> str:
     """The card as aligned lines."""
-    lines = [card.title, *card.notes]
-    width = max((len(label) for label, _ in card.facts), default=0)
-    for label, value in card.facts:
-        lines.append(f"  {label:<{width}}  {value}")
+    lines = [fitted([card.title, *card.notes]), *fact_rows(card.facts)]
     for caption, table, _ in card.tables:
         lines.append("")
         if caption != card.caption:
             lines.append(f"{caption}:")
-        lines.append(table.head(MAX_ROWS).to_string(index=False))
+        lines += _table_text(table.head(MAX_ROWS))
         lines += _left_out(table)
     lines.append("")
     if card.code:
-        lines += [card.code_caption, card.code, ""]
-    lines.append(card.footer)
-    text = printable("\n".join(lines)).strip("\n")
-    return "\n".join(line.rstrip() for line in text.splitlines())
+        lines += [card.code_caption, *command_lines(card.code), ""]
+    lines += folded(card.footer)
+    return _as_printed("\n".join(lines))
+
+
+def _as_printed(text: str) -> str:
+    """A text without what steers a terminal, and without blanks at the ends of lines."""
+    lines = printable(text).strip("\n").splitlines()
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _table_text(table: pd.DataFrame) -> list[str]:
+    """The lines of a table; one that is too wide has its widest cells in several lines."""
+    lines = table.to_string(index=False).splitlines()
+    return lines if max(map(len, lines)) <= WIDTH else in_columns(table)
+
+
+def in_columns(table: pd.DataFrame) -> list[str]:
+    """The lines of a table of words: words stand left, numbers right."""
+    if table.empty:
+        return []
+    return table_lines([list(map(str, table)), *table.astype(str).to_numpy().tolist()])
 
 
 def in_words(table: pd.DataFrame, forms: Mapping[str, str]) -> pd.DataFrame:

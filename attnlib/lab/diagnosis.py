@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
@@ -25,8 +25,10 @@ from ..measure.marks import DECODE, SGLANG, VERIFY
 from ..measure.spans import Span
 from ..measure.steps import EITHER, UNKNOWN, Step, find_steps, idle_under
 from ..measure.trace_file import Trace, read_trace
-from ..select.known import Found, report, to_data
-from .cards import Card, Shown, fact_lines, in_digits
+from ..select.known import PROBLEMS, Found, report, report_in_brief, size_in_brief, to_data
+from ..select.lines import DETAILS, fact_rows
+from ..select.situation import card_named
+from .cards import BLANK, Brief, Card, fact_lines, in_columns, in_digits
 from .fix_gains import LENS, LONGEST, SIZES, STATED, gained
 from .patterns import PATTERNS, WAITING, Pattern, kind_of, ran, tile_rows
 from .step_rows import around, calls_in, host_rows, kernel_rows, lengths_of
@@ -73,12 +75,18 @@ NO_WHOLE_STEP = "No decode step but at an end of the trace: what runs before it 
 NO_TILES = "Names are without template arguments: fa2's tiles are unseen."
 
 
+ASKS = (NO_LENGTHS, NO_HEADS, NO_BATCH_SIZE)
+"""What a caller can state, so that more is said."""
+MOST_IN_BRIEF = 6
+LEFT_TO_DETAILS = ["library", "per attention call"]
+"""Kernels of a short answer, and the columns that it leaves out."""
+SAVING = "Possible saving per step: "
 HEADS = {"is": "purpose", "of": "library", "a step": "launches a step"}
 """Columns as a card heads them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Diagnosis(Shown):
+class Diagnosis(Brief):
     """What a trace shows; `shape` is what the trace and the caller tell of the layer."""
 
     trace: Trace
@@ -201,15 +209,17 @@ class Diagnosis(Shown):
 
     def unseen(self) -> list[str]:
         """What the trace could not show."""
-        notes = [TIMES]
-        notes += self.blind()
+        return [TIMES, *self.blind(), *self.idles()]
+
+    def idles(self) -> list[str]:
+        """Where the GPU idles for long in steps of decode."""
+        notes = []
         for row in self.around().to_dict("records"):
             if row["step"] in DECODES and row["us idle before"] > WAITING * row["us busy"]:
                 us = f"{row['us idle before']:,.0f} us before the first layer"
                 step = row["step"]
                 notes.append(f"The GPU idles for {us} of a {step} step; a profiler adds to it.")
-        notes += self._longest_waits()
-        return notes
+        return [*notes, *self._longest_waits()]
 
     def _longest_waits(self) -> list[str]:
         """What is said of each kind of decode step in which the CPU waits in one call for long.
@@ -299,21 +309,63 @@ class Diagnosis(Shown):
             "unseen": self.unseen(),
         }
 
-    def card(self) -> Card:
-        """Facts, kernels, and the patterns that show."""
-        patterns = self.patterns.to_dict("records")
-        facts = fact_lines([*patterns, self.shape])
+    def brief(self) -> list[str]:
+        """The patterns that show, the kernels of attention, and what to state for more."""
+        card = card_named(self.trace.gpu)
+        facts: list[tuple[str, str]] = []
+        for row in self.patterns.to_dict("records"):
+            facts += [*_pattern_facts(row, card), BLANK]
+        if call := [*self._call_in_words()]:
+            facts.append(("call", ", ".join(call)))
+        for row in self.around().to_dict("records"):
+            if row["step"] in DECODES:
+                facts.append((f"{row['step']} step", _step_in_words(row)))
+        asks = [note for note in self.blind() if note in ASKS]
+        kernels = self.table() if self.steps else self.kernels()
         if not self.steps:
-            facts.append(("no attention", "of the known kernels; by time there ran the following"))
-        names = {row["pattern"] for row in patterns}
+            facts.append(("no attention", "of the known kernels; most time is in"))
+        words = _digits(kernels.head(MOST_IN_BRIEF)).drop(columns=LEFT_TO_DETAILS, errors="ignore")
+        return [
+            f"{self._title}; {self.origin}",
+            *report_in_brief(self.known, card),
+            *fact_rows(facts),
+            "",
+            *in_columns(words),
+            "",
+            *self.idles(),
+            *asks,
+            f"All kernels, steps, calls of the host, what the trace does not show: {DETAILS}",
+        ]
+
+    def _call_in_words(self) -> Iterator[str]:
+        """What the trace and the caller tell of the layer and the batch."""
+        for name, value in self.shape.items():
+            yield f"{name} {value}"
+        for kind, steps in self.usual.items():
+            step = steps[len(steps) // 2]
+            if step.batch_size and step.mark.query_tokens > step.batch_size and kind in DECODES:
+                tokens = step.mark.query_tokens // step.batch_size
+                yield f"{tokens} query tokens per request in {kind} steps"
+
+    @property
+    def _title(self) -> str:
+        """`fa2_unsplit.json.gz: 4 steps, 1 known pattern`."""
+        names = {row["pattern"] for row in self.patterns.to_dict("records")}
         steps = _counted(len(self.steps), "step")
-        kinds = [*self.usual] or ["whole trace"]
-        of_one = f" ({kinds[0]})" if len(kinds) == 1 else ""
         counted = "no known pattern"
         if names:
             counted = _counted(len(names), "known pattern")
+        return f"{self.trace.path}: {steps}, {counted}"
+
+    def card(self) -> Card:
+        """Facts, kernels, and the patterns that show."""
+        facts = fact_lines([*self.patterns.to_dict("records"), self.shape])
+        if not self.steps:
+            facts.append(("no attention", "of the known kernels; by time there ran the following"))
+        kinds = [*self.usual] or ["whole trace"]
+        of_one = f" ({kinds[0]})" if len(kinds) == 1 else ""
         return Card(
-            title=f"{self.trace.path}: {steps}, {counted}",
+            title=self._title,
             notes=[*report(self.known), *self.unseen()],
             facts=facts,
             table=_digits(self.table()),
@@ -326,6 +378,38 @@ class Diagnosis(Shown):
                 ("lengths by the marks, a row a step", _readable(self.lengths())),
             ],
         )
+
+
+def _step_in_words(row: Row) -> str:
+    """How long a row of `around` says a step is, and what it waits for."""
+    times = {"": "us", "GPU busy ": "us busy", "host waits ": "us the host waits"}
+    words = [f"{what}{row[name]:,.0f} us" for what, name in times.items() if pd.notna(row[name])]
+    return ", ".join(words)
+
+
+def _pattern_facts(row: Row, card: str) -> list[tuple[str, str]]:
+    """A pattern in brief: what it is, what shows it, what to do, and what that may save."""
+    facts = {
+        "pattern": row["pattern"],
+        "evidence": row["evidence"],
+        "us per step": in_digits(row["us per step"]),
+        "fix": row["fix"],
+        "possible saving": "",
+        "size": "",
+        "known problem": row["known problem"],
+    }
+    # What to state for a narrower gain is among the details.
+    gain = row["by the records"].partition(" Pass ")[0].rstrip(".")
+    names = list(filter(None, row["known problem"].split(", ")))
+    problems = [PROBLEMS[name] for name in names]
+    if gain == sizes_of(problems):
+        sizes = [size_in_brief(problem, card) for problem in problems]
+        facts["size"] = "; ".join(dict.fromkeys(filter(None, sizes)))
+    else:
+        facts["possible saving"] = gain.removeprefix(SAVING)
+    if names and row["since"]:
+        facts["known problem"] += f" ({row['since']})"
+    return fact_lines([facts])
 
 
 def _digits(table: pd.DataFrame) -> pd.DataFrame:

@@ -32,6 +32,9 @@ CAPS_SINCE = Version("0.5.16")
 """The first SGLang whose FlashAttention-3 caps splits by the rows of all requests
 (`studies.splits.split_cap`), and in which our plugin may choose the cap (`engines.sglang`)."""
 ANOTHER_BUILD = "of another build"
+PLANNER = "our planner"
+PLUGIN = "our plugin, "
+"""What is of ours, not of the engine: our planner, and how the settings of our plugin begin."""
 LATENT_SUFFIX = "-mla"
 """How names of backends of MLA end."""
 LATENT_NAMES = {
@@ -101,7 +104,7 @@ def run_by_engine(
                 choice = explain(layer, mode=mode, call=facts, **how)
                 _add_builds(runs, choice, words, recorded)
     if random_batches.FA2 in runs:
-        runs[random_batches.PLANNED] = "our planner"
+        runs[random_batches.PLANNED] = PLANNER
     suffix = LATENT_SUFFIX if mode in LATENT_MODES else ""
     if engine.name == SGLANG and f"{FLASH_ATTN_3}{suffix}" in runs:
         _add_sglangs(runs, suffix, release)
@@ -137,7 +140,7 @@ def _add_sglangs(runs: dict[str, str], suffix: str, release: Version | None) -> 
         runs[build] = f"{word}, {ANOTHER_BUILD}"
     if release and release >= CAPS_SINCE:
         for cap in (UPSTREAM, BOUNDED):
-            runs[f"{own}@{cap}"] = f"our plugin, SPLITS={cap}"
+            runs[f"{own}@{cap}"] = f"{PLUGIN}SPLITS={cap}"
 
 
 def rivals_of(
@@ -173,7 +176,7 @@ def time_on_record(
         if ratio > worst:
             worst = ratio
             said = (
-                f"On record of this call {own} takes {ratio:.2f} times as long as "
+                f"On record of this call {own} has {_slowdown(ratio)} "
                 f"{_named(best, runs)} ({study}, {gpu})."
             )
     return said
@@ -201,8 +204,15 @@ def slower_nearby(
     if not best or ratios[best] <= SLOWER_BY:
         return ""
     return (
-        f"{counts[best]} of the nearest recorded batches take {1 / ratios[best]:.2f} of the time "
-        f"with {_named(best, runs)} (geometric mean)."
+        f"Over {counts[best]} of the nearest recorded batches {own} has "
+        f"{_slowdown(ratios[best])} {_named(best, runs)} (geometric mean)."
+    )
+
+
+def _slowdown(ratio: float) -> str:
+    """A ratio of times as a slowdown against what follows, or a speedup over it."""
+    return (
+        f"a speedup of {1 / ratio:.2f} over" if ratio < 1 else f"a slowdown of {ratio:.2f} against"
     )
 
 

@@ -16,6 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..core.yaml_file import Kind, read_yaml, require_fields
 from .facts import FLAGS
+from .lines import DETAILS
 from .models import DATA
 from .rules import Condition, Group, When, conditions
 from .situation import (
@@ -25,6 +26,7 @@ from .situation import (
     SERVER,
     SERVER_NUMBERS,
     Situation,
+    card_named,
 )
 
 KNOWN_FOLDER = DATA / "known"
@@ -333,14 +335,36 @@ def how_much(problem: Problem) -> list[str]:
         return lines
     lines = []
     for size in sizes().get(problem.id, {}).get("sizes", ()):
-        ratio = f"{size['median']:.2f} times as long in the median"
         spread = f"{size['least']:.2f} to {size['most']:.2f}"
-        words = f"{ratio} of {size['cases']} {size['unit']} ({spread})"
+        words = f"{_median_slowdown(size)} {size['unit']} ({spread})"
         if "us" in size:
             slow, fast = size["us"]
             words += f", at most {slow:.1f} us instead of {fast:.1f}"
         lines.append(f"on record: {words}; {problem.record['study']}, {size['gpu']}")
     return lines
+
+
+def _median_slowdown(size: Mapping[str, Any]) -> str:
+    """`median slowdown 1.77 over 253`."""
+    return f"median slowdown {size['median']:.2f} over {size['cases']}"
+
+
+def size_in_brief(problem: Problem, card: str) -> str:
+    """By how much, in a line: by the records of a card, of all where none is named or on record,
+    or as it was reported."""
+    words = []
+    for report in problem.reported:
+        against = " against it" if report.get("against") else ""
+        words.append(f"reported{against}: {report['says']}")
+    recorded = sizes().get(problem.id, {}).get("sizes", ())
+    of_card = [size for size in recorded if card and card_named(size["gpu"]) == card]
+    for size in of_card or recorded:
+        gpu = card_named(size["gpu"]).upper() or size["gpu"]
+        said = f"{_median_slowdown(size)} recorded {size['unit']}"
+        if words:  # the same study on another card
+            said = f"{size['median']:.2f} over {size['cases']}"
+        words.append(f"{said}, {gpu}")
+    return "; ".join(words)
 
 
 def size_on_record(problem: Problem) -> str:
@@ -356,8 +380,8 @@ def size_on_record(problem: Problem) -> str:
 
 
 def what_to_do(problem: Problem) -> str:
-    """`do: ...`, or that no setting mends it."""
-    return problem.do if problem.do.startswith(NO_SETTING) else f"do: {problem.do}"
+    """`fix: ...`, or that no setting mends it."""
+    return problem.do if problem.do.startswith(NO_SETTING) else f"fix: {problem.do}"
 
 
 def problem_lines(answer: Found) -> list[str]:
@@ -389,6 +413,39 @@ def report(answers: Iterable[Found]) -> list[str]:
     if open_words:
         lines.append(f"Possible, if you confirm it: {'; '.join(open_words)}.")
     return lines
+
+
+def report_in_brief(answers: Iterable[Found], card: str = "") -> list[str]:
+    """The problems that hold and have a size, in three lines each, and how many others there are.
+
+    `card` is the one whose records say the size.
+    """
+    lines: list[str] = []
+    unsized = 0
+    possible = 0
+    for answer in answers:
+        problem = answer.problem
+        if answer.missing:
+            possible += 1
+        elif not problem.has_size:
+            unsized += 1
+        else:
+            lines.append(f"{answer.heading}: {problem.says} [{problem.id}]")
+            lines.append(f"  size: {size_in_brief(problem, card)}")
+            lines.append(f"  {what_to_do(problem)}")
+    is_first = not lines
+    if unsized:
+        lines.append(f"{_others(unsized, is_first)} without a measured size: {DETAILS}")
+    if possible:
+        lines.append(f"{_others(possible, is_first)} may hold, if you state more: {DETAILS}")
+    return lines
+
+
+def _others(count: int, is_first: bool) -> str:
+    """`2 more`, or `2 known problems` where none was told of."""
+    if not is_first:
+        return f"{count} more"
+    return "1 known problem" if count == 1 else f"{count} known problems"
 
 
 def to_data(answers: Iterable[Found]) -> list[dict[str, Any]]:

@@ -19,16 +19,20 @@ from .asked import (
     is_checkpoint,
     layer_said,
 )
-from .changes import TOPK, known_changes, markdown, padded, table_of, tried_calls
+from .changes import TOPK, known_changes, markdown, table_of, tried_calls
 from .explain import Choice, explain, settles
 from .facts import GPUS, Call, decided, facts_of_model, gpu_named
-from .known import Found, known_problems, report, to_data
+from .known import Found, known_problems, report, report_in_brief, to_data
 from .layers import LayerChoice, layers_of_family, layers_of_model
+from .lines import DETAILS, fitted, table_lines
 from .models import FAMILIES, OTHER
 from .rules import facts_tested
-from .situation import parse_server, situation_of, with_dp_attention
+from .situation import card_named, parse_server, situation_of, with_dp_attention
 
-RULE_COLUMNS = ("", "chosen", "why, or why not", "source")
+RULE_COLUMNS = ("", "backend", "why, or why not")
+SOURCE_COLUMN = "source"
+SHOWN_RULES = 8
+"""Rules of a short answer: those that chose, then the first of the others."""
 FIELDS = ("head_dim", "page_size", "dtype", "kv_dtype")
 LAYER_OPTIONS = ("heads", "model", "tp", "dp", *FIELDS)
 """The arguments of `parse_layer`."""
@@ -57,7 +61,7 @@ class Beside:
     """What an answer needs beside the call and the library.
 
     `facts` are those of a call that are known, `stated` the options that a user gave. `cards` says
-    how each GPU was named, `server` how the server was started.
+    how each GPU was named, `server` how the server was started. `is_whole` asks for all details.
     """
 
     facts: Words
@@ -65,12 +69,17 @@ class Beside:
     cards: Mapping[str, str]
     server: Words
     as_json: bool
+    is_whole: bool
 
 
-def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
+def answer(
+    options: Mapping[str, Any],
+    as_json: bool = False,
+    details: bool = False,
+) -> str:
     """One choice, or what changes, as text or JSON; raises what `explain` and the parsers raise.
 
-    `options` are those of the command that were given.
+    `options` are those of the command that were given. The text is short without `details`.
     """
     given = dict(options)
     facts = parse_call(given.pop("call", []))
@@ -98,7 +107,7 @@ def answer(options: Mapping[str, Any], as_json: bool = False) -> str:
         layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
     if not is_one and given.get("mode") == "sparse_mla":
         facts.setdefault("topk", TOPK)
-    beside = Beside(facts, stated, cards, server, as_json)
+    beside = Beside(facts, stated, cards, server, as_json, details)
     if is_one:
         return _answer_model(given, layer, beside)
     if "diff" in given:
@@ -162,8 +171,11 @@ def _said(
     )
     known = known_problems(situation)
     choice = _with_unused(choice, call, beside.stated, known)
-    if not beside.as_json:
+    if not beside.as_json and beside.is_whole:
         return render(choice, layers, known)
+    if not beside.as_json:
+        card = card_named(beside.cards[choice.gpu])
+        return render_in_brief(choice, layers, known, card)
     data = to_dict(choice)
     data["layers"] = [to_row(layer) for layer in layers]
     data["known"] = to_data(known)
@@ -303,20 +315,44 @@ def render(
 ) -> str:
     """The choice and its known problems, then every row considered, without repeats, matches
     first."""
-    head = [headline(choice), *_notes(choice), *report(known)]
-    for layer in layers:
-        head.append(f"{layer.words}: {layer.chosen}")
-    rows = [RULE_COLUMNS]
-    ours = [reason for reason in choice.reasons if not reason.of_other_model]
-    for reason in sorted(ours, key=lambda reason: not reason.matched):
-        taken = "yes" if reason.matched and reason.kind != "limit" else "no"
-        subject = _short(reason.subject)
-        rows.append((taken, subject, reason.why, reason.source))
-    lines = ["  ".join(words).rstrip() for words in padded(rows)]
-    folded = len(choice.reasons) - len(ours)
+    head = [headline(choice), *_notes(choice), *report(known), *_layers_said(layers)]
+    rows = rules_of(choice)
+    lines = [*head, "", *table_lines([(*RULE_COLUMNS, SOURCE_COLUMN), *rows])]
+    folded = sum(reason.of_other_model for reason in choice.reasons)
     if folded:
         lines.append(f"{folded} rules of other models do not apply (--json lists them)")
-    return "\n".join([*head, "", *dict.fromkeys(lines)])
+    return fitted(lines)
+
+
+def render_in_brief(
+    choice: Choice,
+    layers: Sequence[LayerChoice] = (),
+    known: Sequence[Found] = (),
+    card: str = "",
+) -> str:
+    """The choice, its known problems with their sizes on a card, and why not the next ones."""
+    head = [headline(choice), *_notes(choice), *_layers_said(layers)]
+    rows = [(taken, backend, why) for taken, backend, why, _ in rules_of(choice)]
+    rows = [*dict.fromkeys(rows)]
+    lines = [*head, *report_in_brief(known, card), ""]
+    lines += table_lines([RULE_COLUMNS, *rows[:SHOWN_RULES]])
+    if len(rows) > SHOWN_RULES:
+        lines.append(f"{len(rows) - SHOWN_RULES} more rules, and the source of each: {DETAILS}")
+    return fitted(lines)
+
+
+def _layers_said(layers: Sequence[LayerChoice]) -> list[str]:
+    return [f"{layer.words}: {layer.chosen}" for layer in layers]
+
+
+def rules_of(choice: Choice) -> list[tuple[str, str, str, str]]:
+    """A row per rule, without repeats: whether it chose, its backend, why, and its source."""
+    ours = [reason for reason in choice.reasons if not reason.of_other_model]
+    rows: dict[tuple[str, str, str, str], None] = {}
+    for reason in sorted(ours, key=lambda reason: not reason.matched):
+        taken = "yes" if reason.matched and reason.kind != "limit" else "no"
+        rows[taken, _short(reason.subject), reason.why, reason.source] = None
+    return [*rows]
 
 
 def _notes(choice: Choice) -> list[str]:

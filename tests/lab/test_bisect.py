@@ -256,15 +256,19 @@ def test_the_command_prints_steps_answer_and_how_to_repeat_it(lab, capsys):
     assert cli.main(command()) == 0
     printed = capsys.readouterr().out
     lines = printed.splitlines()
-    table = lines[lines.index("") + 1 : -2]
-    columns = "release kernel kernel of 0.5.3 time / time of 0.5.3 95 % CI verdict rounds"
-    assert table[0].split() == columns.split()
-    assert [[*row.split()[:4], *row.split()[-2:]] for row in table[1:]] == [
-        [release, "fa3", "fa2", "4.0", "slower", "3"] for release in ("0.6.3", "0.6.1", "0.6.0")
+    assert lines[0] == "first slower release: 0.6.0"
+    assert "against 0.5.3 (fa2)" in lines[1]
+    table = lines[lines.index("") + 1 :]
+    assert table[0].split() == "release kernel slowdown 95 % CI verdict rounds".split()
+    assert [[*row.split()[:3], *row.split()[-2:]] for row in table[1:]] == [
+        [release, "fa3", "4.00", "slower", "3"] for release in ("0.6.3", "0.6.1", "0.6.0")
     ]
-    again = run().command
-    assert lines[1] == "first slower release: 0.6.0"
-    assert lines[-1] == f"repeat with: {again}"
+    assert repr(run()) == printed.rstrip()
+    assert cli.main([*command(), "--details"]) == 0
+    whole = capsys.readouterr().out
+    assert whole.startswith(printed)
+    again = whole.partition("repeat with:\n")[2].replace("\\\n", "")
+    assert shlex.split(again) == shlex.split(run().command)
     assert cli.main(shlex.split(again)[3:]) == 0
     assert capsys.readouterr().out == printed
 
@@ -288,8 +292,8 @@ def test_overlays_given_are_searched_used_and_repeated(lab, tmp_path, monkeypatc
         given += ["--overlay", f"{PACKAGE}=={release}={folder}"]
     overlay_for = Mock(return_value=None)
     monkeypatch.setattr(studying, "overlay_for", overlay_for)
-    assert cli.main([*command(), *given]) == 0
-    out = capsys.readouterr().out.rstrip()
+    assert cli.main([*command(), *given, "--details"]) == 0
+    out = capsys.readouterr().out.replace(" \\\n ", "").rstrip()
     assert "first slower release: 0.6.1" in out and out.endswith(" ".join(given))
     assert overlay_for.call_args.args[2][f"{PACKAGE}==0.6.1"] == tmp_path / "0.6.1"
     commands = store.load("bisect_demo", SLUG).command

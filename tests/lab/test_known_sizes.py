@@ -33,7 +33,7 @@ def test_calls_at_which_the_cap_takes_nothing_are_left_out():
 
 def test_a_size_of_metadata_says_that_it_is_the_metadata_call_and_its_times():
     (line,) = how_much(PROBLEMS["sglang-page-table-width-page-one"])
-    assert "3.88 times as long in the median of 2 metadata calls, one per step" in line
+    assert "median slowdown 3.88 over 2 metadata calls, one per step" in line
     assert "at most 40.5 us instead of 7.9" in line
     for line in how_much(PROBLEMS["sglang-fa3-split-cap-mla"]):
         assert "metadata" not in line and " us " not in line

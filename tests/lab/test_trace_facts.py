@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support import traces
 from support.traces import Writer, runs
+from support.words import flat
 
 import attnlib
 from attnlib.core.backends.table import FAMILIES, ROLE_OF, family_of, role_of
@@ -56,7 +57,7 @@ def test_lengths_of_the_marks_are_shown_per_step_and_taken_for_gains(path):
     assert rows["KV tokens"].tolist() == [50923 + 32 * step for step in range(12)]
     assert rows["KV tokens a request"][0] == pytest.approx(1591.3, abs=0.1)
     assert found.shape["kv_len"] == round(50923 / 32 + 5.5)
-    told = repr(found)
+    told = found.details
     assert "kv_len is the mean" in told and "50,923" in told
     assert "has no request lengths" not in told
     assert found.to_dict()["lengths"][0]["requests"] == 32
@@ -202,7 +203,7 @@ def test_the_host_waits_in_a_copy_to_pageable_memory(name, least, most):
     call = "cudaMemcpyAsync: Memcpy DtoH (Device -> Pageable)"
     idle = found.host_calls().set_index(["step", "call"])["us the GPU idles, a step"]
     assert idle["decode", call] < 50
-    assert "The CPU waits" not in repr(found), "the GPU works meanwhile"
+    assert "The CPU waits" not in found.details, "the GPU works meanwhile"
     assert call in found.host_calls().call.tolist()
     for step in found.usual["decode"]:
         longest = max(step.waits, key=lambda wait: wait.length_us)
@@ -235,7 +236,7 @@ def test_a_wait_that_the_gpu_idles_under_is_told(path):
     found = waiting(path, "cudaMemcpyAsync", 2.0, 300.0)
     idle = found.host_calls().set_index("call")["us the GPU idles, a step"][call]
     words = f"The CPU waits 300 us per decode step in {call}. "
-    assert f"{words}The GPU is idle for {idle:,.0f} us of that." in repr(found)
+    assert f"{words}The GPU is idle for {idle:,.0f} us of that." in flat(repr(found))
 
 
 def test_a_call_that_returns_before_its_copy_is_done_is_no_wait(path):

@@ -16,6 +16,11 @@ def lines_of(name):
     return [line for line in lines if not line.startswith("#")]
 
 
+def joined(printed):
+    """A text in which the rest of a line that was cut stands behind it again."""
+    return re.sub(r"\n  (?=\S)", " ", printed)
+
+
 def explained(capsys, *arguments):
     assert cli.main(["explain", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -26,7 +31,7 @@ def test_the_answer_is_the_engines(line, capsys):
     options, _, answer = line.partition(" -> ")
     words, _, problem = answer.partition("! ")
     assert cli.main(["explain", *shlex.split(options)]) == 0
-    printed = capsys.readouterr().out
+    printed = joined(capsys.readouterr().out)
     (cannot,) = re.findall("but it cannot run: (.*)", printed) or [""]
     assert words.strip() in printed
     assert problem in cannot

@@ -1,0 +1,136 @@
+"""The short text of `advise`: the times of what the engine has, and what to set for each."""
+
+import pandas as pd
+import pytest
+
+import attnlib
+from attnlib.lab import advised_times
+from attnlib.lab.advised_times import (
+    RUNS_NOW,
+    confidence_of_call,
+    confidence_of_nearest,
+    mean_slowdowns,
+    mean_speedups,
+    recorded_rows,
+    setting_of,
+    with_speedups,
+)
+from attnlib.select.lines import WIDTH
+
+OWN = "sglang-flash-attn-3"
+RUNS = {
+    OWN: "fa3",
+    f"{OWN}@bounded": "our plugin, SPLITS=bounded",
+    "flash-attn-3-precomputed": "fa3, of another build",
+    "flashinfer-fa2": "flashinfer",
+}
+
+
+@pytest.mark.parametrize(
+    "word, engine, setting",
+    [
+        ("flashmla", "sglang", "--attention-backend flashmla"),
+        ("FLASHINFER, cubins=no", "vllm", "--attention-backend FLASHINFER, without cubins"),
+        ("our plugin, SPLITS=bounded", "sglang", "ATTNLIB_SGLANG_SPLITS=bounded"),
+        ("our planner", "vllm", "ATTNLIB_VLLM_DECODE=planned, with FlashInfer"),
+        ("fa", "mini-sglang", "fa"),
+    ],
+)
+def test_what_to_set_is_an_option_of_the_engine_or_a_variable_of_ours(word, engine, setting):
+    assert setting_of(word, engine) == setting
+
+
+def recorded(study, **us):
+    rows = []
+    for name, time in us.items():
+        row = {"study": study, "gpu": "g", "timer": "graph", "page_table": "", "rounds": 3}
+        rows.append(row | {"backend": name.replace("_", "-"), "us": time})
+    return pd.DataFrame(rows)
+
+
+def test_records_are_of_one_study_that_has_the_pick_and_of_no_other_build():
+    large = recorded("a", flash_attn_3_precomputed=1.0, flashinfer_fa2=2.0, vllm_triton=3.0)
+    small = recorded("b", sglang_flash_attn_3=4.0, flashinfer_fa2=2.0)
+    rows = recorded_rows(pd.concat([large, small], ignore_index=True), OWN, RUNS)
+    assert {*rows.study} == {"b"}
+    assert recorded_rows(large, OWN, RUNS).backend.tolist() == ["flashinfer-fa2"]
+    table = with_speedups(rows, OWN)
+    assert table.backend.tolist() == ["flashinfer-fa2", OWN]
+    assert table.speedup.tolist() == [2.0, 1.0]
+
+
+def test_speedups_are_over_the_batches_that_have_both():
+    times = pd.DataFrame({OWN: [4.0, 9.0, 1.0], "flashinfer-fa2": [1.0, 1.0, None]})
+    beside = pd.DataFrame({OWN: [1.0], "flashinfer-fa2": [1.0], f"{OWN}@bounded": [0.5]})
+    table = mean_speedups([times, beside], OWN, RUNS).set_index("backend")
+    assert table.speedup.to_dict() == pytest.approx(
+        {"flashinfer-fa2": 6.0, f"{OWN}@bounded": 2.0, OWN: 1.0}
+    )
+    assert table.batches["flashinfer-fa2"] == 2
+    assert mean_speedups([times.drop(columns=OWN)], OWN, RUNS).empty
+    others = pd.DataFrame({"flashinfer-fa2": [1.0, 4.0], f"{OWN}@bounded": [2.0, 2.0]})
+    slower = mean_slowdowns(others, RUNS).set_index("backend").slowdown
+    assert slower.to_dict() == pytest.approx({"flashinfer-fa2": 2**0.5, f"{OWN}@bounded": 2**0.5})
+
+
+def test_the_pick_is_shown_with_the_best():
+    names = [f"backend-{number}" for number in range(8)]
+    table = pd.DataFrame({"backend": [*names, OWN], "speedup": [*range(9, 1, -1), 1.0]})
+    rows = advised_times.shown(table, OWN, RUNS | dict.fromkeys(names, "x"), "sglang")
+    assert rows.backend.tolist() == [*names[:4], OWN]
+    assert rows["set in the engine"].iloc[-1] == RUNS_NOW
+    of_library = advised_times.shown(table, OWN, None, "flashinfer")
+    assert "set in the engine" not in of_library
+
+
+@pytest.mark.parametrize(
+    "arguments, level",
+    [
+        ((3, True, True), "high"),
+        ((1, True, True), "medium"),
+        ((3, False, True), "low"),
+        ((3, True, False), "low"),
+    ],
+)
+def test_how_sure_rounds_of_the_call_are(arguments, level):
+    assert confidence_of_call(*arguments).startswith(f"Confidence: {level}, ")
+
+
+@pytest.mark.parametrize(
+    "distance, is_alike, level", [(3.0, True, "medium"), (3.1, True, "low"), (0.5, False, "low")]
+)
+def test_how_sure_other_batches_are(distance, is_alike, level):
+    assert confidence_of_nearest(distance, is_alike).startswith(f"Confidence: {level}, ")
+
+
+MLA = "mode=mla heads=128/1 lens=32768x8+2048x56"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("published_records")
+def test_the_short_text_says_what_runs_what_is_known_what_is_faster_and_how_sure_that_is():
+    advice = attnlib.advise(MLA, library="sglang==0.5.23", gpu="h100")
+    lines = repr(advice).splitlines()
+    assert len(lines) <= 18 and max(map(len, lines)) <= WIDTH
+    assert lines[1] == "sglang==0.5.23 on h100 runs fa3: MLA on Hopper"
+    (size,) = [line for line in lines if line.startswith("  size: ")]
+    assert size.startswith("  size: median slowdown ") and size.endswith(" recorded calls, H100")
+    assert "1 more without a measured size: --details" in lines
+    rows = [line.split() for line in lines if " --attention-backend " in line or RUNS_NOW in line]
+    assert rows[0][0] == "flashmla-dense," and rows[-1][0] == f"{OWN}-mla"
+    assert "Confidence: high, this call was measured in 3 rounds." in lines
+    assert "NVIDIA H200" not in repr(advice) and "NVIDIA H200" in advice.details
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("published_records")
+@pytest.mark.parametrize(
+    "gpu, words",
+    [
+        ("h200", "This call is not on record; the 8 nearest batches (NVIDIA H200):"),
+        ("h20", "No batch is on record of an H20: these are of NVIDIA H200"),
+    ],
+)
+def test_a_call_that_is_not_on_record_has_the_nearest_batches(gpu, words):
+    told = repr(attnlib.advise("heads=8/1 lens=3500x31", library="sglang==0.5.23", gpu=gpu))
+    assert words in told and "Confidence: low, the nearest batch is at distance" in told
