@@ -92,11 +92,11 @@ def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:
 
 
 def draw_readme_figures(folder: Path) -> list[Path]:
-    """README's pictures of records, as PNG files in `folder`: what the cap of splits costs, and the
-    slowdown of fa3 with pages of 16."""
+    """README's pictures of records, as PNG files in `folder`: what the cap of splits costs, the
+    slowdown of fa3 with pages of 16, and the speedup by our plan of fa2."""
     import matplotlib
 
-    from ...studies import fa3_decode_regression
+    from ...studies import fa3_decode_regression, plan_rivals, random_batches
     from ...studies.splits import split_cap
 
     matplotlib.use("agg")
@@ -108,9 +108,12 @@ def draw_readme_figures(folder: Path) -> list[Path]:
         fa3_decode_regression.REGRESSED,
         page_size=16,
     )
+    batches = random_batches.load_all(plan_rivals.STUDY.name)
+    speedup = plan_rivals.speedup_chart(batches[batches.gpu == "NVIDIA H200"])
     return [
         style.save(cost, folder / "split_cap.png"),
         style.save(slowdown, folder / "fa3_decode_slowdown.png"),
+        style.save(speedup, folder / "plan_speedup.png"),
     ]
 
 

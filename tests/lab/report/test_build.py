@@ -123,7 +123,8 @@ def test_refresh_refuses_to_write_live_outputs(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_readmes_figures_are_drawn_from_the_committed_records(tmp_path):
     drawn = build.draw_readme_figures(tmp_path)
-    assert [path.name for path in drawn] == ["split_cap.png", "fa3_decode_slowdown.png"]
+    names = ["split_cap.png", "fa3_decode_slowdown.png", "plan_speedup.png"]
+    assert [path.name for path in drawn] == names
     for path in drawn:
         assert path.read_bytes() == (build.FIGURES / path.name).read_bytes()
 
