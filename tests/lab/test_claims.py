@@ -183,7 +183,7 @@ def test_records_vote_by_the_family_or_the_kernel_that_ran(write, monkeypatch, m
     assert verdict("another") == "refuted"
     other = check | {"releases": {"0.0.1": ["fa2"]}}
     (claim,) = write({"ran": other})
-    assert claims.judge(claim).verdict == "open"
+    assert claims.judge(claim).verdict == "not measured"
 
 
 def test_a_claim_without_records_is_not_measured(write, replayed):
