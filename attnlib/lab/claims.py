@@ -453,10 +453,10 @@ def _rows(name: str, group: str) -> pd.DataFrame:
 
 
 def _loads(group: str) -> pd.DataFrame:
-    """The records of servers at a group of loads, of all machines."""
+    """The published records of servers at a group of loads."""
     served = studies.served
-    if not store.machines(served.STUDY.name):
-        raise MissingRecordsError("no machine has any")
+    if not {*served.MACHINES} <= {*store.machines(served.STUDY.name)}:
+        raise MissingRecordsError(f"{' or '.join(served.MACHINES)} has none")
     frame = served.load_all()
     return frame[frame.case.isin(_cases(served.STUDY.name, group))]
 

@@ -177,11 +177,10 @@ def announced(asked: Asked) -> str:
     for load in plan.loads:
         case = load.case
         prompts = [request.prompt for request in case.requests()]
-        arrival = f", arriving at {case.load} % of what the base serves" if case.load else ""
+        loop = f"open loop at {case.load} %" if case.load else "closed loop"
         lines.append(
-            f"load: {case.batch_size} clients, {case.turns} requests each, prompts of "
-            f"{min(prompts):,} to {case.kv_len:,} tokens, about {case.output_len} "
-            f"tokens to make{arrival}"
+            f"{loop}: {case.batch_size} clients x {case.turns} requests, prompts of "
+            f"{min(prompts):,} to {case.kv_len:,} tokens, {case.output_len} to make"
         )
     return "\n".join(lines)
 

@@ -114,8 +114,8 @@ def test_a_dry_run_says_what_it_would_start_and_starts_nothing(capsys, monkeypat
     assert sizes == "rounds: 4, arms: 2, loads: 2; about 15 minutes"
     assert default == "server default: python -m sglang.launch_server --page-size 1"
     assert bounded.startswith("server splits=bounded: ATTNLIB_SGLANG_SPLITS=bounded python -m ")
-    assert closed.startswith("load: 41 clients, 3 requests each, prompts of 512 to 100,000 tokens")
-    assert opened == f"{closed}, arriving at 60 % of what the base serves"
+    load = "41 clients x 3 requests, prompts of 512 to 100,000 tokens, 256 to make"
+    assert (closed, opened) == (f"closed loop: {load}", f"open loop at 60 %: {load}")
 
 
 @pytest.mark.parametrize(

@@ -505,8 +505,10 @@ def test_a_load_has_its_speedup_and_fewer_than_three_rounds_no_verdict(monkeypat
     assert table.speedup.round(2).tolist() == [1.50, 1.20, 1.00]
     assert (table.low[0] < 1.5) and (1.5 < table.high[0])
     shown = study.reach_table(frame, study.DEEPSEEK)
-    assert shown["tokens/s"].tolist() == ["100 to 150", "100 to 120", "100 to 100"]
-    assert shown["95 % CI"][1] == "-"
+    assert shown["tokens/s"].tolist() == ["100 / 150", "100 / 120", "100 / 100"]
+    assert shown["speedup (95 % CI)"][0].startswith("1.50 (1.4")
+    assert shown["speedup (95 % CI)"][1] == "1.20"
+    assert shown["verdict (rounds)"].tolist() == ["faster (4)", "none (1)", "same (4)"]
     assert study.speedups(frame, study.LLAMA).verdict.tolist() == ["slower"]
     flat = study.speedups(frame, study.DEEPSEEK, "ITL p99")
     assert flat.speedup.tolist() == [1.0, 1.0, 1.0]

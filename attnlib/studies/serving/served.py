@@ -25,10 +25,12 @@ from ..splits.traffic import batches
 from .case import NEW, ServingCase
 from .measure import TIMER
 
+MACHINES = ("nvidia-h200-b7fa7e16", "nvidia-h200-a0e83bb0")
+"""Who has the published records: of `DEEPSEEK`, of `LLAMA`."""
 STUDY = Study(
     name="served",
     question="Does a fix reach the user of a loaded server, at the 50th and the 99th percentile?",
-    reference_machine="nvidia-h200-b7fa7e16",
+    reference_machine=MACHINES[0],
     retired="its servers are started by `python -m attnlib serve`; records load with attnlib.load",
 )
 LLAMA = "llama-3.1-8b"
@@ -86,16 +88,16 @@ WORST = (replace(_load(LLAMA, [64] * 32, 64), prompts=NEW),)
 """The rows of #20778's table with the largest gain, and with a loss; not measured yet."""
 LOADS = {
     CONVERSATION[0]: "Kimi, 32 in flight",
-    CLOSED[0]: "Kimi, requests end and begin",
-    OPEN[0]: "Kimi, open loop at 60 %",
-    OPEN[1]: "Kimi, open loop at 90 %",
+    CLOSED[0]: "Kimi, closed loop",
+    OPEN[0]: "Kimi, open loop, 60 %",
+    OPEN[1]: "Kimi, open loop, 90 %",
     CONVERSATION[1]: "Azure, 64 in flight",
-    ONE_LONG_MLA[0]: "65,536 among 31 x 2,048",
-    CONTROLS[0]: "control: 64 x 2,048",
-    ONE_LONG[0]: "100,000 among 40 x 512",
-    ONE_LONG[1]: "100,000, requests end and begin",
-    LATE[0]: "100,000 begins 1 s later",
-    CONTROLS[1]: "control: 40 x 512",
+    ONE_LONG_MLA[0]: "65,536 + 31 x 2,048",
+    CONTROLS[0]: "control, 64 x 2,048",
+    ONE_LONG[0]: "100,000 + 40 x 512",
+    ONE_LONG[1]: "the same, closed loop",
+    LATE[0]: "the same, 1 s later",
+    CONTROLS[1]: "control, 40 x 512",
 }
 """What is on record -> words for it, in the order of a table."""
 MODELS = {
@@ -130,11 +132,8 @@ COLUMNS = [
 
 
 def load_all() -> pd.DataFrame:
-    """The records of all machines; FileNotFoundError if there are none."""
-    machines = store.machines(STUDY.name)
-    if not machines:
-        raise FileNotFoundError(f"no records of study {STUDY.name!r}: `attnlib serve` makes some")
-    frames = [store.load(STUDY.name, machine) for machine in machines]
+    """The records of `MACHINES`; FileNotFoundError if there are none."""
+    frames = [store.load(STUDY.name, machine) for machine in MACHINES]
     return pd.concat(frames, ignore_index=True)
 
 
@@ -280,7 +279,7 @@ def reach_table(
     model: str,
     metric: str = "time per token",
 ) -> pd.DataFrame:
-    """The loads of a model as a reader wants them: default to `bounded`, and the speedup of a
+    """The loads of a model as a reader wants them: default / `bounded`, and the speedup of a
     metric. Times are milliseconds, medians over rounds."""
     judged = speedups(frame, model, metric)
     rows = served_rows(frame)
@@ -291,13 +290,15 @@ def reach_table(
             of_case = rows[rows.case == case]
             sides = [of_case[of_case.backend == arm][column].median() for arm in (NOW, BOUNDED)]
             before, after = (f"{side / scale:,.{digits}f}" for side in sides)
-            cells.append(f"{before} to {after}")
+            cells.append(f"{before} / {after}")
         shown[words] = cells
-    shown["speedup"] = judged.speedup
-    shown["95 % CI"] = [
-        f"{row.low:.2f} to {row.high:.2f}" if row.rounds > 1 else "-" for row in judged.itertuples()
-    ]
-    return shown.join(judged[["rounds", "verdict"]])
+    gains = []
+    for row in judged.itertuples():
+        interval = f" ({row.low:.2f} to {row.high:.2f})" if row.rounds > 1 else ""
+        gains.append(f"{row.speedup:.2f}{interval}")
+    shown["speedup (95 % CI)"] = gains
+    shown["verdict (rounds)"] = judged.verdict + " (" + judged.rounds.astype(str) + ")"
+    return shown
 
 
 _SHOWN = {
