@@ -439,7 +439,9 @@ def report_in_brief(answers: Iterable[Found], card: str = "") -> list[str]:
         elif not problem.has_size:
             unsized += 1
         else:
-            lines.append(f"{answer.heading}: {problem.says} [{problem.id}]")
+            first_sentence, _, _ = problem.says.partition(". ")
+            what = f"{first_sentence.removesuffix('.')}. [{problem.id}]"
+            lines.append(f"{answer.heading}: {what}")
             lines.append(f"  size: {size_in_brief(problem, card)}")
             lines.append(f"  {what_to_do(problem)}")
     is_first = not lines

@@ -111,7 +111,7 @@ MLA = "mode=mla heads=128/1 lens=32768x8+2048x56"
 def test_the_short_text_says_what_runs_what_is_known_what_is_faster_and_how_sure_that_is():
     advice = attnlib.advise(MLA, library="sglang==0.5.23", gpu="h100")
     lines = repr(advice).splitlines()
-    assert len(lines) <= 18 and max(map(len, lines)) <= WIDTH
+    assert len(lines) <= 16 and max(map(len, lines)) <= WIDTH
     assert lines[1] == "sglang==0.5.23 on h100 runs fa3: MLA on Hopper"
     (size,) = [line for line in lines if line.startswith("  size: ")]
     assert size.startswith("  size: median slowdown ") and size.endswith(" recorded calls, H100")

@@ -499,7 +499,7 @@ def test_all_kernels_are_listed_by_time_with_what_they_do(path):
     assert table["us a step"].is_monotonic_decreasing
     assert table.kernel[0] == "sm90_fp8_paged_mqa_logits"
     assert table["is"][0] == "indexer"
-    assert "fused_add_rms_norm_kernel" in set(table.kernel) and GEMM in flat(diagnosis.details)
+    assert "fused_add_rms_norm_kernel" in set(table.kernel) and GEMM[:20] in diagnosis.details
 
 
 def test_two_traces_differ_by_role_by_name_and_by_step(tmp_path, capsys):
