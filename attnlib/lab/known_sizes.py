@@ -29,7 +29,7 @@ STEP_KINDS = ("engine", "step")
 """Kinds of cases that are a whole step of a model."""
 METADATA_UNIT = "metadata calls, one per step"
 """Preparing a step, not attention: of the largest ratio both times are told."""
-TIMER_ORDER = ("graph", "graph-cold", "host", "ahead", "profiler", "eager")
+TIMER_ORDER = ("graph", "graph-cold", "graph-behind", "host", "ahead", "profiler", "eager")
 """Of several timers on record the first is taken."""
 
 
