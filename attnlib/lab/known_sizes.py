@@ -109,7 +109,8 @@ def _chosen(rows: pd.DataFrame, problem: Problem) -> pd.DataFrame:
     sides = [side.partition("==")[0] for side in record["pair"]]
     rows = rows[rows.backend.isin(sides)]
     for column, value in record.get("where", {}).items():
-        rows = rows[rows[column] == value]
+        values = value if isinstance(value, list) else [value]
+        rows = rows[rows[column].isin(values)]
     holds = {case: holds_at(problem, case) for case in rows.case.unique()}
     is_chosen = np.array([holds[case] for case in rows.case], dtype=bool)
     return rows[is_chosen]
