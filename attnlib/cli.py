@@ -434,6 +434,7 @@ def _serve(
     open_at: Sequence[int] = (),
     not_slower: float = 0.02,
     as_json: bool = False,
+    dry_run: bool = False,
     **given: Any,
 ) -> int:
     """Test under load whether an arm of an engine's server is slower than the first one.
@@ -443,9 +444,12 @@ def _serve(
     status: 0 if each arm is shown to be not slower, 1 if one is slower or a server fails, 2 for
     wrong use, 3 if inconclusive, 5 if attnlib itself crashed.
     """
-    from .lab.serve import Asked, serve
+    from .lab.serve import Asked, announced, serve
 
     asked = Asked(arms=arms, loads=open_at, **given)
+    if dry_run:
+        _say(announced(asked))
+        return 0
     reach = serve(
         asked,
         not_slower=not_slower,
@@ -1001,6 +1005,10 @@ SERVE: Options = {
         type=_percent,
         metavar="P",
         help="non-inferiority margin: how much slower an arm may be; default: 2%%",
+    ),
+    "--dry-run": dict(
+        action="store_true",
+        help="only say what would be started and how many minutes it takes; needs no GPU",
     ),
     **JSON,
 }

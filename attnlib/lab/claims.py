@@ -5,8 +5,9 @@
 | confirmed | every decided case supports the claim |
 | refuted | every decided case contradicts it |
 | partly | some cases support it, some contradict it |
-| open | more than half of the cases are ambiguous, or records are missing |
-| not measurable here | no record can decide it |
+| open | more than half of the cases are ambiguous |
+| not measured | a GPU on record could decide it, or several; no record does |
+| not measurable here | it is about a GPU that is not on record |
 
 A claim has one check (`CHECKS`). data/README.md lists the fields.
 """
@@ -31,8 +32,8 @@ from ..run.study import record_machine
 from ..select import explain
 
 CONFIRMED, REFUTED, PARTLY, OPEN = "confirmed", "refuted", "partly", "open"
-NOT_HERE = "not measurable here"
-VERDICTS = (CONFIRMED, REFUTED, PARTLY, OPEN, NOT_HERE)
+NOT_MEASURED, NOT_HERE = "not measured", "not measurable here"
+VERDICTS = (CONFIRMED, REFUTED, PARTLY, OPEN, NOT_MEASURED, NOT_HERE)
 CLAIMS = Path(__file__).resolve().parents[1] / "data" / "claims.yaml"
 TOLD = ("id", "source", "quote", "shape", "measured_on", "claimed", "note")
 """Fields of a claim that its JSON form has."""
@@ -218,9 +219,11 @@ class Served:
 
     def judge(self, claim: Claim) -> Judged:
         """The vote of every case."""
-        rows = _rows(self.study, self.cases)
+        rows = _loads(self.cases)
         arm, base = self.pair
         rows = rows[rows.backend.isin(self.pair)]
+        if rows.empty:
+            raise MissingRecordsError("none is of such a load")
         table = studies.served.saved(rows, [(arm, base)], self.metric)
         if table.empty:
             raise MissingRecordsError("the two arms share no round")
@@ -394,11 +397,12 @@ def verdicts(ids: Sequence[str] = ()) -> list[Judged]:
 
 
 def judge(claim: Claim) -> Judged:
-    """The verdict on one claim; `open` if records are missing."""
+    """The verdict on one claim; `not measured` if records are missing."""
     try:
         return claim.check.judge(claim)
     except MissingRecordsError as error:
-        return Judged(claim, OPEN, f"Records of {claim.study} are missing: {error}.")
+        missing = f"Records of {claim.study} are missing: {error}."
+        return Judged(claim, NOT_MEASURED, missing)
 
 
 def vote(support: int, against: int, undecided: int = 0) -> str:
@@ -446,6 +450,15 @@ def _rows(name: str, group: str) -> pd.DataFrame:
         raise MissingRecordsError(f"{machine} has none")
     frame = store.load(name, machine)
     return frame[frame.case.isin(_cases(name, group))]
+
+
+def _loads(group: str) -> pd.DataFrame:
+    """The published records of servers at a group of loads."""
+    served = studies.served
+    if not {*served.MACHINES} <= {*store.machines(served.STUDY.name)}:
+        raise MissingRecordsError(f"{' or '.join(served.MACHINES)} has none")
+    frame = served.load_all()
+    return frame[frame.case.isin(_cases(served.STUDY.name, group))]
 
 
 def as_frame(judged: Iterable[Judged]) -> pd.DataFrame:

@@ -153,16 +153,46 @@ def serve(
     engine = engine_named(asked.engine)
     with tempfile.TemporaryDirectory(prefix="attnlib-serve-") as folder:
         plan = plan_of(asked, engine, Path(folder), say)
-        about = f"about {ceil(plan.seconds() / 60)} minutes"
         if mode() != "live":
             raise RuntimeError(
-                f"serve must run on a CUDA GPU, where it takes {about}; none is here"
+                f"serve must run on a CUDA GPU, where it takes {_about(plan)}; none is here"
             )
-        say(f"rounds: {plan.rounds}, arms: {len(plan.arms)}, loads: {len(plan.loads)}; {about}")
+        say(_size(plan))
         machine = describe("cuda")
         drive(plan, machine)
     slug = machine_slug(machine)
     return judged(plan, store.load(STUDY.name, slug), slug, not_slower)
+
+
+def announced(asked: Asked) -> str:
+    """What `serve` would start and how long that takes, a line each; nothing is started."""
+    engine = engine_named(asked.engine)
+    with tempfile.TemporaryDirectory(prefix="attnlib-serve-") as folder:
+        plan = plan_of(asked, engine, Path(folder), print)
+    lines = [_size(plan)]
+    for arm in plan.arms:
+        variables = [f"{name}={value}" for name, value in arm.environment(engine).items()]
+        words = [*variables, "python", "-m", engine.module, *plan.setup.options, *arm.options]
+        lines.append(f"server {arm.text}: {' '.join(words)}")
+    for load in plan.loads:
+        case = load.case
+        prompts = [request.prompt for request in case.requests()]
+        loop = f"open loop at {case.load} %" if case.load else "closed loop"
+        lines.append(
+            f"{loop}: {case.batch_size} clients x {case.turns} requests, prompts of "
+            f"{min(prompts):,} to {case.kv_len:,} tokens, {case.output_len} to make"
+        )
+    return "\n".join(lines)
+
+
+def _about(plan: Plan) -> str:
+    return f"about {ceil(plan.seconds() / 60)} minutes"
+
+
+def _size(plan: Plan) -> str:
+    """Rounds, arms, loads and minutes of a plan."""
+    sizes = f"rounds: {plan.rounds}, arms: {len(plan.arms)}, loads: {len(plan.loads)}"
+    return f"{sizes}; {_about(plan)}"
 
 
 def plan_of(

@@ -104,6 +104,20 @@ def test_without_a_gpu_it_says_how_long_it_would_take(capsys):
     assert "on a CUDA GPU, where it takes about 12 minutes; none is here" in capsys.readouterr().err
 
 
+def test_a_dry_run_says_what_it_would_start_and_starts_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(serving, "mode", lambda: "live")
+    monkeypatch.setattr(serving, "drive", lambda *asked: pytest.fail("it started a server"))
+    words = ["serve", "--model=llama-3.1-8b", "--arm=default", "--arm=splits=bounded"]
+    words += ["--traffic=512x40+100000", "--open=60", "--options=--page-size 1", "--dry-run"]
+    assert cli.main(words) == 0
+    sizes, default, bounded, closed, opened = capsys.readouterr().out.splitlines()
+    assert sizes == "rounds: 4, arms: 2, loads: 2; about 15 minutes"
+    assert default == "server default: python -m sglang.launch_server --page-size 1"
+    assert bounded.startswith("server splits=bounded: ATTNLIB_SGLANG_SPLITS=bounded python -m ")
+    load = "41 clients x 3 requests, prompts of 512 to 100,000 tokens, 256 to make"
+    assert (closed, opened) == (f"closed loop: {load}", f"open loop at 60 %: {load}")
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from support.studies import CPU
 
@@ -25,7 +26,7 @@ from attnlib.studies.serving.engine import ENGINES, ServerError, engine_named, r
 from attnlib.studies.serving.measure import Answer, reduced, window
 from attnlib.studies.serving.models import MODELS, make_model
 from attnlib.studies.serving.rounds import Load, Plan, backend_of, drive
-from attnlib.studies.serving.served import compared, requests_of, throughput, tokens_over_time
+from attnlib.studies.serving.served import compared, requests_of, tokens_over_time
 
 TESTS = Path(__file__).resolve().parents[1]
 MODULE = "support.stand_in_server"
@@ -118,7 +119,7 @@ def test_arms_take_turns_and_each_round_has_a_record_of_every_arm(plan_of, data,
     assert (requests.started_s < requests.first_s).all()
     assert (requests.first_s < requests.ended_s).all()
     gaps = tokens_over_time(row)
-    assert len(gaps) == requests.output.sum() - len(requests)
+    assert len(gaps) == measuring.MOST_SAMPLES < requests.output.sum() - len(requests)
     assert row.itl_p50_us == pytest.approx(1e3 * gaps.itl_ms.median(), rel=0.1)
     assert len([line for line in said if "ready" in line]) == 4
 
@@ -140,9 +141,6 @@ def test_the_faster_arm_is_found_and_a_second_run_measures_nothing(plan_of, monk
     whole = 100 * (1 - means["sglang splits=bounded"] / means["sglang"])
     assert saved.saved.iloc[0] == pytest.approx(whole)
     assert saved.rounds.iloc[0] == 2
-    assert throughput(frame)["sglang"].iloc[0] == pytest.approx(
-        frame[frame.backend == "sglang"].tokens_per_s.median()
-    )
 
 
 def test_an_open_loop_asks_at_a_share_of_what_the_base_has_served(plan_of):
@@ -167,7 +165,7 @@ def test_new_prompts_are_not_in_the_cache_and_one_client_may_begin_late(plan_of)
     (axis,) = figure.axes
     assert axis.get_legend_handles_labels()[1] == ["a request of 40 tokens decodes"]
     (dots,) = axis.lines
-    assert len(dots.get_xdata()) == 1000
+    assert len(dots.get_xdata()) == measuring.MOST_SAMPLES
 
 
 def test_an_open_loop_without_its_closed_one_is_refused(plan_of):
@@ -451,12 +449,12 @@ def test_tokens_are_counted_while_every_client_is_served():
 
 def test_the_loads_of_the_study_are_of_models_that_can_be_made_up():
     loads = [*study.CONVERSATION, *study.CLOSED, *study.OPEN, *study.ONE_LONG, *study.LATE]
-    loads += [*study.ONE_LONG_MLA, *study.CONTROLS, *study.FLASHINFER, *study.BEST, *study.WORST]
+    loads += [*study.ONE_LONG_MLA, *study.CONTROLS, *study.BEST, *study.WORST]
     assert len({load.label for load in loads}) == len(loads)
     assert {load.model for load in loads} <= {*MODELS}
     assert [load.lengths for load in study.CONTROLS] == ["fixed", "fixed"]
     assert study.CONVERSATION[0].batch_size == 32
-    for text in (study.BOUNDED, study.EAGER, study.FA2, study.FA3):
+    for text in (study.BOUNDED, study.EAGER):
         engine, _, arm = text.partition(" ")
         assert backend_of(engine, read_arm(arm, engine_named(engine))) == text
 
@@ -475,3 +473,64 @@ def test_a_model_folder_has_a_config_and_no_weights(tmp_path, name):
     assert "dummy" in command
     (folder / "model.safetensors").touch()
     assert "dummy" not in setup.command(read_arm("default", setup.engine), 30_000)
+
+
+def of_loads(rates):
+    """Records of `default` and `bounded` in the rounds of a load: tokens per second of each."""
+    rows = []
+    for case, of_arms in rates.items():
+        for arm, of_rounds in zip((study.NOW, study.BOUNDED), of_arms, strict=True):
+            for number, rate in enumerate(of_rounds):
+                row = {"case": case, "backend": arm, "round": number, "tokens_per_s": rate}
+                rows.append(row | dict.fromkeys(("itl_p50_us", "itl_p99_us", "ttft_p50_us"), 5e3))
+    lives = {"started_us": [[0.0]] * len(rows), "ended_us": [[1e6]] * len(rows)}
+    return pd.DataFrame(rows).assign(**lives)
+
+
+def test_a_load_has_its_speedup_and_fewer_than_three_rounds_no_verdict(monkeypatch):
+    monkeypatch.setattr(study, "good_rows", lambda frame, timer: frame)
+    monkeypatch.setattr(study, "require_comparable", lambda rows: None)
+    kimi, azure = study.CONVERSATION
+    frame = of_loads(
+        {
+            azure: ([100, 101, 100, 99], [100, 101, 99, 100]),
+            kimi: ([100, 100, 101, 100], [150, 151, 150, 151]),
+            study.OPEN[0]: ([100], [120]),
+            study.ONE_LONG[0]: ([100] * 4, [90] * 4),
+        }
+    )
+    table = study.speedups(frame, study.DEEPSEEK)
+    assert table.case.tolist() == [kimi, study.OPEN[0], azure]  # as LOADS has them
+    assert table.verdict.tolist() == ["faster", "none", "same"]
+    assert table.speedup.round(2).tolist() == [1.50, 1.20, 1.00]
+    assert (table.low[0] < 1.5) and (1.5 < table.high[0])
+    shown = study.reach_table(frame, study.DEEPSEEK)
+    assert shown["tokens/s"].tolist() == ["100 / 150", "100 / 120", "100 / 100"]
+    assert shown["speedup (95 % CI)"][0].startswith("1.50 (1.4")
+    assert shown["speedup (95 % CI)"][1] == "1.20"
+    assert shown["verdict (rounds)"].tolist() == ["faster (4)", "none (1)", "same (4)"]
+    assert study.speedups(frame, study.LLAMA).verdict.tolist() == ["slower"]
+    flat = study.speedups(frame, study.DEEPSEEK, "ITL p99")
+    assert flat.speedup.tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(ValueError, match="metric must be one of .*ITL p90.*, got 'ITL'"):
+        study.speedups(frame, study.DEEPSEEK, "ITL")
+
+
+@pytest.mark.usefixtures("published_records")
+def test_both_machines_are_published_and_every_load_of_theirs_has_words():
+    frame = study.load_all()
+    assert set(frame.case) == set(study.LOADS)
+    for _, of_case in frame.groupby("case", sort=False):
+        assert of_case.gpu_id.nunique() == 1, "a load is of one GPU"
+        hashes = {ran.partition("tokens ")[2] for ran in of_case.reported_backend}
+        assert len(hashes) == 1, "both arms make the same tokens"
+    assert set(frame.backend) == {study.NOW, study.BOUNDED}
+    for model in study.MODELS:
+        table = study.speedups(frame, model).set_index("case")
+        control = next(case for case in study.CONTROLS if case.model == model)
+        assert table.verdict[control] == "same"
+        assert table.verdict.iloc[0] == "faster"
+    figure = study.reach_chart(frame)
+    (axis,) = figure.axes
+    assert len(axis.patches) == len(study.LOADS)
+    assert len(axis.get_yticklabels()) == len(study.LOADS)

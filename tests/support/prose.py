@@ -46,6 +46,7 @@ TOOLS = {
     "plan_words",
     "play_schedule",
     "profile",
+    "reach_table",
     "shape_chart",
     "timers",
     "require_fits",

@@ -88,14 +88,6 @@ def served() -> pd.DataFrame:
     return table.assign(lengths=table.lengths.map(LENGTHS))
 
 
-def served_table() -> pd.DataFrame:
-    """What each arm saves per output token, ms: a row per lengths and pair of arms."""
-    table = served()
-    shown = saved_table(table, per="token", unit="ms").drop(columns="requests")
-    shown.insert(0, "lengths", table.lengths)
-    return shown
-
-
 def served_chart() -> charts.Figure:
     """The share of a token's time that each arm saves, with its interval: a panel per lengths."""
     frame = store.load(STUDY.name, STUDY.reference_machine)

@@ -27,7 +27,7 @@ from .server import Server
 STALL_S = 120.0
 """Without one new token for so long, a server hangs."""
 WATCH_S = 0.5
-MOST_SAMPLES = 1000
+MOST_SAMPLES = 200
 """Times between tokens that a record keeps, evenly chosen; percentiles are of all of them."""
 TIMER = "served"
 PERCENTILES = (50, 90, 99)

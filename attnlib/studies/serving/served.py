@@ -1,7 +1,8 @@
 """Does a fix reach the user of a loaded server? Tokens per second and times between tokens.
 
 A ratio is the time of `arm` over that of `base`, round by round: below 1 `arm` is faster. Time per
-token is the inverse of tokens per second. Each round has a fresh server for each arm.
+token is the inverse of tokens per second. Each round has a fresh server for each arm. Each model
+was served on a GPU of its own, so a machine has the records of one of them (`load_all`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import numpy as np
 import pandas as pd
 
 from ...core.call_text import Lens
-from ...measure.stats import judge_ratios, judge_savings
+from ...core.spec import require_word
+from ...measure.stats import LEAST_ROUNDS, judge_ratios, judge_savings
+from ...run import store
 from ...run.figures import charts, style
 from ...run.frame import good_rows, require_comparable
 from ...run.study import Study
@@ -22,20 +25,19 @@ from ..splits.traffic import batches
 from .case import NEW, ServingCase
 from .measure import TIMER
 
+MACHINES = ("nvidia-h200-b7fa7e16", "nvidia-h200-a0e83bb0")
+"""Who has the published records: of `DEEPSEEK`, of `LLAMA`."""
 STUDY = Study(
     name="served",
     question="Does a fix reach the user of a loaded server, at the 50th and the 99th percentile?",
+    reference_machine=MACHINES[0],
     retired="its servers are started by `python -m attnlib serve`; records load with attnlib.load",
 )
 LLAMA = "llama-3.1-8b"
-FEW_LAYERS = "llama-3.1-8b-8-layers"
 DEEPSEEK = "deepseek-v3-8-layers"
 NOW = "sglang"
 BOUNDED = "sglang splits=bounded"
 EAGER = "sglang metadata=eager"
-FA2 = "sglang --attention-backend flashinfer"
-FA3 = "sglang decode=fa3 --attention-backend flashinfer"
-VLLM = "vllm"
 
 
 def _load(model: str, prompts: Sequence[int], output: int, turns: int = 1) -> ServingCase:
@@ -81,13 +83,30 @@ CONTROLS = (
     _load(LLAMA, [512] * 40, 320),
 )
 """Requests that are alike: both caps allow the same splits."""
-FLASHINFER = (
-    _load(FEW_LAYERS, [8192] * 16, 256),
-    _load(FEW_LAYERS, [8192] * 16, 128, 3),
-)
 BEST = (replace(_load(LLAMA, [128] * 32, 128), prompts=NEW),)
 WORST = (replace(_load(LLAMA, [64] * 32, 64), prompts=NEW),)
-"""The rows of #20778's table with the largest gain, and with a loss."""
+"""The rows of #20778's table with the largest gain, and with a loss; not measured yet."""
+LOADS = {
+    CONVERSATION[0]: "Kimi, 32 in flight",
+    CLOSED[0]: "Kimi, closed loop",
+    OPEN[0]: "Kimi, open loop, 60 %",
+    OPEN[1]: "Kimi, open loop, 90 %",
+    CONVERSATION[1]: "Azure, 64 in flight",
+    ONE_LONG_MLA[0]: "65,536 + 31 x 2,048",
+    CONTROLS[0]: "control, 64 x 2,048",
+    ONE_LONG[0]: "100,000 + 40 x 512",
+    ONE_LONG[1]: "the same, closed loop",
+    LATE[0]: "the same, 1 s later",
+    CONTROLS[1]: "control, 40 x 512",
+}
+"""What is on record -> words for it, in the order of a table."""
+MODELS = {
+    DEEPSEEK: "DeepSeek-V3",
+    LLAMA: "Llama-3.1-8B",
+}
+"""Models on record, in words; of the first the attention, with 8 dense layers."""
+ARMS = {NOW: "default", BOUNDED: "SPLITS=bounded"}
+"""Arms on record, in words."""
 METRICS = {
     "time per token": "us_per_token",
     "ITL p50": "itl_p50_us",
@@ -110,6 +129,17 @@ COLUMNS = [
     "rounds",
     "verdict",
 ]
+
+
+def load_all() -> pd.DataFrame:
+    """The records of `MACHINES`; FileNotFoundError if there are none."""
+    frames = [store.load(STUDY.name, machine) for machine in MACHINES]
+    return pd.concat(frames, ignore_index=True)
+
+
+def loads_of(model: str) -> list[ServingCase]:
+    """The loads on record of a model."""
+    return [case for case in LOADS if case.model == model]
 
 
 def compared(
@@ -214,17 +244,93 @@ def served_rows(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def throughput(frame: pd.DataFrame) -> pd.DataFrame:
-    """Tokens per second, median over rounds: a row per case, a column per arm."""
-    rows = served_rows(frame)
-    table = rows.pivot_table(
-        values="tokens_per_s",
-        index="case",
-        columns="backend",
-        aggfunc="median",
-        sort=False,
+def speedups(
+    frame: pd.DataFrame,
+    model: str,
+    metric: str = "time per token",
+) -> pd.DataFrame:
+    """What `BOUNDED` gains over the default, a row per load of a model; all judged as one table.
+
+    Columns: case, load (in words), speedup, low, high, rounds and verdict, which is `none` below
+    three rounds. In one round there is no interval.
+    """
+    require_word("model", model, MODELS)
+    require_word("metric", metric, METRICS)
+    cases = loads_of(model)
+    rows = frame[frame.case.isin(cases)]
+    table = compared(rows, [(BOUNDED, NOW)], metrics=[metric])
+    table = table.set_index("case").reindex(cases).dropna(subset="ratio").reset_index()
+    few = table.rounds < LEAST_ROUNDS
+    return pd.DataFrame(
+        {
+            "case": table.case,
+            "load": table.case.map(LOADS),
+            "speedup": 1 / table.ratio,
+            "low": 1 / table.high,
+            "high": 1 / table.low,
+            "rounds": table.rounds,
+            "verdict": table.verdict.mask(few, "none"),
+        }
     )
-    return table.reset_index()
+
+
+def reach_table(
+    frame: pd.DataFrame,
+    model: str,
+    metric: str = "time per token",
+) -> pd.DataFrame:
+    """The loads of a model as a reader wants them: default / `bounded`, and the speedup of a
+    metric. Times are milliseconds, medians over rounds."""
+    judged = speedups(frame, model, metric)
+    rows = served_rows(frame)
+    shown = pd.DataFrame({"load": judged.load})
+    for words, (column, scale, digits) in _SHOWN.items():
+        cells = []
+        for case in judged.case:
+            of_case = rows[rows.case == case]
+            sides = [of_case[of_case.backend == arm][column].median() for arm in (NOW, BOUNDED)]
+            before, after = (f"{side / scale:,.{digits}f}" for side in sides)
+            cells.append(f"{before} / {after}")
+        shown[words] = cells
+    gains = []
+    for row in judged.itertuples():
+        interval = f" ({row.low:.2f} to {row.high:.2f})" if row.rounds > 1 else ""
+        gains.append(f"{row.speedup:.2f}{interval}")
+    shown["speedup (95 % CI)"] = gains
+    shown["verdict (rounds)"] = judged.verdict + " (" + judged.rounds.astype(str) + ")"
+    return shown
+
+
+_SHOWN = {
+    "tokens/s": ("tokens_per_s", 1, 0),
+    "ITL p50, ms": ("itl_p50_us", 1e3, 1),
+    "ITL p99, ms": ("itl_p99_us", 1e3, 1),
+    "TTFT p50, ms": ("ttft_p50_us", 1e3, 0),
+}
+"""Columns of `reach_table`: their column of the records, its divisor, decimals."""
+
+
+def reach_chart(frame: pd.DataFrame) -> charts.Figure:
+    """Speedup of tokens per second, a bar per load with its interval.
+
+    Controls are grey; a white bar is of fewer than three rounds, so it has no verdict.
+    """
+    words = ("tokens/s with SPLITS=bounded / tokens/s by default", "")
+    figure, (axis,) = charts.panels([""], (8.6, 4.2), served_rows(frame), words)
+    tables = [speedups(frame, model).assign(model=words) for model, words in MODELS.items()]
+    table = pd.concat(tables, ignore_index=True)
+    names = []
+    for place, row in enumerate(table.itertuples()):
+        color = style.OTHER if row.case in CONTROLS else style.BLUE
+        is_judged = row.rounds >= LEAST_ROUNDS
+        axis.barh(place, row.speedup, color=color if is_judged else "white", edgecolor=color)
+        axis.plot([row.low, row.high], [place, place], **style.RULE)
+        axis.text(0.03, place, f"{row.speedup:.2f}", va="center", **style.SMALL)
+        rounds = "1 round" if row.rounds == 1 else f"{row.rounds} rounds"
+        names.append(f"{row.model}: {row.load} ({rounds})")
+    axis.axvline(1, **style.RULE)
+    charts.categories(axis, "y", names)
+    return figure
 
 
 def tokens_over_time(row: pd.Series) -> pd.DataFrame:
@@ -250,7 +356,11 @@ def requests_of(row: pd.Series) -> pd.DataFrame:
     )
 
 
-def life_chart(frame: pd.DataFrame, case: ServingCase, arms: Sequence[str]) -> charts.Figure:
+def life_chart(
+    frame: pd.DataFrame,
+    case: ServingCase,
+    arms: Sequence[str] = tuple(ARMS),
+) -> charts.Figure:
     """Time between tokens over a load, a panel per arm; the life of the longest request is shaded.
 
     The first round of each arm; a dot is a token, and only some are drawn (`measure.MOST_SAMPLES`).
@@ -260,7 +370,8 @@ def life_chart(frame: pd.DataFrame, case: ServingCase, arms: Sequence[str]) -> c
     drawn = rows.sort_values("round").groupby("backend").first().reindex(arms)
     words = ("seconds after the load began", "time between two tokens, ms")
     size = (3.6 * len(arms), 3.0)
-    figure, axes = charts.panels(arms, size, rows, words, share_y=True)
+    titles = [ARMS.get(arm, arm) for arm in arms]
+    figure, axes = charts.panels(titles, size, drawn, words, share_y=True)
     for axis, arm in zip(axes, arms, strict=True):
         row = drawn.loc[arm]
         tokens = tokens_over_time(row)
