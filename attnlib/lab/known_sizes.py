@@ -22,6 +22,7 @@ from ..run.look_up import nearest_calls, sizes_of
 from ..select.known import PROBLEMS, SIZES_FILE, Problem, found
 from ..select.situation import situation_from
 from ..studies.metadata.case import MetadataCase
+from ..studies.serving import served
 from .known_calls import written
 
 ATTENTION_CASES = (DecodeCase, MlaCase, ExtendCase)
@@ -53,7 +54,24 @@ def size_of(problem: Problem) -> dict[str, Any]:
         if not len(ratios):
             raise ValueError(f"{problem.id}: no record of {record['study']} on {gpu} has it")
         sizes.append(_summary(ratios))
+    if "loaded" in record:
+        return {"sizes": sizes, "loaded": _under_load(record["loaded"])}
     return {"sizes": sizes}
+
+
+def _under_load(model: str) -> dict[str, Any]:
+    """What the default of a loaded server loses, over the loads whose requests differ in length
+    and that have a verdict."""
+    frame = served.load_all()
+    table = served.speedups(frame, model)
+    table = table[~table.case.isin(served.CONTROLS) & (table.rounds >= LEAST_ROUNDS)]
+    return {
+        "model": model,
+        "gpu": ", ".join(sorted({*frame[frame.case.isin(table.case)].gpu})),
+        "cases": len(table),
+        "least": round(float(table.speedup.min()), 4),
+        "most": round(float(table.speedup.max()), 4),
+    }
 
 
 def ratios_of(problem: Problem, gpu: str) -> pd.DataFrame:

@@ -52,7 +52,7 @@ OPTIONAL_KEYS: dict[str, Kind] = {
 """Keys of an entry that it must have, and that it may have; the type of each."""
 SPAN: dict[str, Kind] = dict.fromkeys(("since", "until", "ends_in"), str | float)
 RECORD: dict[str, Kind] = {"study": str, "gpu": str, "pair": list}
-WHERE: dict[str, Kind] = {"where": dict}
+WHERE: dict[str, Kind] = {"where": dict, "loaded": str}
 REPORT: dict[str, Kind] = {"url": str, "says": str}
 AGAINST: dict[str, Kind] = {"against": bool}
 HOLDS, MAY_HOLD = "holds", "may hold"
@@ -341,6 +341,12 @@ def how_much(problem: Problem) -> list[str]:
             slow, fast = size["us"]
             words += f", the largest {slow:.1f} us instead of {fast:.1f}"
         lines.append(f"on record: {words}; {problem.record['study']}, {size['gpu']}")
+    loaded = sizes().get(problem.id, {}).get("loaded")
+    if loaded:
+        lines.append(
+            f"under load: slowdown {loaded['least']:.2f} to {loaded['most']:.2f} of tokens/s over "
+            f"{loaded['cases']} loads of {loaded['model']}; served, {loaded['gpu']}"
+        )
     return lines
 
 

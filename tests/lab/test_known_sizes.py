@@ -6,6 +6,7 @@ import pytest
 
 from attnlib.lab import known_sizes
 from attnlib.select.known import PROBLEMS, SIZES_FILE, how_much, size_in_brief
+from attnlib.studies import served
 
 pytestmark = [pytest.mark.usefixtures("published_records"), pytest.mark.slow]
 
@@ -29,6 +30,20 @@ def test_calls_at_which_the_cap_takes_nothing_are_left_out():
     longest = ratios.case.map(lambda case: case.kv_len)
     assert len(ratios)
     assert 1024 not in {*longest}, "256 requests of 1,024 tokens are all alike"
+
+
+def test_what_a_loaded_server_loses_is_told_without_its_control():
+    *calls, load = how_much(PROBLEMS["sglang-fa3-split-cap-mla"])
+    assert load == (
+        "under load: slowdown 1.13 to 1.74 of tokens/s over 3 loads of deepseek-v3-8-layers; "
+        "served, NVIDIA H200"
+    )
+    assert len(calls) == 2
+    table = served.speedups(served.load_all(), served.DEEPSEEK)
+    judged = table[table.rounds == 4].speedup
+    size = known_sizes.size_of(PROBLEMS["sglang-fa3-split-cap-mla"])["loaded"]
+    assert size["most"] == pytest.approx(judged.max(), abs=1e-4)
+    assert len(judged) == size["cases"] + 1
 
 
 def test_a_size_of_metadata_says_that_it_is_the_metadata_call_and_its_times():

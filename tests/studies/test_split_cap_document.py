@@ -22,8 +22,11 @@ from attnlib.core.schedule.caps import (
 from attnlib.core.schedule.facts import MAX_SPLITS, SchedulerFacts
 from attnlib.core.spec import LATENT_DIM
 from attnlib.lab import repro
-from attnlib.measure.stats import FASTER, SLOWER
+from attnlib.lab.serve import lengths_of
+from attnlib.measure.stats import FASTER, SAME, SLOWER
 from attnlib.run.store import PUBLISHED
+from attnlib.studies.serving import served
+from attnlib.studies.serving.models import MODELS
 from attnlib.studies.splits import split_cap
 from attnlib.studies.splits.split_cap import (
     BEFORE,
@@ -44,7 +47,7 @@ from attnlib.studies.splits.split_cap import (
 from attnlib.studies.splits.traffic import IN_FLIGHT, TRACES
 
 DOCUMENT = PUBLISHED / "upstream" / "split_cap.md"
-MOST_WORDS = 1_150
+MOST_WORDS = 1_210
 """Without tables and code."""
 NAMES = """
     sgl-flash-attn#46 sglang#29551 sglang#34888 sglang#37208 sglang#39968 sglang#27786
@@ -427,7 +430,41 @@ def engine_phrases():
     yield f"The {more} MiB are {splits} splits of {each} MiB"
 
 
+def served_phrases():
+    frame = served.load_all()
+    first, kimi = served.DEEPSEEK, served.CONVERSATION[0]
+    assert lengths_of(f"kimi-conversation:{kimi.batch_size}")[0] == served_lengths(kimi)
+    rates = served.served_rows(frame[frame.case == kimi]).groupby("backend").tokens_per_s.median()
+    gains = served.speedups(frame, first).set_index("case")
+    row = gains.loc[kimi]
+    assert row.verdict == FASTER
+    layers = MODELS[first]["num_hidden_layers"]
+    yield f"DeepSeek-V3's attention with {MLA.heads} heads ({layers} dense layers"
+    yield f"{kimi.batch_size} requests of kimi-conversation: {rates[served.NOW]:,.0f} tokens/s"
+    yield f"by the default, {rates[served.BOUNDED]:,.0f} by the bound"
+    yield f"{row.speedup:.2f} times as many (95 % CI {row.low:.2f} to {row.high:.2f}"
+    yield f", {row.rounds} rounds)"
+    options = f"--output {kimi.output_len} --turns {kimi.turns}"
+    load = f"--traffic kimi-conversation:{kimi.batch_size}"
+    yield f"serve --model {first} --arm default --arm splits=bounded {load} {options}"
+    others = served.speedups(frame, served.LLAMA).set_index("case")
+    row = others.loc[served.ONE_LONG[0]]
+    assert row.verdict == FASTER
+    one_long = "Llama-3.1-8B with 1 x 100,000 tokens among 40 x 512"
+    assert served.ONE_LONG[0].lengths == "100000" + "+512" * 40
+    yield f"{one_long}: {row.speedup:.2f} ({row.low:.2f} to {row.high:.2f})"
+    latent, grouped = gains.loc[served.CONTROLS[0]], others.loc[served.CONTROLS[1]]
+    assert latent.verdict == grouped.verdict == SAME
+    yield f"requests of equal lengths: {latent.speedup:.2f} and {grouped.speedup:.2f}"
+
+
+def served_lengths(case):
+    """The prompts of a load, client by client."""
+    return tuple(request.prompt for request in case.requests())
+
+
 PARTS = (
+    served_phrases,
     first_lines,
     traffic_lines,
     trace_lines,
