@@ -318,6 +318,7 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
     assert cli.main([*EXPLAIN, "--gpu", "sm90"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     short = rest[rest.index("") :]
+    assert short[-1] == "Sources: --details"
     assert short[2] == "yes  fa3         a general function chooses, fa3 on Hopper"
     assert cli.main([*EXPLAIN, "--gpu", "sm90", "--details"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()

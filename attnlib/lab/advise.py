@@ -450,14 +450,18 @@ class Advice(Brief):
         """What runs, known problems with their sizes, and times of the engine's backends."""
         choice = self.choice
         where = f"{choice.library} on {self.card_name or choice.gpu}"
+        known = report_in_brief(self.known, self.card_name)
+        more = [f"Nearest batches, sources, how to measure: {DETAILS}"]
+        if known and known[-1].endswith(DETAILS):  # which points there already
+            more = []
         return [
             self._title,
             f"{where} runs {choice.picked}: {choice.decided_by.why}",
             *self._of_choice(),
-            *report_in_brief(self.known, self.card_name),
+            *known,
             "",
             *(self._this_call_in_brief() or self._nearest_in_brief()),
-            f"Nearest batches, other cards, sources, how to measure: {DETAILS}",
+            *more,
         ]
 
     def _this_call_in_brief(self) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from ..measure.stats import LEAST_ROUNDS, geometric_mean
+from .cards import in_words
 from .engine_builds import ANOTHER_BUILD, GROUP, PLANNER, PLUGIN, SGLANG, rivals_of
 
 MOST_ROWS = 5
@@ -119,11 +120,7 @@ def shown(
     is_own = table.backend == own
     others = table[~is_own].head(MOST_ROWS - int(is_own.any()))
     table = table[is_own | table.index.isin(others.index)]
-    if "us" in table:
-        table = table.assign(us=table.us.map("{:,.1f}".format))
-    for ratio in (SPEEDUP, SLOWDOWN):
-        if ratio in table:
-            table = table.assign(**{ratio: table[ratio].map("{:.2f}".format)})
+    table = in_words(table, {"us": ",.1f", SPEEDUP: ".2f", SLOWDOWN: ".2f"})
     if runs is None:
         return table
     settings = []
@@ -131,7 +128,8 @@ def shown(
         word = runs.get(name.partition(",")[0], "")
         runs_now = name == own and not word.endswith(ANOTHER_BUILD)
         settings.append(RUNS_NOW if runs_now else setting_of(word, engine))
-    return table.assign(**{"set in the engine": settings})
+    table["set in the engine"] = settings
+    return table
 
 
 def confidence_of_call(

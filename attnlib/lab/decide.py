@@ -26,6 +26,7 @@ RELEASED = (FA2, FA3, CUDA_CORES, FLASH_ATTENTION)
 """What all batches of `random_batches` were measured with, but for our own plan."""
 FEW_HEADS = 2
 """Query heads per KV head up to which FlashInfer's CUDA cores are its fastest."""
+LARGE_PAGES = "decode, 3 or more, pages of 16 or 64"
 SHORT_TOKENS = 1000
 """Tokens of the longest request below which XQA is; chosen after seeing the times."""
 LEAST_HEAD_DIM = 128
@@ -48,9 +49,11 @@ SHORT_NAMES = {
 }
 """Backends of `engine_modes` -> how they are called in every row."""
 TOLD = "fa2 with uniform_q_len"
+OTHERS = "vLLM's Triton; last row: BatchPOD"
 SHOWN = ("fa2", "fa3", "FlashAttention-3", "CUDA cores", "XQA", "BatchAttention", TOLD)
+OF_VLLM = "vLLM's FlashAttention-3"
 """Names with a look of their own in the figure."""
-OTHERS = "Triton or BatchPOD"
+TICKS = (1, 1.2, 1.5, 2, 3, 5)
 OWN_WORDS = {
     FLASH_ATTENTION: "FlashAttention-3",
     modes.PROMISED[0]: TOLD,
@@ -62,11 +65,16 @@ class Decisions(Shown):
     """Kinds of calls, and how much slower each backend is than the fastest of a call.
 
     `losses` has a row per kind (`call`), backend (`use`): `mean` and `worst`, fractions, and
-    `calls`; the least mean first.
+    `calls`; the least mean first. `without` are the backends that were left out.
     """
 
-    def __init__(self, losses: pd.DataFrame) -> None:
+    def __init__(
+        self,
+        losses: pd.DataFrame,
+        without: Sequence[str] = (),
+    ) -> None:
         self.losses = losses
+        self.without = tuple(without)
 
     @cached_property
     def _by_call(self) -> dict[str, pd.DataFrame]:
@@ -118,29 +126,33 @@ class Decisions(Shown):
             [""],
             (9, 1.2 + 0.3 * len(calls)),
             "random_batches, plan_rivals, engine_modes: NVIDIA H200, 2026-11-22 to 2026-11-27",
-            ("mean time / time of the fastest backend of each call (1: always the fastest)", ""),
+            ("mean time / time of the fastest backend of each call, log scale", ""),
         )
-        charts.dots(axis, shown, "times", "place", by="name", looks=style.looks(SHOWN))
+        looks = {**style.looks(SHOWN), OF_VLLM: style.Look("black", "s")}
+        charts.dots(axis, shown, "times", "place", by="name", looks=looks)
         charts.categories(axis, "y", calls)
         style.log_axes(axis, "x")
+        axis.set_xticks(TICKS, map(str, TICKS))
         axis.axvline(1, **style.RULE)
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
         return figure
 
-    @staticmethod
-    def of_decode() -> pd.DataFrame:
+    def of_decode(self) -> pd.DataFrame:
         """Ways to choose for decode, and the slowdown of each, percent, over all random batches.
 
-        `advise` chooses by the nearest batches of other layers.
+        `advise` chooses by the nearest batches of other layers, and the first two rows of the
+        table by heads. What was left out is no choice, and no fastest backend either.
         """
+        kept = [name for name in RELEASED if name not in self.without]
         times = _drawn()
-        fastest = times.min(axis=1)
-        is_few = _group_sizes(times) <= FEW_HEADS
-        ways = {f"always {_word(name)}": times[name] / fastest - 1 for name in RELEASED}
-        by_rows = times[CUDA_CORES].where(is_few, times[FLASH_ATTENTION])
-        ways["this table"] = by_rows / fastest - 1
+        fastest = times[kept].min(axis=1)
+        ways = {f"always {_word(name)}": times[name] / fastest - 1 for name in kept}
+        if {CUDA_CORES, FLASH_ATTENTION} <= {*kept}:
+            is_few = _group_sizes(times) <= FEW_HEADS
+            by_rows = times[CUDA_CORES].where(is_few, times[FLASH_ATTENTION])
+            ways["this table"] = by_rows / fastest - 1
         losses = 100 * pd.DataFrame(ways)
-        losses["advise"] = 100 * _nearest_loss()
+        losses["advise"] = 100 * _nearest_loss(kept)
         ends = losses.quantile([0.5, 0.95, 1]).T
         ends.columns = ["median, %", "95th percentile, %", "worst, %"]
         ends.insert(0, "mean slowdown, %", losses.mean())
@@ -182,7 +194,7 @@ def decisions(without: Sequence[str] = ()) -> Decisions:
     for call, times in kinds.items():
         kept = times.drop(columns=[name for name in without if name in times])
         rows.append(_losses(call, kept.dropna()))
-    return Decisions(pd.concat(rows, ignore_index=True))
+    return Decisions(pd.concat(rows, ignore_index=True), without)
 
 
 def _losses(call: str, times: pd.DataFrame) -> pd.DataFrame:
@@ -204,12 +216,10 @@ def _drawn() -> pd.DataFrame:
     return batches.set_index("case")[[*RELEASED]]
 
 
-def _nearest_loss() -> pd.Series:
-    """What the choice of `advise` loses, in the order of `_drawn`."""
-    batches = recorded_batches().dropna(subset=[*RELEASED]).reset_index(drop=True)
-    kept = batches.head_dim >= LEAST_HEAD_DIM
-    loss = neighbour_loss(RELEASED)[kept]
-    return loss.set_axis(batches.case[kept])
+def _nearest_loss(backends: Sequence[str]) -> pd.Series:
+    """What the choice of `advise` among backends loses, by case."""
+    batches = recorded_batches().dropna(subset=[*backends])
+    return neighbour_loss(backends).set_axis(batches.case)
 
 
 def _group_sizes(times: pd.DataFrame) -> pd.Series:
@@ -227,8 +237,8 @@ def _decode_kinds() -> dict[str, pd.DataFrame]:
     return {
         "decode, 1 or 2 query heads per KV head": drawn[is_few],
         "decode, 3 or more": drawn[~is_few],
-        "3 or more, all requests below 1,000 tokens": rivals[is_wide & (longest < SHORT_TOKENS)],
-        "3 or more, longest request 1,000 or more": rivals[is_wide & (longest >= SHORT_TOKENS)],
+        f"{LARGE_PAGES}, all below 1,000 tokens": rivals[is_wide & (longest < SHORT_TOKENS)],
+        f"{LARGE_PAGES}, longest 1,000 or more": rivals[is_wide & (longest >= SHORT_TOKENS)],
     }
 
 
@@ -258,7 +268,5 @@ def _word(backend: str) -> str:
 
 
 def _name_shown(word: str) -> str:
-    """The name in the figure: both builds of FlashAttention-3 share one, and so do the others."""
-    if word.endswith("FlashAttention-3"):
-        return "FlashAttention-3"
-    return word if word in SHOWN else OTHERS
+    """The name in the figure: what has no look of its own shares one."""
+    return word if word in (*SHOWN, OF_VLLM) else OTHERS

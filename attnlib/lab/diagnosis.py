@@ -34,6 +34,7 @@ from .patterns import PATTERNS, WAITING, Pattern, kind_of, ran, tile_rows
 from .step_rows import around, calls_in, host_rows, kernel_rows, lengths_of
 from .trace_known import (
     PACKAGES,
+    fixes_of,
     holding_in,
     possible,
     releases_of,
@@ -183,7 +184,7 @@ class Diagnosis(Brief):
             links += problem.links
         return {
             "pattern": pattern.name,
-            "fix": middle.fix or pattern.fix,
+            "fix": middle.fix or pattern.fix or fixes_of(named or pattern.known),
             "known problem": ", ".join(problem.id for problem in named),
             "step": kind,
             "evidence": f"{middle.text}; in {len(evidence)} of {len(steps)} usual {kind} steps",
@@ -407,8 +408,9 @@ def _pattern_facts(row: Row, card: str) -> list[tuple[str, str]]:
         facts["size"] = "; ".join(dict.fromkeys(filter(None, sizes)))
     else:
         facts["possible saving"] = gain.removeprefix(SAVING)
-    if names and row["since"]:
-        facts["known problem"] += f" ({row['since']})"
+    if problems:
+        told = [f"{problem.id} ({releases_of([problem])})" for problem in problems]
+        facts["known problem"] = "; ".join(told)
     return fact_lines([facts])
 
 

@@ -30,7 +30,7 @@ STEP_KINDS = ("engine", "step")
 """Kinds of cases that are a whole step of a model."""
 METADATA_UNIT = "metadata calls, one per step"
 """Preparing a step, not attention: of the largest ratio both times are told."""
-TIMER_ORDER = ("graph", "graph-cold", "host", "ahead", "profiler", "eager")
+TIMER_ORDER = ("graph", "graph-cold", "graph-behind", "host", "ahead", "profiler", "eager")
 """Of several timers on record the first is taken."""
 
 
@@ -127,7 +127,8 @@ def _chosen(rows: pd.DataFrame, problem: Problem) -> pd.DataFrame:
     sides = [side.partition("==")[0] for side in record["pair"]]
     rows = rows[rows.backend.isin(sides)]
     for column, value in record.get("where", {}).items():
-        rows = rows[rows[column] == value]
+        values = value if isinstance(value, list) else [value]
+        rows = rows[rows[column].isin(values)]
     holds = {case: holds_at(problem, case) for case in rows.case.unique()}
     is_chosen = np.array([holds[case] for case in rows.case], dtype=bool)
     return rows[is_chosen]

@@ -22,7 +22,7 @@ from ..run.rows import machine_slug
 from ..run.study import Study, Sweep, describe, in_about, mode
 from ..studies import PACE
 from ..studies.releases import suite
-from ..studies.releases.calls import items_of
+from ..studies.releases.calls import BACKENDS, items_of
 from .bisect import bisect
 from .known_calls import mode_of
 
@@ -164,7 +164,7 @@ def measure(
 
 def require_package(package: str) -> None:
     """ValueError that lists the packages whose releases can be compared."""
-    known = [name for name in suite.RELEASES if name in PREFIX_OF]
+    known = [name for name in BACKENDS if name in PREFIX_OF]
     require_word("package", package, known)
 
 

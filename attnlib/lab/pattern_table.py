@@ -3,6 +3,7 @@
 import pandas as pd
 
 from .patterns import PATTERNS
+from .trace_known import fixes_of
 
 
 def known_patterns() -> pd.DataFrame:
@@ -24,5 +25,7 @@ def known_patterns() -> pd.DataFrame:
     >>> attnlib.known_patterns().pattern[0]
     'fa3 of FlashInfer decodes'
     """
-    rows = [(pattern.name, pattern.fix) for pattern in PATTERNS]
+    rows = []
+    for pattern in PATTERNS:
+        rows.append((pattern.name, pattern.fix or fixes_of(pattern.known)))
     return pd.DataFrame(rows, columns=["pattern", "fix"])

@@ -99,8 +99,8 @@ class Evidence:
 class Pattern:
     """A pattern; `known` are the known problems that it is, of which releases and links are told.
 
-    `since` and `see` say the same of a pattern that is none. `gain` is its key in data/gains.json,
-    empty if no record supports the fix.
+    `fix` is empty where those say it. `since` and `see` say the same of a pattern that is none.
+    `gain` is its key in data/gains.json, empty if no record supports the fix.
     """
 
     name: str
@@ -490,11 +490,10 @@ def _read_patterns() -> tuple[Pattern, ...]:
     patterns = []
     for key, row in rows.items():
         known = [PROBLEMS[name] for name in row.get("known", ())]
-        fixes = dict.fromkeys(problem.do for problem in known)
         pattern = Pattern(
             name=row["name"],
             shows=shows[key],
-            fix=row.get("fix") or "; ".join(fixes),
+            fix=row.get("fix", ""),
             known=tuple(known),
             since=row.get("since", ""),
             see=tuple(row.get("see", ())),

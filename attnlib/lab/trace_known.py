@@ -124,6 +124,14 @@ def releases_of(problems: Sequence[Problem]) -> str:
     return "; ".join(words)
 
 
+def fixes_of(problems: Sequence[Problem]) -> str:
+    """What to do about the problem; of several with other fixes, each under its id."""
+    fixes = dict.fromkeys(problem.do for problem in problems)
+    if len(fixes) <= 1:
+        return "".join(fixes)
+    return "; ".join(f"{problem.id}: {problem.do}" for problem in problems)
+
+
 def sizes_of(problems: Sequence[Problem]) -> str:
     """How much the problems cost, as `advise` says it; the empty string of none."""
     words: dict[str, None] = {}

@@ -339,7 +339,7 @@ def how_much(problem: Problem) -> list[str]:
         words = f"{_median_slowdown(size)} {size['unit']} ({spread})"
         if "us" in size:
             slow, fast = size["us"]
-            words += f", at most {slow:.1f} us instead of {fast:.1f}"
+            words += f", the largest {slow:.1f} us instead of {fast:.1f}"
         lines.append(f"on record: {words}; {problem.record['study']}, {size['gpu']}")
     loaded = sizes().get(problem.id, {}).get("loaded")
     if loaded:
@@ -355,6 +355,13 @@ def _median_slowdown(size: Mapping[str, Any]) -> str:
     return f"median slowdown {size['median']:.2f} over {size['cases']}"
 
 
+def _us_per_step(size: Mapping[str, Any]) -> str:
+    """Of metadata, which is a small part of a step: the times, where the ratio is largest."""
+    slow, fast = size["us"]
+    ratio = f"largest ratio of {size['cases']} on record"
+    return f"{slow:.1f} us of metadata per step instead of {fast:.1f} ({ratio})"
+
+
 def size_in_brief(problem: Problem, card: str) -> str:
     """By how much, in a line: by the records of a card, of all where none is named or on record,
     or as it was reported."""
@@ -367,7 +374,9 @@ def size_in_brief(problem: Problem, card: str) -> str:
     for size in of_card or recorded:
         gpu = card_named(size["gpu"]).upper() or size["gpu"]
         said = f"{_median_slowdown(size)} recorded {size['unit']}"
-        if words:  # the same study on another card
+        if "us" in size:
+            said = _us_per_step(size)
+        elif words:  # the same study on another card
             said = f"{size['median']:.2f} over {size['cases']}"
         words.append(f"{said}, {gpu}")
     return "; ".join(words)
@@ -436,7 +445,9 @@ def report_in_brief(answers: Iterable[Found], card: str = "") -> list[str]:
         elif not problem.has_size:
             unsized += 1
         else:
-            lines.append(f"{answer.heading}: {problem.says} [{problem.id}]")
+            first_sentence, _, _ = problem.says.partition(". ")
+            what = f"{first_sentence.removesuffix('.')}. [{problem.id}]"
+            lines.append(f"{answer.heading}: {what}")
             lines.append(f"  size: {size_in_brief(problem, card)}")
             lines.append(f"  {what_to_do(problem)}")
     is_first = not lines

@@ -336,9 +336,9 @@ def render_in_brief(
     rows = [*dict.fromkeys(rows)]
     lines = [*head, *report_in_brief(known, card), ""]
     lines += table_lines([RULE_COLUMNS, *rows[:SHOWN_RULES]])
-    if len(rows) > SHOWN_RULES:
-        lines.append(f"{len(rows) - SHOWN_RULES} more rules, and the source of each: {DETAILS}")
-    return fitted(lines)
+    left_out = len(rows) - SHOWN_RULES
+    more = f"{left_out} more rules, sources" if left_out > 0 else "Sources"
+    return fitted([*lines, f"{more}: {DETAILS}"])
 
 
 def _layers_said(layers: Sequence[LayerChoice]) -> list[str]:

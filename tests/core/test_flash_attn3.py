@@ -173,7 +173,7 @@ def test_the_guard_refuses_during_capture_and_leaves_the_graph_usable(on_hopper)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        with pytest.raises(ValueError, match="batch_size must be 3, got 4"):
+        with pytest.raises(ValueError, match="made for 3 requests; this call has 4"):
             flash_attn3.attend(work.q, work.kv, work.batch, metadata=unfit)
         out = flash_attn3.attend(work.q, work.kv, work.batch, metadata=fit)
     graph.replay()

@@ -1,6 +1,8 @@
 """The model of the scheduler metadata, against known schedules and the library's own words."""
 
+from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import drawn_calls
 from support import schedule_vectors as vectors
-from support.schedule_words import candidates, wrong_parts
+from support.schedule_words import candidates, is_written, wrong_parts
 
 from attnlib.core.schedule.splits import SchedulerFacts, max_words, num_words, plan_splits
 from attnlib.core.schedule.words import parts_of, schedule_words, words_of
@@ -66,11 +68,16 @@ def test_every_plan_keeps_its_cap_and_orders_each_request_once(seed):
     assert np.array_equal(words, words_of(plan_splits(settled, lens, q_lens)))
 
 
+LARGEST = {vectors.COMMITTED: 1900, vectors.SGLANG: 90, vectors.STEPS: 1300}
+"""File -> requests that some batch of it has more of."""
+
+
 @pytest.mark.parametrize(
     "path, count",
     [
         (vectors.COMMITTED, 2000),
         (vectors.SGLANG, 1600),
+        (vectors.STEPS, 1890),
     ],
 )
 def test_the_model_agrees_with_the_library_word_for_word(path, count):
@@ -79,7 +86,7 @@ def test_the_model_agrees_with_the_library_word_for_word(path, count):
     assert len(answered) >= count
     sizes = [call.facts.batch_size for call, _ in answered]
     assert min(sizes) == 1
-    assert max(sizes) > (1900 if path == vectors.COMMITTED else 90)
+    assert max(sizes) > LARGEST[path]
     wrong = []
     rounded = 0
     for call, words in answered:
@@ -90,6 +97,31 @@ def test_the_model_agrees_with_the_library_word_for_word(path, count):
                 wrong.append(call)
     assert wrong == [], f"of {len(answered)} calls on {header['gpu']}, {header['library']}"
     assert rounded <= 2
+
+
+def kind_of(facts):
+    """The kind of layer, and of step, that a call is of."""
+    layer = "window" if facts.is_local else "full"
+    if facts.head_dim_v != facts.head_dim:
+        layer = "mla"
+    return layer, "decode" if facts.max_seqlen_q == 1 else "verify"
+
+
+def test_the_twin_of_our_launch_writes_the_librarys_words_for_every_kind_of_layer():
+    _, lines = vectors.read(vectors.STEPS)
+    wrong = []
+    seen = Counter()
+    for call, words in lines:
+        facts = call.facts
+        written = is_written(facts)
+        twin = schedule_words(facts, *call.lengths())
+        if not np.array_equal(twin[written], words[written]):
+            wrong.append(call)
+        seen[facts.build, *kind_of(facts)] += 1
+    assert wrong == []
+    builds = ("sglang-0.4.4", "sglang", "upstream")
+    kinds = product(builds, ("full", "window", "mla"), ("decode", "verify"))
+    assert set(seen) == {*kinds} and min(seen.values()) >= 50
 
 
 def test_the_splits_and_query_rows_of_vllms_build_are_the_librarys():

@@ -29,6 +29,7 @@ from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.decode.measure import build_workload
 
 SMALL = Shape(4, 64, 4)
+BUILDS_OF_WORDS = ("sglang-0.4.4", "sglang", "upstream")
 
 
 def over_own_buffers(batch):
@@ -85,10 +86,10 @@ def in_domain(facts):
     return one_token and pages and (facts.packs or not facts.must_pack)
 
 
-@given(st.integers(0, 10_000), st.integers(0, 5))
+@given(st.integers(0, 10_000), st.integers(0, 5), st.sampled_from(BUILDS_OF_WORDS))
 @settings(max_examples=25)
-def test_the_schedule_of_random_facts_and_lengths_is_the_models(seed, delta):
-    calls = drawn_calls.draw_calls(seed, num_sms=SMS, hdim96=seed % 2 == 0)
+def test_the_schedule_of_random_facts_and_lengths_is_the_models(seed, delta, build):
+    calls = drawn_calls.draw_calls(seed, num_sms=SMS, hdim96=seed % 2 == 0, build=build)
     call = next(c for c in calls if in_domain(c.facts) and c.facts.batch_size <= 64)
     assert_models(call.facts, call.lengths()[0], delta)
 
@@ -174,7 +175,12 @@ def assert_words_of_library(scheduler, lens):
 @pytest.mark.gpu
 def test_the_words_are_those_that_the_library_writes_now(on_hopper):
     rng = np.random.default_rng(11)
-    calls = drawn_calls.draw_calls(11, num_sms=SMS, hdim96=library.has_hdim96())
+    calls = drawn_calls.draw_calls(
+        11,
+        num_sms=SMS,
+        hdim96=library.has_hdim96(),
+        build=library.build(),
+    )
     for facts in itertools.islice((c.facts for c in calls if in_domain(c.facts)), 300):
         lens = rng.integers(1, facts.max_seqlen_k + 1, facts.batch_size)
         assert_words_of_library(

@@ -23,7 +23,7 @@ SGLANG = {
     "context": 131072,
 }
 CAP = "[sglang-fa3-split-cap-mla]"
-WINDOW = "[sglang-schedule-window]"
+SCHEDULE = "[sglang-schedule-mla]"
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def test_each_problem_is_said_once_with_what_to_do_and_that_lengths_decide(said)
     (cap,) = [line for line in lines if CAP in line]
     assert cap.startswith("attnlib: for some lengths of requests, known problem, slower: ")
     assert "Do: ATTNLIB_SGLANG_SPLITS=bounded" in cap
-    (window,) = [line for line in lines if WINDOW in line]
-    assert window.startswith("attnlib: known problem, slower: ")
+    (schedule,) = [line for line in lines if SCHEDULE in line]
+    assert schedule.startswith("attnlib: known problem, slower: ")
     assert len(lines) == len({*lines})
 
 

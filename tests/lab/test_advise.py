@@ -438,9 +438,9 @@ def test_a_known_problem_that_holds_is_an_exit_status(options, status, capsys):
     assert data["picked"] == "fa3"
 
 
-@pytest.mark.parametrize("lens, status", [("2048x128", 0), ("65536,2048x31", 4)])
-def test_a_known_problem_without_a_size_is_a_note_and_no_exit_status(lens, status, capsys):
-    call = ["mode=mla", "heads=128/1", f"lens={lens}"]
+@pytest.mark.parametrize("server, status", [([], 0), (["--server", "dp_attention"], 4)])
+def test_a_known_problem_without_a_size_is_a_note_and_no_exit_status(server, status, capsys):
+    call = ["heads=8/1", "lens=512x1024", *server]  # above 992 requests
     assert cli.main(["advise", *call, *ENGINE[:4]]) == status
     count = "1 known problem" if not status else "1 more"
     assert f"{count} without a measured size: --details" in capsys.readouterr().out

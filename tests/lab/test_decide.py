@@ -45,5 +45,10 @@ def test_a_backend_that_is_left_out_is_in_no_row_and_an_unknown_one_is_refused(p
 def test_the_ways_to_choose_for_decode_are_those_of_the_table(published_records):
     ways = attnlib.decisions().of_decode().set_index("choice")["mean slowdown, %"]
     assert ways["advise"] < ways["this table"] < ways["always FlashAttention-3"]
+    engines = attnlib.decisions(without=["flashinfer-cuda-cores"])
+    left = engines.of_decode().set_index("choice")["mean slowdown, %"]
+    assert {*ways.index} - {*left.index} == {"this table", "always CUDA cores"}
+    always = "always FlashAttention-3"
+    assert left[always] < ways[always], "the fastest is one that is left"
     (axis,) = attnlib.decisions().figure().axes
     assert [label.get_text() for label in axis.get_yticklabels()][0].startswith("decode")

@@ -12,11 +12,10 @@ pytest.importorskip("ipywidgets", reason="needs ipywidgets: pip install ipywidge
 from attnlib import play_schedule
 from attnlib.core.fa2.choice import BLOCK_TOKENS, PlanShape
 from attnlib.core.fa2.words import plan_words
-from attnlib.core.schedule.splits import plan_splits
 from attnlib.lab import play_schedule as module
 from attnlib.lab.schedules import BOUNDED, FA2, FA3, OUR_PLAN, OWN_PLAN, SGLANG, schedules
 from attnlib.studies.splits import split_cap
-from attnlib.studies.splits.list_schedule import START_BLOCKS, end_of_last
+from attnlib.studies.splits.list_schedule import START_BLOCKS
 from attnlib.studies.splits.split_cap import MLA, MLA_VERIFY, Layout
 from attnlib.studies.splits.traffic import batches
 
@@ -76,12 +75,6 @@ def test_an_sm_reads_one_tile_at_a_time_and_all_tiles_are_read(layout):
         read = (one.work.end - one.work.begin).sum()
         assert read == tokens.sum() * m_blocks * max(layout.kv_heads, 1)
         assert is_whole(one.work)
-        plan = plan_splits(
-            facts,
-            np.array(SKEWED),
-            np.ones(len(SKEWED), int),
-        )
-        assert one.work.last == end_of_last(plan) * block_n
 
 
 def test_the_blocks_of_fa2_are_those_of_the_plans_words():

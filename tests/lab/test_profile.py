@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from support.words import flat
 
 import attnlib
 from attnlib.lab.profile import call_words
@@ -232,6 +233,7 @@ def test_a_recorded_profile_says_of_which_call_card_and_releases_it_is(
     taken = attnlib.profile(FA2, recorded="decode_fa2")
     for shown in (repr(taken), taken._repr_html_()):
         call = "flashinfer-fa2, heads=32/8 head_dim=128 page=16 lens=8192x16"
+        shown = flat(shown)
         assert f"Recorded: {call}" in shown
         assert "on NVIDIA H100 80GB HBM3 (2d7a65a0), torch 2.11.0+cu130" in shown
         assert "the call did not run here" in shown

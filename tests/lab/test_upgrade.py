@@ -360,7 +360,7 @@ def test_known_problems_that_come_or_end_are_told_of_the_calls_that_were_timed(p
     assert note.startswith("ended, slower (decode on NVIDIA H200): auto decodes a 16-bit cache")
     notes = "\n".join(compare_releases("0.5.3", "0.6.3", cases=KEYS[0]).notes)
     assert f"slower since flashinfer 0.6.0 (decode on NVIDIA H200): {PROBLEMS[slow].says}" in notes
-    assert f"do: {PROBLEMS[slow].do}" in notes
+    assert f"fix: {PROBLEMS[slow].do}" in notes
     pinned = compare_releases("0.6.3", "0.6.4", cases=KEYS[0], backend="fa2")
     assert not [note for note in pinned.notes if "[flashinfer" in note]
     untimed = compare_releases("0.6.3", "0.6.4", heads="16/2", lens="4097", page_size=16)

@@ -336,7 +336,7 @@ def test_the_width_of_the_page_table_tells_calls_apart_and_lengths_are_in_few_wo
     seen = view(heads="8/1", **SPLIT_CAP)
     variant = seen.choice.arguments["variant"]
     assert variant == f"dtype=bfloat16 context={seen.choice.case.context}"
-    title = repr(seen).splitlines()[0]
+    title = seen.card().title
     assert title.endswith("context=131072") and len(title) < 200
     assert eval(seen.choice.call, {"attnlib": attnlib}).choice.case == seen.choice.case
     words = r"^lengths must be one of .*requests.*got 'chat'$"

@@ -109,12 +109,12 @@ def test_changes_are_a_table_of_markdown_with_what_times_them(capsys):
     assert len({len(row) for row in table}) == 1
 
 
-def known_in_diff(capsys, *options):
-    """What `explain --diff` says of known problems from SGLang 0.5.15 to 0.5.23."""
-    diff = ("--diff", "sglang==0.5.15", "sglang==0.5.23")
+def known_in_diff(capsys, *options, base="0.5.15"):
+    """What `explain --diff` says of known problems from a release of SGLang to 0.5.23."""
+    diff = ("--diff", f"sglang=={base}", "sglang==0.5.23")
     assert cli.main(["explain", *diff, *options]) == 0
     printed = capsys.readouterr().out
-    assert "sglang==0.5.23 picks the same backend and kernel as sglang==0.5.15" in printed
+    assert f"sglang==0.5.23 picks the same backend and kernel as sglang=={base}" in printed
     assert "diagnose TRACE AFTER" in printed
     return printed
 
@@ -129,7 +129,8 @@ def test_a_known_problem_that_a_release_brings_is_said_with_its_size(capsys):
     assert ", if it has splits lost to SGLang's cap: " in line
     assert "median slowdown " in said
     assert "ATTNLIB_SGLANG_SPLITS=bounded" in said
-    assert "- ended, slower (decode on sm90): Each decode step copies" in said
+    pages = known_in_diff(capsys, "--gpu", "h100", "--mode", "decode", "--page-size", "16")
+    assert "- ended, slower (decode on sm90): With pages of 16 tokens and more" in pages
     of_newer = "[sglang-page-table-context-wall]"
     assert of_newer not in said, "it is known to 0.5.18, and not known to have ended"
 
@@ -152,8 +153,13 @@ def test_a_known_problem_of_another_gpu_backend_mode_or_batch_is_not_said(option
 def test_a_page_that_is_given_counts_for_a_known_problem(capsys):
     of_one_token = "[sglang-page-table-width-page-one]"
     options = ("--gpu", "h100", "--mode", "decode", "--heads", "8/1")
-    assert of_one_token in known_in_diff(capsys, *options)
-    assert of_one_token not in known_in_diff(capsys, *options, "--page-size", "64")
+    assert of_one_token in known_in_diff(capsys, *options, base="0.5.14")
+    assert of_one_token not in known_in_diff(capsys, *options, "--page-size", "64", base="0.5.14")
+
+
+def test_an_upgrade_from_a_release_that_had_a_problem_does_not_bring_it(capsys):
+    options = ("--gpu", "h100", "--mode", "decode", "--heads", "8/1", "--page-size", "1")
+    assert "page-table-width" not in known_in_diff(capsys, *options, base="0.5.15")
 
 
 def test_the_lengths_that_are_given_decide_a_known_problem(capsys):

@@ -1,4 +1,4 @@
-"""The list-scheduling model: ends by hand, bounds, and the choice of a target."""
+"""The list-scheduling model: ends by hand, and bounds."""
 
 from dataclasses import replace
 
@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlib.core import SchedulerFacts
-from attnlib.core.schedule.caps import num_splits
+from attnlib.core.schedule.splits import plan_splits, scheduled_heads
 from attnlib.core.schedule.words import batch_order
 from attnlib.studies.splits import list_schedule as model
-from attnlib.studies.splits.traffic import batches
 
 MLA = SchedulerFacts(
     batch_size=3,
@@ -28,6 +27,15 @@ MLA = SchedulerFacts(
 )
 
 
+def plan_of(facts, lengths):
+    return plan_splits(facts, np.array(lengths))
+
+
+def end_of_last(plan):
+    """When the last tile ends, in KV blocks."""
+    return model.tiles_in_time(plan).last / plan.facts.tile[1]
+
+
 @pytest.mark.parametrize(
     "lengths, splits, end",
     [
@@ -39,12 +47,12 @@ MLA = SchedulerFacts(
     ],
 )
 def test_the_last_tile_ends_where_it_does_by_hand(lengths, splits, end):
-    plan = replace(model.plan_of(MLA, lengths), num_splits=np.array(splits))
-    assert model.end_of_last(plan) == end
+    plan = replace(plan_of(MLA, lengths), num_splits=np.array(splits))
+    assert end_of_last(plan) == end
 
 
 def test_multiprocessors_take_tiles_in_the_librarys_order_as_they_become_free():
-    plan = model.plan_of(
+    plan = plan_of(
         replace(
             MLA,
             num_sms=4,
@@ -54,16 +62,16 @@ def test_multiprocessors_take_tiles_in_the_librarys_order_as_they_become_free():
     )
     assert batch_order(plan).tolist() == [1, 2, 0]
     # 12 and 7 on two each; the tiles of 3 follow those of 7.
-    assert model.end_of_last(plan) == 12
+    assert end_of_last(plan) == 12
     shorter = replace(plan, facts=replace(plan.facts, num_sms=3))
     # 12, 12, 7; then 7 after the 7 and 3 after the 12s.
-    assert model.end_of_last(shorter) == 15
+    assert end_of_last(shorter) == 15
 
 
 def test_one_multiprocessor_takes_the_blocks_of_all_heads_and_a_start_for_each_tile():
-    plan = model.plan_of(replace(MLA, num_sms=1), (640, 64, 64))
+    plan = plan_of(replace(MLA, num_sms=1), (640, 64, 64))
     split = replace(plan, num_splits=np.array([3, 1, 1]))  # of 4, 4 and 2 blocks
-    assert model.end_of_last(split) == 2 * (10 + 1 + 1) + 2 * 5 * model.START_BLOCKS
+    assert end_of_last(split) == 2 * (10 + 1 + 1) + 2 * 5 * model.START_BLOCKS
     grouped = replace(
         MLA,
         num_sms=1,
@@ -73,7 +81,7 @@ def test_one_multiprocessor_takes_the_blocks_of_all_heads_and_a_start_for_each_t
         num_splits=1,
     )
     tokens = 10 * grouped.tile[1]
-    assert model.end_of_last(model.plan_of(grouped, (tokens,) * 3)) == 4 * 3 * (10 + 2)
+    assert end_of_last(plan_of(grouped, (tokens,) * 3)) == 4 * 3 * (10 + 2)
 
 
 @given(
@@ -84,37 +92,11 @@ def test_one_multiprocessor_takes_the_blocks_of_all_heads_and_a_start_for_each_t
     ),
     st.integers(1, 200),
 )
-def test_an_end_lies_between_the_even_share_and_all_tiles_in_a_row(lengths, target):
-    plan = model.split_by_target(model.plan_of(MLA, tuple(lengths)), target)
-    end = model.end_of_last(plan)
-    tiles = 2 * plan.num_splits.sum()
-    blocks = 2 * plan.num_n_blocks.sum()
-    assert end >= model.even_share(plan) - 1e-9 or tiles < MLA.num_sms
-    assert end <= blocks + model.START_BLOCKS * tiles
-    assert plan.num_splits.max() <= MLA.split_cap
-
-
-def test_a_target_that_ends_no_earlier_leaves_the_librarys_plan():
-    alike = model.plan_of(
-        replace(
-            MLA,
-            batch_size=66,
-            num_splits=1,
-        ),
-        (64,) * 66,
-    )
-    assert model.best_target(alike) is alike
-    step = batches()[28]
-    facts = replace(MLA, batch_size=step.in_flight, num_splits=0, build="sglang")
-    upstream = model.plan_of(replace(facts, num_splits=num_splits(facts, "upstream")), step.tokens)
-    best = model.best_target(upstream)
-    ends = []
-    for target in range(1, 200):
-        ends.append(model.end_of_last(model.split_by_target(upstream, target)))
-    assert model.end_of_last(best) <= 1.05 * min(ends)
-    assert model.even_share(best) <= model.end_of_last(best) < model.end_of_last(upstream)
-
-
-def test_a_target_is_at_least_one_block():
-    with pytest.raises(ValueError, match="target must be an integer >= 1, got 0"):
-        model.split_by_target(model.plan_of(MLA, (64, 64, 64)), 0)
+def test_an_end_lies_between_an_even_share_and_all_tiles_in_a_row(lengths, target):
+    whole = plan_of(MLA, lengths)
+    splits = np.clip(-(-whole.num_n_blocks // target), 1, MLA.split_cap)
+    plan = replace(whole, num_splits=splits)
+    tiles = 2 * splits.sum()
+    assert scheduled_heads(MLA) * whole.num_m_blocks[0] == 2
+    in_a_row = 2 * plan.num_n_blocks.sum() + model.START_BLOCKS * tiles
+    assert in_a_row / MLA.usable_sms <= end_of_last(plan) <= in_a_row

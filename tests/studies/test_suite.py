@@ -54,19 +54,61 @@ def test_a_package_is_asked_for_what_its_newest_release_runs(package):
         spec = item.case.spec
         if package == calls.FLASHINFER and isinstance(spec, AttnSpec):
             mode = getattr(item.case, "mode", "decode")
-            for release in suite.RELEASES[package]:
+            for release in suite.RELEASES:
                 assert not why_not(entry.asks, spec, mode=mode, release=release)
 
 
-def test_the_history_has_four_releases_of_flashinfer_and_three_rounds():
+def test_the_history_has_four_releases_of_flashinfer_and_the_rounds_on_record():
     asked = Counter()
     for job in suite.STUDY.jobs(headline=False):
         for item in job.items:
             if item.case and not item.again:
-                asked[item.backend, item.release, item.case] += 1
-    assert set(asked.values()) == {3}
-    releases = {release for backend, release, _ in asked if backend == "flashinfer-auto"}
-    assert releases == {*US}
+                asked[item.release, item.case] += 1
+    cases = {case for _, case in asked}
+    assert len(cases) == len(suite.HISTORY) == 26
+    assert {*suite.RELEASES} == {*US}
+    for (release, _), rounds in asked.items():
+        assert rounds == suite.RELEASES[release]
+    assert len(asked) == len(cases) * len(US)
+
+
+def test_what_is_on_record_has_no_verdict_and_the_steps_that_were_seen(published_records):
+    frame = store.load("suite", suite.STUDY.reference_machine)
+    found = suite.steps(frame, calls.FLASHINFER)
+    assert len(found) == 78
+    assert {*found.verdict} == {"ambiguous"}
+    table = suite.history(frame, calls.FLASHINFER)
+    large = table[(table["largest step"] > 1.05) | (table["largest step"] < 1 / 1.05)]
+    assert large["at"].to_dict() == {
+        ONE: "0.7.2.post1",
+        "1 user of 32k, a GPU of 4": "0.7.2.post1",
+        "1 user of 4k, pages of 1": "0.7.2.post1",
+        "256 users of 1k, a GPU of 4": "0.7.4",
+        "kimi-synthetic, 32 in flight": "0.7.4",
+    }
+
+
+def test_of_flashinfer_0_7_4_a_full_gpu_has_no_merge(published_records):
+    rows = suite.named_rows(store.load("suite", suite.STUDY.reference_machine))
+    merged = {}
+    for row in rows.itertuples():
+        names = [kernel.name for kernel in row.kernels]
+        has_merge = any("MergeStates" in name for name in names)
+        merged.setdefault((row.call, row.release), set()).add(has_merge)
+    for release in ("0.6.4", "0.6.13", "0.7.2.post1"):
+        assert all(merged[call, release] == {True} for call in suite.HISTORY)
+    without = {call for call in suite.HISTORY if merged[call, "0.7.4"] == {False}}
+    assert without == {
+        "16 users of 8k, 1 query head per KV head",
+        "64 users of 4k",
+        MANY,
+        "256 users of 1k",
+        "256 users of 1k, a GPU of 4",
+        "1 agent of 100k among 39 chats",
+        "kimi-conversation, 64 in flight",
+        "azure-conversation, 128 in flight",
+        "azure-code, 64 in flight",
+    }
 
 
 def kept(make_record, us=US, rounds=3):
@@ -95,7 +137,7 @@ def _read():
 def test_a_step_is_seen_where_it_came_and_where_it_went(make_record):
     frame = kept(make_record)
     table = suite.history(frame, calls.FLASHINFER)
-    assert table.loc[ONE, [*US]].tolist() == pytest.approx([100.1, 100.1, 110.1, 100.1])
+    assert table.loc[ONE, [*US]].tolist() == pytest.approx([100.1, 100.1, 110.11, 100.1])
     assert table["largest step"].round(2).to_dict() == {ONE: 1.1, MANY: 1.0, PROMPT: 1.0}
     assert table.loc[ONE, "at"] == "0.7.2.post1"
     found = suite.steps(frame, calls.FLASHINFER)
@@ -107,11 +149,19 @@ def test_a_step_is_seen_where_it_came_and_where_it_went(make_record):
     ]
 
 
-def test_the_figure_names_the_calls_that_changed_and_no_other(make_record):
-    figure = suite.draw_history(kept(make_record))
+def test_the_figure_names_the_calls_with_a_large_step_and_no_other(make_record):
+    figure = suite.draw_history(kept(make_record), calls.FLASHINFER)
     (axis,) = figure.axes
     assert [text.get_text() for text in axis.get_legend().get_texts()] == [ONE]
     assert [tick.get_text() for tick in axis.get_xticklabels()] == [*US]
+    grey = [line for line in axis.lines if line.get_color() == "0.75"]
+    assert len(grey) == 2
+
+
+def test_one_release_is_no_history(make_record):
+    frame = kept(make_record, us={"0.7.4": 100.0})
+    with pytest.raises(ValueError, match="frame must have two releases of flashinfer-python"):
+        suite.draw_history(frame, calls.FLASHINFER)
 
 
 def test_records_of_two_gpus_are_no_history(make_record):

@@ -33,6 +33,7 @@ TOOLS = {
     "compare_releases",
     "decisions",
     "diagnose",
+    "draw_history",
     "explain",
     "by_rounds",
     "clocks",

@@ -20,6 +20,9 @@ COMMITTED = ROOT / "data" / "vectors" / "fa3_scheduler_metadata.jsonl.xz"
 """The real library's schedules: part of the project, wherever its records may be."""
 SGLANG = COMMITTED.with_name("sglang_fa3_schedules.jsonl.xz")
 """The same of sglang-kernel 0.4.4 and 0.4.5, up to 100 requests."""
+STEPS = COMMITTED.with_name("step_schedules.jsonl.xz")
+"""Full, window and MLA layers in decode and verification, of three builds (`make_vectors --steps`).
+sglang-kernel 0.4.5 and 0.4.10 wrote the same words, which stand once."""
 VLLM = COMMITTED.with_name("vllm_fa3_schedules.jsonl.xz")
 """The same of vLLM 0.33.0's build, whose words are others (`core.schedule.splits`)."""
 

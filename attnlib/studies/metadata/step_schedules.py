@@ -6,8 +6,14 @@ our metadata without a schedule.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ...measure.spans import Kernel
+from ...run.frame import good_rows, savings
 from ...run.study import Grid, Study
-from .case import DECODE_MODELS, VERIFY_MODELS, MetadataCase, ways
+from .case import DECODE_MODELS, EACH, ONCE, VERIFY_MODELS, MetadataCase, ways
 
 TOKENS = 4
 """Drafts that a request verifies."""
@@ -34,6 +40,43 @@ STUDY = Study(
         Grid(DECODE, (FUSED, *OF_DECODE), timers=BEHIND, rounds=4, headline=True),
         Grid(VERIFY, (FUSED, *OF_VERIFY), timers=BEHIND, rounds=4),
     ),
-    reference_machine="",
+    reference_machine="nvidia-h200-b7fa7e16",
     ceilings=(),
 )
+SHOWN = {
+    "gpt-oss-120b": "gpt-oss-120b, decode",
+    "deepseek-v3": "DeepSeek-V3, decode",
+    "llama-3.1-8b-verify": "Llama-3.1-8B, verification",
+}
+"""Models as a table names them."""
+
+
+def step_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """A step's metadata and schedules, a row per model and batch: us in each layer and in one launch.
+
+    `launches in each layer` are all kernels of the trace, metadata included; one launch is one.
+    """
+    rows = good_rows(frame, *BEHIND)
+    launches = rows.assign(launches=rows.kernels.map(_launches))
+    lines = []
+    for model, label in SHOWN.items():
+        each = f"{EACH}-{model}"
+        of_model = launches[launches.backend == each].groupby("case", sort=False).launches.median()
+        for saved in savings(rows, each, f"{ONCE}-{model}").itertuples():
+            line = {
+                "step": label,
+                "requests": saved.batch_size,
+                "page size": saved.page_size,
+                "launches in each layer": int(of_model[saved.case]),
+                "us in each layer": saved.base_us,
+                "us in one launch": saved.new_us,
+                "us saved": saved.saved,
+                "95 % CI": f"{saved.low:.1f} to {saved.high:.1f}",
+            }
+            lines.append(line)
+    return pd.DataFrame(lines).round(1)
+
+
+def _launches(kernels: Sequence[Kernel]) -> int:
+    """Kernels of a step."""
+    return round(sum(kernel.launches for kernel in kernels))

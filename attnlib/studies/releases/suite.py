@@ -1,8 +1,8 @@
 """Which release of a kernel package made a call that serving makes slower?
 
-The study has `HISTORY`, most of `calls.CALLS`, over the releases of `RELEASES`, so that a step
-shows where it came. `watch --measure` runs all calls of a package on its newest release beside the
-one before. The L2 is warm.
+The study has `HISTORY`, the decode calls of `calls.CALLS` that FlashInfer runs by one module, over
+the releases of `RELEASES`, so that a step shows where it came. `watch --measure` runs all calls of
+a package on its newest release beside the one before. The L2 is warm.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ...core.spec import require_word
 from ...measure.calls.form import Item
-from ...measure.stats import FASTER, SLOWER, judge_ratios
+from ...measure.stats import judge_ratios
 from ...run.figures import charts, style
 from ...run.frame import good_rows, release_order, require_comparable
 from ...run.study import Grid, Study
@@ -25,24 +26,15 @@ from .calls import (
     BY_REQUESTS,
     CALLS,
     FLASHINFER,
-    FP8,
-    LATENT,
     LONG,
     NAMES,
     ONE_LONG,
-    PROMPTS,
-    SGLANG,
-    VERIFY,
-    VLLM,
     items_of,
 )
 
-RELEASES = {
-    FLASHINFER: ("0.6.4", "0.6.13", "0.7.2.post1", "0.7.4"),
-    SGLANG: ("0.4.4", "0.4.5", "0.4.10"),
-    VLLM: ("",),
-}
-"""Package -> the releases on record; of vLLM one alone was brought, that of the environment."""
+RELEASES = {"0.6.4": 1, "0.6.13": 2, "0.7.2.post1": 2, "0.7.4": 2}
+"""Release of FlashInfer -> whole rounds on record. They are too few for verdicts: time on the GPU
+was over within the second round of 0.6.4, before other packages and calls of other modules."""
 
 HISTORY = (
     *BY_GROUP,
@@ -56,28 +48,16 @@ HISTORY = (
     "kimi-synthetic, 32 in flight",
     "azure-conversation, 128 in flight",
     "azure-code, 64 in flight",
-    *FP8,
-    *VERIFY,
-    *PROMPTS,
-    *LATENT,
+    "a tree of 4 drafts of 32 users of 8k",
 )
-"""Calls whose kernels few modules of FlashInfer have: those of head_dim 128, without a window."""
+"""Calls of one module of FlashInfer: fa2, head_dim 128, 16 bits, without a window."""
 SHARED = ("1 user of 4k", "16 users of 8k, 4 query heads per KV head", "128 users of 4k")
 """Calls that are measured twice a round (A/A), and live in notebooks."""
-ROUNDS = 3
-REFERENCE = ""
+LARGE_STEP = 1.05
+"""The ratio of two releases in a row from which the figure names a call."""
 
 
-def history_items(package: str) -> list[Item]:
-    """Those of `HISTORY` that are measured of a package: of FlashInfer no MLA, which has a module
-    of its own that compiles for minutes."""
-    items = items_of(package, HISTORY)
-    if package == FLASHINFER:
-        return [item for item in items if item.case.kind != "mla"]
-    return items
-
-
-def grids_of(items: Sequence[Item], releases: Sequence[str], rounds: int = ROUNDS) -> list[Grid]:
+def grids_of(items: Sequence[Item], releases: Sequence[str], rounds: int) -> list[Grid]:
     """Items of a package over releases: a grid for each backend and timer."""
     grids = []
     sides = dict.fromkeys((item.backend, item.timer) for item in items)
@@ -98,23 +78,25 @@ def grids_of(items: Sequence[Item], releases: Sequence[str], rounds: int = ROUND
 
 
 def _grids() -> tuple[Grid, ...]:
-    """The history of every package, its A/A items, and what notebooks measure live."""
+    """The history, the A/A items of the newest release, and what notebooks measure live."""
+    items = items_of(FLASHINFER, HISTORY)
     grids = []
-    for package, releases in RELEASES.items():
-        grids += grids_of(history_items(package), releases)
+    for release, rounds in RELEASES.items():
+        grids += grids_of(items, (release,), rounds)
     shared = tuple(CALLS[name] for name in SHARED)
-    newest = RELEASES[FLASHINFER][-1:]
+    newest, rounds = [*RELEASES.items()][-1]
     decode = (BACKENDS[FLASHINFER][""],)
-    grids.append(Grid(shared, decode, releases=newest, rounds=ROUNDS, again=decode))
-    grids.append(Grid(shared, decode, releases=newest, rounds=ROUNDS, headline=True))
-    return tuple(grids)
+    again = Grid(shared, decode, releases=(newest,), rounds=rounds, again=decode)
+    live = Grid(shared, decode, releases=(newest,), rounds=rounds, headline=True)
+    return (*grids, again, live)
 
 
 STUDY = Study(
     name="suite",
     question="Which release of a kernel package made a call that serving makes slower?",
     grids=_grids(),
-    reference_machine=REFERENCE,
+    reference_machine="nvidia-h200-b7fa7e16",
+    ceilings=(),
 )
 
 
@@ -149,7 +131,7 @@ def history(frame: pd.DataFrame, package: str) -> pd.DataFrame:
     releases = release_order(rows) or [""]
     wide = wide.reindex(columns=releases)
     ratios = wide[releases[1:]].div(wide[releases[:-1]].to_numpy())
-    table = wide.round(1)
+    table = wide.round(2)
     if ratios.empty:
         return table
     farthest = ratios.where(ratios >= 1, 1 / ratios).fillna(1.0)
@@ -210,45 +192,36 @@ def _rows_of(frame: pd.DataFrame, package: str) -> pd.DataFrame:
     return rows[rows.backend.isin([*BACKENDS[package].values()])]
 
 
-def draw_history(frame: pd.DataFrame) -> Any:
-    """Time of each call over its time in the oldest release: a panel per package, a line per call.
+def draw_history(frame: pd.DataFrame, package: str) -> Any:
+    """Time of each call of a package over its time in the oldest release, a line per call.
 
-    A call that some release made slower or faster (`steps`) has a colour and its name at the end of
-    the line; all others are grey.
+    A call with a step of `LARGE_STEP` or more, up or down, has a colour and its name; all others
+    are grey. No verdict: `steps` has those, where the rounds suffice.
     """
-    packages = [package for package in (FLASHINFER, SGLANG) if len(_rows_of(frame, package))]
-    figure, axes = charts.panels(
-        titles=packages,
-        size=(5.6 * len(packages), 4.6),
+    table = history(frame, package)
+    if "largest step" not in table:
+        raise ValueError(f"frame must have two releases of {package}, got {[*table.columns]}")
+    figure, (axis,) = charts.panels(
+        titles=[package],
+        size=(7.5, 4.6),
         source=frame,
         words=("release", "time over that of the oldest release"),
         title="Calls that serving makes, release by release",
     )
-    for axis, package in zip(axes, packages, strict=True):
-        _draw_lines(axis, history(frame, package), steps(frame, package))
+    releases = [name for name in table.columns if name not in ("largest step", "at")]
+    lines = table[releases].div(table[releases[0]], axis=0)
+    named = style.looks(_with_large_steps(table))
+    for call in lines.index.drop([*named]):
+        axis.plot(releases, lines.loc[call], color="0.75", linewidth=1)
+    for call, look in named.items():
+        axis.plot(releases, lines.loc[call], color=look.color, marker=look.marker, label=call)
+    axis.axhline(1, color="0.4", linewidth=0.8)
+    if named:
+        axis.legend(fontsize=7, loc="best")
     return figure
 
 
-def _draw_lines(axis: Any, table: pd.DataFrame, judged_steps: pd.DataFrame) -> None:
-    """The lines of one package."""
-    releases = [name for name in table.columns if name not in ("largest step", "at")]
-    relative = table[releases].div(table[releases[0]], axis=0)
-    changed = judged_steps[judged_steps.verdict.isin([SLOWER, FASTER])]
-    named = [*dict.fromkeys(changed.call)]
-    places = range(len(releases))
-    for call, line in relative.iterrows():
-        if call not in named:
-            axis.plot(places, line.to_numpy(), color="0.75", linewidth=1)
-    for number, call in enumerate(named):
-        look = style.PALETTE[number % len(style.PALETTE)]
-        axis.plot(
-            places,
-            relative.loc[call].to_numpy(),
-            color=look.color,
-            marker=look.marker,
-            label=call,
-        )
-    axis.axhline(1, color="0.4", linewidth=0.8)
-    axis.set_xticks(list(places), releases)
-    if named:
-        axis.legend(fontsize=6, loc="best")
+def _with_large_steps(table: pd.DataFrame) -> list[str]:
+    """Calls of `history` whose largest step is large, the largest first."""
+    farthest = np.maximum(table["largest step"], 1 / table["largest step"])
+    return [*farthest[farthest >= LARGE_STEP].sort_values(ascending=False).index]

@@ -268,7 +268,7 @@ def speedups(
             "speedup": 1 / table.ratio,
             "low": 1 / table.high,
             "high": 1 / table.low,
-            "rounds": table.rounds,
+            "rounds": table.rounds.astype(int),
             "verdict": table.verdict.mask(few, "none"),
         }
     )

@@ -1,4 +1,4 @@
-"""When the last CTA of a FlashAttention-3 call ends, by a list-scheduling model. No torch.
+"""When each tile of a FlashAttention-3 call runs, by a list-scheduling model. No torch.
 
 A tile is a query tile, a head and a split of one request. A multiprocessor runs one tile at a time
 and takes the next one of the library's order when it has ended. A tile takes as long as its KV
@@ -9,71 +9,15 @@ compares splits of one call; it does not predict microseconds.
 """
 
 import heapq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from ...core.schedule.facts import SchedulerFacts
-from ...core.schedule.splits import SplitPlan, plan_splits, scheduled_heads
+from ...core.schedule.splits import SplitPlan, scheduled_heads
 from ...core.schedule.words import batch_order
-from ...core.spec import ceil_div, require_int
 
 START_BLOCKS = 2
 """What a tile takes to start, in KV blocks: tried on H100s, not fitted."""
-TRIED = np.geomspace(0.25, 4, 49)
-"""Targets that `best_target` tries, as multiples of an even share of all blocks."""
-
-
-def end_of_last(plan: SplitPlan) -> int:
-    """When the last tile of a plan ends, in KV blocks.
-
-    Examples
-    --------
-    One request of 8 blocks on 4 multiprocessors, alone and in four splits of two blocks:
-
-    >>> from dataclasses import replace
-    >>> import numpy as np
-    >>> from attnlib.core import SchedulerFacts, plan_splits
-    >>> facts = SchedulerFacts(1, 4, 1, 128, 1, 1024, num_sms=4, page_size=1, num_splits=1)
-    >>> plan = plan_splits(facts, np.array([1024]))
-    >>> end_of_last(plan), end_of_last(replace(plan, num_splits=np.array([4])))
-    (10, 4)
-    """
-    ends = [0] * plan.facts.usable_sms
-    for blocks in _tiles(plan):
-        heapq.heapreplace(ends, ends[0] + blocks + START_BLOCKS)
-    return max(ends)
-
-
-def even_share(plan: SplitPlan) -> float:
-    """The KV blocks of all tiles over all multiprocessors, and one start: no split ends earlier,
-    unless it leaves multiprocessors without a tile."""
-    blocks = (plan.num_m_blocks * plan.num_n_blocks).sum() * scheduled_heads(plan.facts)
-    return float(blocks / plan.facts.usable_sms + START_BLOCKS)
-
-
-def split_by_target(plan: SplitPlan, target: int) -> SplitPlan:
-    """The plan with splits of at most `target` blocks each, as far as the cap of splits allows."""
-    require_int("target", target)
-    splits = np.clip(ceil_div(plan.num_n_blocks, target), 1, plan.facts.split_cap)
-    return replace(plan, num_splits=splits)
-
-
-def best_target(plan: SplitPlan) -> SplitPlan:
-    """The plan of the common target that ends first; the plan itself where none ends earlier."""
-    share = even_share(plan) - START_BLOCKS
-    targets = np.unique(np.ceil(share * TRIED).astype(int).clip(1))
-    plans = [plan]
-    for target in targets.tolist():
-        plans.append(split_by_target(plan, target))
-    return min(plans, key=end_of_last)
-
-
-def plan_of(facts: SchedulerFacts, lengths: tuple[int, ...]) -> SplitPlan:
-    """The library's plan of a batch of these lengths, all of whose requests have the same number of
-    query tokens."""
-    q_lens = np.full(len(lengths), facts.max_seqlen_q) if facts.varlen_q else None
-    return plan_splits(facts, np.array(lengths), q_lens)
 
 
 def _tiles(plan: SplitPlan) -> list[int]:
@@ -116,7 +60,20 @@ class Work:
 
 
 def tiles_in_time(plan: SplitPlan) -> Work:
-    """The tiles of a plan on the multiprocessors, by the model; one ends with `end_of_last`."""
+    """The tiles of a plan on the multiprocessors, by the model.
+
+    Examples
+    --------
+    One request of 8 blocks of 128 tokens on 4 multiprocessors, alone and in four splits of two:
+
+    >>> from dataclasses import replace
+    >>> import numpy as np
+    >>> from attnlib.core import SchedulerFacts, plan_splits
+    >>> facts = SchedulerFacts(1, 4, 1, 128, 1, 1024, num_sms=4, page_size=1, num_splits=1)
+    >>> plan = plan_splits(facts, np.array([1024]))
+    >>> tiles_in_time(plan).last, tiles_in_time(replace(plan, num_splits=np.array([4]))).last
+    (1280, 512)
+    """
     heads = scheduled_heads(plan.facts)
     order = batch_order(plan)
     tiles_of = plan.num_m_blocks * heads * plan.num_splits
