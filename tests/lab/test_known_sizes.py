@@ -51,6 +51,8 @@ def test_a_size_of_metadata_says_that_it_is_the_metadata_call_and_its_times():
     assert "median slowdown 3.88 over 2 metadata calls, one per step" in line
     assert "the largest 40.5 us instead of 7.9" in line
     brief = size_in_brief(PROBLEMS["sglang-page-table-width-page-one"], "h200")
-    assert brief == "40.5 us of metadata per step instead of 7.9 (largest ratio of 2 on record), H200"
+    assert (
+        brief == "40.5 us of metadata per step instead of 7.9 (largest ratio of 2 on record), H200"
+    )
     for line in how_much(PROBLEMS["sglang-fa3-split-cap-mla"]):
         assert "metadata" not in line and " us " not in line

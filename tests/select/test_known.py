@@ -182,7 +182,10 @@ def test_a_problem_is_a_few_lines():
     "name, words",
     [
         ("sglang-schedule-window", "Slower in SGLang (known to 0.5.23): "),
-        ("sglang-glue-graph-frozen-plan", "Note, wrong output since SGLang 0.5.20 (known to 0.5.23): "),
+        (
+            "sglang-glue-graph-frozen-plan",
+            "Note, wrong output since SGLang 0.5.20 (known to 0.5.23): ",
+        ),
         ("sglang-metadata-op-by-op", "Slower in SGLang (ended in 0.5.10): "),
         ("sglang-page-table-width", "Slower since SGLang 0.5.15 (ended in 0.5.17): "),
         ("torch-pageable-copies", "Blocked host: "),
