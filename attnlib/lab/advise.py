@@ -477,7 +477,9 @@ class Advice(Brief):
         if first.study == split_cap.STUDY.name and self.is_latent:
             others = of_other_pages(self.nearest, rows, own, self.runs)
             rows = pd.concat([rows, others], ignore_index=True)
-        how = ", ".join(filter(None, (first.study, first.gpu, first.timer, first.page_table)))
+        how = f"{first.study}, {first.gpu}, {first.timer}"
+        if first.page_table:
+            how += f", {first.page_table}"
         table = with_speedups(rows, own)
         pick = table[table.backend == own] if own else table
         is_same_card = self.card_name in ("", card_named(first.gpu))

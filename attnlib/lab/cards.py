@@ -158,7 +158,9 @@ def in_columns(table: pd.DataFrame) -> list[str]:
     """The lines of a table of words: words stand left, numbers right."""
     if table.empty:
         return []
-    return table_lines([list(map(str, table)), *table.astype(str).to_numpy().tolist()])
+    heads = [str(name) for name in table]
+    rows = table.astype(str).to_numpy().tolist()
+    return table_lines([heads, *rows])
 
 
 def in_words(table: pd.DataFrame, forms: Mapping[str, str]) -> pd.DataFrame:

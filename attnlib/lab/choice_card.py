@@ -8,6 +8,8 @@ from .cards import Card, as_html, as_text, fact_lines
 
 SHOWN = 6
 """Rules: those that chose, and the first of the others."""
+OF_OTHER_GPUS = "needs gpu "
+"""How the reason of a rule begins that holds on other GPUs only; those are counted, not shown."""
 FIRST = 2
 """Backends of an order that are named."""
 PLAIN, HTML = "text/plain", "text/html"
@@ -27,8 +29,12 @@ def _print_card(choice: Choice, printer: object, cycle: bool) -> None:
 def card_of(choice: Choice) -> Card:
     """What was picked, what decided it, and the rules that did not choose."""
     rules = rules_of(choice)
+    here = rules[~rules["why, or why not"].str.startswith(OF_OTHER_GPUS)]
+    footer = f"Rules are read in the source of the release; {len(rules)} in all"
+    if left_out := len(rules) - len(here):
+        footer += f", {left_out} of them for other GPUs"
     facts = {
-        "can run it": ", ".join(choice.order) or "none",
+        "it can choose": ", ".join(choice.order) or "none",
         "decided by": choice.decided_by.why,
         "problem": choice.problem,
     }
@@ -36,9 +42,9 @@ def card_of(choice: Choice) -> Card:
         title=f"{choice.library} on {choice.gpu}, {choice.mode}: {choice.picked}",
         notes=[],
         facts=fact_lines([facts]),
-        table=rules.head(SHOWN),
+        table=here.head(SHOWN),
         caption="rules that were considered",
-        footer=f"Rules are read in the source of the release; {len(rules)} in all.",
+        footer=f"{footer}.",
     )
 
 
@@ -46,7 +52,7 @@ def rules_of(choice: Choice) -> pd.DataFrame:
     """A row per rule, those that chose first."""
     rows = [
         {
-            "backend": _short(reason.subject),
+            "rule for": _short(reason.subject),
             "chosen": "yes" if reason.matched and reason.kind != "limit" else "no",
             "why, or why not": reason.why,
             "source": reason.source,
@@ -54,7 +60,7 @@ def rules_of(choice: Choice) -> pd.DataFrame:
         for reason in choice.reasons
         if not reason.of_other_model
     ]
-    names = ["backend", "chosen", "why, or why not", "source"]
+    names = ["rule for", "chosen", "why, or why not", "source"]
     rules = pd.DataFrame(rows, columns=names).drop_duplicates()
     return rules.sort_values("chosen", ascending=False, kind="stable", ignore_index=True)
 

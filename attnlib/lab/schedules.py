@@ -222,7 +222,7 @@ class Schedules(Shown):
             f"<text x='{left + end:.0f}' y='{bottom + 14}' text-anchor='{anchor}'>"
             f"ends at {one.work.last:,}</text>"
             f"<text x='{left}' y='{bottom + 29}'>tokens that {worker.one} has read; "
-            "red: the longest request</text>"
+            "orange: the longest request, blues: the others</text>"
         )
 
 

@@ -241,9 +241,9 @@ def find_case(
     """The case that meets the wishes, or the nearest one on record.
 
     By default `live` in live mode if no machine is named; else of the records that meet most
-    wishes and, among them, of the newest release. `machine` is a folder of data/records, or a part
-    of its name such as `h100`. ValueError lists what there is. RuntimeError says why nothing can be
-    measured here.
+    wishes and, among them, compare several backends, and then of the newest release. `machine` is a
+    folder of data/records, or a part of its name such as `h100`. ValueError lists what there is.
+    RuntimeError says why nothing can be measured here.
     """
     if records == LIVE and machine:
         raise ValueError(f"machine must be left out with records='live', got {machine!r}")
@@ -255,6 +255,7 @@ def find_case(
         source = Source(study, folder, store.load(study, folder))
         choices.append(choose(source, model, wishes))
     choices.sort(key=_release_of_flashinfer, reverse=True)
+    choices.sort(key=lambda choice: len(choice.options["backends"]) == 1)
     return min(choices, key=lambda choice: len(choice.notes))
 
 

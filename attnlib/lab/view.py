@@ -259,7 +259,7 @@ class View(Shown):
             notes.append(f"{throttled} records of a throttled GPU are left out.")
         if isinstance(self.limit, str):
             if len(self.good):
-                notes.append(f"No share of a ceiling: {self.limit}.")
+                notes.append("No share of a ceiling: none was measured beside these records.")
             return notes
         if "FLOPs" not in self.bounds_us:
             notes.append("No matmul ceiling on record: the ceiling is that of the bytes.")
@@ -366,7 +366,11 @@ class View(Shown):
             "margin": pairs.margin,
         }
         fastest = self.times.sort_values("us", kind="stable")
-        times = fastest.rename(columns={"launches": "kernels a call", "plan_us": "plan, us"})
+        footer = f"{self.gpu}{self.release}; us is microseconds"
+        if self.bounds_us:
+            footer += "; share is the time at the ceiling over the time taken"
+        shown = fastest if self.bounds_us else fastest.drop(columns="share")
+        times = shown.rename(columns={"launches": "kernels a call", "plan_us": "plan, us"})
         kernels = self.kernels.rename(columns={"launches": "launches a call"})
         return Card(
             title=f"{self.where}: {shortened(self.choice.case.label)}",
@@ -375,8 +379,7 @@ class View(Shown):
             table=in_words(times, FORMATS),
             caption=f"Time of one call on {self.gpu}{self.release}: median over fresh processes",
             bars=fastest.share.fillna(0).tolist() if self.bounds_us else [],
-            footer=f"{self.gpu}{self.release}; us is microseconds; share is the time at the "
-            "ceiling over the time taken.",
+            footer=f"{footer}.",
             more=(
                 ("Compared, paired round by round", in_words(pd.DataFrame(compared), FORMATS)),
                 ("Kernels of one call, from the trace", in_words(kernels, FORMATS)),

@@ -367,7 +367,7 @@ def _notes(choice: Choice) -> list[str]:
         why = refused if choice.refused_page else "no page size is given"
         notes.append(f"{why}: {choice.library} takes pages of {choice.pages}")
     if choice.unused:
-        notes.append(f"not used by its rules: {', '.join(choice.unused)}")
+        notes.append(f"makes no difference to its choice: {', '.join(choice.unused)}")
     if any(reason.of_other_model and reason.why.endswith(OTHER) for reason in choice.reasons):
         notes.append("an engine has rules for some models: --model NAME, or --call model=NAME")
     return notes

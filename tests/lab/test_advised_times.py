@@ -23,6 +23,8 @@ RUNS = {
     f"{OWN}@bounded": "our plugin, SPLITS=bounded",
     "flash-attn-3-precomputed": "fa3, of another build",
     "flashinfer-fa2": "flashinfer",
+    "flashinfer-xqa": "trtllm_mha",
+    "flashinfer-cuda-cores": "flashinfer, cubins=no",
 }
 
 
@@ -53,6 +55,8 @@ def test_records_are_of_one_study_that_has_the_pick_and_of_no_other_build():
     small = recorded("b", sglang_flash_attn_3=4.0, flashinfer_fa2=2.0)
     rows = recorded_rows(pd.concat([large, small], ignore_index=True), OWN, RUNS)
     assert {*rows.study} == {"b"}
+    more = recorded("c", flashinfer_fa2=1.0, flashinfer_xqa=1.0, flashinfer_cuda_cores=1.0)
+    assert {*recorded_rows(pd.concat([more, small]), OWN, RUNS).study} == {"b"}
     assert recorded_rows(large, OWN, RUNS).backend.tolist() == ["flashinfer-fa2"]
     table = with_speedups(rows, OWN)
     assert table.backend.tolist() == ["flashinfer-fa2", OWN]

@@ -29,8 +29,19 @@ def test_a_limit_that_holds_chose_nothing():
     assert len(refused) and set(refused.chosen) == {"no"}
 
 
+def test_rules_of_other_gpus_are_counted_and_not_shown():
+    call = "model=DeepSeek-V3.2 tp=8 lens=8192x4"
+    choice = attnlib.explain(call, gpu="h200", library="vllm==0.33.0")
+    card = choice_card.card_of(choice)
+    rules = choice_card.rules_of(choice)
+    left_out = rules["why, or why not"].str.startswith("needs gpu ").sum()
+    assert left_out > 1
+    assert not card.table["why, or why not"].str.startswith("needs gpu ").any()
+    assert card.footer.endswith(f"{len(rules)} in all, {left_out} of them for other GPUs.")
+
+
 def test_a_long_order_is_cut_and_says_how_many_follow():
-    assert card_of("vllm==0.33.0").table.backend[0] == "FLASH_ATTN > FLASHINFER > 3 more"
+    assert card_of("vllm==0.33.0").table["rule for"].iloc[0] == "FLASH_ATTN > FLASHINFER > 3 more"
 
 
 def test_a_shell_shows_it_as_html_and_as_text():

@@ -110,6 +110,7 @@ def test_without_ceilings_there_is_no_share_and_of_one_round_no_interval(
     assert seen.floor_us != seen.floor_us
     assert seen.times.share.isna().all()
     assert any(note.startswith("No share of a ceiling") for note in seen.notes)
+    assert "share" not in seen.card().table and "share" not in seen.card().footer
     assert seen.comparison.verdict.tolist() == ["ambiguous"]
     assert "one round" in repr(seen)
 

@@ -27,7 +27,7 @@ def test_rows_that_hold_come_first_none_twice_and_rules_for_models_are_named():
     latent = AttnSpec(128, 1, 576, 64)
     choice = explain(latent, **options, call=Call(model="gpt-oss"))
     head, table = render(choice).split("\n\n")
-    assert "takes pages of 1" in head and "not used by its rules: model" in head
+    assert "takes pages of 1" in head and "makes no difference to its choice: model" in head
     _, *lines = table.splitlines()
     rows = [line.split()[:2] for line in lines]
     assert rows[0] == ["yes", "fa3"]
@@ -233,5 +233,5 @@ def test_lengths_that_a_known_problem_asks_for_are_not_called_unused(capsys):
     options = ("--library", "sglang==0.5.23", "--gpu", "h100", "--call", "positions")
     assert cli.main(["explain", *words, *options]) == 0
     printed = capsys.readouterr().out
-    (unused,) = [line for line in printed.splitlines() if line.startswith("not used by")]
+    (unused,) = [line for line in printed.splitlines() if line.startswith("makes no difference")]
     assert "positions" in unused and "kv_lens" not in unused

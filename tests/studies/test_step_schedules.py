@@ -1,13 +1,17 @@
 """The tables of a step's schedules and of better splits: what they say of times that are known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from attnlib.core.schedule.splits import plan_splits
 from attnlib.run import rows
 from attnlib.run.frame import frame_of
 from attnlib.studies.metadata import schedules
 from attnlib.studies.metadata import step_schedules as study
 from attnlib.studies.splits import judged_splits, split_cap
+from attnlib.studies.splits.list_schedule import tiles_in_time
 
 LAYER_US, LAUNCH_US = 2.0, 3.0
 
@@ -85,3 +89,21 @@ def test_a_ratio_is_the_geometric_mean_of_its_rounds():
     shown = judged_splits.judged_table()
     assert shown.batches.tolist() == [64, 64, 64, 8]
     assert (shown.least <= shown["median"]).all() and (shown["median"] <= shown.most).all()
+
+
+def test_in_decode_the_gain_follows_the_idle_time_of_the_model_and_in_verification_some_lose():
+    table = judged_splits.judged()
+    gains = {}
+    for name, layout in (("mla128", split_cap.MLA), ("mla16x4", split_cap.MLA_VERIFY)):
+        rows = table[(table.page_size == 1) & (table.layout == name)]
+        idle = []
+        for row in rows.itertuples():
+            case = layout.case(row.lengths)
+            facts = replace(split_cap.facts_of(case), num_splits=int(row.cap))
+            q_lens, lens = split_cap.lengths_of(case)
+            idle.append(tiles_in_time(plan_splits(facts, lens, q_lens)).idle)
+        gains[name] = judged_splits.ratios(rows, "bounded-once", "list")
+        assert (gains[name] <= 1.02 / (1 - np.array(idle))).sum() >= 31
+        if name == "mla128":
+            assert np.corrcoef(idle, gains[name])[0, 1] > 0.9
+    assert gains["mla128"].min() > 0.98 and gains["mla16x4"].min() < 0.91

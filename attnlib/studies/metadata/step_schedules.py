@@ -52,7 +52,7 @@ SHOWN = {
 
 
 def step_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A step's metadata and schedules, a row per model and batch: us in each layer and in one launch.
+    """Metadata and schedules of a step, a row per model and batch: in each layer, in one launch.
 
     `launches in each layer` are all kernels of the trace, metadata included; one launch is one.
     """

@@ -86,8 +86,20 @@ def _grids() -> tuple[Grid, ...]:
     shared = tuple(CALLS[name] for name in SHARED)
     newest, rounds = [*RELEASES.items()][-1]
     decode = (BACKENDS[FLASHINFER][""],)
-    again = Grid(shared, decode, releases=(newest,), rounds=rounds, again=decode)
-    live = Grid(shared, decode, releases=(newest,), rounds=rounds, headline=True)
+    again = Grid(
+        shared,
+        decode,
+        releases=(newest,),
+        rounds=rounds,
+        again=decode,
+    )
+    live = Grid(
+        shared,
+        decode,
+        releases=(newest,),
+        rounds=rounds,
+        headline=True,
+    )
     return (*grids, again, live)
 
 
@@ -168,8 +180,14 @@ def judged(rows: pd.DataFrame, base: str, new: str) -> pd.DataFrame:
         wide = calls.pivot_table(values="run_us", index="round", columns="release").dropna()
         if {base, new} <= {*wide.columns} and len(wide):
             sides.append((wide[new].tolist(), wide[base].tolist()))
-            case = calls.case.iloc[0]
-            found.append({"base": base, "new": new, "call": call, "case": case, "timer": timer})
+            row = {
+                "base": base,
+                "new": new,
+                "call": call,
+                "case": calls.case.iloc[0],
+                "timer": timer,
+            }
+            found.append(row)
     ratios = judge_ratios(sides)
     return pd.concat([pd.DataFrame(found), pd.DataFrame(ratios)], axis=1)
 
@@ -214,7 +232,13 @@ def draw_history(frame: pd.DataFrame, package: str) -> Any:
     for call in lines.index.drop([*named]):
         axis.plot(releases, lines.loc[call], color="0.75", linewidth=1)
     for call, look in named.items():
-        axis.plot(releases, lines.loc[call], color=look.color, marker=look.marker, label=call)
+        axis.plot(
+            releases,
+            lines.loc[call],
+            color=look.color,
+            marker=look.marker,
+            label=call,
+        )
     axis.axhline(1, color="0.4", linewidth=0.8)
     if named:
         axis.legend(fontsize=7, loc="best")
