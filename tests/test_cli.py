@@ -336,7 +336,10 @@ def test_explain_prints_the_choice_and_every_row_or_json_with_kernel_and_reasons
     options = ["--library", "vllm==0.33.0", "--gpu", "sm90", "--call", "model=gemma4"]
     assert cli.main([*EXPLAIN, *options, "--call", "packed=no"]) == 0
     printed = capsys.readouterr().out
-    assert "makes no difference to its choice: packed\n" in printed and "\nfull (head_dim 512): " in printed
+    assert (
+        "makes no difference to its choice: packed\n" in printed
+        and "\nfull (head_dim 512): " in printed
+    )
 
 
 def printed_by(capsys, line):
