@@ -320,15 +320,12 @@ class Diagnosis(Brief):
         """Where the time of a step goes, the patterns that show, the kernels of attention, and
         what to state for more."""
         card = card_named(self.trace.gpu)
-        facts: list[tuple[str, str]] = []
-        steps = {row["step"]: row for row in self.around().to_dict("records")}
-        for kind, row in steps.items():
-            if kind in DECODES:
-                facts.append((f"{kind} step", _step_in_words(row, self.usual[kind])))
+        facts = [*self._steps_in_words().items()]
+        step_us = {row["step"]: row["us"] for row in self.around().to_dict("records")}
         if call := [*self._call_in_words()]:
             facts.append(("call", ", ".join(call)))
         for row in self.patterns.to_dict("records"):
-            facts += [BLANK, *_pattern_facts(row, card, steps[row["step"]]["us"])]
+            facts += [BLANK, *_pattern_facts(row, card, step_us[row["step"]])]
         asks = [self._of_batch(note) for note in self._lacks() if note in ASKS]
         kernels = self.table() if self.steps else self.kernels()
         if not self.steps:
@@ -345,6 +342,15 @@ class Diagnosis(Brief):
             *asks,
             f"All kernels, steps, calls of the host, what the trace does not show: {DETAILS}",
         ]
+
+    def _steps_in_words(self) -> dict[str, str]:
+        """Where the time of each kind of decode step goes."""
+        words = {}
+        for row in self.around().to_dict("records"):
+            kind = row["step"]
+            if kind in DECODES:
+                words[f"{kind} step"] = _step_in_words(row, self.usual[kind])
+        return words
 
     def _call_in_words(self) -> Iterator[str]:
         """What the trace and the caller tell of the layer and the batch."""
@@ -367,8 +373,9 @@ class Diagnosis(Brief):
         return f"{self.trace.path}: {steps}, {counted}"
 
     def card(self) -> Card:
-        """Facts, kernels, and the patterns that show."""
-        facts = fact_lines([*self.patterns.to_dict("records"), self.shape])
+        """Where the time of a step goes, the patterns that show, and the kernels."""
+        patterns = self.patterns.to_dict("records")
+        facts = fact_lines([self._steps_in_words(), *patterns, self.shape])
         if not self.steps:
             facts.append(("no attention", "of the known kernels; by time there ran the following"))
         kinds = [*self.usual] or ["whole trace"]
