@@ -472,6 +472,11 @@ def test_a_short_answer_leads_with_the_largest_share_of_a_step(name, first, of_p
     assert sum(shares) == pytest.approx(100, abs=2)
 
 
+def test_what_is_no_path_is_said_by_its_argument():
+    with pytest.raises(TypeError, match="trace must be the path of a file, got None"):
+        attnlib.diagnose(None)
+
+
 def test_lengths_are_asked_for_as_many_requests_as_the_trace_has():
     assert "--shape 'lens=8192x33'" in str(attnlib.diagnose(TRACES / "fa2_unsplit.json.gz"))
 
