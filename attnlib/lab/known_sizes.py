@@ -64,10 +64,13 @@ def _under_load(model: str) -> dict[str, Any]:
     and that have a verdict."""
     frame = served.load_all()
     table = served.speedups(frame, model)
-    table = table[~table.case.isin(served.CONTROLS) & (table.rounds >= LEAST_ROUNDS)]
+    table = table[table.rounds >= LEAST_ROUNDS]
+    table = table[~table.case.isin(served.CONTROLS)]
+    rows = frame[frame.case.isin(table.case)]
+    (gpu,) = rows.gpu.unique()
     return {
         "model": model,
-        "gpu": ", ".join(sorted({*frame[frame.case.isin(table.case)].gpu})),
+        "gpu": gpu,
         "cases": len(table),
         "least": round(float(table.speedup.min()), 4),
         "most": round(float(table.speedup.max()), 4),

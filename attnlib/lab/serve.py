@@ -171,8 +171,11 @@ def announced(asked: Asked) -> str:
         plan = plan_of(asked, engine, Path(folder), print)
     lines = [_size(plan)]
     for arm in plan.arms:
-        variables = [f"{name}={value}" for name, value in arm.environment(engine).items()]
-        words = [*variables, "python", "-m", engine.module, *plan.setup.options, *arm.options]
+        variables = arm.environment(engine)
+        words = [f"{name}={value}" for name, value in variables.items()]
+        words += ["python", "-m", engine.module]
+        words += plan.setup.options
+        words += arm.options
         lines.append(f"server {arm.text}: {' '.join(words)}")
     for load in plan.loads:
         case = load.case

@@ -167,7 +167,7 @@ def slowdown_by_heads(frame: pd.DataFrame, release: str) -> pd.DataFrame:
             "slowdown, median": part.ratio.median(),
             "least": part.ratio.min(),
             "most": part.ratio.max(),
-            "significant": int((part.verdict == SLOWER).sum()),
+            "significantly slower": int((part.verdict == SLOWER).sum()),
         }
         lines.append(line)
     return pd.DataFrame(lines)

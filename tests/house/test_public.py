@@ -13,7 +13,7 @@ import attnlib
 from attnlib import core, studies
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = {"captured", "vllm_steps"}
+MODULES = {"captured", "judged_splits", "vllm_steps"}
 """Of `attnlib.studies`, beside the studies themselves."""
 PUBLIC = {
     "attnlib": {*attnlib.HOME, "doctor", "__version__"},

@@ -12,12 +12,14 @@ from attnlib.select.known import (
     HOLDS,
     PROBLEMS,
     WHAT,
+    Found,
     found,
     how_much,
     known_problems,
     load_problems,
     problem_lines,
     report,
+    report_in_brief,
     sizes,
     truth,
 )
@@ -322,3 +324,17 @@ def test_a_backend_of_an_engine_is_no_kernel_that_was_asked_for(library, policy,
     assert situation.facts["by_name"] == (policy == "fa3")
     holding = {found.problem.id for found in known_problems(situation) if found.verdict == HOLDS}
     assert {name for name in holding if name.startswith("flashinfer-fa3")} == {problem}
+
+
+def test_in_brief_problems_without_a_size_and_those_that_may_hold_are_counted():
+    sized = Found(next(problem for problem in ALL if problem.has_size))
+    unsized = Found(next(problem for problem in ALL if not problem.has_size))
+    possible = Found(sized.problem, missing=("graph",))
+    first, size, _, others, more = report_in_brief([sized, unsized, possible])
+    assert first.endswith(f"[{sized.problem.id}]")
+    assert size.startswith("  size: ")
+    assert others.startswith("1 more without a measured size")
+    assert more.startswith("1 more may hold, if you state more")
+    alone = report_in_brief([unsized, unsized])
+    assert len(alone) == 1
+    assert alone[0].startswith("2 known problems without a measured size")

@@ -8,6 +8,7 @@ from attnlib.core import AttnSpec, backends
 from attnlib.measure.calls.base import Bench
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.form import Item
+from attnlib.studies.step import scheduler_metadata
 from attnlib.studies.step.case import EACH, ONCE, StepCase
 from attnlib.studies.step.measure import StepSubject, run_layers
 
@@ -53,3 +54,15 @@ def test_a_step_is_right_and_launches_what_its_name_says(backend):
 def launches(record, word):
     """Launches of kernels whose name has the word."""
     return sum(kernel["launches"] for kernel in record.kernels if word in kernel["name"])
+
+
+def test_a_mismatch_says_what_the_schedule_was_made_for_and_what_it_was_used_for():
+    table = scheduler_metadata.mismatch_table()
+    sides = table[["the calls differ in", "made for -> used for", "output without guard"]]
+    rows = set(map(tuple, sides.to_numpy()))
+    assert ("batch_size", "5 -> 8", "wrong") in rows
+    assert ("batch_size", "8 -> 5", "right") in rows
+    assert ("num_splits", "29 -> 2", "wrong") in rows
+    assert ("num_qo_heads, num_kv_heads", "4, 1 -> 16, 4", "wrong") in rows
+    assert set(table[table["made for -> used for"] == "-"]["the calls differ in"]) == {"nothing"}
+    assert table["error of the worst row"][0] == "22 x the row"

@@ -17,7 +17,8 @@ from attnlib.core import SchedulerFacts
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "data" / "vectors" / "fa3_scheduler_metadata.jsonl.xz"
-"""The real library's schedules: part of the project, wherever its records may be."""
+"""The real library's schedules: part of the project, wherever its records may be. `left_out` of its
+first line says which of the calls drawn are not in it any more."""
 SGLANG = COMMITTED.with_name("sglang_fa3_schedules.jsonl.xz")
 """The same of sglang-kernel 0.4.4 and 0.4.5, up to 100 requests."""
 STEPS = COMMITTED.with_name("step_schedules.jsonl.xz")

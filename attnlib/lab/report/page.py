@@ -24,7 +24,7 @@ from .fragment import Fragment
 TEMPLATES = Path(__file__).with_name("templates")
 LIVE_RUN = Path(__file__).resolve().parents[2] / "data" / "live_run.json"
 TITLE = "Attention backends: regressions reproduced, explained, fixed"
-LEADS = ("04", "03", "07")
+LEADS = ("04", "08", "03", "07")
 """The notebooks whose findings lead the page, each with its first figure."""
 MODES = {
     "replay": "Replayed from published records; no GPU was used to build this page.",

@@ -235,9 +235,10 @@ def served_rows(frame: pd.DataFrame) -> pd.DataFrame:
     rows = good_rows(frame, TIMER)
     if rows.empty:
         return rows.assign(us_per_token=[], us_per_request=[])
-    lives = [
-        float(np.median(np.subtract(row.ended_us, row.started_us))) for row in rows.itertuples()
-    ]
+    lives = []
+    for row in rows.itertuples():
+        lived = np.subtract(row.ended_us, row.started_us)
+        lives.append(float(np.median(lived)))
     return rows.assign(
         us_per_token=1e6 / rows.tokens_per_s,
         us_per_request=lives,
@@ -268,7 +269,7 @@ def speedups(
             "speedup": 1 / table.ratio,
             "low": 1 / table.high,
             "high": 1 / table.low,
-            "rounds": table.rounds,
+            "rounds": table.rounds.astype(int),
             "verdict": table.verdict.mask(few, "none"),
         }
     )
@@ -288,9 +289,12 @@ def reach_table(
         cells = []
         for case in judged.case:
             of_case = rows[rows.case == case]
-            sides = [of_case[of_case.backend == arm][column].median() for arm in (NOW, BOUNDED)]
-            before, after = (f"{side / scale:,.{digits}f}" for side in sides)
-            cells.append(f"{before} / {after}")
+            sides = []
+            for arm in (NOW, BOUNDED):
+                values = of_case[of_case.backend == arm][column]
+                side = values.median() / scale
+                sides.append(f"{side:,.{digits}f}")
+            cells.append(" / ".join(sides))
         shown[words] = cells
     gains = []
     for row in judged.itertuples():
@@ -317,13 +321,21 @@ def reach_chart(frame: pd.DataFrame) -> charts.Figure:
     """
     words = ("tokens/s with SPLITS=bounded / tokens/s by default", "")
     figure, (axis,) = charts.panels([""], (8.6, 4.2), served_rows(frame), words)
-    tables = [speedups(frame, model).assign(model=words) for model, words in MODELS.items()]
+    tables = []
+    for model, name in MODELS.items():
+        table = speedups(frame, model)
+        tables.append(table.assign(model=name))
     table = pd.concat(tables, ignore_index=True)
     names = []
     for place, row in enumerate(table.itertuples()):
-        color = style.OTHER if row.case in CONTROLS else style.BLUE
+        edge = style.OTHER if row.case in CONTROLS else style.BLUE
         is_judged = row.rounds >= LEAST_ROUNDS
-        axis.barh(place, row.speedup, color=color if is_judged else "white", edgecolor=color)
+        axis.barh(
+            place,
+            row.speedup,
+            color=edge if is_judged else "white",
+            edgecolor=edge,
+        )
         axis.plot([row.low, row.high], [place, place], **style.RULE)
         axis.text(0.03, place, f"{row.speedup:.2f}", va="center", **style.SMALL)
         rounds = "1 round" if row.rounds == 1 else f"{row.rounds} rounds"
@@ -383,6 +395,12 @@ def life_chart(
             color="0.9",
             label=f"a request of {longest.prompt:,.0f} tokens decodes",
         )
-        axis.plot(tokens.at_s, tokens.itl_ms, ".", markersize=2, color=style.PALETTE[0].color)
+        axis.plot(
+            tokens.at_s,
+            tokens.itl_ms,
+            ".",
+            markersize=2,
+            color=style.BLUE,
+        )
         axis.legend(loc="upper left", fontsize=7)
     return figure

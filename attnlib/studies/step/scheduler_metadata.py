@@ -6,9 +6,11 @@ A saving pairs the two ways round by round, in microseconds per step.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from functools import partial
 from itertools import product
+from typing import Any
 
 import pandas as pd
 
@@ -90,6 +92,18 @@ STUDY = Study(
 STEP = ["layers", "page_size", "kv_len", "batch_size"]
 
 
+WORST_ROW = "error of the worst row"
+SIDES = {
+    "lengths-grown": "64 -> 8000",
+    "lengths-shrunk": "8000 -> 64",
+    "head-counts": "4, 1 -> 16, 4",
+    "graph-padding": "3 -> 8, in a graph's buffer",
+    "packing": "False -> packed",
+    "sm-margin": "66 -> 0",
+}
+"""Name of a mismatch -> what the message of the guard does not say of it."""
+
+
 def mismatch_table() -> pd.DataFrame:
     """What happened when a schedule of one call was passed to another, the worst first.
 
@@ -102,13 +116,14 @@ def mismatch_table() -> pd.DataFrame:
         refused = told["with guard"].startswith("refused")
         line = {
             "the calls differ in": told["differs"] or "nothing",
+            "made for -> used for": _sides(told),
             "output without guard": told["without guard"].removeprefix("output "),
-            "relative error": None if error is None else f"{error:.2g}",
+            WORST_ROW: None if error is None else _in_size(error),
             "more splits than buffers": told["overruns"] or "no",
             "guard": "refuses" if refused else "passes",
         }
         if error is None and told["without guard"] == "wrong":
-            line["relative error"] = "not finite"
+            line[WORST_ROW] = "not finite"
         lines.append(line)
     severity = {"wrong": 0, "refused by the library": 1, "right": 2}
     return pd.DataFrame(lines).sort_values(
@@ -117,6 +132,19 @@ def mismatch_table() -> pd.DataFrame:
         kind="stable",
         ignore_index=True,
     )
+
+
+def _in_size(error: float) -> str:
+    """A small error in percent of the row, a large one as a multiple of it."""
+    return f"{error:.2g} x the row" if error >= 1 else f"{error:.2%}"
+
+
+def _sides(told: dict[str, Any]) -> str:
+    """What a schedule was made for and what it was used for: `4 -> 16`."""
+    if said := SIDES.get(told["name"]):
+        return said
+    values = re.search("must be (.*), got (.*)", told["with guard"])
+    return " -> ".join(values.groups()) if values else "-"
 
 
 def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
