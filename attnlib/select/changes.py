@@ -339,8 +339,9 @@ class ProblemChange:
     open_conditions: tuple[str, ...] = ()
 
 
-ProblemChanges = dict[tuple[str, bool], ProblemChange]
-"""Id of a problem, and whether it comes -> what is told of it."""
+ProblemChanges = dict[tuple[str, bool, bool], ProblemChange]
+"""Id of a problem, whether it comes, and whether it costs the call nothing -> what is told of it.
+"""
 
 
 def add_changes(
@@ -360,7 +361,8 @@ def add_changes(
         comes = name in new
         answer = new[name] if comes else old[name]
         if comes or not answer.is_open_in(stack):
-            change = changes.setdefault((name, comes), ProblemChange(answer, comes, {}))
+            key = (name, comes, answer.is_harmless)
+            change = changes.setdefault(key, ProblemChange(answer, comes, {}))
             change.where[where] = None
             added.append(change)
     return added
@@ -417,12 +419,24 @@ def change_in_words(change: ProblemChange) -> list[str]:
         return [f"- ended, {problem.what} ({where}): {problem.says} [{problem.id}]"]
     head = f"{problem.what} {_since(change)} ({where})"
     if change.answer.missing:
-        conditions = change.open_conditions or change.answer.missing
-        head = f"may be {head}, if {' and '.join(conditions)}"
+        head = f"may be {head}, {_what_decides(change)}"
+    if change.answer.is_harmless:
+        head = f"not {problem.what} at this call, at others {_since(change)} ({where})"
     lines = [f"- {head}: {problem.says} [{problem.id}]"]
     lines += [f"  - {line}" for line in how_much(problem)]
-    lines.append(f"  - {what_to_do(problem)}")
+    if not change.answer.is_harmless:
+        lines.append(f"  - {what_to_do(problem)}")
     return lines
+
+
+def _what_decides(change: ProblemChange) -> str:
+    """`if context (pass --server context=N)`, or that the newer release is not known to have it."""
+    answer = change.answer
+    if answer.is_newer:
+        until = answer.problem.releases[answer.package].until
+        return f"known to {until}, of later releases nobody has said"
+    conditions = change.open_conditions or answer.missing
+    return f"if {' and '.join(conditions)} ({answer.confirmed_by})"
 
 
 def _since(change: ProblemChange) -> str:
