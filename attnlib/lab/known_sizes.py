@@ -113,7 +113,8 @@ def nearest_sizes(
 ) -> pd.DataFrame:
     """The recorded calls of a call's mode, heads and query tokens at which a problem holds.
 
-    The nearest to the call is the first. Columns are those of `SHOWN` and `distance`; empty where no call of them has it.
+    The nearest to the call is the first. Columns are those of `SHOWN` and `distance`; empty where
+    no call of them has it.
     """
     ratios = ratios_of(problem, gpu)
     if not len(ratios):
