@@ -397,7 +397,7 @@ class Diagnosis(Brief):
 
 
 def _step_in_words(row: Row, steps: list[Step]) -> str:
-    """How long a row of `around` says that `steps` are, what takes it, most first, and waits."""
+    """How long a row of `around` says that `steps` are, and what takes it, most first."""
     attention_us = fmean(busy_us(step.attention) for step in steps)
     parts = {
         "attention": attention_us,
@@ -408,7 +408,7 @@ def _step_in_words(row: Row, steps: list[Step]) -> str:
     largest_first = sorted(parts.items(), key=lambda part: -part[1])
     shares = [(name, 100 * us / row["us"]) for name, us in largest_first]
     told = [f"{share:.0f} % {name}" for name, share in shares if share >= LEAST_TOLD]
-    return f"{row['us']:,.0f} us: {', '.join(told)}; host waits {row['us the host waits']:,.0f} us"
+    return f"{row['us']:,.0f} us: {', '.join(told)}"
 
 
 def _pattern_facts(row: Row, card: str, step_us: float) -> list[tuple[str, str]]:

@@ -466,10 +466,15 @@ def test_a_short_answer_leads_with_the_largest_share_of_a_step(name, first, of_p
     assert evidence < 0 or told.index(first) < evidence
     assert of_pattern in told
     assert first in flat(found.details)
-    (said,) = re.findall(r"decode step .*?;", told)
+    said = told.partition("decode step ")[2].partition("call ")[0]
     shares = [int(share) for share in re.findall(r"(\d+) %", said)]
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) == pytest.approx(100, abs=2)
+
+
+def test_what_is_no_path_is_said_by_its_argument():
+    with pytest.raises(TypeError, match="trace must be the path of a file, got None"):
+        attnlib.diagnose(None)
 
 
 def test_lengths_are_asked_for_as_many_requests_as_the_trace_has():
