@@ -754,3 +754,39 @@ def test_the_rounds_of_a_call_on_record_are_those_of_all_machines_and_no_repeats
         expected |= {(machine, number) for number in good["round"]}
     assert of_modes.rounds.tolist() == [len(expected)]
     assert len(expected) > 1
+
+
+def test_engine_is_another_name_of_library_also_in_python():
+    text = "heads=8/1 lens=8192x16"
+    assert attnlib.advise(text, engine="sglang==0.5.23").choice.library == "sglang==0.5.23"
+    chosen = attnlib.explain(text, engine="vllm==0.33.0", gpu="h100")
+    assert chosen == attnlib.explain(text, library="vllm==0.33.0", gpu="h100")
+    both = {"library": "vllm==0.33.0", "engine": "sglang==0.5.23", "gpu": "h100"}
+    for verb in (attnlib.advise, attnlib.explain):
+        with pytest.raises(ValueError, match="library and engine are one argument"):
+            verb(text, **both)
+
+
+def test_a_gpu_without_a_backend_on_record_has_no_empty_table():
+    words = flat(repr(attnlib.advise("model=DeepSeek-V3 tp=8 lens=8192x16", gpu="a100")))
+    lacking = "the engine has none of the backends of the 8 nearest batches (NVIDIA H200)."
+    engine = attnlib.advise(
+        "model=DeepSeek-V3 tp=8 lens=8192x16",
+        engine="sglang==0.5.23",
+        gpu="a100",
+    )
+    assert f"This call is not on record, and {lacking}" in flat(repr(engine))
+    assert "8 nearest batches (NVIDIA H200): " not in flat(repr(engine))
+    assert lacking not in words
+
+
+def test_a_pick_that_cannot_run_the_call_is_an_exit_status(capsys):
+    assert cli.main(["advise", "heads=32/8", "head_dim=100", "lens=8192x16"]) == cli.KNOWN_PROBLEM
+    assert "The rule's pick cannot run: fa2: head_dim must be 64" in capsys.readouterr().out
+    assert cli.main(["advise", "heads=32/8", "head_dim=128", "lens=8192x16"]) == 0
+
+
+@pytest.mark.parametrize("owner", ["", "deepseek-ai/"])
+def test_a_model_may_have_its_owner_before_its_name(owner):
+    text = f"model={owner}DeepSeek-V3 tp=8 lens=8192x16"
+    assert attnlib.advise(text, engine="sglang==0.5.23").layer.heads == "16/1"
