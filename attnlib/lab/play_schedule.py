@@ -4,6 +4,7 @@ It needs no GPU: `lab.schedules` has the models. What cannot be shown is a sente
 """
 
 import html
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from ..core.spec import require_int, require_word
 from ..studies.splits.split_cap import LAYOUTS, Layout
 from ..studies.splits.traffic import IN_FLIGHT, STEPS, TRACES, batches
 from .cards import as_html, as_text
-from .schedules import BUILDS, BY_NAME, FA3, KERNELS, USUAL, Schedules, schedules
+from .schedules import BUILDS, FA3, KERNELS, USUAL, Schedules, schedules
 
 CSS_CLASS = "attn-schedule"
 """Of the whole; its picture and its table have `-picture` and `-table` after it."""
@@ -28,12 +29,14 @@ MODELS = {
     "MLA 16 heads": "DeepSeek-V3, TP 8",
 }
 """Heads of a layer on one GPU -> who has them."""
+MLA_HEADS = re.compile(r"MLA\s+(?P<heads>\d+)\s+heads")
 BY_HAND, FROM_TRAFFIC = "sliders", "a step of traffic"
 K = 1024
-LONG = tuple(K * tokens for tokens in (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192))
-SHORT = (64, 128, 256, 512, K, 2 * K, 4 * K, 8 * K, 16 * K, 32 * K)
+POWERS = tuple(2**power for power in range(16))
+LONG = (*POWERS[10:], 48 * K, 64 * K, 96 * K, 128 * K, 192 * K)
+SHORT = POWERS[6:]
 MANY = (0, 1, 3, 7, 15, 23, 31, 39, 47, 63, 95, 127, 159, 191, 255)
-FEW = (1, 2, 4, 8, 16, 32)
+FEW = POWERS[:6]
 """Stops of the sliders: tokens of the long and of the short requests, and how many there are."""
 Q_TOKENS = (1, 2, 4, 8)
 CHOICES = ("kernel", "layout", "q_tokens", "build", "against", "source")
@@ -94,9 +97,8 @@ def play_schedule(
     require_int("q_tokens", q_tokens, most=Q_TOKENS[-1])
     chosen = _layout_named(layout)
     tokens = parse_lengths("lens", lens)
-    of_kernel = [build.name for build in BUILDS if build.kernel == kernel]
     for name in builds:
-        require_word("builds", name, of_kernel)
+        require_word("builds", name, _builds_of(kernel))
     if len(builds) not in (0, 2):
         raise ValueError(f"builds must be two names, got {len(builds)}")
     schedules(chosen, tokens, kernel=kernel)  # raises for what there is not
@@ -128,15 +130,13 @@ class SchedulePlayer(w.VBox):
         self._take_lens(lens)
         self.picture = _html("picture")
         self.table = _html("table")
-        self.rows = {
-            names: w.HBox([self.controls[name] for name in names], layout=ROW)
-            for names in (OF_SLIDERS, OF_TRAFFIC)
-        }
-        choices = [self.controls[name] for name in CHOICES]
+        self.sliders = self._row_of(OF_SLIDERS)
+        self.traffic = self._row_of(OF_TRAFFIC)
         super().__init__(
             [
-                w.HBox(choices, layout=ROW),
-                *self.rows.values(),
+                self._row_of(CHOICES),
+                self.sliders,
+                self.traffic,
                 self.picture,
                 self.table,
             ]
@@ -145,18 +145,35 @@ class SchedulePlayer(w.VBox):
         self.is_setting = False
         self.refresh()
 
+    def _row_of(self, names: Sequence[str]) -> w.HBox:
+        """These controls side by side."""
+        controls = [self.controls[name] for name in names]
+        return w.HBox(controls, layout=ROW)
+
+    def _values(self) -> dict[str, Any]:
+        """What each control says now."""
+        return {name: control.value for name, control in self.controls.items()}
+
     def refresh(self) -> None:
         """Show the schedules of the controls, or a sentence on why that cannot be."""
-        controls = self.controls
-        by_hand = controls["source"].value == BY_HAND
-        self.rows[OF_SLIDERS].layout.display = "flex" if by_hand else "none"
-        self.rows[OF_TRAFFIC].layout.display = "none" if by_hand else "flex"
-        heads, kv_heads = controls["layout"].value.split("/")
-        layout = Layout(int(heads), int(kv_heads), controls["q_tokens"].value)
-        builds = (controls["build"].value, controls["against"].value)
+        value = self._values()
+        by_hand = value["source"] == BY_HAND
+        self.sliders.layout.display = "flex" if by_hand else "none"
+        self.traffic.layout.display = "none" if by_hand else "flex"
+        heads, kv_heads = value["layout"].split("/")
+        layout = Layout(
+            heads=int(heads),
+            kv_heads=int(kv_heads),
+            q_len=value["q_tokens"],
+        )
         self.shown = None
         try:
-            shown = schedules(layout, self.lens, kernel=controls["kernel"].value, shown=builds)
+            shown = schedules(
+                layout,
+                self.lens,
+                kernel=value["kernel"],
+                shown=(value["build"], value["against"]),
+            )
             card = shown.card()
             self.words = as_text(card)
             self.picture.value = shown.picture()
@@ -169,8 +186,10 @@ class SchedulePlayer(w.VBox):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         # For whoever cannot show widgets: the schedules as they are now.
-        texts = {"text/plain": self.words, "text/html": self.picture.value + self.table.value}
-        return {**super()._repr_mimebundle_(**kwargs), **texts}
+        bundle = dict(super()._repr_mimebundle_(**kwargs))
+        bundle["text/plain"] = self.words
+        bundle["text/html"] = self.picture.value + self.table.value
+        return bundle
 
     def _change(self, name: str, change: dict[str, Any]) -> None:
         """Take what a user chose; controls that follow from it are set without a second drawing."""
@@ -185,32 +204,36 @@ class SchedulePlayer(w.VBox):
         self.refresh()
 
     def _lens_of_controls(self) -> tuple[int, ...]:
-        value = {name: control.value for name, control in self.controls.items()}
+        value = self._values()
         if value["source"] == BY_HAND:
             long = (value["long"],) * value["long_count"]
-            return long + (value["short"],) * value["short_count"]
-        for step in batches():
-            if (step.trace, step.in_flight, step.step) == tuple(value[each] for each in OF_TRAFFIC):
-                return step.tokens
+            short = (value["short"],) * value["short_count"]
+            return long + short
+        wanted = [value[name] for name in OF_TRAFFIC]
+        for batch in batches():
+            if [batch.trace, batch.in_flight, batch.step] == wanted:
+                return batch.tokens
         raise LookupError("every trace has these steps")
 
     def _take_lens(self, lens: tuple[int, ...]) -> None:
         """Put the sliders where one long and one short length are; others leave them."""
-        sizes = sorted(set(lens), reverse=True)
+        sizes = set(lens)
         if len(sizes) > 2:
             return
-        long = sizes[0]
+        long = max(sizes)
+        long_count = lens.count(long)
         self._set("long", long)
-        self._set("long_count", lens.count(long))
-        self._set("short_count", len(lens) - lens.count(long))
+        self._set("long_count", long_count)
+        self._set("short_count", len(lens) - long_count)
         if len(sizes) == 2:
-            self._set("short", sizes[1])
+            self._set("short", min(sizes))
 
     def _offer_builds(self, kernel: str, chosen: Sequence[str]) -> None:
-        names = [name for name, build in BY_NAME.items() if build.kernel == kernel]
-        for control, value in zip(("build", "against"), chosen, strict=True):
-            self.controls[control].options = names
-            self.controls[control].value = value
+        names = _builds_of(kernel)
+        for name, value in zip(("build", "against"), chosen, strict=True):
+            control = self.controls[name]
+            control.options = names
+            control.value = value
 
     def _set(self, name: str, value: Any) -> None:
         """Put a control to a value, which becomes one of its stops."""
@@ -222,6 +245,11 @@ class SchedulePlayer(w.VBox):
             else:
                 control.options = _labelled(sorted([*values, value]))
         control.value = value
+
+
+def _builds_of(kernel: str) -> list[str]:
+    """The names of the builds of a kernel."""
+    return [build.name for build in BUILDS if build.kernel == kernel]
 
 
 def _controls() -> dict[str, Any]:
@@ -272,14 +300,18 @@ def _labelled(values: Sequence[int]) -> list[tuple[str, int]]:
 
 def _pairs(options: Sequence[Any]) -> list[tuple[Any, Any]]:
     """Options as pairs of label and value."""
-    return [option if isinstance(option, tuple) else (option, option) for option in options]
+    pairs = []
+    for option in options:
+        is_pair = isinstance(option, tuple)
+        pairs.append(option if is_pair else (option, option))
+    return pairs
 
 
 def _layout_named(text: str) -> Layout:
     """The layout of `8/1` or `MLA 128 heads`; ValueError lists the usual ones."""
-    words = text.split()
-    if len(words) == 3 and words[0] == "MLA" and words[1].isdecimal() and words[2] == "heads":
-        return Layout(int(words[1]), 0)
+    latent = MLA_HEADS.fullmatch(text.strip())
+    if latent:
+        return Layout(int(latent["heads"]), 0)
     heads, _, kv_heads = text.partition("/")
     if heads.isdecimal() and kv_heads.isdecimal() and int(kv_heads):
         return Layout(int(heads), int(kv_heads))

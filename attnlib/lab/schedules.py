@@ -77,7 +77,6 @@ BUILDS = (
     Build(OWN_PLAN, FA2, release="0.7.2.post1"),
     Build(OUR_PLAN, FA2, cap="ours"),
 )
-BY_NAME = {build.name: build for build in BUILDS}
 USUAL = {FA3: (SGLANG, BOUNDED), FA2: (OWN_PLAN, OUR_PLAN)}
 """The two builds that are shown first."""
 

@@ -215,8 +215,11 @@ def _recorded_as(model: str) -> str:
 
 def _layers(study: str, machine: str) -> set[str]:
     """The layers that a study has calls of on a machine, less those of seeded lengths."""
-    calls = calls_on_record(study, machine)
-    return {name_of(call.spec) for call in calls if not call.seed}
+    layers = set()
+    for call in calls_on_record(study, machine):
+        if not call.seed:
+            layers.add(name_of(call.spec))
+    return layers
 
 
 def _layers_on_record() -> str:
@@ -229,7 +232,11 @@ def _layers_on_record() -> str:
     for name in names - {MLA}:
         layer = parse_layer(model=name)
         heads[layer.head_dim].append(layer.heads)
-    return "; ".join(f"head_dim {dim}: {', '.join(sorted(heads[dim]))}" for dim in sorted(heads))
+    words = []
+    for head_dim in sorted(heads):
+        listed = ", ".join(sorted(heads[head_dim]))
+        words.append(f"head_dim {head_dim}: {listed}")
+    return "; ".join(words)
 
 
 def find_case(
@@ -248,11 +255,14 @@ def find_case(
     if records == LIVE and machine:
         raise ValueError(f"machine must be left out with records='live', got {machine!r}")
     is_usual = not records and not machine and model != MLA
-    if records == LIVE or (is_usual and mode() == LIVE):
-        return choose(live_source(model), model, wishes)
+    is_live = records == LIVE or (is_usual and mode() == LIVE)
+    if is_live:
+        source = live_source(model)
+        return choose(source, model, wishes)
     choices = []
     for study, folder in _places_named(model, records, machine):
-        source = Source(study, folder, store.load(study, folder))
+        frame = store.load(study, folder)
+        source = Source(study, folder, frame)
         choices.append(choose(source, model, wishes))
     choices.sort(key=_release_of_flashinfer, reverse=True)
     choices.sort(key=lambda choice: len(choice.options["backends"]) == 1)
@@ -269,9 +279,12 @@ def find_moving_case(model: str, wishes: Wishes) -> ChosenCase:
         return usual
     for source in _sources(usual.source, model):
         rows = rows_of_model(source.frame, model)
-        for release in reversed(_on_record("release", rows)):
-            choice = choose(source, model, {**wishes, "release": release})
-            if _moves(choice) and len(choice.notes) <= len(usual.notes):
+        releases = _on_record("release", rows)
+        for release in reversed(releases):
+            wanted = {**wishes, "release": release}
+            choice = choose(source, model, wanted)
+            meets_as_much = len(choice.notes) <= len(usual.notes)
+            if meets_as_much and _moves(choice):
                 return choice
     return usual
 
@@ -279,9 +292,11 @@ def find_moving_case(model: str, wishes: Wishes) -> ChosenCase:
 def _sources(first: Source, model: str) -> Iterator[Source]:
     """A source, then the others that have records of a model."""
     yield first
-    for study, machine in sources_of(model):
-        if (study, machine) != (first.records, first.machine):
-            yield Source(study, machine, store.load(study, machine))
+    for place in sources_of(model):
+        if place != (first.records, first.machine):
+            study, machine = place
+            frame = store.load(study, machine)
+            yield Source(study, machine, frame)
 
 
 def _moves(choice: ChosenCase) -> bool:
@@ -294,7 +309,8 @@ def live_source(model: str) -> Source:
     if reason := why_not_live(model):
         raise RuntimeError(f"{model} must be measured on a CUDA GPU: {reason}")
     here = machine_slug(describe(DEVICE))
-    return Source(LIVE, here, store.find(EXPLORER, here))
+    frame = store.find(EXPLORER, here)
+    return Source(LIVE, here, frame)
 
 
 def _places_named(model: str, records: str, machine: str) -> list[Place]:
@@ -315,7 +331,9 @@ def _places_named(model: str, records: str, machine: str) -> list[Place]:
 def _release_of_flashinfer(choice: ChosenCase) -> Version:
     """The release of a case; releases of other libraries are not compared with it."""
     release = choice.arguments["release"]
-    return Version(release if release and choice.package == FLASHINFER_PACKAGE else "0")
+    if release and choice.package == FLASHINFER_PACKAGE:
+        return Version(release)
+    return Version("0")
 
 
 def why_not_live(model: str) -> str:
@@ -340,24 +358,34 @@ def choose(source: Source, model: str, wishes: Wishes) -> ChosenCase:
     GPU takes any value.
     """
     rows = rows_of_model(source.frame, model)
-    if not source.is_live:
+    arguments: dict[str, Any] = {"model": model, "records": source.records}
+    if source.is_live:
+        values = _live_values(wishes)
+    else:
         variant = _with_only_context(wishes.get("variant"), rows.variant)
         wishes = {**wishes, "variant": variant}
-    values = _live_values(wishes) if source.is_live else _values_on_record(rows, wishes)
-    arguments: dict[str, Any] = {"model": model, "records": source.records}
-    if not source.is_live:
+        values = _values_on_record(rows, wishes)
         arguments["machine"] = source.machine
     options: dict[str, list[Any]] = {}
     notes: dict[str, str] = {}
     for axis in AXES:
         wish = wishes.get(axis)
-        options[axis] = _live_options(axis, wish) if source.is_live else _on_record(axis, rows)
-        arguments[axis] = values[axis]
-        if wish not in (None, values[axis]):
-            notes[axis] = _refusal(axis, options[axis], wish)
-        rows = rows[_matches(rows, axis, values[axis])]
-    known = [*BACKENDS] if source.is_live else sorted({*rows.backend})
-    usual = [*LIVE_BACKENDS] if source.is_live else known
+        value = values[axis]
+        if source.is_live:
+            offered = _live_options(axis, wish)
+        else:
+            offered = _on_record(axis, rows)
+        if wish not in (None, value):
+            notes[axis] = _refusal(axis, offered, wish)
+        options[axis] = offered
+        arguments[axis] = value
+        rows = rows[_matches(rows, axis, value)]
+    if source.is_live:
+        known = [*BACKENDS]
+        usual = [*LIVE_BACKENDS]
+    else:
+        known = sorted({*rows.backend})
+        usual = known
     wished = wishes.get("backends") or ()
     unknown = [name for name in wished if name not in known]
     if unknown:
@@ -366,14 +394,25 @@ def choose(source: Source, model: str, wishes: Wishes) -> ChosenCase:
     against = wishes.get("against")
     if against not in (None, *backends):
         notes["against"] = _refusal("against", backends, against)
-    options |= {"backends": known, "against": backends}
+    options["backends"] = known
+    options["against"] = backends
     arguments["backends"] = backends
     arguments["against"] = against if against in backends else _baseline(backends)
     if source.is_live:
-        arguments["rounds"] = wishes.get("rounds") or ROUNDS
-        require_int("rounds", arguments["rounds"])
-    case = _live_case(arguments) if source.is_live else rows.case.iloc[0]
-    return ChosenCase(source, arguments, options, notes, case, rows)
+        rounds = wishes.get("rounds") or ROUNDS
+        require_int("rounds", rounds)
+        arguments["rounds"] = rounds
+        case = _live_case(arguments)
+    else:
+        case = rows.case.iloc[0]
+    return ChosenCase(
+        source=source,
+        arguments=arguments,
+        options=options,
+        notes=notes,
+        case=case,
+        rows=rows,
+    )
 
 
 def _with_only_context(wish: str | None, recorded: Iterable[str]) -> str | None:
@@ -382,9 +421,11 @@ def _with_only_context(wish: str | None, recorded: Iterable[str]) -> str | None:
     if wish is None:
         return None
     variants = {*recorded}
-    wider = [name for name in variants if name.startswith(f"{wish} context=")]
-    is_open = wish not in variants and len(wider) == 1
-    return wider[0] if is_open else wish
+    if wish in variants:
+        return wish
+    start = f"{wish} context="
+    wider = [name for name in variants if name.startswith(start)]
+    return wider[0] if len(wider) == 1 else wish
 
 
 def _values_on_record(rows: pd.DataFrame, wishes: Wishes) -> dict[str, Any]:
@@ -392,11 +433,16 @@ def _values_on_record(rows: pd.DataFrame, wishes: Wishes) -> dict[str, Any]:
 
     The usual release is the newest that has the other wishes; then each axis in turn.
     """
-    given = [axis for axis in AXES if wishes.get(axis) is not None]
-    apart = [_far_from_wish(rows, axis, wishes[axis]) for axis in given]
-    if wishes.get("backends"):
-        apart.append(~rows.backend.isin(wishes["backends"]))
-    nearest = look_up(rows, *apart, _far_from_usual(rows, "release"))
+    given = _given_axes(wishes)
+    apart = []
+    for axis, wish in given.items():
+        apart.append(_far_from_wish(rows, axis, wish))
+    wished_backends = wishes.get("backends")
+    if wished_backends:
+        has_none = ~rows.backend.isin(wished_backends)
+        apart.append(has_none)
+    newest_first = _far_from_usual(rows, "release")
+    nearest = look_up(rows, *apart, newest_first)
     release = nearest.release.iloc[0]
     if release:
         rows = rows[rows.release == release]
@@ -406,11 +452,22 @@ def _values_on_record(rows: pd.DataFrame, wishes: Wishes) -> dict[str, Any]:
     in_turn = []
     for axis in USUAL:
         if axis in given:
-            in_turn.append(_far_from_wish(rows, axis, wishes[axis]))
+            far = _far_from_wish(rows, axis, given[axis])
+            in_turn.append(far)
         in_turn.append(_far_from_usual(rows, axis))
     nearest = look_up(rows[[*AXES]], *in_turn)
     (values,) = nearest.head(1).to_dict("records")
     return values | {"release": release}
+
+
+def _given_axes(wishes: Wishes) -> dict[str, Any]:
+    """The wishes that name a value of an axis."""
+    given = {}
+    for axis in AXES:
+        wish = wishes.get(axis)
+        if wish is not None:
+            given[axis] = wish
+    return given
 
 
 def _far_from_wish(rows: pd.DataFrame, axis: str, wish: Any) -> pd.Series:
@@ -425,7 +482,10 @@ def _far_from_usual(rows: pd.DataFrame, axis: str) -> pd.Series:
     ordered = sorted({*rows[axis]})
     usual = USUAL.get(axis)
     if axis == "release":
-        ordered.sort(key=lambda release: Version(release or "0"), reverse=True)
+        ordered.sort(
+            key=lambda release: Version(release or "0"),
+            reverse=True,
+        )
     elif isinstance(usual, int):
         ordered.sort(key=lambda size: abs(math.log(size / usual)))
     else:
@@ -435,23 +495,26 @@ def _far_from_usual(rows: pd.DataFrame, axis: str) -> pd.Series:
 
 def _live_values(wishes: Wishes) -> dict[str, Any]:
     """The value on each axis of what is measured here: as wished, else usual."""
-    given = {axis: wishes[axis] for axis in AXES if wishes.get(axis) is not None}
-    return {"release": "", **USUAL, **given}
+    return {"release": "", **USUAL, **_given_axes(wishes)}
 
 
 def _live_options(axis: str, wish: Any) -> list[Any]:
     """What an axis offers on this GPU, and what is wished besides."""
     options = [*LIVE_OPTIONS[axis]]
-    return options if wish in (None, *options) else [*options, wish]
+    if wish is not None and wish not in options:
+        options.append(wish)
+    return options
 
 
 def _live_case(arguments: Mapping[str, Any]) -> DecodeCase:
     """The call that is measured here."""
     layer = parse_layer(model=arguments["model"])
-    words = f"heads={layer.heads} head_dim={layer.head_dim} {arguments['variant']}"
+    variant = arguments["variant"]
+    words = f"heads={layer.heads} head_dim={layer.head_dim} {variant}"
     said = CallText.read(words)
+    spec = said.layer(page_size=arguments["page_size"])
     return DecodeCase(
-        said.layer(page_size=arguments["page_size"]),
+        spec,
         batch_size=arguments["batch"],
         kv_len=arguments["kv_len"],
         lengths=arguments["lengths"],
@@ -461,8 +524,10 @@ def _live_case(arguments: Mapping[str, Any]) -> DecodeCase:
 
 def _baseline(backends: Sequence[str]) -> str:
     """The backend that others are compared with."""
-    known = [name for name in BASELINES if name in backends]
-    return known[0] if known else backends[0]
+    for name in BASELINES:
+        if name in backends:
+            return name
+    return backends[0]
 
 
 def _refusal(name: str, options: Sequence[Any], *wishes: Any) -> str:
@@ -477,7 +542,9 @@ def words_of(value: Any) -> Any:
     is_explicit = isinstance(value, str) and value.replace("+", "").isdecimal()
     if not is_explicit:
         return value
-    return shortened_lens(str(Lens.of(explicit_lengths(value).tolist())))
+    tokens = explicit_lengths(value).tolist()
+    lens = Lens.of(tokens)
+    return shortened_lens(str(lens))
 
 
 def width_of(case: DecodeCase | MlaCase) -> str:
@@ -492,7 +559,9 @@ def variant_of(case: DecodeCase | MlaCase) -> str:
         words = {"heads": case.spec.heads}
     else:
         words = {"dtype": case.spec.dtype}
-    words |= {name: said[name] for name in VARIANT if name in said}
+    for name in VARIANT:
+        if name in said:
+            words[name] = said[name]
     return " ".join(f"{name}={value}" for name, value in words.items())
 
 
@@ -536,7 +605,8 @@ def rows_of_model(frame: pd.DataFrame, model: str) -> pd.DataFrame:
         is_call = isinstance(case, DecodeCase | MlaCase) and not case.seed
         wanted.append(is_call and name_of(case.spec) == layer)
     is_wanted = pd.Series(wanted, frame.index, dtype=bool)
-    rows = frame[is_wanted & ~frame.repeat.astype(bool)]
+    is_again = frame.repeat.astype(bool)
+    rows = frame[is_wanted & ~is_again]
     return rows.assign(
         variant=[variant_of(case) for case in rows.case],
         page_size=[case.spec.page_size for case in rows.case],
@@ -557,38 +627,61 @@ def measure_missing(choice: ChosenCase, **options: Any) -> int:
     calls = []
     for name in arguments["backends"]:
         # A release is FlashInfer's; of other libraries what is installed is measured.
-        own_release = release if compared_package(name) == FLASHINFER_PACKAGE else ""
-        calls.append(Item(name, arguments["timer"], choice.case, own_release))
+        is_of_release = compared_package(name) == FLASHINFER_PACKAGE
+        call = Item(
+            backend=name,
+            timer=arguments["timer"],
+            case=choice.case,
+            release=release if is_of_release else "",
+        )
+        calls.append(call)
     measured: defaultdict[int, set[str]] = defaultdict(set)
-    for row in store.find(EXPLORER, machine_slug(describe(DEVICE))).itertuples():
+    here = machine_slug(describe(DEVICE))
+    recorded = store.find(EXPLORER, here)
+    for row in recorded.itertuples():
         if item_of(row) in calls:
             measured[row.round].add(row.backend)
     wanted = {*arguments["backends"]}
     complete = sum(wanted <= backends for backends in measured.values())
     first = 1 + max(measured, default=-1)
-    items: list[Item] = [Item(name, "graph") for name in CEILINGS] + calls
-    call = " ".join(choice.call.split())
-    command = f"python -c {shlex.quote(f'import attnlib; {call}')}"
+    ceilings: list[Item] = [Item(name, "graph") for name in CEILINGS]
+    items = ceilings + calls
+    one_line = " ".join(choice.call.split())
+    program = shlex.quote(f"import attnlib; {one_line}")
+    missing = arguments["rounds"] - complete
     jobs = []
-    for number in range(first, first + arguments["rounds"] - complete):
+    for number in range(first, first + missing):
         ordered = items[::-1] if number % 2 else items
-        jobs.append(Job(EXPLORER, number, DEVICE, release, tuple(ordered), command))
+        job = Job(
+            study=EXPLORER,
+            round=number,
+            device=DEVICE,
+            release=release,
+            items=tuple(ordered),
+            command=f"python -c {program}",
+        )
+        jobs.append(job)
     return Sweep(**options).run(jobs)
 
 
 def package_of(release: str, rows: pd.DataFrame) -> str:
     """The distribution that the records with a release compare; FlashInfer's without any."""
-    packages = {compared_package(name) for name in rows.backend[rows.release == release]}
+    if not release:
+        return FLASHINFER_PACKAGE
+    backends = rows.backend[rows.release == release]
+    packages = {compared_package(name) for name in backends}
     named = sorted(packages - {""})
-    return named[0] if release and named else FLASHINFER_PACKAGE
+    return named[0] if named else FLASHINFER_PACKAGE
 
 
 def _on_record(axis: str, rows: pd.DataFrame) -> list[Any]:
     """The values of an axis, sorted."""
-    if axis == "release":
-        # Rows without one are of libraries that go along with every release.
-        return sorted({*rows.release} - {""}, key=Version) or [""]
-    return sorted({*rows[axis]})
+    values = {*rows[axis]}
+    if axis != "release":
+        return sorted(values)
+    # Rows without one are of libraries that go along with every release.
+    releases = values - {""}
+    return sorted(releases, key=Version) or [""]
 
 
 def _matches(rows: pd.DataFrame, axis: str, value: Any) -> pd.Series:
