@@ -40,11 +40,17 @@ BOUNDED = "sglang splits=bounded"
 EAGER = "sglang metadata=eager"
 
 
-def _load(model: str, prompts: Sequence[int], output: int, turns: int = 1) -> ServingCase:
+def _load(
+    model: str,
+    prompts: Sequence[int],
+    output: int,
+    turns: int = 1,
+) -> ServingCase:
     """Clients with these prompts, in the prefix cache."""
+    lens = Lens.of(prompts)
     return ServingCase(
         model=model,
-        **Lens.of(prompts).fields,
+        **lens.fields,
         output_len=output,
         turns=turns,
     )
@@ -83,8 +89,10 @@ CONTROLS = (
     _load(LLAMA, [512] * 40, 320),
 )
 """Requests that are alike: both caps allow the same splits."""
-BEST = (replace(_load(LLAMA, [128] * 32, 128), prompts=NEW),)
-WORST = (replace(_load(LLAMA, [64] * 32, 64), prompts=NEW),)
+_LARGEST_GAIN = _load(LLAMA, [128] * 32, 128)
+_LOSS = _load(LLAMA, [64] * 32, 64)
+BEST = (replace(_LARGEST_GAIN, prompts=NEW),)
+WORST = (replace(_LOSS, prompts=NEW),)
 """The rows of #20778's table with the largest gain, and with a loss; not measured yet."""
 LOADS = {
     CONVERSATION[0]: "Kimi, 32 in flight",
@@ -259,8 +267,9 @@ def speedups(
     require_word("metric", metric, METRICS)
     cases = loads_of(model)
     rows = frame[frame.case.isin(cases)]
-    table = compared(rows, [(BOUNDED, NOW)], metrics=[metric])
-    table = table.set_index("case").reindex(cases).dropna(subset="ratio").reset_index()
+    judged = compared(rows, [(BOUNDED, NOW)], metrics=[metric])
+    in_order = judged.set_index("case").reindex(cases)
+    table = in_order.dropna(subset="ratio").reset_index()
     few = table.rounds < LEAST_ROUNDS
     return pd.DataFrame(
         {
@@ -301,7 +310,10 @@ def reach_table(
         interval = f" ({row.low:.2f} to {row.high:.2f})" if row.rounds > 1 else ""
         gains.append(f"{row.speedup:.2f}{interval}")
     shown["speedup (95 % CI)"] = gains
-    shown["verdict (rounds)"] = judged.verdict + " (" + judged.rounds.astype(str) + ")"
+    verdicts = []
+    for row in judged.itertuples():
+        verdicts.append(f"{row.verdict} ({row.rounds})")
+    shown["verdict (rounds)"] = verdicts
     return shown
 
 
@@ -319,8 +331,12 @@ def reach_chart(frame: pd.DataFrame) -> charts.Figure:
 
     Controls are grey; a white bar is of fewer than three rounds, so it has no verdict.
     """
-    words = ("tokens/s with SPLITS=bounded / tokens/s by default", "")
-    figure, (axis,) = charts.panels([""], (8.6, 4.2), served_rows(frame), words)
+    figure, (axis,) = charts.panels(
+        titles=[""],
+        size=(8.6, 4.2),
+        source=served_rows(frame),
+        words=("tokens/s with SPLITS=bounded / tokens/s by default", ""),
+    )
     tables = []
     for model, name in MODELS.items():
         table = speedups(frame, model)
@@ -336,8 +352,15 @@ def reach_chart(frame: pd.DataFrame) -> charts.Figure:
             color=edge if is_judged else "white",
             edgecolor=edge,
         )
-        axis.plot([row.low, row.high], [place, place], **style.RULE)
-        axis.text(0.03, place, f"{row.speedup:.2f}", va="center", **style.SMALL)
+        interval = [row.low, row.high]
+        axis.plot(interval, [place, place], **style.RULE)
+        axis.text(
+            0.03,
+            place,
+            f"{row.speedup:.2f}",
+            va="center",
+            **style.SMALL,
+        )
         rounds = "1 round" if row.rounds == 1 else f"{row.rounds} rounds"
         names.append(f"{row.model}: {row.load} ({rounds})")
     axis.axvline(1, **style.RULE)
