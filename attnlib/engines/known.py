@@ -11,7 +11,11 @@ from .arms import STATE, Engine
 LATENT_MODES = ("mla", "sparse_mla")
 
 
-def warn_once(engine: Engine, of_what: str, facts: Callable[[], Mapping[str, Any]]) -> None:
+Facts = Callable[[], Mapping[str, Any]]
+"""What gives the facts of a server, once they are wanted."""
+
+
+def warn_once(engine: Engine, of_what: str, facts: Facts) -> None:
     """Log each known problem of `of_what` once in this process, with what to do.
 
     `facts` returns what is known of the server, as an example in data/known says it; it is called
