@@ -54,7 +54,8 @@ def _problems(engine: Engine, facts: Mapping[str, Any]) -> list[str]:
 
     gpu_named(facts["gpu"])
     lines = []
-    for answer in known_problems(situation_from({"engine": engine.package, **facts})):
+    situation = situation_from({"engine": engine.package, **facts})
+    for answer in known_problems(situation):
         settings = [f"{engine.prefix}{arm.upper()}=" for arm in STATE.arms]
         is_mended = any(setting in answer.problem.do for setting in settings)
         if is_mended or set(answer.missing) - {LENGTHS}:

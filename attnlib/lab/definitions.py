@@ -100,7 +100,8 @@ class _WithoutTexts(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         """Nothing for a text."""
-        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        value = node.value
+        is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
         return None if is_text else node
 
 
@@ -172,7 +173,10 @@ def _add(found: Definitions, name: str, node: ast.AST, under: str) -> None:
 
 def of_cpp(text: str) -> Definitions:
     """Functions, macros and types of C++ by their last names; namespaces are not said."""
-    tokens = [part[0] for part in TOKEN.finditer(text) if not part["comment"]]
+    tokens = []
+    for part in TOKEN.finditer(text):
+        if not part["comment"]:
+            tokens.append(part[0])
     found: Definitions = {}
     rest: list[str] = []
     start = at = 0

@@ -157,7 +157,8 @@ class Stacks(Shown):
     def _open_facts(self) -> list[str]:
         """In one line the problems that may hold, and what confirms each."""
         words = []
-        for found in _distinct(row.answers[0].known for row in self.rows):
+        first = [row.answers[0] for row in self.rows]
+        for found in _distinct(answer.known for answer in first):
             if found.missing:
                 words.append(f"{found.problem.id} ({found.confirmed_by})")
         if not words:

@@ -97,7 +97,16 @@ Builds = Mapping[str, Path]
 """Release -> the wheel or folder of one's own that is called so."""
 Calls = Sequence[NamedCase]
 Row = dict[str, Any]
-COLUMNS = [*SIDES, *CALL, "timer", *TIME_COLUMNS, *KERNELS, *PLAN_COLUMNS, "study", "machine"]
+COLUMNS = [
+    *SIDES,
+    *CALL,
+    "timer",
+    *TIME_COLUMNS,
+    *KERNELS,
+    *PLAN_COLUMNS,
+    "study",
+    "machine",
+]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -121,7 +130,8 @@ class Upgrade(Shown):
     @property
     def slower(self) -> list[str]:
         """The cases that became slower, or that only the old release runs."""
-        return self.rows.case[self.rows.verdict.isin(FAILING)].tolist()
+        fails = self.rows.verdict.isin(FAILING)
+        return self.rows.case[fails].tolist()
 
     @property
     def outcome(self) -> str:
@@ -162,7 +172,8 @@ class Upgrade(Shown):
     def card(self) -> Card:
         """Verdicts, then kernels and planning."""
         is_other = ~self.rows.case.isin(self.slower)
-        rows = _shown(self.rows.iloc[is_other.argsort(kind="stable")])
+        order = is_other.argsort(kind="stable")
+        rows = _shown(self.rows.iloc[order])
         near = _shown(self.nearest)
         if (rows.verdict == NOT_ON_RECORD).all():  # the title says so
             rows = rows.head(0)

@@ -82,7 +82,8 @@ def measure_on_gpus(
     gpus = _find_gpus(client, study)
     if not gpus:
         raise RuntimeError("the Dask cluster must have a worker for each GPU, it has none")
-    dealt = deal(jobs, {gpu.id: gpu.on_record for gpu in gpus})
+    on_record = {gpu.id: gpu.on_record for gpu in gpus}
+    dealt = deal(jobs, on_record)
     there = Sweep(
         overlays=sweep.overlays,
         retry=sweep.retry,
@@ -235,7 +236,8 @@ def _measure(job: Job, sweep: Sweep) -> list[Row]:
         return not is_wanted or worker.status in (Status.closing, Status.closed)
 
     replace(sweep, stop=is_given_up).run([job])
-    return [row for row in _rows(job.study, machine) if row["id"] in ids]
+    rows = _rows(job.study, machine)
+    return [row for row in rows if row["id"] in ids]
 
 
 def dask_setup(worker: object) -> None:

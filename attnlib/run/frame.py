@@ -498,7 +498,10 @@ def _paired_by_case(
     b: str,
 ) -> tuple[pd.DataFrame, list[Pair]]:
     """The cases that both sides ran, with their columns, and the times of both, round by round."""
-    sides = {side: side_rows(rows, side) for side in (a, b)}
+    sides = {
+        a: side_rows(rows, a),
+        b: side_rows(rows, b),
+    }
     require_comparable(pd.concat(sides.values()))
     for side, part in sides.items():
         timed = part[["case", "round", "run_us"]].dropna()

@@ -108,7 +108,8 @@ def by_rounds(
     us = base.groupby("case", sort=False).run_us.median()
     wide = pd.DataFrame(columns).assign(us=us)
     wide = wide.sort_values("us")
-    wide.insert(0, "call", [case.label for case in wide.index])
+    labels = [case.label for case in wide.index]
+    wide.insert(0, "call", labels)
     wide.insert(1, f"{b}, us", wide.pop("us"))
     return wide.reset_index(drop=True)
 

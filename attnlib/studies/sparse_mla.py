@@ -155,7 +155,8 @@ def shape_chart(frame: pd.DataFrame, top_k: int = 2048) -> charts.Figure:
     times = rows.groupby(["shape", "backend"], sort=False).run_us
     medians = times.median().reset_index()
     order = [*dict.fromkeys(shapes)]
-    placed = medians.assign(place=medians["shape"].map(order.index))
+    place = medians["shape"].map(order.index)
+    placed = medians.assign(place=place)
     title = f"Sparse MLA, {top_k:,} of {SPARSE_LEN:,} tokens a request"
     height = 1.4 + 0.32 * len(order)
     figure, (axis,) = charts.panels(
@@ -234,7 +235,8 @@ def cache_sizes(gib: float = 64, layers: int = 61) -> pd.DataFrame:
 
 def errors(frame: pd.DataFrame) -> pd.DataFrame:
     """The largest relative error of each kernel against float64 over the same cache."""
-    rows = kernel_rows(frame).assign(percent=lambda table: 100 * table.oracle_error)
+    rows = kernel_rows(frame)
+    rows = rows.assign(percent=100 * rows.oracle_error)
     sparse = rows[rows.top_k > 0]
     worst = sparse.groupby("backend").percent.agg(["max", "size"])
     worst = worst.sort_values("max").reset_index()

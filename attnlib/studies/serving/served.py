@@ -83,7 +83,8 @@ ONE_LONG = (
 )
 LATE = (replace(ONE_LONG[0], output_len=380, late_s=1),)
 """The long request begins while the others are served."""
-ONE_LONG_MLA = (_load(DEEPSEEK, (65_536, *[2048] * 31), 512),)
+_LONG_MLA = (65_536, *[2048] * 31)
+ONE_LONG_MLA = (_load(DEEPSEEK, _LONG_MLA, 512),)
 CONTROLS = (
     _load(DEEPSEEK, [2048] * 64, 512),
     _load(LLAMA, [512] * 40, 320),
@@ -401,8 +402,10 @@ def life_chart(
     The first round of each arm; a dot is a token, and only some are drawn (`measure.MOST_SAMPLES`).
     """
     rows = served_rows(frame)
-    rows = rows[(rows.case == case) & rows.backend.isin(arms)]
-    drawn = rows.sort_values("round").groupby("backend").first().reindex(arms)
+    is_case = rows.case == case
+    rows = rows[is_case & rows.backend.isin(arms)]
+    by_arm = rows.sort_values("round").groupby("backend")
+    drawn = by_arm.first().reindex(arms)
     words = ("seconds after the load began", "time between two tokens, ms")
     size = (3.6 * len(arms), 3.0)
     titles = [ARMS.get(arm, arm) for arm in arms]
