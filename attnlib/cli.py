@@ -242,7 +242,8 @@ def _diagnose(
 
     With --fail-on slower the exit status is 1 where steps of some kind are slower: over 5 % longer
     in the mean, and each usual step of AFTER longer than each before. It is 3 where that is not
-    decided: ranges overlap, under three steps count, or layers, GPUs, batches or lengths differ.
+    decided: over 5 % longer but ranges overlap, under three steps count, or layers, GPUs, batches
+    or lengths differ.
     With --fail-on pattern it is 1 where AFTER shows a known pattern that TRACE does not.
     """
     from .lab.diagnose import TraceChange, diagnose

@@ -9,22 +9,23 @@ NO_DRIVER = "needs a CUDA GPU (no driver is here: libcuda.so.1)"
 def examine() -> dict[str, Any]:
     """Machine, versions, mode, each backend's reason (empty: it can run), records.
 
-    Without a driver of NVIDIA's torch is not loaded, and only SDPA can run.
+    Without a driver of NVIDIA's a backend that cannot run needs that before a library.
     """
     from .core.backends import available
-    from .core.backends.table import RECORDED, TABLE
+    from .core.backends.table import RECORDED
     from .measure.machine import describe_machine, describe_versions, has_driver
     from .run.store import machines
     from .run.study import mode
     from .studies import STUDIES
 
     device = "cpu"
-    backends = dict.fromkeys(TABLE, NO_DRIVER) | {"sdpa": ""}
+    backends = available()
     if has_driver():
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        backends = available()
+    else:
+        backends = {name: reason and NO_DRIVER for name, reason in backends.items()}
     try:
         current = mode()
     except RuntimeError as error:

@@ -9,9 +9,14 @@ import pytest
 import torch
 
 from attnlib import cli
-from attnlib.core.backends import BACKENDS, EXTEND_BACKENDS, MLA_BACKENDS, available
-from attnlib.doctor import examine, render
-from attnlib.measure.machine import has_driver
+from attnlib.core.backends import (
+    BACKENDS,
+    EXTEND_BACKENDS,
+    MLA_BACKENDS,
+    available,
+    backend_class,
+)
+from attnlib.doctor import NO_DRIVER, examine, render
 from attnlib.run import store
 from attnlib.studies import STUDIES
 
@@ -53,20 +58,26 @@ def test_the_mode_is_as_asked_or_why_it_cannot_be_had(without_gpu, monkeypatch, 
     assert render(facts).startswith(f"mode      {facts['mode']} (ATTNLIB_MODE={mode})")
 
 
+def test_without_a_driver_the_class_of_a_backend_says_whether_it_needs_one(monkeypatch):
+    monkeypatch.setattr("attnlib.measure.machine.has_driver", lambda: False)
+    name = BACKENDS[-1]
+    assert examine()["backends"][name] == NO_DRIVER
+    runs_anywhere = classmethod(lambda cls, entry: "")
+    monkeypatch.setattr(backend_class(name), "unavailable", runs_anywhere)
+    assert examine()["backends"][name] == ""
+
+
 def test_with_a_driver_each_backend_says_what_it_lacks(without_gpu, monkeypatch):
     monkeypatch.setattr("attnlib.measure.machine.has_driver", lambda: True)
     assert examine()["backends"] == available()
 
 
-@pytest.mark.skipif(has_driver(), reason="with a driver torch is asked for the GPU")
-def test_explain_loads_no_pandas_and_a_doctor_without_a_driver_no_torch():
+def test_explain_loads_no_pandas_and_no_torch():
     code = """
 import sys
 from attnlib import cli
 cli.main("explain --library flashinfer==0.6.3 --mode decode --heads 32/8 --gpu sm90".split())
 assert not {"pandas", "torch"} & set(sys.modules)
-cli.main(["doctor"])
-assert "torch" not in sys.modules
 """
     subprocess.run(
         [sys.executable, "-c", code],

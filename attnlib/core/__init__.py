@@ -35,4 +35,5 @@ HOME = {
 }
 """Public name -> the module that has it."""
 
+__all__ = sorted(HOME)
 __getattr__, __dir__ = late(__name__, HOME)

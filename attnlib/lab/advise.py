@@ -69,6 +69,7 @@ from .engine_builds import (
     slower_nearby,
     time_on_record,
 )
+from .known_here import with_records
 from .known_sizes import nearest_sizes
 from .recorded import NEAREST, batches_for, draws_for, recorded_calls
 from .source import FLASHINFER_PACKAGE, ROUNDS
@@ -136,9 +137,9 @@ class Advice(Brief):
 
     @property
     def holding(self) -> list[Found]:
-        """The known problems that hold and of which records or threads say by how much."""
-        holding = [answer for answer in self.known if answer.verdict == HOLDS]
-        return [answer for answer in holding if answer.problem.has_size]
+        """The known problems that hold and of which records or threads say by how much, without
+        those that cost this call nothing by its own records."""
+        return [answer for answer in self.known if answer.costs]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: the pick, known problems, what is on record, notes."""
@@ -398,7 +399,7 @@ class Advice(Brief):
 
     def _splits_lost(self) -> str:
         """The splits of the longest request under SGLang's cap and under the bounded one."""
-        ids = {answer.problem.id for answer in self.holding}
+        ids = {answer.problem.id for answer in self.known if answer.verdict == HOLDS}
         if not any(name.startswith(SPLIT_CAP) for name in ids):
             return ""
         longest = int(np.argmax(self.lengths))
@@ -675,6 +676,9 @@ def advise_layer(
         gpu=gpu,
         server=server,
     )
+    answers = known_problems(situation)
+    if choice.gpu == RECORDED_GPU:
+        answers = with_records(answers, case, card_named(gpu))
     return Advice(
         layer=layer,
         lengths=kv_lens,
@@ -684,7 +688,7 @@ def advise_layer(
         same=same,
         has_sinks=stated.sinks,
         runs=runs,
-        known=known_problems(situation),
+        known=answers,
         card_name=card_named(gpu),
         of_model=of_model,
     )

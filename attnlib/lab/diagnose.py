@@ -381,7 +381,9 @@ def diagnose(
 
 
 def _require_file(path: TracePath) -> None:
-    """FileNotFoundError where there is nothing, ValueError for a folder."""
+    """FileNotFoundError where there is nothing, ValueError for a folder, TypeError for no path."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"trace must be the path of a file, got {path!r}")
     if not os.path.exists(path):
         raise FileNotFoundError(f"trace must be a file, there is none at {os.fspath(path)!r}")
     if os.path.isdir(path):

@@ -22,7 +22,7 @@ from ..core.call_text import Lens
 from ..core.layer import parse_layer
 from ..core.spec import ELEMENT_BYTES, require_int, require_word
 from ..measure.marks import DECODE, SGLANG, VERIFY
-from ..measure.spans import Span
+from ..measure.spans import Span, busy_us
 from ..measure.steps import EITHER, UNKNOWN, Step, find_steps, idle_under
 from ..measure.trace_file import Trace, read_trace
 from ..select.known import PROBLEMS, Found, report, report_in_brief, size_in_brief, to_data
@@ -78,6 +78,8 @@ NO_TILES = "Names are without template arguments: fa2's tiles are unseen."
 
 ASKS = (NO_LENGTHS, NO_HEADS, NO_BATCH_SIZE)
 """What a caller can state, so that more is said."""
+LEAST_TOLD = 0.5
+"""Percent of a step, below which a part of it is not told."""
 MOST_IN_BRIEF = 6
 LEFT_TO_DETAILS = ["library", "per attention call"]
 """Kernels of a short answer, and the columns that it leaves out."""
@@ -246,7 +248,7 @@ class Diagnosis(Brief):
 
     def blind(self) -> list[str]:
         """What traces of other settings show."""
-        notes = [*self._lacks()]
+        notes = [self._of_batch(note) for note in self._lacks()]
         if not self.trace.gpu:
             notes.append("The GPU is not named.")
         unknown = sum(step.kind == UNKNOWN for step in self.steps)
@@ -266,6 +268,10 @@ class Diagnosis(Brief):
         if self.trace.gpus > 1:
             notes.append(f"Of {self.trace.gpus} GPUs only the one that ran most is looked at.")
         return notes
+
+    def _of_batch(self, note: str) -> str:
+        """The note with lengths for as many requests as the steps have."""
+        return note.replace("8192x16", f"8192x{self.shape.get('batch_size', 16)}")
 
     def _lacks(self) -> list[str]:
         """A sentence for each thing that some pattern needs and the trace does not have."""
@@ -311,17 +317,16 @@ class Diagnosis(Brief):
         }
 
     def brief(self) -> list[str]:
-        """The patterns that show, the kernels of attention, and what to state for more."""
+        """Where the time of a step goes, the patterns that show, the kernels of attention, and
+        what to state for more."""
         card = card_named(self.trace.gpu)
-        facts: list[tuple[str, str]] = []
-        for row in self.patterns.to_dict("records"):
-            facts += [*_pattern_facts(row, card), BLANK]
+        facts = [*self._steps_in_words().items()]
+        step_us = {row["step"]: row["us"] for row in self.around().to_dict("records")}
         if call := [*self._call_in_words()]:
             facts.append(("call", ", ".join(call)))
-        for row in self.around().to_dict("records"):
-            if row["step"] in DECODES:
-                facts.append((f"{row['step']} step", _step_in_words(row)))
-        asks = [note for note in self.blind() if note in ASKS]
+        for row in self.patterns.to_dict("records"):
+            facts += [BLANK, *_pattern_facts(row, card, step_us[row["step"]])]
+        asks = [self._of_batch(note) for note in self._lacks() if note in ASKS]
         kernels = self.table() if self.steps else self.kernels()
         if not self.steps:
             facts.append(("no attention", "of the known kernels; most time is in"))
@@ -337,6 +342,15 @@ class Diagnosis(Brief):
             *asks,
             f"All kernels, steps, calls of the host, what the trace does not show: {DETAILS}",
         ]
+
+    def _steps_in_words(self) -> dict[str, str]:
+        """Where the time of each kind of decode step goes."""
+        words = {}
+        for row in self.around().to_dict("records"):
+            kind = row["step"]
+            if kind in DECODES:
+                words[f"{kind} step"] = _step_in_words(row, self.usual[kind])
+        return words
 
     def _call_in_words(self) -> Iterator[str]:
         """What the trace and the caller tell of the layer and the batch."""
@@ -359,8 +373,9 @@ class Diagnosis(Brief):
         return f"{self.trace.path}: {steps}, {counted}"
 
     def card(self) -> Card:
-        """Facts, kernels, and the patterns that show."""
-        facts = fact_lines([*self.patterns.to_dict("records"), self.shape])
+        """Where the time of a step goes, the patterns that show, and the kernels."""
+        patterns = self.patterns.to_dict("records")
+        facts = fact_lines([self._steps_in_words(), *patterns, self.shape])
         if not self.steps:
             facts.append(("no attention", "of the known kernels; by time there ran the following"))
         kinds = [*self.usual] or ["whole trace"]
@@ -381,19 +396,29 @@ class Diagnosis(Brief):
         )
 
 
-def _step_in_words(row: Row) -> str:
-    """How long a row of `around` says a step is, and what it waits for."""
-    times = {"": "us", "GPU busy ": "us busy", "host waits ": "us the host waits"}
-    words = [f"{what}{row[name]:,.0f} us" for what, name in times.items() if pd.notna(row[name])]
-    return ", ".join(words)
+def _step_in_words(row: Row, steps: list[Step]) -> str:
+    """How long a row of `around` says that `steps` are, and what takes it, most first."""
+    attention_us = fmean(busy_us(step.attention) for step in steps)
+    parts = {
+        "attention": attention_us,
+        "other work": row["us busy"] - attention_us,
+        "idle before the first layer": row["us idle before"],
+        "idle later": row["us idle later"],
+    }
+    largest_first = sorted(parts.items(), key=lambda part: -part[1])
+    shares = [(name, 100 * us / row["us"]) for name, us in largest_first]
+    told = [f"{share:.0f} % {name}" for name, share in shares if share >= LEAST_TOLD]
+    return f"{row['us']:,.0f} us: {', '.join(told)}"
 
 
-def _pattern_facts(row: Row, card: str) -> list[tuple[str, str]]:
-    """A pattern in brief: what it is, what shows it, what to do, and what that may save."""
+def _pattern_facts(row: Row, card: str, step_us: float) -> list[tuple[str, str]]:
+    """A pattern in brief: what it is, what shows it, its share of a step, what to do, and what
+    that may save."""
+    share = f"{100 * row['us per step'] / step_us:.1f} % of the step"
     facts = {
         "pattern": row["pattern"],
         "evidence": row["evidence"],
-        "us per step": in_digits(row["us per step"]),
+        "us per step": f"{in_digits(row['us per step'])} ({share})",
         "fix": row["fix"],
         "possible saving": "",
         "size": "",

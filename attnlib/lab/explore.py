@@ -137,6 +137,7 @@ class Explorer(w.VBox):
         self.view: View | None = None
         self.usual: dict[str, tuple[str, str, str | None]] = {}
         self.shown_axes: dict[str, Any] = {}
+        self.shown_backends: list[str] = []
         self.thread: Thread | None = None
         self.is_refreshing = False
         self.must_stop = Event()
@@ -278,6 +279,8 @@ class Explorer(w.VBox):
             notes[name] = f"{note}; {shown} is shown"
         if others := self._others_changed(choice.arguments, {changed, *notes}):
             notes["others"] = f"changed with {changed}: {others}"
+        if gone := self._backends_gone(choice.arguments["backends"], changed):
+            notes["gone"] = f"not on record with this {changed}: {', '.join(gone)}"
         return View(replace(choice, notes=notes))
 
     def _find_case(
@@ -315,6 +318,14 @@ class Explorer(w.VBox):
                 words.append(f"{axis} {words_of(old)} to {words_of(new)}")
         self.shown_axes = {axis: arguments[axis] for axis in AXES}
         return ", ".join(words)
+
+    def _backends_gone(self, backends: list[str], changed: str) -> list[str]:
+        """The backends that were shown and are not, where a size or another axis was changed."""
+        before = self.shown_backends
+        self.shown_backends = backends
+        if changed not in AXES:
+            return []
+        return [name for name in before if name not in backends]
 
     def _records_offered(self, model: str) -> dict[Place, str]:
         """Study and machine that have a model -> how they are called; then this GPU."""

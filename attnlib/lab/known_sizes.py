@@ -30,6 +30,10 @@ STEP_KINDS = ("engine", "step")
 """Kinds of cases that are a whole step of a model."""
 METADATA_UNIT = "metadata calls, one per step"
 """Preparing a step, not attention: of the largest ratio both times are told."""
+CALLS = "calls"
+"""Attention calls."""
+SHOWN = ["case", "ratio", "margin", "rounds", "slow_us", "fast_us", "gpu"]
+"""What is told of one recorded call."""
 TIMER_ORDER = ("graph", "graph-cold", "graph-behind", "host", "ahead", "profiler", "eager")
 """Of several timers on record the first is taken."""
 
@@ -107,21 +111,27 @@ def nearest_sizes(
     gpu: str,
     call: DecodeCase | MlaCase,
 ) -> pd.DataFrame:
-    """The recorded calls of a call's heads at which a problem holds, nearest to the call first.
+    """The recorded calls of a call's mode, heads and query tokens at which a problem holds, nearest to the call first.
 
-    Columns are those of `ratios_of` and `distance`; empty where no call with these heads has it.
+    Columns are those of `SHOWN` and `distance`; empty where no call of them has it.
     """
     ratios = ratios_of(problem, gpu)
     if not len(ratios):
         return ratios
-    has_heads = [each.spec.num_qo_heads == call.spec.num_qo_heads for each in ratios.case]
-    if isinstance(call, DecodeCase):
-        has_heads = [each.spec.heads == call.spec.heads for each in ratios.case]
-    ratios = ratios[has_heads].reset_index(drop=True)
+    is_like = [_is_like(each, call) for each in ratios.case]
+    ratios = ratios[is_like].reset_index(drop=True)
     if not len(ratios):
         return ratios
     sizes = pd.DataFrame([sizes_of(each) for each in ratios.case])
-    return nearest_calls(call, ratios[["case", "slow_us", "fast_us", "gpu"]].join(sizes))
+    return nearest_calls(call, ratios[SHOWN].join(sizes))
+
+
+def _is_like(case: Any, call: DecodeCase | MlaCase) -> bool:
+    """Whether a recorded case has the mode, heads and query tokens of a call."""
+    if isinstance(call, DecodeCase):
+        return isinstance(case, DecodeCase) and case.spec.heads == call.spec.heads
+    is_latent = isinstance(case, MlaCase) and case.q_len == call.q_len
+    return is_latent and case.spec.num_qo_heads == call.spec.num_qo_heads
 
 
 def _chosen(rows: pd.DataFrame, problem: Problem) -> pd.DataFrame:
@@ -169,4 +179,4 @@ def _unit(case: Any) -> str:
     """What was timed, in the plural."""
     if isinstance(case, MetadataCase):
         return METADATA_UNIT
-    return "steps" if case.kind in STEP_KINDS else "calls"
+    return "steps" if case.kind in STEP_KINDS else CALLS

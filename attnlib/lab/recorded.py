@@ -67,24 +67,28 @@ def batches_for(layer: AttnSpec, draw: str) -> pd.DataFrame:
 
 def recorded_calls(case: DecodeCase | MlaCase) -> pd.DataFrame:
     """The records of a call in all studies: a row per study, GPU, timer, width of the page table
-    and backend, fastest first of each; the median time (us) and the rounds of the newest release.
+    and backend, fastest first of each; the median time (us) of the newest release, and its rounds
+    on all machines.
 
     Records of a library that was installed have no release, and are the oldest.
     """
     by = ["study", "gpu", "timer", "page_table", "backend"]
-    tables = [pd.DataFrame(columns=[*by, "release", "run_us", "status", "throttled"])]
+    columns = [*by, "release", "run_us", "process", "status", "throttled", "repeat"]
+    tables = [pd.DataFrame(columns=columns)]
     for study in STUDIES:
         for machine in store.machines(study):
             for recorded in recorded_as(case, study, machine):
                 rows = store.load(study, machine, case=recorded)
-                tables.append(rows.assign(page_table=width_of(recorded)))
+                place = rows["round"].map(lambda number, machine=machine: (machine, number))
+                tables.append(rows.assign(page_table=width_of(recorded), process=place))
     rows = pd.concat(tables, ignore_index=True)
-    rows = rows[(rows.status == "ok") & ~rows.throttled.astype(bool)]
+    left_out = rows.throttled.astype(bool) | rows.repeat.astype(bool)
+    rows = rows[(rows.status == "ok") & ~left_out]
     ages = rows.release.map(lambda release: Version(release or "0"))
     rows = rows.assign(age=ages).sort_values("age", kind="stable")
     newest = rows.groupby(by).release.transform("last")
-    times = rows[rows.release == newest].groupby([*by, "release"]).run_us
-    table = times.agg(us="median", rounds="size").reset_index()
+    times = rows[rows.release == newest].groupby([*by, "release"])
+    table = times.agg(us=("run_us", "median"), rounds=("process", "nunique")).reset_index()
     return table.sort_values([*by[:-1], "us"], ignore_index=True)
 
 

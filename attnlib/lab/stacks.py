@@ -34,6 +34,10 @@ from .advise import LATENT_DTYPE, MLA_MODE, advise_layer, known_facts, require_d
 from .cards import NO_VALUE, Card, Shown
 
 
+NOT_HERE = "not slower here"
+"""Of a problem that costs the call nothing, by its own records."""
+
+
 class Layer(NamedTuple):
     """A kind of layers in words, and how a selector is asked for it; no `spec` where none is."""
 
@@ -58,9 +62,22 @@ class Answer:
         return [answer for answer in self.known if answer.verdict == HOLDS]
 
     @property
-    def ids(self) -> set[str]:
-        """Their ids."""
-        return {answer.problem.id for answer in self.holding}
+    def ids_holding(self) -> dict[str, str]:
+        """Id of each -> the id in words."""
+        words = {}
+        for answer in self.holding:
+            name = answer.problem.id
+            words[name] = f"{name} ({NOT_HERE})" if answer.is_harmless else name
+        return words
+
+    @property
+    def on_record(self) -> list[str]:
+        """What the records say of the pick, and of each problem that holds."""
+        lines = [self.slower] if self.slower else []
+        for answer in self.holding:
+            if answer.here:
+                lines.append(f"{answer.problem.id}, {answer.here}")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -80,21 +97,28 @@ class Row:
 
     @property
     def known(self) -> str:
-        """Ids of the known problems that hold; of two stacks which of them come, end or stay."""
-        *before, now = [answer.ids for answer in self.answers]
+        """Ids of the known problems that hold; of two stacks which of them come, end, stay, or may
+        come. One that costs this call nothing is marked."""
+        *before, now = [each.ids_holding for each in self.answers]
         if not before:
-            return _listed(now)
+            return _listed(now.values())
         (old,) = before
         groups = {
-            "comes": now - old,
-            "ends": old - now,
-            "stays": now & old,
+            "comes": [now[name] for name in now.keys() - old],
+            "ends": [old[name] for name in old.keys() - now],
+            "stays": [now[name] for name in now.keys() & old],
+            "may come": self._may_come,
         }
-        words = []
-        for word, ids in groups.items():
-            if ids:
-                words.append(f"{word}: {_listed(ids)}")
+        words = [f"{word}: {_listed(ids)}" for word, ids in groups.items() if ids]
         return "; ".join(words) or NO_VALUE
+
+    @property
+    def _may_come(self) -> list[str]:
+        """Ids of the problems that may hold in the newer stack, and do not in the older."""
+        old, new = self.answers
+        known = {answer.problem.id for answer in old.known}
+        ids = [answer.problem.id for answer in new.known if answer.missing]
+        return [name for name in ids if name not in known]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -115,15 +139,14 @@ class Stacks(Shown):
     @property
     def holding(self) -> list[Found]:
         """The known problems that hold, of two stacks those that come, and of which records or
-        threads say by how much."""
+        threads say by how much; without those that cost the call nothing by its own records."""
         found: list[Found] = []
         if self.is_diff:
             found = [change.answer for change in self.changes if change.comes]
         else:
             for row in self.rows:
                 found += row.answers[0].known
-        sized = [answer for answer in found if answer.problem.has_size]
-        return [answer for answer in sized if answer.verdict == HOLDS]
+        return [each for each in found if each.costs]
 
     def table(self) -> pd.DataFrame:
         """A row per kind of layers: model, layers, the pick of each library, known problems."""
@@ -143,13 +166,10 @@ class Stacks(Shown):
             for change in self.changes:
                 notes += change_in_words(change)
         else:
-            first = [row.answers[0] for row in self.rows]
-            for found in _distinct(answer.holding for answer in first):
-                notes += problem_lines(found)
+            for answer in _distinct(row.answers[0].holding for row in self.rows):
+                notes += problem_lines(replace(answer, here=None))
         for row in self.rows:
-            slower = row.answers[-1].slower
-            if slower:
-                notes.append(f"{row.name}: {slower}")
+            notes += [f"{row.name}: {words}" for words in row.answers[-1].on_record]
         if not self.is_diff:
             notes += self._open_facts()
         return notes

@@ -63,6 +63,9 @@ FORMATS = {
     "margin": ".1%",
 }
 """How a column is rounded for reading."""
+OVER_CEILING = (
+    "A share above 100 %: the ceiling is of a copy, which reads and writes; attention mostly reads."
+)
 COMPARED_COLUMNS = [
     "backend",
     "against",
@@ -265,6 +268,8 @@ class View(Shown):
             notes.append("No matmul ceiling on record: the ceiling is that of the bytes.")
         if self.choice.case.cost.io_bytes <= self.machine["l2_mib"] * 2**20:
             notes.append("The bytes fit the L2 cache, which is faster than the copy ceiling.")
+        elif (self.times.share > 1).any():
+            notes.append(OVER_CEILING)
         return notes
 
     @cached_property

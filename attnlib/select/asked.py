@@ -149,12 +149,13 @@ def asked_kinds(
         usual_page = LATENT_PAGE if kind.mode else PAGE
         spec = kind.spec(of_model.ranks, page_size or usual_page, **dtypes)
         spec = replace(spec, head_dim=head_dim or spec.head_dim, window=window or spec.window)
-        call = Call(**(_facts_of_kind(kind) | facts))
+        call = Call(**(facts_of_kind(kind) | facts))
         asked.append(Asked(kind, _mode_of(of_model, kind, mode), call, spec))
     return asked
 
 
-def _facts_of_kind(kind: LayerKind) -> dict[str, Any]:
+def facts_of_kind(kind: LayerKind) -> dict[str, Any]:
+    """The facts of a call that a kind of layers states."""
     facts: dict[str, Any] = {"window": True} if kind.window and not kind.mode else {}
     return facts | ({"topk": kind.topk} if kind.topk else {})
 

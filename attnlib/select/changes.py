@@ -130,6 +130,8 @@ class Tried:
     call: Call
     before: Choice
     after: Choice
+    stated: Mapping[str, Any]
+    """The facts of the call that the user or the model states."""
 
 
 def tried_calls(
@@ -144,16 +146,19 @@ def tried_calls(
     facts: Mapping[str, Any] = NO_FACTS,
     stated: Collection[str] | None = None,
     gpus: Sequence[str] = tuple(GPUS),
+    every_dtype: bool = False,
 ) -> list[Tried]:
-    """Both choices of every call that `changes` tries; its arguments and errors."""
+    """Both choices of every call that `changes` tries; its arguments and errors.
+
+    `every_dtype` tries a `layer` in the usual dtypes in place of its own.
+    """
     library = _library_of("old", old)
     if _library_of("new", new) is not library:
         raise ValueError(f"new must be a release of {library.name} as old is, got {new!r}")
     require_word("model", model or MLA, (*MODELS, MLA))
     wanted = _modes_tried(library, model, layer, modes, policy)
-    dtypes = _dtypes_tried(library, layer, fields)
+    dtypes = _dtypes_tried(library, None if every_dtype else layer, fields)
     sizes = {name: fields[name] for name in ("head_dim", "page_size") if name in fields}
-    untested = {*facts, *fields} if stated is None else set(stated)
     tried = []
     for mode, dtype, gpu in product(wanted, dtypes, gpus):
         call = _usual_call(mode, facts)
@@ -162,13 +167,20 @@ def tried_calls(
             how = {"mode": mode, "gpu": gpu, "policy": policy, "call": call}
             before = _choice(spec, library=old, **how)
             after = _choice(spec, library=new, **how)
-            tested = before.tested | after.tested
-            untested = {name for name in untested if not decided(name, call) & tested}
-            tried.append(Tried(name, dtype, spec, call, before, after))
+            tried.append(Tried(name, dtype, spec, call, before, after, facts))
+    require_tested(library.name, {*facts, *fields} if stated is None else stated, tried)
+    return tried
+
+
+def require_tested(library: str, stated: Collection[str], tried: Iterable[Tried]) -> None:
+    """ValueError for facts or fields that no rule tests in any of the calls."""
+    untested = set(stated)
+    for each in tried:
+        tested = each.before.tested | each.after.tested
+        untested = {name for name in untested if not decided(name, each.call) & tested}
     if untested:
         words = ", ".join(sorted(untested))
-        raise ValueError(f"no rule of {library.name} tests {words} in these calls")
-    return tried
+        raise ValueError(f"no rule of {library} tests {words} in these calls")
 
 
 def _library_of(name: str, text: str) -> Library:
@@ -292,7 +304,8 @@ def _layers(
 ) -> Iterator[tuple[str, AttnSpec]]:
     """`layer`, or the layers of a model, or of all models, that a mode is for."""
     if layer is not None:
-        yield name_of(layer), layer
+        dtype, kv_dtype = dtypes
+        yield name_of(layer), replace(layer, dtype=dtype, kv_dtype=kv_dtype)
     elif mode not in LATENT_MODES:
         for name, sizes in MODELS.items():
             if model in ("", name):
@@ -326,8 +339,9 @@ class ProblemChange:
     open_conditions: tuple[str, ...] = ()
 
 
-ProblemChanges = dict[tuple[str, bool], ProblemChange]
-"""Id of a problem, and whether it comes -> what is told of it."""
+ProblemChanges = dict[tuple[str, bool, bool], ProblemChange]
+"""Id of a problem, whether it comes, and whether it costs the call nothing -> what is told of it.
+"""
 
 
 def add_changes(
@@ -347,7 +361,8 @@ def add_changes(
         comes = name in new
         answer = new[name] if comes else old[name]
         if comes or not answer.is_open_in(stack):
-            change = changes.setdefault((name, comes), ProblemChange(answer, comes, {}))
+            key = (name, comes, answer.is_harmless)
+            change = changes.setdefault(key, ProblemChange(answer, comes, {}))
             change.where[where] = None
             added.append(change)
     return added
@@ -355,19 +370,18 @@ def add_changes(
 
 def known_changes(
     tried: Iterable[Tried],
-    facts: Mapping[str, Any],
     cards: Mapping[str, str],
     server: Mapping[str, Any],
 ) -> list[ProblemChange]:
     """The known problems that come or end between the releases, for the calls that were tried.
 
     The lengths that `changes` takes for granted are not the user's, so a problem of lengths comes
-    with the condition that decides it, after those that hold. `facts` are those that the user gave
-    of a call, `cards` how a GPU was named, `server` the facts of the server.
+    with the condition that decides it, after those that hold. `cards` says how a GPU was
+    named, `server` has the facts of the server.
     """
     found: ProblemChanges = {}
     for each in tried:
-        call = each.call if "kv_lens" in facts else replace(each.call, kv_lens=(), q_lens=())
+        call = each.call if "kv_lens" in each.stated else replace(each.call, kv_lens=(), q_lens=())
         sides = []
         stack: Mapping[str, Version] = {}
         new_pick = _pick(each.before) != _pick(each.after)
@@ -376,7 +390,7 @@ def known_changes(
                 choice,
                 each.spec,
                 call,
-                stated=facts,
+                stated=each.stated,
                 gpu=cards.get(choice.gpu, ""),
                 server=server,
             )
@@ -405,12 +419,24 @@ def change_in_words(change: ProblemChange) -> list[str]:
         return [f"- ended, {problem.what} ({where}): {problem.says} [{problem.id}]"]
     head = f"{problem.what} {_since(change)} ({where})"
     if change.answer.missing:
-        conditions = change.open_conditions or change.answer.missing
-        head = f"may be {head}, if {' and '.join(conditions)}"
+        head = f"may be {head}, {_what_decides(change)}"
+    if change.answer.is_harmless:
+        head = f"not {problem.what} at this call, at others {_since(change)} ({where})"
     lines = [f"- {head}: {problem.says} [{problem.id}]"]
     lines += [f"  - {line}" for line in how_much(problem)]
-    lines.append(f"  - {what_to_do(problem)}")
+    if not change.answer.is_harmless:
+        lines.append(f"  - {what_to_do(problem)}")
     return lines
+
+
+def _what_decides(change: ProblemChange) -> str:
+    """`if context (pass --server context=N)`, or that the newer release is not known to have it."""
+    answer = change.answer
+    if answer.is_newer:
+        until = answer.problem.releases[answer.package].until
+        return f"known to {until}, of later releases nobody has said"
+    conditions = change.open_conditions or answer.missing
+    return f"if {' and '.join(conditions)} ({answer.confirmed_by})"
 
 
 def _since(change: ProblemChange) -> str:
@@ -426,9 +452,10 @@ def markdown(
     old: str,
     new: str,
     known: Iterable[ProblemChange] = (),
+    left_out: str = "",
 ) -> str:
-    """The changes as Markdown for a pull request, known problems that come or end, and what times
-    them."""
+    """The changes as Markdown for a pull request, known problems that come or end, what was left
+    out, and what times them."""
     library = find(old)[0]
     if len(table):
         lines = [f"### From {old} to {new}", ""]
@@ -441,6 +468,8 @@ def markdown(
     lines.append("")
     for change in known:
         lines += change_in_words(change)
+    if left_out:
+        lines.append(f"- left out: {left_out}")
     timed = "diagnose TRACE AFTER" if library.calls else f"compare --base {old} --new {new}"
     lines.append(f"- the times of both: python -m attnlib {timed}")
     return "\n".join(lines)

@@ -7,7 +7,7 @@ a thread; none is typed.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -122,20 +122,68 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Here:
+    """What the records say of a problem at the call that was asked.
+
+    `slowdown` is the time with the problem over the time without; of `nearest` other calls the
+    geometric mean, of 0 this call's own. An effect within `margin` is none.
+    """
+
+    slowdown: float
+    margin: float
+    gpu: str
+    nearest: int = 0
+
+    @property
+    def costs(self) -> bool:
+        """Whether the problem slows the call."""
+        return self.slowdown > 1 + self.margin
+
+    def __str__(self) -> str:
+        where = "on record of this call"
+        if self.nearest:
+            where = f"in the mean of the {self.nearest} nearest calls on record"
+        card = card_named(self.gpu).upper() or self.gpu
+        if self.costs:
+            return f"slowdown {self.slowdown:.2f} {where}, {card}"
+        is_slower = self.slowdown < 1 / (1 + self.margin)
+        effect = "the fix is slower" if is_slower else "the fix changes nothing"
+        return f"{where} {effect} (speedup {self.slowdown:.2f}), {card}"
+
+
+@dataclass(frozen=True)
 class Found:
     """A problem that holds, or, with `missing` facts or releases, one that may hold.
 
-    `package` is the one of the stack whose release has it; empty for a setting.
+    `package` is the one of the stack whose release has it; empty for a setting. `here` is what the
+    records say of the call, where one was asked that is on record, or others like it are.
     """
 
     problem: Problem
     missing: tuple[str, ...] = ()
     package: str = ""
+    here: Here | None = None
+
+    @property
+    def costs(self) -> bool:
+        """Whether it holds, has a size, and no record says that it costs this call nothing."""
+        is_sized = self.verdict == HOLDS and self.problem.has_size
+        return is_sized and (self.here is None or self.here.costs)
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether it holds and the records say that it costs this call nothing."""
+        return self.verdict == HOLDS and self.here is not None and not self.here.costs
 
     @property
     def verdict(self) -> str:
         """`holds` or `may hold`."""
         return MAY_HOLD if self.missing else HOLDS
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether all that is missing is a word on the stack's release, newer than what is known."""
+        return any(" after " in name for name in self.missing)
 
     def is_open_in(self, stack: Mapping[str, Version]) -> bool:
         """Whether a stack has a release that is newer than what is known of the problem."""
@@ -155,6 +203,8 @@ class Found:
         what = self.problem.what.capitalize()
         if not self.problem.has_size:
             what = f"Note, {self.problem.what}"
+        if self.is_harmless:
+            what = f"Not {self.problem.what} at this call, at others"
         if not self.package:
             return what
         name = TITLES.get(self.package, self.package)
@@ -168,9 +218,8 @@ class Found:
     def confirmed_by(self) -> str:
         """What a user has to pass, so that the missing facts are known; or, of a release that is
         newer than what is known, that it is."""
-        (first, *_) = self.missing
-        if " after " in first:
-            return f"not known of {first}"
+        if self.is_newer:
+            return f"not known of {self.missing[0]}"
         return f"pass {' '.join(map(_option_for, self.missing))}"
 
 
@@ -403,8 +452,11 @@ def problem_lines(answer: Found) -> list[str]:
     """A problem that holds: what it is, how much, what to do, where to read; a line each."""
     problem = answer.problem
     lines = [f"{answer.heading}: {problem.says} [{problem.id}]"]
+    if answer.here:
+        lines.append(f"  {answer.here}")
     lines += [f"  {line}" for line in how_much(problem)]
-    lines.append(f"  {what_to_do(problem)}")
+    where = "at other calls, " if answer.is_harmless else ""
+    lines.append(f"  {where}{what_to_do(problem)}")
     if problem.links:
         lines.append(f"  see: {', '.join(problem.links)}")
     return lines
@@ -433,7 +485,8 @@ def report(answers: Iterable[Found]) -> list[str]:
 def report_in_brief(answers: Iterable[Found], card: str = "") -> list[str]:
     """The problems that hold and have a size, in three lines each, and how many others there are.
 
-    `card` is the one whose records say the size.
+    `card` is the one whose records say the size, where none are of the call or of calls like it.
+    One that costs the call nothing has no line of what to do.
     """
     lines: list[str] = []
     unsized = 0
@@ -448,8 +501,9 @@ def report_in_brief(answers: Iterable[Found], card: str = "") -> list[str]:
             first_sentence, _, _ = problem.says.partition(". ")
             what = f"{first_sentence.removesuffix('.')}. [{problem.id}]"
             lines.append(f"{answer.heading}: {what}")
-            lines.append(f"  size: {size_in_brief(problem, card)}")
-            lines.append(f"  {what_to_do(problem)}")
+            lines.append(f"  size: {answer.here or size_in_brief(problem, card)}")
+            if not answer.is_harmless:
+                lines.append(f"  {what_to_do(problem)}")
     is_first = not lines
     if unsized:
         lines.append(f"{_others(unsized, is_first)} without a measured size: {DETAILS}")
@@ -478,6 +532,7 @@ def to_data(answers: Iterable[Found]) -> list[dict[str, Any]]:
             "says": problem.says,
             "releases": answer.releases,
             "how_much": how_much(problem),
+            "here": answer.here and asdict(answer.here) | {"costs": answer.here.costs},
             "do": problem.do,
             "links": list(problem.links),
         }

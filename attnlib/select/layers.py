@@ -1,13 +1,15 @@
 """The kinds of layers of a model, and what an engine picks for each."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.spec import AttnSpec
-from .asked import asked_kinds
-from .changes import CANNOT_RUN
+from .asked import DECODE, asked_kinds, facts_of_kind
+from .changes import CANNOT_RUN, Tried, require_tested, tried_calls
 from .explain import Choice, explain
 from .facts import Call
+from .libraries import find
 from .models import FAMILIES, LAYERS, OTHER
 
 BESIDE = {"decode": "prefill_paged", "prefill_paged": "decode"}
@@ -85,6 +87,54 @@ def layers_of_family(spec: AttnSpec, call: Call, *, mode: str, **how: Any) -> li
         layer = replace(spec, head_dim=facts.pop("head_dim", spec.head_dim))
         rows.append(_chosen(kind, layer, replace(call, **facts), mode=mode, **how))
     return rows
+
+
+def tried_of_model(
+    model: str,
+    modes: Sequence[str],
+    facts: dict[str, Any],
+    sizes: dict[str, Any],
+    *,
+    old: str,
+    new: str,
+    stated: Collection[str],
+    **how: Any,
+) -> list[Tried]:
+    """What `changes` tries of each kind of a model's layers for which a selector is asked.
+
+    Without `modes` it is every one that fits, without dtypes among `sizes` the usual ones. `how`
+    are further arguments of `tried_calls`.
+    """
+    is_any_dtype = "dtype" not in sizes and "pinned_kv_dtype" not in facts
+    tried = []
+    for mode in modes or (DECODE,):
+        kinds = asked_kinds(model, mode, facts, **sizes)
+        for asked in kinds:
+            if asked.spec is None:
+                continue
+            is_every_mode = not modes and not asked.kind.mode
+            of_kind = tried_calls(
+                old,
+                new,
+                layer=asked.spec,
+                modes=() if is_every_mode else (asked.mode,),
+                facts=facts_of_kind(asked.kind) | facts,
+                stated=(),
+                every_dtype=is_any_dtype,
+                **how,
+            )
+            name = model if len(kinds) == 1 else f"{model} ({asked.kind.name} layers)"
+            tried += [replace(each, model=name) for each in of_kind]
+    require_tested(find(new)[0].name, stated, tried)
+    return tried
+
+
+def kinds_left_out(model: str) -> str:
+    """The kinds of a model's layers for which no selector is asked, in words; of none, nothing."""
+    names = [asked.kind.name for asked in asked_kinds(model, DECODE, {}) if asked.spec is None]
+    if not names:
+        return ""
+    return f"{' and '.join(names)} layers of {model}, which take a class of their own"
 
 
 def own_class(kind: str, call: Call, library: str) -> str:

@@ -23,7 +23,13 @@ from .changes import TOPK, known_changes, markdown, table_of, tried_calls
 from .explain import Choice, explain, settles
 from .facts import GPUS, Call, decided, facts_of_model, gpu_named
 from .known import Found, known_problems, report, report_in_brief, to_data
-from .layers import LayerChoice, layers_of_family, layers_of_model
+from .layers import (
+    LayerChoice,
+    kinds_left_out,
+    layers_of_family,
+    layers_of_model,
+    tried_of_model,
+)
 from .lines import DETAILS, fitted, table_lines
 from .models import FAMILIES, OTHER
 from .rules import facts_tested
@@ -108,10 +114,10 @@ def answer(
     if not is_one and given.get("mode") == "sparse_mla":
         facts.setdefault("topk", TOPK)
     beside = Beside(facts, stated, cards, server, as_json, details)
+    if "diff" in given:
+        return _answer_diff(given, layer, beside, is_one)
     if is_one:
         return _answer_model(given, layer, beside)
-    if "diff" in given:
-        return _answer_diff(given, layer, beside)
     spec = parse_layer(**layer)
     call = Call(**facts)
     choice = explain(spec, call=call, **given)
@@ -143,10 +149,6 @@ def _answer_model(
     model = sizes.pop("model")
     mode = given.pop("mode", DECODE)
     first = asked_kinds(model, mode, beside.facts, **sizes)[0]
-    if "diff" in given:
-        how = {**given, "mode": first.mode}
-        beside = replace(beside, facts={"topk": first.call.topk} | beside.facts)
-        return _answer_diff(how, {"model": model}, beside, first.spec)
     assert first.spec is not None
     choice = explain(first.spec, mode=first.mode, call=first.call, **given)
     layers = layers_of_model(model, mode, beside.facts, sizes, **given)
@@ -272,40 +274,44 @@ def _answer_diff(
     given: Words,
     layer: Words,
     beside: Beside,
-    spec: AttnSpec | None = None,
+    is_one: bool,
 ) -> str:
-    """What changes for a layer (`spec`, or of the options), or for the models of `changes`."""
+    """What changes for a layer, for one model of data/checkpoints.yaml (`is_one`), or for the
+    models of `changes`."""
     old, new = given["diff"]
     # Known problems ask for lengths, if no rule does.
     by_rules = [name for name in beside.stated if name not in LENGTH_FIELDS]
-    how: Words = {
-        "facts": beside.facts,
-        "stated": by_rules,
-        "gpus": given.get("gpu", tuple(GPUS)),
-    }
-    if "mode" in given:
-        how["modes"] = given["mode"].split(",")
+    how: Words = {"stated": by_rules, "gpus": given.get("gpu", tuple(GPUS))}
+    modes = given["mode"].split(",") if "mode" in given else ()
     if "policy" in given:
         how["policy"] = given["policy"]
     if "library" in given:
         raise ValueError(f"--library must be left out with --diff, got {given['library']}")
-    if spec is not None:
-        how["layer"] = spec
-    elif "heads" in layer or layer.get("model", MLA) not in (*MODELS, MLA):
-        how["layer"] = parse_layer(**layer)
+    left_out = ""
+    if is_one:
+        model = layer.pop("model")
+        how |= {"old": old, "new": new}
+        tried = tried_of_model(model, modes, beside.facts, layer, **how)
+        left_out = kinds_left_out(model)
     else:
-        how["model"] = layer.pop("model", "")
-        if "tp" in layer:
-            raise ValueError(f"--tp must go with a model that is split, got {layer['tp']}")
-        how["fields"] = layer
-    tried = tried_calls(old, new, **how)
-    if spec is not None:
-        tried = [replace(each, model=layer["model"]) for each in tried]
+        how |= _layer_of_diff(layer, beside.facts)
+        tried = tried_calls(old, new, modes=modes, facts=beside.facts, **how)
     table = table_of(tried)
     if beside.as_json:
         return str(table.to_json(orient="records", indent=2))
-    known = known_changes(tried, beside.facts, beside.cards, beside.server)
-    return markdown(table, old, new, known)
+    known = known_changes(tried, beside.cards, beside.server)
+    return markdown(table, old, new, known, left_out)
+
+
+def _layer_of_diff(layer: Words, facts: Words) -> Words:
+    """The arguments of `tried_calls` that say which layers."""
+    if "heads" in layer or layer.get("model", MLA) not in (*MODELS, MLA):
+        is_any_dtype = "dtype" not in layer and "pinned_kv_dtype" not in facts
+        return {"layer": parse_layer(**layer), "every_dtype": is_any_dtype}
+    if "tp" in layer:
+        raise ValueError(f"--tp must go with a model that is split, got {layer['tp']}")
+    sizes = dict(layer)
+    return {"model": sizes.pop("model", ""), "fields": sizes}
 
 
 def render(

@@ -55,10 +55,17 @@ def _modules() -> dict[str, str]:
     return found
 
 
+class _Studies(dict[str, "Study"]):
+    """Studies by name; KeyError lists the names there are."""
+
+    def __missing__(self, name: str) -> Study:
+        raise KeyError(f"a study must be one of {', '.join(self)}, got {name!r}")
+
+
 @cache
 def _studies() -> dict[str, Study]:
     others = sorted(_modules().keys() - {*FIRST})
-    found = {}
+    found = _Studies()
     for name in (*FIRST, *others):
         module = importlib.import_module(_modules()[name])
         if hasattr(module, "STUDY"):

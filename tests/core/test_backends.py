@@ -24,7 +24,7 @@ from support.backend_calls import (
 )
 
 from attnlib.core import DecodeBatch, PagedKV, backends
-from attnlib.core.backends import base, planned, sdpa
+from attnlib.core.backends import base, planned
 from attnlib.core.backends.table import FAMILIES, entry_of, family_of
 from attnlib.core.fa2.library import RELEASES
 from attnlib.core.schedule import library
@@ -163,15 +163,18 @@ def test_a_mask_that_is_none_and_a_layer_of_another_mode_are_refused():
             backends.unsupported(name, spec)
 
 
-NEEDS_GPU = [
-    name for name in backends.TABLE if not issubclass(backends.backend_class(name), sdpa.Sdpa)
-]
+def test_a_backend_on_a_gpu_that_is_not_here_is_refused(without_gpu):
+    with pytest.raises(RuntimeError, match="device must be cpu for sdpa here .*, got cuda"):
+        backends.create("sdpa", SPEC)
 
 
-@pytest.mark.parametrize("name", NEEDS_GPU)
+@pytest.mark.parametrize("name", backends.TABLE)
 def test_a_missing_library_or_gpu_or_one_that_is_no_hopper_is_said(name, monkeypatch, without_gpu):
     monkeypatch.setattr(base, "installed_version", lambda _: "")
     monkeypatch.setattr(library, "find_module", lambda name: "")
+    if not backends.unavailable(name):
+        assert not name.startswith(("flash", "sglang", "vllm"))
+        pytest.skip(f"{name} needs PyTorch alone")
     spec = MlaSpec(16) if "mla" in name else SPEC
     install = f"pip install {backends.TABLE[name].distribution}"
     with pytest.raises(RuntimeError, match=f"{name} cannot run .*{install}"):

@@ -363,6 +363,19 @@ def test_an_output_across_another_tensor_is_refused(first, second):
         build_fa2_plan(**call)
 
 
+@pytest.mark.parametrize(
+    "sizes, words",
+    [
+        ({"head_dim": 80}, "head_dim must be one of 64, 128, 256, got 80"),
+        ({"kv_bytes": 3}, "kv_bytes must be one of 1, 2, got 3"),
+        ({"head_dim": 0}, "head_dim must be .* got 0"),
+    ],
+)
+def test_a_shape_that_fa2_has_not_is_refused(sizes, words):
+    with pytest.raises(ValueError, match=words):
+        replace(SHAPE, **sizes)
+
+
 @pytest.mark.parametrize("window", [-1, 5000])
 @pytest.mark.parametrize("page_size", [1, 16, 64, 256])
 def test_chunks_are_whole_pages_and_the_librarys_is_its_own(page_size, window):

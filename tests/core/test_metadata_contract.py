@@ -205,6 +205,16 @@ def test_a_wrong_argument_is_named_before_anything_is_written(builder, build):
 
 
 @ours
+def test_a_tensor_that_is_missing_or_unknown_is_named(builder, build):
+    call = builder.arguments(builder.small)
+    for name in ("seq_lens", "req_to_token"):
+        with pytest.raises(TypeError, match=f"^{name} must be given, a tensor"):
+            build(**{other: value for other, value in call.items() if other != name})
+    with pytest.raises(TypeError, match="a tensor must be one of seq_lens, .*, got 'q'"):
+        build(**call, q=call["seq_lens"])
+
+
+@ours
 @pytest.mark.parametrize(
     "name, value, words",
     [

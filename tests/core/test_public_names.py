@@ -70,3 +70,9 @@ def test_the_example_of_a_name_runs(name):
     result = runner.run(example, out=printed.append)
     assert result.failed == 0, "".join(printed)
     assert (result.attempted == 0) == (name in ON_GPU_ALONE)
+
+
+def test_a_star_import_has_every_public_name():
+    names = {}
+    exec("from attnlib.core import *", names)
+    assert {*core.HOME} <= names.keys()

@@ -47,6 +47,7 @@ from support.studies import SPEC, grid_of, study_of
 
 from attnlib.core import backends
 from attnlib.core.backends.table import FAMILY_OF, RECORDED
+from attnlib.doctor import examine
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.run import store
 from attnlib.run.frame import LABELS
@@ -58,6 +59,7 @@ if __name__ == "__main__":
     frame = store.find("demo", store.machines("demo")[0])
     row = store.read("demo", store.machines("demo")[0]).to_pylist()[0]
     assert (row["status"], row["host.letters"]) == ("ok", len("cpu")), row
+    assert examine()["backends"]["toy-attention"] == ""
     assert row["versions.packaging"] and "packaging" in RECORDED
     assert frame.letters.tolist() == [3] and frame.backend.tolist() == ["toy-attention"]
     assert LABELS["toy-attention"] == "toy" and FAMILY_OF["toy_kernel"] == "toy"

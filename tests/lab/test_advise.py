@@ -740,3 +740,17 @@ def test_the_size_of_the_cap_is_told_of_the_nearest_calls_with_these_heads():
     assert words in str(said)
     alike = attnlib.advise("heads=8/1 page=1 lens=2048x121", library="sglang==0.5.23", gpu="h100")
     assert NEAREST_CALLS not in str(alike.notes)
+
+
+def test_the_rounds_of_a_call_on_record_are_those_of_all_machines_and_no_repeats():
+    case = DecodeCase(AttnSpec(32, 8, 128, 16), batch_size=16, kv_len=8192)
+    rows = recorded_calls(case)
+    of_modes = rows[(rows.study == "engine_modes") & (rows.backend == "flashinfer-fa2")]
+    expected = set()
+    for machine in store.machines("engine_modes"):
+        frame = attnlib.load("engine_modes", machine)
+        frame = frame[frame.case.map(lambda each: getattr(each, "label", "")) == case.label]
+        good = frame[(frame.status == "ok") & (frame.backend == "flashinfer-fa2") & ~frame.repeat]
+        expected |= {(machine, number) for number in good["round"]}
+    assert of_modes.rounds.tolist() == [len(expected)]
+    assert len(expected) > 1

@@ -450,6 +450,37 @@ def test_a_pattern_of_two_problems_says_which_fix_is_for_which():
     assert stated.patterns.fix[0] == PATTERNS[0].known[1].do
 
 
+@pytest.mark.parametrize(
+    "name, first, of_pattern",
+    [
+        ("sglang_0523", "3,389 us: 59 % idle before the first layer, ", "(0.3 % of the step)"),
+        ("fa2_unsplit", "8,162 us: 92 % attention, ", "(91.7 % of the step)"),
+        ("vllm_flash_attn", "5,263 us: 64 % idle before the first layer, ", ""),
+    ],
+)
+def test_a_short_answer_leads_with_the_largest_share_of_a_step(name, first, of_pattern):
+    found = attnlib.diagnose(TRACES / f"{name}.json.gz")
+    told = flat(str(found))
+    assert told.index(f"decode step {first}") < told.index("kernel")
+    evidence = told.find("evidence ")
+    assert evidence < 0 or told.index(first) < evidence
+    assert of_pattern in told
+    assert first in flat(found.details)
+    said = told.partition("decode step ")[2].partition("call ")[0]
+    shares = [int(share) for share in re.findall(r"(\d+) %", said)]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(100, abs=2)
+
+
+def test_what_is_no_path_is_said_by_its_argument():
+    with pytest.raises(TypeError, match="trace must be the path of a file, got None"):
+        attnlib.diagnose(None)
+
+
+def test_lengths_are_asked_for_as_many_requests_as_the_trace_has():
+    assert "--shape 'lens=8192x33'" in str(attnlib.diagnose(TRACES / "fa2_unsplit.json.gz"))
+
+
 def test_a_pattern_and_the_known_problem_that_it_is_are_one_knowledge():
     for pattern in PATTERNS:
         fixes = {problem.do for problem in pattern.known}

@@ -92,6 +92,17 @@ def test_what_another_control_changes_is_said(published):
     assert "changed with" not in published.served.value
 
 
+def test_backends_that_are_not_on_record_at_another_size_are_said(published):
+    published.controls["release"].value = "0.6.3"
+    before = {*published.view.backends}
+    published.controls["kv_len"].value = 16384
+    gone = before - {*published.view.backends}
+    words = f"not on record with this kv_len: {', '.join(sorted(gone))}"
+    assert gone and words in published.served.value
+    published.controls["against"].value = FA3
+    assert "not on record with" not in published.served.value
+
+
 def test_every_control_has_its_label_and_the_whole_has_its_class(published):
     assert {name: c.description for name, c in published.controls.items()} == DESCRIPTIONS
     assert CSS_CLASS in published._dom_classes

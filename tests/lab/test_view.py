@@ -17,7 +17,7 @@ from attnlib.lab.source import (
     measure_missing,
     sources_of,
 )
-from attnlib.lab.view import View, view
+from attnlib.lab.view import OVER_CEILING, View, view
 from attnlib.measure.calls.cases import read_case
 from attnlib.measure.stats import judge_ratios
 from attnlib.run import store
@@ -98,6 +98,14 @@ def test_a_throttled_record_is_left_out_and_counted(demo, make_record):
     seen = view(MODEL)
     assert by_backend(seen.times)[FA2]["us"] == 105.0
     assert any(note.startswith("1 records of a throttled GPU") for note in seen.notes)
+
+
+def test_a_share_above_all_of_the_ceiling_is_explained(published_records):
+    how = {"machine": "h200", "records": "fa3_decode_regression"}
+    for kv_len, is_said in ((131072, True), (8192, False)):
+        seen = attnlib.view(f"heads=32/8 head_dim=128 page=16 lens={kv_len}x16", **how)
+        assert (seen.times.share.max() > 1) == is_said
+        assert (OVER_CEILING in seen.notes) == is_said
 
 
 def test_without_ceilings_there_is_no_share_and_of_one_round_no_interval(

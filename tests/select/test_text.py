@@ -119,6 +119,39 @@ def known_in_diff(capsys, *options, base="0.5.15"):
     return printed
 
 
+UPGRADE = ("--diff", "flashinfer==0.6.2", "flashinfer==0.7.2", "--gpu", "h100")
+
+
+def rows_of_upgrade(capsys, *options):
+    """The dtypes and modes of the rows that `explain --diff` prints of an upgrade, and its text."""
+    assert cli.main(["explain", *UPGRADE, *options]) == 0
+    printed = capsys.readouterr().out
+    assert cli.main(["explain", *UPGRADE, *options, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    return [(row["dtype"], row["mode"]) for row in rows], printed
+
+
+def test_a_model_of_any_name_and_a_layer_are_tried_in_every_mode_and_dtype(capsys):
+    wanted, said = rows_of_upgrade(capsys, "--model", "Llama-3.1-8B")
+    assert {dtype for dtype, _ in wanted} == {"bf16", "bf16, FP8 cache"}
+    assert any("prefill_ragged" in modes for _, modes in wanted)
+    assert "flashinfer-graph-tiles" in said
+    for other in (("--model", "Qwen3-32B"), ("--model", "gpt-oss-120b"), ("--heads", "24/8")):
+        rows, its_words = rows_of_upgrade(capsys, *other)
+        assert rows == wanted, other
+        assert "flashinfer-graph-tiles" in its_words
+    latent, _ = rows_of_upgrade(capsys, "--model", "DeepSeek-V3")
+    assert latent == [("bf16, FP8 cache", "mla")]
+    one, _ = rows_of_upgrade(capsys, "--model", "Qwen3-32B", "--mode", "decode", "--dtype", "fp16")
+    assert one == [("float16", "decode")]
+
+
+def test_layers_of_a_model_for_which_no_selector_is_asked_are_said_to_be_left_out(capsys):
+    _, said = rows_of_upgrade(capsys, "--model", "Qwen3.5-35B-A3B")
+    assert "- left out: linear layers of Qwen3.5-35B-A3B, which take a class of their own" in said
+    assert "left out" not in rows_of_upgrade(capsys, "--model", "Qwen3-32B")[1]
+
+
 CAP = "[sglang-fa3-split-cap-gqa]"
 
 

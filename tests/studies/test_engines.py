@@ -12,6 +12,13 @@ from attnlib.studies.engine.engine_now import RAGGED
 from attnlib.studies.engine.engine_step import FA2, FA3
 
 CASE = engine.SCHEDULE[0]
+
+
+def test_an_unknown_study_lists_those_there_are():
+    with pytest.raises(KeyError, match="a study must be one of fa3_decode_regression, .*'nope'"):
+        STUDIES["nope"]
+
+
 RETIRED = [study for name, study in STUDIES.items() if name.startswith("engine_") and study.retired]
 
 

@@ -74,7 +74,7 @@ def create(
     ValueError
         For an unknown name or mask.
     RuntimeError
-        If the backend cannot run here, or cannot run the layer, with the reason.
+        If the backend cannot run here or on `device`, or cannot run the layer, with the reason.
 
     Examples
     --------

@@ -52,6 +52,9 @@ class Backend(ABC, Generic[Batch, Cache]):
     def __init__(self, entry: Entry, *, device: str, cuda_graph: bool = False) -> None:
         self.entry = entry
         self.device = torch.device(device)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            words = "torch.cuda.is_available() is False"
+            raise RuntimeError(f"device must be cpu for {entry.name} here ({words}), got {device}")
         self.cuda_graph = cuda_graph
 
     def plan(

@@ -28,9 +28,11 @@ from ..spec import (
     ceil_div,
     require_int,
     require_page_size,
+    require_word,
 )
-from .library import MIN_CHUNK, tile_rows
+from .library import HEAD_DIMS, MIN_CHUNK, tile_rows
 
+KV_BYTES = (1, 2)
 BLOCK_TOKENS = 100.0
 LONE = 0.4
 DRAIN = 0.05
@@ -73,7 +75,7 @@ class PlanShape(Grouped):
     head_dim : int
         64, 128 or 256.
     kv_bytes : int
-        Bytes of an element of the cache.
+        Bytes of an element of the cache: 2, or 1 of an FP8 cache.
     max_batch_size : int
         Requests of the captured step.
     max_seq_len : int
@@ -115,6 +117,8 @@ class PlanShape(Grouped):
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             require_int(name, value, least=-1 if name == "window" else 1)
+        require_word("head_dim", self.head_dim, HEAD_DIMS)
+        require_word("kv_bytes", self.kv_bytes, KV_BYTES)
         self.require_groups()
         require_page_size(self.page_size)
 

@@ -40,7 +40,15 @@ from .device import (
     write_schedule,
 )
 from .launch import Cut, Launch, Launcher
-from .require import DecodeTensors, kept_apart, page_bounds, require_decode, row_stride, values_of
+from .require import (
+    DecodeTensors,
+    kept_apart,
+    page_bounds,
+    require_decode,
+    row_stride,
+    tensors_named,
+    values_of,
+)
 
 MANY_ROWS = 1024
 WIDTH = tl.constexpr(COLUMNS)
@@ -309,7 +317,7 @@ def build_decode_metadata(
     >>> page_table.tolist()
     [[2, 3]]
     """
-    t = DecodeTensors(**tensors)
+    t: DecodeTensors = tensors_named(DecodeTensors, tensors)
     values = None
     if check:
         values = values_of(t, page_size, max_pages, seq_len_delta)

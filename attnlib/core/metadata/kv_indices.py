@@ -35,7 +35,15 @@ from torch import Tensor
 from ..spec import INT32_MAX, ceil_div
 from .device import load_lengths, pages_of, scan_width, wait_for_predecessor
 from .launch import Cut, Launch, Launcher
-from .require import PageArrays, kept_apart, page_bounds, require_kv_indices, row_stride, values_of
+from .require import (
+    PageArrays,
+    kept_apart,
+    page_bounds,
+    require_kv_indices,
+    row_stride,
+    tensors_named,
+    values_of,
+)
 
 OUTPUTS = ("kv_indptr", "kv_indices", "kv_last_page_len")
 SMALL_GRID = 1024
@@ -343,7 +351,7 @@ def build_kv_indices(
     >>> kv_indptr.tolist(), kv_indices.tolist()
     ([0, 2, 3], [2, 3, 0, -1])
     """
-    t = PageArrays(**tensors)
+    t: PageArrays = tensors_named(PageArrays, tensors)
     values = None
     if check:
         values = values_of(t, page_size, max_pages, seq_len_delta)

@@ -46,6 +46,17 @@ class PageArrays(NamedTuple):
     kv_start: Tensor | None = None
 
 
+def tensors_named(kind: Any, tensors: Mapping[str, Any]) -> Any:
+    """Tensors of one `kind`; TypeError naming one that is missing, or that there is not."""
+    for name in kind._fields:
+        if name not in tensors and name not in kind._field_defaults:
+            raise TypeError(f"{name} must be given, a tensor")
+    for name in tensors:
+        if name not in kind._fields:
+            raise TypeError(f"a tensor must be one of {', '.join(kind._fields)}, got {name!r}")
+    return kind(**tensors)
+
+
 def require_decode(t: DecodeTensors, page_size: int) -> None:
     """Raise unless these are tensors of `build_decode_metadata`."""
     batch = _require_requests(t)

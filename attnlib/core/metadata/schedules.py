@@ -22,7 +22,13 @@ from . import decode
 from .decode import QUERIES, TABLE, WORDS, Schedules
 from .device import ROWS, span_width
 from .launch import Launch, Launcher
-from .require import DecodeTensors, require_decode, require_one_device, values_of
+from .require import (
+    DecodeTensors,
+    require_decode,
+    require_one_device,
+    tensors_named,
+    values_of,
+)
 
 
 def prepare(
@@ -136,7 +142,7 @@ def build_step_schedules(
     """
     if not isinstance(schedules, StepSchedules):
         raise TypeError(f"schedules must be StepSchedules, got {type(schedules).__name__}")
-    t = DecodeTensors(**tensors)
+    t: DecodeTensors = tensors_named(DecodeTensors, tensors)
     facts = schedules.facts
     values = None
     if check:
