@@ -33,7 +33,6 @@ from ..select.situation import parse_stack, situation_of, with_dp_attention
 from .advise import LATENT_DTYPE, MLA_MODE, advise_layer, known_facts, require_decode_text
 from .cards import NO_VALUE, Card, Shown
 
-
 NOT_HERE = "not slower here"
 """Of a problem that costs the call nothing, by its own records."""
 
