@@ -182,11 +182,7 @@ class Found:
 
     @property
     def is_newer(self) -> bool:
-<<<<<<< HEAD
         """Whether only the release is open: the stack's is newer than what is known."""
-=======
-        """Whether all that is missing is a word on the stack's release, newer than what is known."""
->>>>>>> wt-m3a
         return any(" after " in name for name in self.missing)
 
     def is_open_in(self, stack: Mapping[str, Version]) -> bool:
