@@ -1,9 +1,11 @@
 """Advice: the rule with its source, what was measured nearby, and a line that measures the call."""
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from functools import cache
+from html import unescape
 from itertools import product
 
 import numpy as np
@@ -705,11 +707,29 @@ def test_backends_that_lie_close_are_no_clear_winner(lens, is_clear):
     text = f"mode=mla heads=128/1 lens={lens}"
     gpu = "h200" if is_clear else "h100"
     advice = attnlib.advise(text, library="sglang==0.5.23", gpu=gpu)
-    means = advice.table()["time / fastest: mean"]
-    close = int((means <= 1.06 * means.min()).sum())
-    assert (close == 1) == is_clear
+    table = advice.table()
+    means = table["time / fastest: mean"]
+    close = table.backend[means <= 1.06 * means.min()].tolist()
+    assert (len(close) == 1) == is_clear
     said = [note for note in advice.notes if note.startswith("No clear winner")]
-    assert said == ([] if is_clear else [f"No clear winner: {close} backends lie within 6 %."])
+    names = ", ".join(close)
+    assert said == ([] if is_clear else [f"No clear winner, means within 6 %: {names}."])
+
+
+ON_RECORD = "heads=32/8 page=16 lens=8192x16"
+NOT_ON_RECORD = "heads=8/1 page=16 lens=8192x16+512x48"
+
+
+@pytest.mark.parametrize("text", [ON_RECORD, NOT_ON_RECORD])
+def test_a_notebook_shows_first_what_the_short_text_says(text):
+    advice = attnlib.advise(text, library="sglang==0.5.23", gpu="h200")
+    short, whole = advice._repr_html_().split("<summary>Details</summary>")
+    words = flat(unescape(re.sub("<[^>]+>", " ", short)))
+    for line in repr(advice).replace("--details", "see Details").splitlines():
+        assert flat(line) in words
+    assert "speedup" in words and "Confidence: " in words
+    assert "backends among the nearest recorded batches" in whole
+    assert "nearest recorded batches" not in words
 
 
 def test_heads_of_the_nearest_batch_that_are_others_are_said():
