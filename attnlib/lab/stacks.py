@@ -54,6 +54,7 @@ class Answer:
     picked: str
     known: Sequence[Found] = ()
     slower: str = ""
+    cannot_run: bool = False
 
     @property
     def holding(self) -> list[Found]:
@@ -134,6 +135,16 @@ class Stacks(Shown):
     def is_diff(self) -> bool:
         """Whether two stacks are compared."""
         return len(self.libraries) > 1
+
+    @property
+    def cannot_run(self) -> bool:
+        """Whether a pick cannot run its call; of two stacks that of the newer, where the older's
+        can."""
+        for row in self.rows:
+            *before, now = [answer.cannot_run for answer in row.answers]
+            if now and not any(before):
+                return True
+        return False
 
     @property
     def holding(self) -> list[Found]:
@@ -324,18 +335,12 @@ def _answer(
     call = replace(layer.call, kv_lens=lengths, graph=True)
     try:
         if layer.mode == DECODE or is_latent:
-            advice = advise_layer(
-                spec,
-                lengths,
-                layer.call,
-                known,
-                library=library,
-                **how,
-            )
+            advice = advise_layer(spec, lengths, layer.call, known, library=library, **how)
             return Answer(
-                picked=advice.choice.picked,
+                picked=LayerChoice("", choice=advice.choice).chosen,
                 known=advice.known,
                 slower=advice.slower_by_records,
+                cannot_run=advice.cannot_run,
             )
         choice = explain(
             spec,
@@ -355,8 +360,11 @@ def _answer(
         gpu=how["gpu"],
         server=how["server"],
     )
-    picked = LayerChoice("", choice=choice).chosen
-    return Answer(picked, known_problems(situation))
+    return Answer(
+        picked=LayerChoice("", choice=choice).chosen,
+        known=known_problems(situation),
+        cannot_run=bool(choice.problem),
+    )
 
 
 def _distinct(groups: Iterable[Iterable[Found]]) -> list[Found]:
