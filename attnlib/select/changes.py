@@ -430,7 +430,7 @@ def change_in_words(change: ProblemChange) -> list[str]:
 
 
 def _what_decides(change: ProblemChange) -> str:
-    """`if context >= 32768`, else what to pass, or that the newer release is not known to have it."""
+    """`if context >= 32768`, else what to pass, or that the newer release is not known for it."""
     answer = change.answer
     if answer.is_newer:
         until = answer.problem.releases[answer.package].until
