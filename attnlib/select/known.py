@@ -182,7 +182,7 @@ class Found:
 
     @property
     def is_newer(self) -> bool:
-        """Whether it may hold only because the stack's release is newer than what is known."""
+        """Whether only the release is open: the stack's is newer than what is known."""
         return any(" after " in name for name in self.missing)
 
     def is_open_in(self, stack: Mapping[str, Version]) -> bool:
