@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -42,7 +42,7 @@ from ..select.known import (
     report_in_brief,
     to_data,
 )
-from ..select.libraries import AUTO, find
+from ..select.libraries import AUTO, find, library_or_engine
 from ..select.lines import DETAILS
 from ..select.situation import SERVED_CONTEXT, card_named, situation_of, with_dp_attention
 from ..studies import PACE, plan_rivals, random_batches
@@ -57,7 +57,7 @@ from .advised_times import (
     shown,
     with_speedups,
 )
-from .cards import Brief, Card, in_columns, in_words
+from .cards import Brief, Card, folded_html, in_columns, in_words
 from .engine_builds import (
     ANOTHER_BUILD,
     RECORDED_GPU,
@@ -105,6 +105,15 @@ LATENT_DTYPE = "bfloat16"
 """Of every record of dense MLA."""
 
 
+class Told(NamedTuple):
+    """Times of the engine's backends in short: what they are of, a row per backend with what to set
+    for it, and how far to trust them."""
+
+    caption: str
+    table: pd.DataFrame
+    notes: list[str]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Advice(Brief):
     """The rule's `choice` for a call, and `nearest`, a row per recorded batch, nearest first.
@@ -140,6 +149,11 @@ class Advice(Brief):
         """The known problems that hold and of which records or threads say by how much, without
         those that cost this call nothing by its own records."""
         return [answer for answer in self.known if answer.costs]
+
+    @property
+    def cannot_run(self) -> bool:
+        """Whether what the library picks cannot run the call."""
+        return bool(self.choice.problem)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: the pick, known problems, what is on record, notes."""
@@ -256,7 +270,7 @@ class Advice(Brief):
         if len(self.times_beside):
             names = ", ".join(self.times_beside.columns.drop(self.ours))
             gpus = _listed(self.beside.gpu)
-            notes.append(f"By the nearest batches of another draw ({gpus}): {names}.")
+            notes.append(f"Compared over other batches ({gpus}): {names}.")
         if self.same.empty:
             notes.append("All times below were measured on other batches.")
         if self.nearest.day.min() < PRESENT_PLANNER and random_batches.PLANNED in self.times:
@@ -337,10 +351,11 @@ class Advice(Brief):
     def _how_sure(self) -> list[str]:
         """Whether one backend wins, whose heads the nearest batch has, and of whose build it is."""
         notes = []
-        means = self.table()[f"{FASTEST_RATIO}: mean"]
-        close = int((means <= CLOSE * means.min()).sum())
-        if close > 1:
-            notes.append(f"No clear winner: {close} backends lie within 6 %.")
+        table = self.table()
+        means = table[f"{FASTEST_RATIO}: mean"]
+        close = table.backend[means <= CLOSE * means.min()]
+        if len(close) > 1:
+            notes.append(f"No clear winner, means within 6 %: {', '.join(close)}.")
         return [*notes, *self._other_heads(), *self._other_build(self.ours)]
 
     def _other_heads(self) -> list[str]:
@@ -449,31 +464,44 @@ class Advice(Brief):
 
     def brief(self) -> list[str]:
         """What runs, known problems with their sizes, and times of the engine's backends."""
-        choice = self.choice
-        where = f"{choice.library} on {self.card_name or choice.gpu}"
-        known = report_in_brief(self.known, self.card_name)
+        told = self._told()
         more = [f"Nearest batches, sources, how to measure: {DETAILS}"]
+        known = self._known_in_brief()
         if known and known[-1].endswith(DETAILS):  # which points there already
             more = []
         return [
             self._title,
-            f"{where} runs {choice.picked}: {choice.decided_by.why}",
-            *self._of_choice(),
+            *self._runs_in_brief(),
             *known,
             "",
-            *(self._this_call_in_brief() or self._nearest_in_brief()),
+            told.caption,
+            *in_columns(told.table),
+            *told.notes,
             *more,
         ]
 
-    def _this_call_in_brief(self) -> list[str]:
-        """The times of the engine's backends at this call, and whether they decide; none where no
+    def _runs_in_brief(self) -> list[str]:
+        """What runs and why, and what to mind of it."""
+        choice = self.choice
+        where = f"{choice.library} on {self.card_name or choice.gpu}"
+        return [f"{where} runs {choice.picked}: {choice.decided_by.why}", *self._of_choice()]
+
+    def _known_in_brief(self) -> list[str]:
+        return report_in_brief(self.known, self.card_name)
+
+    def _told(self) -> Told:
+        """The times of this call, or of the nearest batches where no record is of it."""
+        return self._told_of_call() or self._told_of_nearest()
+
+    def _told_of_call(self) -> Told | None:
+        """The times of the engine's backends at this call, and whether they decide; None where no
         record is of it."""
         names = [own_build(self.choice), self.ours]
         recorded = {*self.same.backend}
         own = next((name for name in names if name in recorded), "")
         rows = recorded_rows(self.same, own, self.runs)
         if not own and len(rows) < FEWEST_BACKENDS:
-            return []
+            return None
         first = rows.iloc[0]
         if first.study == split_cap.STUDY.name and self.is_latent:
             others = of_other_pages(self.nearest, rows, own, self.runs)
@@ -486,39 +514,45 @@ class Advice(Brief):
         is_same_card = self.card_name in ("", card_named(first.gpu))
         is_here = is_same_card and self.choice.gpu == RECORDED_GPU
         if not is_here and not self._not_of_gpu():  # the nearest batches are of this GPU
-            return []
-        return [
-            f"This call on record ({how}):",
-            *in_columns(shown(table, own, self.runs, self.engine)),
+            return None
+        notes = [
             confidence_of_call(int(pick.rounds.min()), bool(own), is_here),
             *([] if is_here else self._not_of_gpu()),
             *self._no_help(),
         ]
+        return Told(
+            caption=f"This call on record ({how}):",
+            table=shown(table, own, self.runs, self.engine),
+            notes=notes,
+        )
 
-    def _nearest_in_brief(self) -> list[str]:
+    def _told_of_nearest(self) -> Told:
         """The speedups of the engine's backends over its pick in the nearest batches, and what
         those batches lack of this call."""
         gpus = _listed(self.nearest.gpu)
         lacks = "" if self.same.empty else " of this engine and GPU"
         near = f"the {len(self.nearest)} nearest batches ({gpus})"
-        lines = [f"This call is not on record{lacks}; {near}:"]
+        caption = f"This call is not on record{lacks}; {near}:"
         times = self.times
         if self._has_caps():
             times = self._comparable_times(own_build(self.choice), self._loses_splits())
         table = mean_speedups([times, self.times_beside], self.ours, self.runs)
         if not self.ours:
             table = mean_slowdowns(times, self.runs)
-        if len(table):
-            lines += in_columns(shown(table, self.ours, self.runs, self.engine))
-        else:
-            lines.append("The engine has none of the backends that they were measured with.")
+        if table.empty:
+            near = f"the engine has none of the backends of {near}"
+            caption = f"This call is not on record{lacks}, and {near}."
         off = [*self._not_of_gpu(), *self._not_of_layer()]
-        return [
-            *lines,
+        notes = [
             confidence_of_nearest(self.nearest.distance.iloc[0], not off),
             *off,
             *self._other_heads(),
         ]
+        return Told(
+            caption=caption,
+            table=shown(table, self.ours, self.runs, self.engine),
+            notes=notes,
+        )
 
     @property
     def engine(self) -> str:
@@ -530,6 +564,24 @@ class Advice(Brief):
         """The call, and its tokens."""
         tokens = f"{sum(self.lengths):,} tokens"
         return f"{shortened(_case_of(self.layer, self.lengths).label)}: {tokens}"
+
+    def _repr_html_(self) -> str:
+        return folded_html(self.short_card(), self.card(), "Details")
+
+    def short_card(self) -> Card:
+        """What `brief` says, as a card."""
+        told = self._told()
+        lines = [*self._runs_in_brief(), *self._known_in_brief()]
+        if told.table.empty:
+            lines.append(told.caption)
+        return Card(
+            title=self._title,
+            notes=[line.strip().replace(DETAILS, "see Details") for line in lines],
+            facts=[],
+            table=told.table,
+            caption=told.caption,
+            footer=" ".join(told.notes),
+        )
 
     def card(self) -> Card:
         """The rule, what other backends would change, the nearest batches, how to measure."""
@@ -553,7 +605,8 @@ def advise(
     call: DecodeCase | MlaCase | AttnSpec | MlaSpec | CallText | str,
     lengths: Sequence[int] = (),
     *,
-    library: str = LIBRARY,
+    library: str = "",
+    engine: str = "",
     backend: str = AUTO,
     gpu: str = RECORDED_GPU,
     facts: Call | None = None,
@@ -571,7 +624,9 @@ def advise(
     lengths : sequence of int
         Tokens of each request, with a layer alone.
     library : str
-        An engine or FlashInfer, with its release: `sglang==0.5.23`.
+        An engine or FlashInfer, with its release: `sglang==0.5.23`; by default `LIBRARY`.
+    engine : str
+        The same, where `library` is left out.
     backend : str
         The one that a user of the library pins; by default the library chooses.
     gpu : str
@@ -600,6 +655,7 @@ def advise(
     >>> advice.choice.picked, len(advice.nearest)
     ('fa2', 8)
     """
+    library = library_or_engine(library, engine) or LIBRARY
     stated = facts or Call()
     server = server or {}
     of_model = ""

@@ -4,7 +4,8 @@ The template escapes every string, and its colours are those of JupyterLab's the
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,13 @@ def as_html(card: Card) -> str:
         style=Markup(STYLE),
     )
     return page.removesuffix("\n")
+
+
+def folded_html(short: Card, whole: Card, summary: str) -> str:
+    """A short card, and below it the whole one, which a click on `summary` unfolds."""
+    below = as_html(replace(whole, title=""))
+    fold = f"<details>\n<summary>{escape(summary)}</summary>\n{below}\n</details>"
+    return f"{as_html(short)}\n{fold}"
 
 
 def fill_template(template: Path, **values: Any) -> str:

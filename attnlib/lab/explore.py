@@ -387,7 +387,7 @@ class Explorer(w.VBox):
                 raise ValueError("advice must be of a call that is shown; choose records")
             gpu = self.view.machine.get("gpu") or self.view.source.machine
             advice = advise(self.view.choice.case, gpu=gpu)
-            self.advice.value = as_html(advice.card())
+            self.advice.value = advice._repr_html_()
         except Exception as error:  # whatever it is: a callback that raises shows nothing
             self.advice.value = _problem(_words_of(error))
 

@@ -1,9 +1,11 @@
 """Advice: the rule with its source, what was measured nearby, and a line that measures the call."""
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from functools import cache
+from html import unescape
 from itertools import product
 
 import numpy as np
@@ -705,11 +707,29 @@ def test_backends_that_lie_close_are_no_clear_winner(lens, is_clear):
     text = f"mode=mla heads=128/1 lens={lens}"
     gpu = "h200" if is_clear else "h100"
     advice = attnlib.advise(text, library="sglang==0.5.23", gpu=gpu)
-    means = advice.table()["time / fastest: mean"]
-    close = int((means <= 1.06 * means.min()).sum())
-    assert (close == 1) == is_clear
+    table = advice.table()
+    means = table["time / fastest: mean"]
+    close = table.backend[means <= 1.06 * means.min()].tolist()
+    assert (len(close) == 1) == is_clear
     said = [note for note in advice.notes if note.startswith("No clear winner")]
-    assert said == ([] if is_clear else [f"No clear winner: {close} backends lie within 6 %."])
+    names = ", ".join(close)
+    assert said == ([] if is_clear else [f"No clear winner, means within 6 %: {names}."])
+
+
+ON_RECORD = "heads=32/8 page=16 lens=8192x16"
+NOT_ON_RECORD = "heads=8/1 page=16 lens=8192x16+512x48"
+
+
+@pytest.mark.parametrize("text", [ON_RECORD, NOT_ON_RECORD])
+def test_a_notebook_shows_first_what_the_short_text_says(text):
+    advice = attnlib.advise(text, library="sglang==0.5.23", gpu="h200")
+    short, whole = advice._repr_html_().split("<summary>Details</summary>")
+    words = flat(unescape(re.sub("<[^>]+>", " ", short)))
+    for line in repr(advice).replace("--details", "see Details").splitlines():
+        assert flat(line) in words
+    assert "speedup" in words and "Confidence: " in words
+    assert "backends among the nearest recorded batches" in whole
+    assert "nearest recorded batches" not in words
 
 
 def test_heads_of_the_nearest_batch_that_are_others_are_said():
@@ -754,3 +774,39 @@ def test_the_rounds_of_a_call_on_record_are_those_of_all_machines_and_no_repeats
         expected |= {(machine, number) for number in good["round"]}
     assert of_modes.rounds.tolist() == [len(expected)]
     assert len(expected) > 1
+
+
+def test_engine_is_another_name_of_library_also_in_python():
+    text = "heads=8/1 lens=8192x16"
+    assert attnlib.advise(text, engine="sglang==0.5.23").choice.library == "sglang==0.5.23"
+    chosen = attnlib.explain(text, engine="vllm==0.33.0", gpu="h100")
+    assert chosen == attnlib.explain(text, library="vllm==0.33.0", gpu="h100")
+    both = {"library": "vllm==0.33.0", "engine": "sglang==0.5.23", "gpu": "h100"}
+    for verb in (attnlib.advise, attnlib.explain):
+        with pytest.raises(ValueError, match="library and engine are one argument"):
+            verb(text, **both)
+
+
+def test_a_gpu_without_a_backend_on_record_has_no_empty_table():
+    words = flat(repr(attnlib.advise("model=DeepSeek-V3 tp=8 lens=8192x16", gpu="a100")))
+    lacking = "the engine has none of the backends of the 8 nearest batches (NVIDIA H200)."
+    engine = attnlib.advise(
+        "model=DeepSeek-V3 tp=8 lens=8192x16",
+        engine="sglang==0.5.23",
+        gpu="a100",
+    )
+    assert f"This call is not on record, and {lacking}" in flat(repr(engine))
+    assert "8 nearest batches (NVIDIA H200): " not in flat(repr(engine))
+    assert lacking not in words
+
+
+def test_a_pick_that_cannot_run_the_call_is_an_exit_status(capsys):
+    assert cli.main(["advise", "heads=32/8", "head_dim=100", "lens=8192x16"]) == cli.KNOWN_PROBLEM
+    assert "The rule's pick cannot run: fa2: head_dim must be 64" in capsys.readouterr().out
+    assert cli.main(["advise", "heads=32/8", "head_dim=128", "lens=8192x16"]) == 0
+
+
+@pytest.mark.parametrize("owner", ["", "deepseek-ai/"])
+def test_a_model_may_have_its_owner_before_its_name(owner):
+    text = f"model={owner}DeepSeek-V3 tp=8 lens=8192x16"
+    assert attnlib.advise(text, engine="sglang==0.5.23").layer.heads == "16/1"
