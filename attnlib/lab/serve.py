@@ -32,7 +32,7 @@ from ..studies.serving.engine import Served, engine_named, read_arm
 from ..studies.serving.models import MODELS, make_model
 from ..studies.serving.rounds import PORT, Load, Plan, backend_of, drive
 from ..studies.serving.served import STUDY, compared
-from ..studies.serving.server import Setup
+from ..studies.serving.server import Setup, port_of
 from ..studies.splits.traffic import IN_FLIGHT, TRACES, batches
 from .cards import Card, Shown, in_words
 
@@ -174,13 +174,14 @@ def announced(asked: Asked) -> str:
     with tempfile.TemporaryDirectory(prefix="attnlib-serve-") as folder:
         plan = plan_of(asked, engine, Path(folder), print)
     lines = [_size(plan)]
-    for arm in plan.arms:
+    if asked.model in MODELS:
+        lines.append(f"model {asked.model}: a folder with random weights, made for the run")
+    for number, arm in enumerate(plan.arms):
         variables = arm.environment(engine)
         words = [f"{name}={value}" for name, value in variables.items()]
-        words += ["python", "-m", engine.module]
-        words += plan.setup.options
-        words += arm.options
-        command = " ".join(words)
+        _python, *options = plan.setup.command(arm, port_of(plan.port, number))
+        options[options.index(str(plan.setup.model))] = asked.model
+        command = shlex.join([*words, "python", *options])
         lines.append(f"server {arm.text}: {command}")
     for load in plan.loads:
         case = load.case

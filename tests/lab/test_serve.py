@@ -110,10 +110,16 @@ def test_a_dry_run_says_what_it_would_start_and_starts_nothing(capsys, monkeypat
     words = ["serve", "--model=llama-3.1-8b", "--arm=default", "--arm=splits=bounded"]
     words += ["--traffic=512x40+100000", "--open=60", "--options=--page-size 1", "--dry-run"]
     assert cli.main(words) == 0
-    sizes, default, bounded, closed, opened = capsys.readouterr().out.splitlines()
+    sizes, model, default, bounded, closed, opened = capsys.readouterr().out.splitlines()
     assert sizes == "rounds: 4, arms: 2, loads: 2; about 15 minutes"
-    assert default == "server default: python -m sglang.launch_server --page-size 1"
+    assert model == "model llama-3.1-8b: a folder with random weights, made for the run"
+    assert default == (
+        "server default: python -m sglang.launch_server --model-path llama-3.1-8b "
+        "--host 127.0.0.1 --port 30000 --load-format dummy --nccl-port 30001 "
+        "--skip-tokenizer-init --incremental-streaming-output --page-size 1"
+    )
     assert bounded.startswith("server splits=bounded: ATTNLIB_SGLANG_SPLITS=bounded python -m ")
+    assert "--port 31000" in bounded
     load = "41 clients x 3 requests, prompts of 512 to 100,000 tokens, 256 to make"
     assert (closed, opened) == (f"closed loop: {load}", f"open loop at 60 %: {load}")
 

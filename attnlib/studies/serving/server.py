@@ -164,13 +164,18 @@ class Server:
             raise self.error(f"must answer HTTP on port {self.port}: {error}") from error
 
 
+def port_of(first: int, number: int) -> int:
+    """The port of this arm, counted from 0; the engine takes ports of its own behind it."""
+    return first + 1000 * number
+
+
 @contextmanager
 def hold_ports(first: int, count: int) -> Iterator[list[int]]:
     """Ports that no other run of ours and no program uses, for the block.
 
     RuntimeError that names the port which is taken.
     """
-    ports = [first + 1000 * number for number in range(count)]
+    ports = [port_of(first, number) for number in range(count)]
     with ExitStack() as held:
         for port in ports:
             path = lock_path("cpu").with_name(f"attnlib-port-{port}.lock")
