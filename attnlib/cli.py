@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 FAILED = 1
 USAGE = 2
 KNOWN_PROBLEM = 4
-"""A known problem, its size measured or reported, holds for the call of `advise`."""
+"""A known problem, its size measured or reported, costs the call of `advise`, or what the library
+picks cannot run the call."""
 CHANGED = 6
 """A release of another package changed what was read of it."""
 OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
@@ -51,7 +52,8 @@ MOST_OF_ERROR = 2000
 STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed,
 or with diagnose --fail-on pattern if AFTER shows a new one;
 {USAGE} for wrong use; {OUTCOMES["not decided"]} if compare or diagnose --fail-on decides nothing;
-{KNOWN_PROBLEM} if advise says a known problem that holds, its size measured or reported;
+{KNOWN_PROBLEM} if advise says a known problem that holds, its size measured or reported,
+or that the pick cannot run the call;
 {CRASHED} if attnlib itself crashed, which says nothing about any call;
 {CHANGED} if watch names what must be read again, or a call that is slower;
 {128 + signal.SIGINT} after Ctrl-C."""
@@ -409,7 +411,7 @@ def _compare(
     as_json: bool = False,
     **how: Any,
 ) -> int:
-    """Test whether a new release makes calls slower.
+    """Test whether a new release of FlashInfer makes calls slower.
 
     Measures both releases until each case has a verdict; without a GPU it replays records. Exit
     status: 0 if every call is shown to be not slower, 1 if one is slower or fails, 2 for wrong
@@ -519,7 +521,8 @@ def _advise(
 
     DeepSeek-V3, or heads such as 128/1 with --head-dim 576, are MLA. Several models, or --diff,
     make a table with a row per kind of layers. Exit status: 4 if a known problem holds of which a
-    size was measured or reported (with --diff: if one comes), 0 if none does, 2 for wrong use.
+    size was measured or reported (with --diff: if one comes), unless the records show that it costs
+    this call nothing, or if the pick cannot run the call; else 0; 2 for wrong use.
     """
     from .lab.advise import advise
     from .measure.calls.cases import case_of
@@ -546,7 +549,8 @@ def _advise(
     if diff or len(models) > 1:
         said = CallText.read(text) if text else None
         if said is None:
-            said = _said_by_options(heads, "", _lens_given(lens, batch), **options)
+            given = _lens_given(lens, batch, bool(heads or models))
+            said = _said_by_options(heads, "", given, **options)
         if measure:
             raise ValueError("--measure must be left out with --diff and several models")
         return _advised_together(said, models, diff, Call(**stated), how, as_json)
@@ -556,12 +560,13 @@ def _advise(
         asked = [text]
         measured = asked
     elif is_checkpoint("".join(models)):
-        said = _said_by_options(heads, "".join(models), _lens_given(lens, batch), **options)
+        given = _lens_given(lens, batch, has_layer=True)
+        said = _said_by_options(heads, "".join(models), given, **options)
         asked = [said]
         measured = [case_of(said)]
     else:
         facts = Call(**(_facts_of_options(options) | stated))
-        sizes = _lens_given(lens, batch)
+        sizes = _lens_given(lens, batch, bool(heads or models))
         if options.get("head_dim") == MLA_HEAD_DIM:
             options.setdefault("page_size", LATENT_PAGE)
         asked = [parse_layer(heads, model="".join(models), **options), sizes.tokens]
@@ -585,8 +590,10 @@ def _split_models(named: Sequence[str]) -> list[str]:
     return list(filter(None, names))
 
 
-def _lens_given(lens: str, batch: int | None) -> Lens:
-    """What --lens and --batch say; ValueError where no call is given."""
+def _lens_given(lens: str, batch: int | None, has_layer: bool) -> Lens:
+    """What --lens and --batch say; ValueError where no call, or only its layer, is given."""
+    if not lens and has_layer:
+        raise ValueError("--lens must be given, tokens of each request such as 8192x16")
     if not lens:
         raise ValueError(f"a call must be given, such as {EXAMPLE}, or --heads and --lens")
     return Lens.read(lens, batch=batch)
@@ -632,9 +639,9 @@ def _advised(
     text: str = "",
 ) -> int:
     """Print advice, or another `text` of it; returns the exit status: `KNOWN_PROBLEM` if one holds
-    that has a size."""
+    that has a size and costs the call, or if the pick cannot run it."""
     _say(_in_json(advice.to_dict()) if as_json else text or advice)
-    return KNOWN_PROBLEM if advice.holding else 0
+    return KNOWN_PROBLEM if advice.holding or advice.cannot_run else 0
 
 
 def _require_alone(call: str, **options: Any) -> None:
@@ -1079,7 +1086,8 @@ ADVISE: Options = {
         help=LENS_HELP,
     ),
     "--library": dict(
-        help="an engine or FlashInfer, sglang==0.5.23; default: flashinfer==0.7.2",
+        help="an engine or FlashInfer, sglang==0.5.23; default: flashinfer==0.7.2; --engine is "
+        "the same",
     ),
     "--backend": dict(
         help="the backend that is pinned, such as flashinfer",
@@ -1098,7 +1106,8 @@ EXPLAIN: Options = {
     **SERVER,
     **WORDS,
     "--library": dict(
-        help="sglang==0.5.23, or sglang==0.5.23,flashinfer==0.7.2.post1 if that is installed",
+        help="sglang==0.5.23, or sglang==0.5.23,flashinfer==0.7.2.post1 if that is installed; "
+        "--engine is the same",
     ),
     "--gpu": dict(
         help="such as sm90 or h100; several with --diff: sm90,sm100",

@@ -174,9 +174,10 @@ def served(text: str, tp: int = 1, dp: int = 1) -> Served:
 
 
 def find_checkpoint(name: str) -> Checkpoint:
-    """The model of a name; ValueError names the nearest."""
+    """The model of a name, also after its owner's (`deepseek-ai/DeepSeek-V3`); ValueError names the
+    nearest."""
     spelled = {_plain(known): checkpoint for known, checkpoint in checkpoints().items()}
-    found = spelled.get(_plain(name))
+    found = spelled.get(_plain(name.rpartition("/")[2]))
     if found is None:
         require_word("model", name, checkpoints())
     assert found is not None

@@ -158,7 +158,8 @@ def joined(lengths: Any) -> str:
     """Lengths on the host (a tensor, an array, a list) as a step has them; empty for None."""
     if lengths is None:
         return ""
-    return "+".join(map(str, np.asarray(lengths).tolist()))
+    tokens = np.asarray(lengths).tolist()
+    return "+".join(str(count) for count in tokens)
 
 
 def read(path: str | Path) -> list[CapturedStep]:

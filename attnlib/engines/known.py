@@ -11,7 +11,11 @@ from .arms import STATE, Engine
 LATENT_MODES = ("mla", "sparse_mla")
 
 
-def warn_once(engine: Engine, of_what: str, facts: Callable[[], Mapping[str, Any]]) -> None:
+Facts = Callable[[], Mapping[str, Any]]
+"""What gives the facts of a server, once they are wanted."""
+
+
+def warn_once(engine: Engine, of_what: str, facts: Facts) -> None:
     """Log each known problem of `of_what` once in this process, with what to do.
 
     `facts` returns what is known of the server, as an example in data/known says it; it is called
@@ -50,7 +54,8 @@ def _problems(engine: Engine, facts: Mapping[str, Any]) -> list[str]:
 
     gpu_named(facts["gpu"])
     lines = []
-    for answer in known_problems(situation_from({"engine": engine.package, **facts})):
+    situation = situation_from({"engine": engine.package, **facts})
+    for answer in known_problems(situation):
         settings = [f"{engine.prefix}{arm.upper()}=" for arm in STATE.arms]
         is_mended = any(setting in answer.problem.do for setting in settings)
         if is_mended or set(answer.missing) - {LENGTHS}:

@@ -56,7 +56,8 @@ def start(
             STATE.say(f"attnlib: {words}")
         if not arms and not path:
             return
-        variables = " and ".join(name for name in os.environ if name.startswith(engine.prefix))
+        names = [name for name in os.environ if name.startswith(engine.prefix)]
+        variables = " and ".join(names)
         release = require_release(engine, oldest, f"unset {variables}")
         STATE.arms = arms
         STATE.capture = _capture(engine, path)
@@ -122,7 +123,11 @@ def known_in(release: str, points: Iterable[Point]) -> list[Point]:
     """The points of a release."""
     here = order(release)
     since = [point for point in points if order(point.since) <= here]
-    return [point for point in since if not point.before or here < order(point.before)]
+    found = []
+    for point in since:
+        if not point.before or here < order(point.before):
+            found.append(point)
+    return found
 
 
 def needed(points: Iterable[Point]) -> list[Point]:

@@ -59,7 +59,8 @@ def _require_slots(runner: Any, batch: Any) -> None:
     )
     table = runner.req_to_token_pool.req_to_token
     rows = batch.req_pool_indices.long()
-    if bool(((rows < 0) | (rows >= len(table))).any()):
+    is_outside = (rows < 0) | (rows >= len(table))
+    if bool(is_outside.any()):
         raise RuntimeError(
             f"req_pool_indices must lie in 0..{len(table) - 1}, got {rows.tolist()[:8]}..."
         )

@@ -42,7 +42,7 @@ from ..select.known import (
     report_in_brief,
     to_data,
 )
-from ..select.libraries import AUTO, find
+from ..select.libraries import AUTO, find, library_or_engine
 from ..select.lines import DETAILS
 from ..select.situation import SERVED_CONTEXT, card_named, situation_of, with_dp_attention
 from ..studies import PACE, plan_rivals, random_batches
@@ -149,6 +149,11 @@ class Advice(Brief):
         """The known problems that hold and of which records or threads say by how much, without
         those that cost this call nothing by its own records."""
         return [answer for answer in self.known if answer.costs]
+
+    @property
+    def cannot_run(self) -> bool:
+        """Whether what the library picks cannot run the call."""
+        return bool(self.choice.problem)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: the pick, known problems, what is on record, notes."""
@@ -600,7 +605,8 @@ def advise(
     call: DecodeCase | MlaCase | AttnSpec | MlaSpec | CallText | str,
     lengths: Sequence[int] = (),
     *,
-    library: str = LIBRARY,
+    library: str = "",
+    engine: str = "",
     backend: str = AUTO,
     gpu: str = RECORDED_GPU,
     facts: Call | None = None,
@@ -618,7 +624,9 @@ def advise(
     lengths : sequence of int
         Tokens of each request, with a layer alone.
     library : str
-        An engine or FlashInfer, with its release: `sglang==0.5.23`.
+        An engine or FlashInfer, with its release: `sglang==0.5.23`; by default `LIBRARY`.
+    engine : str
+        The same, where `library` is left out.
     backend : str
         The one that a user of the library pins; by default the library chooses.
     gpu : str
@@ -647,6 +655,7 @@ def advise(
     >>> advice.choice.picked, len(advice.nearest)
     ('fa2', 8)
     """
+    library = library_or_engine(library, engine) or LIBRARY
     stated = facts or Call()
     server = server or {}
     of_model = ""

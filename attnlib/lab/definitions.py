@@ -44,6 +44,8 @@ NO_NAMES = (
 )
 """Words before a bracket or after `struct` that name nothing."""
 CLOSING = {"(": ")", "{": "}"}
+NO_BODY = (";", "}", "=", ")", "#")
+"""What ends a declaration before a body begins."""
 
 
 class Definition(NamedTuple):
@@ -57,8 +59,10 @@ class Definition(NamedTuple):
     def has_one_of(self, lines: str) -> bool:
         """Whether one of lines such as `7, 12-20` is its own."""
         for span in lines.split(", "):
-            first, _, last = span.partition("-")
-            if int(first) <= self.last and self.first <= int(last or first):
+            words = span.split("-")
+            first = int(words[0])
+            last = int(words[-1])
+            if first <= self.last and self.first <= last:
                 return True
         return False
 
@@ -96,7 +100,8 @@ class _WithoutTexts(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         """Nothing for a text."""
-        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        value = node.value
+        is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
         return None if is_text else node
 
 
@@ -146,9 +151,11 @@ def _name_of(node: ast.AST) -> str:
     """The name that a statement defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return node.name
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    first = targets[0]
-    return first.id if isinstance(first, ast.Name) else STATEMENTS
+    if isinstance(node, ast.Assign):
+        target: ast.AST | None = node.targets[0]
+    else:
+        target = getattr(node, "target", None)
+    return target.id if isinstance(target, ast.Name) else STATEMENTS
 
 
 def _add(found: Definitions, name: str, node: ast.AST, under: str) -> None:
@@ -166,15 +173,20 @@ def _add(found: Definitions, name: str, node: ast.AST, under: str) -> None:
 
 def of_cpp(text: str) -> Definitions:
     """Functions, macros and types of C++ by their last names; namespaces are not said."""
-    tokens = [part[0] for part in TOKEN.finditer(text) if not part["comment"]]
+    tokens = []
+    for part in TOKEN.finditer(text):
+        if not part["comment"]:
+            tokens.append(part[0])
     found: Definitions = {}
     rest: list[str] = []
     start = at = 0
     while at < len(tokens):
         name, end = _definition_at(tokens, at)
         if name:
-            before = f"{found[name].text}\n" if name in found else ""
-            found[name] = Definition(before + _lines(tokens[start:end]))
+            text = _lines(tokens[start:end])
+            if name in found:
+                text = f"{found[name].text}\n{text}"
+            found[name] = Definition(text)
         elif tokens[at] in (";", "{", "}"):
             rest += tokens[start : at + 1]
             end = at + 1
@@ -201,20 +213,28 @@ def _definition_at(tokens: list[str], at: int) -> tuple[str, int]:
 
 def _find_body(tokens: list[str], at: int) -> int:
     """Where the braces end that follow, or 0 where something else comes first."""
-    while at < len(tokens) and tokens[at] not in (";", "}", "=", ")", "#"):
-        if tokens[at] == "{":
+    while at < len(tokens):
+        token = tokens[at]
+        if token in NO_BODY:
+            return 0
+        if token == "{":
             return _closed(tokens, at)
-        at = _closed(tokens, at) if tokens[at] == "(" else at + 1
+        at = _closed(tokens, at) if token == "(" else at + 1
     return 0
 
 
 def _closed(tokens: list[str], at: int) -> int:
     """The place after the bracket that closes the one at `at`."""
     opening = tokens[at]
+    closing = CLOSING[opening]
     depth = 0
     while at < len(tokens):
-        depth += (tokens[at] == opening) - (tokens[at] == CLOSING[opening])
+        token = tokens[at]
         at += 1
+        if token == opening:
+            depth += 1
+        elif token == closing:
+            depth -= 1
         if not depth:
             break
     return at

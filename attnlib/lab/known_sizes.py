@@ -111,9 +111,10 @@ def nearest_sizes(
     gpu: str,
     call: DecodeCase | MlaCase,
 ) -> pd.DataFrame:
-    """The recorded calls of a call's mode, heads and query tokens at which a problem holds, nearest to the call first.
+    """The recorded calls of a call's mode, heads and query tokens at which a problem holds.
 
-    Columns are those of `SHOWN` and `distance`; empty where no call of them has it.
+    The nearest to the call is the first. Columns are those of `SHOWN` and `distance`; empty where
+    no call of them has it.
     """
     ratios = ratios_of(problem, gpu)
     if not len(ratios):

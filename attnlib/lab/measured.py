@@ -53,16 +53,19 @@ class Measured:
 
     def __str__(self) -> str:
         counts = self.rows.verdict.value_counts()
-        tally = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        parts = [f"# {self.package} {self.base} to {self.new}: {tally or 'nothing ran'}"]
-        for row in self.rows.sort_values("ratio", ascending=False).itertuples():
+        words = [f"{count} {verdict}" for verdict, count in counts.items()]
+        tally = ", ".join(words) or "nothing ran"
+        parts = [f"# {self.package} {self.base} to {self.new}: {tally}"]
+        slowest_first = self.rows.sort_values("ratio", ascending=False)
+        for row in slowest_first.itertuples():
             parts.append(
                 f"- {row.call}: {row.ratio:.3f} ({row.low:.3f} to {row.high:.3f}), "
                 f"{row.verdict}, {row.rounds} rounds, {row.gpu}"
             )
         if len(self.slower):
-            words = "## Known problems in draft: check says, when and do before you keep one"
-            parts += ["", words, "", "````yaml", *self.drafts(), "````"]
+            title = "## Known problems in draft: check says, when and do before you keep one"
+            parts += ["", title, ""]
+            parts += ["````yaml", *self.drafts(), "````"]
         return "\n".join(parts)
 
     def drafts(self) -> list[str]:
@@ -71,8 +74,13 @@ class Measured:
         for row in self.slower.itertuples():
             since = self.changed.get(row.call, self.new)
             key = (mode_of(row.case), row.backend, since)
-            groups.setdefault(key, []).append(row.call)
-        return [self._draft(*key, calls) for key, calls in groups.items()]
+            calls = groups.setdefault(key, [])
+            calls.append(row.call)
+        drafts = []
+        for (call_mode, backend, since), calls in groups.items():
+            draft = self._draft(call_mode, backend, since, calls)
+            drafts.append(draft)
+        return drafts
 
     def _draft(
         self,
@@ -177,8 +185,10 @@ def study_of(items: list[Item], base: str, new: str) -> Study:
 def minutes(package: str) -> str:
     """How long it takes on one GPU, kernels built, in words."""
     count = len(items_of(package))
-    sweep = (2 * ROUNDS, 2 * ROUNDS * count)
-    return f"{count} calls on two releases, {ROUNDS} rounds{in_about(sweep, pace=PACE)} on one GPU"
+    processes = 2 * ROUNDS
+    records = processes * count
+    time = in_about((processes, records), pace=PACE)
+    return f"{count} calls on two releases, {ROUNDS} rounds{time} on one GPU"
 
 
 def _measure_all(study: Study, sweep: Sweep) -> list[str]:
@@ -187,20 +197,27 @@ def _measure_all(study: Study, sweep: Sweep) -> list[str]:
     if len(gpus) == 1:
         sweep.measure(study)
         return [machine_slug(describe(study.device))]
-    with local_cluster({"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus) as client:
-        return measure_on_gpus(study, sweep, client)[1]
+    environments = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus]
+    with local_cluster(environments) as client:
+        _, machines = measure_on_gpus(study, sweep, client)
+        return machines
 
 
 def _judged(items: list[Item], machines: list[str], base: str, new: str) -> pd.DataFrame:
     """The rows of every machine, each judged as a table of its own."""
-    tables = [pd.DataFrame(columns=[*suite.STEP_COLUMNS, "gpu", "backend"])]
+    backends = dict.fromkeys(item.backend for item in items)
+    tables = []
     for machine in machines:
         frame = store.find(suite.STUDY.name, machine)
-        for backend in dict.fromkeys(item.backend for item in items):
-            rows = suite.named_rows(frame[frame.backend == backend])
+        for backend in backends:
+            mine = frame[frame.backend == backend]
+            rows = suite.named_rows(mine)
             table = suite.judged(rows, base, new)
-            tables.append(table.assign(gpu=machine, backend=backend))
-    return pd.concat([table for table in tables if len(table)] or tables, ignore_index=True)
+            if len(table):
+                tables.append(table.assign(gpu=machine, backend=backend))
+    if not tables:
+        return pd.DataFrame(columns=[*suite.STEP_COLUMNS, "gpu", "backend"])
+    return pd.concat(tables, ignore_index=True)
 
 
 def _searched(found: Measured, between: list[str], sweep: Sweep) -> dict[str, str]:
@@ -209,9 +226,11 @@ def _searched(found: Measured, between: list[str], sweep: Sweep) -> dict[str, st
         return dict.fromkeys(found.slower.call, found.new)
     changed = {}
     for row in found.slower.itertuples():
+        item = Item(row.backend, row.timer, row.case)
+        study = study_of([item], found.base, found.new)
         try:
             search = bisect(
-                study_of([Item(row.backend, row.timer, row.case)], found.base, found.new),
+                study,
                 row.case,
                 package=found.package,
                 good=found.base,

@@ -141,7 +141,12 @@ class Schedules(Shown):
                 "last one ends at": one.work.last,
             }
             lines.append(line)
-        return pd.DataFrame(lines).sort_values("last one ends at", kind="stable", ignore_index=True)
+        table = pd.DataFrame(lines)
+        return table.sort_values(
+            "last one ends at",
+            kind="stable",
+            ignore_index=True,
+        )
 
     def card(self) -> Card:
         """The table, and the known problems of these builds at this call."""
@@ -155,7 +160,10 @@ class Schedules(Shown):
         }
         table = self.table.rename(columns=names)
         table[last] = [f"{tokens:,}" for tokens in table[last]]
-        notes = [f"{one.build.name}: {text}" for one in self.each for text in one.problems]
+        notes = []
+        for one in self.each:
+            for text in one.problems:
+                notes.append(f"{one.build.name}: {text}")
         return Card(
             title=f"{self.kernel}: {self.layout.name}, {_in_short(self.lens)}",
             notes=notes or ["No known problem of these builds holds at this call."],
@@ -171,15 +179,17 @@ class Schedules(Shown):
         pair = [by_name[name] for name in self.shown]
         last = max(one.work.last for one in pair)
         width, height = PANEL
-        parts = []
-        for number, one in enumerate(pair):
-            parts.append(self._panel(one, 24 + number * (width + GAP), last))
+        panels = []
+        left = 24
+        for one in pair:
+            panels.append(self._panel(one, left, last))
+            left += width + GAP
         said = "; ".join(self._words(one) for one in pair)
-        box = f"0 0 {24 + len(pair) * (width + GAP)} {HEAD + height + FOOT}"
+        box = f"0 0 {left} {HEAD + height + FOOT}"
         return (
             f"<svg viewBox='{box}' role='img' aria-label='{html.escape(said)}' "
             "style='width: 100%; max-width: 62rem; font: 12px sans-serif' fill='currentColor' "
-            f"xmlns='http://www.w3.org/2000/svg'>{''.join(parts)}</svg>"
+            f"xmlns='http://www.w3.org/2000/svg'>{''.join(panels)}</svg>"
         )
 
     def _words(self, one: Schedule) -> str:
@@ -238,21 +248,33 @@ def schedules(
     """
     if kernel == FA2 and layout.is_latent:
         raise ValueError(f"layout must be query/KV heads with {FA2}, got {layout.name}")
-    case = layout.case(split_cap.lengths_text(lens), context=max(CONTEXT, *lens))
-    builds = [build for build in BUILDS if build.kernel == kernel]
-    each = [
-        _by_fa3(case, layout, build) if kernel == FA3 else _by_fa2(case, layout, build)
-        for build in builds
-    ]
-    return Schedules(layout, tuple(lens), kernel, tuple(shown) or USUAL[kernel], tuple(each))
+    lengths = split_cap.lengths_text(lens)
+    case = layout.case(lengths, context=max(CONTEXT, *lens))
+    by_kernel = _by_fa3 if kernel == FA3 else _by_fa2
+    each = []
+    for build in BUILDS:
+        if build.kernel == kernel:
+            each.append(by_kernel(case, layout, build))
+    return Schedules(
+        layout=layout,
+        lens=tuple(lens),
+        kernel=kernel,
+        shown=tuple(shown) or USUAL[kernel],
+        each=tuple(each),
+    )
 
 
 def _by_fa3(case: Any, layout: Layout, build: Build) -> Schedule:
     """By a build of FlashAttention-3."""
-    facts = replace(split_cap.facts_of(case), build=build.library, page_size=build.page_size)
+    facts = replace(
+        split_cap.facts_of(case),
+        build=build.library,
+        page_size=build.page_size,
+    )
     cap = num_splits(facts, build.cap) or facts.split_cap
+    capped = replace(facts, num_splits=cap)
     q_lens, lens = split_cap.lengths_of(case)
-    plan = plan_splits(replace(facts, num_splits=cap), lens, q_lens)
+    plan = plan_splits(capped, lens, q_lens)
     return Schedule(
         build=build,
         splits=plan.num_splits,
@@ -273,9 +295,14 @@ def _by_fa2(case: Any, layout: Layout, build: Build) -> Schedule:
     requests = np.repeat(np.arange(len(lens)), splits)
     first = np.cumsum(splits) - splits
     part = np.arange(len(requests)) - first[requests]
-    tokens = np.minimum(chunk, lens[requests] - part * chunk) + int(BLOCK_TOKENS)
+    left = lens[requests] - part * chunk
+    tokens = np.minimum(chunk, left) + int(BLOCK_TOKENS)
     copies = layout.kv_heads * shape.q_tiles
-    work = in_turn(np.tile(requests, copies), np.tile(tokens, copies), HOPPER_SMS * FA2_CTAS)
+    work = in_turn(
+        np.tile(requests, copies),
+        np.tile(tokens, copies),
+        HOPPER_SMS * FA2_CTAS,
+    )
     return Schedule(
         build=build,
         splits=splits,
@@ -304,12 +331,14 @@ def _path(work: Work, chosen: np.ndarray, last: int) -> str:
     """Rectangles of the chosen work, as a path of SVG."""
     width, height = PANEL
     row = height / work.workers
+    length = work.end - work.begin
     left = work.begin[chosen] / last * width
-    wide = (work.end - work.begin)[chosen] / last * width
+    wide = np.maximum(length[chosen] / last * width, 0.2)
     top = work.worker[chosen] * row
+    corners = np.stack([left, top, wide], axis=1)
     parts = []
-    for x, w, y in zip(left.tolist(), wide.tolist(), top.tolist(), strict=True):
-        parts.append(f"M{x:.1f} {y:.0f}h{max(w, 0.2):.1f}v{row:.0f}h-{max(w, 0.2):.1f}z")
+    for x, y, w in corners.tolist():
+        parts.append(f"M{x:.1f} {y:.0f}h{w:.1f}v{row:.0f}h-{w:.1f}z")
     return "".join(parts)
 
 

@@ -91,11 +91,13 @@ class Reach(Shown):
             if row.metric == JUDGED[0]:
                 change = f"{row.ratio:.3f} ({row.low:.3f} to {row.high:.3f})"
                 parts.append(f"{row.arm} takes {change} of {self.base}'s time per token")
-        return f"{self.outcome}: {'; '.join(parts) or 'no round is whole'}"
+        changes = "; ".join(parts) or "no round is whole"
+        return f"{self.outcome}: {changes}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        rows = self.rows.assign(case=self.rows.case.map(lambda case: case.label))
+        labels = [case.label for case in self.rows.case]
+        rows = self.rows.assign(case=labels)
         return {
             "base": self.base,
             "outcome": self.outcome,
@@ -106,8 +108,9 @@ class Reach(Shown):
 
     def card(self) -> Card:
         """The verdicts."""
-        cases = self.rows.case.map(lambda case: shortened(case.label))
-        shown = in_words(self.rows.assign(case=cases).drop(columns="base"), FORMATS)
+        cases = [shortened(case.label) for case in self.rows.case]
+        rows = self.rows.assign(case=cases).drop(columns="base")
+        shown = in_words(rows, FORMATS)
         return Card(
             title=f"Servers under load, {self.base} is the base: {self.outcome}",
             notes=[
@@ -161,7 +164,8 @@ def serve(
         machine = describe("cuda")
         drive(plan, machine)
     slug = machine_slug(machine)
-    return judged(plan, store.load(STUDY.name, slug), slug, not_slower)
+    frame = store.load(STUDY.name, slug)
+    return judged(plan, frame, slug, not_slower)
 
 
 def announced(asked: Asked) -> str:
@@ -176,7 +180,8 @@ def announced(asked: Asked) -> str:
         words += ["python", "-m", engine.module]
         words += plan.setup.options
         words += arm.options
-        lines.append(f"server {arm.text}: {' '.join(words)}")
+        command = " ".join(words)
+        lines.append(f"server {arm.text}: {command}")
     for load in plan.loads:
         case = load.case
         prompts = [request.prompt for request in case.requests()]
@@ -210,14 +215,17 @@ def plan_of(
         raise ValueError(f"arm must be given twice or more (--arm), got {list(asked.arms)}")
     require_int("rounds", asked.rounds)
     model, name = _model(asked.model, folder)
-    cases = cases_of(asked, name)
-    until = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
+    options = tuple(shlex.split(asked.options))
+    loads = [Load(case, asked.rounds) for case in cases_of(asked, name)]
+    until = float("inf")
+    if asked.minutes:
+        until = time.monotonic() + 60 * asked.minutes
     return Plan(
         study=STUDY.name,
         engine=asked.engine,
-        setup=Setup(engine, model, tuple(shlex.split(asked.options)), folder),
+        setup=Setup(engine, model, options, folder),
         arms=arms,
-        loads=tuple(Load(case, asked.rounds) for case in cases),
+        loads=tuple(loads),
         port=asked.port,
         together=asked.together,
         until=until,
@@ -227,11 +235,15 @@ def plan_of(
 
 def judged(plan: Plan, frame: pd.DataFrame, machine: str, not_slower: float) -> Reach:
     """The verdicts on the plan's arms, from the records."""
-    names = [backend_of(plan.engine, arm) for arm in plan.arms]
-    mine = frame[frame.case.isin([load.case for load in plan.loads])]
-    pairs = [(name, names[0]) for name in names[1:]]
-    rows = compared(mine, pairs, metrics=JUDGED, not_slower=not_slower)
-    return Reach(names[0], rows, machine, not_slower)
+    base, *others = [backend_of(plan.engine, arm) for arm in plan.arms]
+    cases = [load.case for load in plan.loads]
+    rows = compared(
+        frame[frame.case.isin(cases)],
+        [(name, base) for name in others],
+        metrics=JUDGED,
+        not_slower=not_slower,
+    )
+    return Reach(base, rows, machine, not_slower)
 
 
 def _model(text: str, folder: Path) -> tuple[Path, str]:
@@ -239,12 +251,14 @@ def _model(text: str, folder: Path) -> tuple[Path, str]:
     if text in MODELS:
         return make_model(folder, text), text
     path = Path(text)
-    if not (path / "config.json").is_file():
+    config = path / "config.json"
+    if not config.is_file():
         known = ", ".join(MODELS)
         raise ValueError(
             f"model must be a folder with config.json, or one of {known}, got {text!r}"
         )
-    return path.resolve(), path.resolve().name
+    whole = path.resolve()
+    return whole, whole.name
 
 
 # ---- the load
@@ -303,28 +317,40 @@ def _of_log(path: Path) -> tuple[list[int], int]:
         rows = list(csv.DictReader(lines))
     prompts = _column(path, rows, "prompt")
     if not prompts:
-        raise ValueError(f"{path} must have a column of {' or '.join(LOG_NAMES['prompt'])}")
+        names = " or ".join(LOG_NAMES["prompt"])
+        raise ValueError(f"{path} must have a column of {names}")
     outputs = _column(path, rows, "output") or [OUTPUT]
-    return prompts, max(2, round(sum(outputs) / len(outputs)))
+    mean = sum(outputs) / len(outputs)
+    return prompts, max(2, round(mean))
 
 
-def _column(path: Path, rows: Sequence[dict[str, str]], name: str) -> list[int]:
+def _column(
+    path: Path,
+    rows: Sequence[dict[str, str]],
+    name: str,
+) -> list[int]:
     """The numbers of a column of a log, by any of its names; none if it has no such column."""
-    for known in LOG_NAMES[name]:
-        if rows and known in rows[0]:
-            texts = [row[known] for row in rows]
-            wrong = [text for text in texts if not str(text).isdecimal() or int(text) < 1]
-            if wrong:
-                raise ValueError(f"{known} of {path} must be tokens above 0, got {wrong[0]!r}")
-            return [int(text) for text in texts]
-    return []
+    columns = rows[0] if rows else {}
+    named = [known for known in LOG_NAMES[name] if known in columns]
+    if not named:
+        return []
+    column = named[0]
+    tokens = []
+    for row in rows:
+        text = row[column]
+        count = int(text) if str(text).isdecimal() else 0
+        if count < 1:
+            raise ValueError(f"{column} of {path} must be tokens above 0, got {text!r}")
+        tokens.append(count)
+    return tokens
 
 
 def _of_steps(path: Path) -> Sequence[int]:
     """The lengths of the largest decode step that the plugin wrote down."""
     study, _ = captured.study_of(path)
-    sizes = {case: getattr(case, "batch_size", 0) for case in study.grids[0].cases}
-    if not sizes:
+    cases = study.grids[0].cases
+    if not cases:
         raise ValueError(f"{path} must hold a decode step, it has none")
-    largest: Any = max(sizes, key=lambda case: sizes[case])
-    return Lens(largest.batch_size, largest.kv_len, largest.lengths).tokens
+    largest: Any = max(cases, key=lambda case: getattr(case, "batch_size", 0))
+    lens = Lens(largest.batch_size, largest.kv_len, largest.lengths)
+    return lens.tokens

@@ -265,7 +265,7 @@ def find_case(
         source = Source(study, folder, frame)
         choices.append(choose(source, model, wishes))
     choices.sort(key=_release_of_flashinfer, reverse=True)
-    choices.sort(key=lambda choice: len(choice.options["backends"]) == 1)
+    choices.sort(key=_has_one_backend)
     return min(choices, key=lambda choice: len(choice.notes))
 
 
@@ -326,6 +326,11 @@ def _places_named(model: str, records: str, machine: str) -> list[Place]:
         require_word("records", records, [LIVE, *studies])
         places = [place for place in places if place[0] == records]
     return store.on_machine("machine", machine, places)
+
+
+def _has_one_backend(choice: ChosenCase) -> bool:
+    """Whether there is nothing to compare."""
+    return len(choice.options["backends"]) == 1
 
 
 def _release_of_flashinfer(choice: ChosenCase) -> Version:
@@ -472,9 +477,9 @@ def _given_axes(wishes: Wishes) -> dict[str, Any]:
 
 def _far_from_wish(rows: pd.DataFrame, axis: str, wish: Any) -> pd.Series:
     """How far the records are from a wish: factors of two of sizes; words are alike or not."""
-    if isinstance(wish, int):
-        return rows[axis].map(lambda size: abs(math.log2(size / wish)))
-    return ~_matches(rows, axis, wish)
+    if not isinstance(wish, int):
+        return ~_matches(rows, axis, wish)
+    return rows[axis].map(lambda size: abs(math.log2(size / wish)))
 
 
 def _far_from_usual(rows: pd.DataFrame, axis: str) -> pd.Series:

@@ -33,7 +33,6 @@ from ..select.situation import parse_stack, situation_of, with_dp_attention
 from .advise import LATENT_DTYPE, MLA_MODE, advise_layer, known_facts, require_decode_text
 from .cards import NO_VALUE, Card, Shown
 
-
 NOT_HERE = "not slower here"
 """Of a problem that costs the call nothing, by its own records."""
 
@@ -55,6 +54,7 @@ class Answer:
     picked: str
     known: Sequence[Found] = ()
     slower: str = ""
+    cannot_run: bool = False
 
     @property
     def holding(self) -> list[Found]:
@@ -137,25 +137,36 @@ class Stacks(Shown):
         return len(self.libraries) > 1
 
     @property
+    def cannot_run(self) -> bool:
+        """Whether a pick cannot run its call; of two stacks that of the newer, where the older's
+        can."""
+        for row in self.rows:
+            *before, now = [answer.cannot_run for answer in row.answers]
+            if now and not any(before):
+                return True
+        return False
+
+    @property
     def holding(self) -> list[Found]:
         """The known problems that hold, of two stacks those that come, and of which records or
         threads say by how much; without those that cost the call nothing by its own records."""
+        found: list[Found] = []
         if self.is_diff:
             found = [change.answer for change in self.changes if change.comes]
         else:
-            found = [answer for row in self.rows for answer in row.answers[0].known]
+            for row in self.rows:
+                found += row.answers[0].known
         return [each for each in found if each.costs]
 
     def table(self) -> pd.DataFrame:
         """A row per kind of layers: model, layers, the pick of each library, known problems."""
-        rows = []
+        lines = []
         for row in self.rows:
             picks = [answer.picked for answer in row.answers]
-            rows.append((row.model, row.layers, *picks, row.known))
-        return pd.DataFrame(
-            rows,
-            columns=["model", "layers", *self.libraries, "known problems"],
-        )
+            line = [row.model, row.layers, *picks, row.known]
+            lines.append(line)
+        columns = ["model", "layers", *self.libraries, "known problems"]
+        return pd.DataFrame(lines, columns=columns)
 
     @property
     def notes(self) -> list[str]:
@@ -175,9 +186,15 @@ class Stacks(Shown):
 
     def _open_facts(self) -> list[str]:
         """In one line the problems that may hold, and what confirms each."""
-        found = _distinct(row.answers[0].known for row in self.rows)
-        words = [f"{each.problem.id} ({each.confirmed_by})" for each in found if each.missing]
-        return [f"Possible, if you confirm it: {'; '.join(words)}."] if words else []
+        words = []
+        first = [row.answers[0] for row in self.rows]
+        for found in _distinct(answer.known for answer in first):
+            if found.missing:
+                words.append(f"{found.problem.id} ({found.confirmed_by})")
+        if not words:
+            return []
+        listed = "; ".join(words)
+        return [f"Possible, if you confirm it: {listed}."]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: the table, and the known problems of each library."""
@@ -198,8 +215,9 @@ class Stacks(Shown):
         table = self.table()
         if not table.model.any():
             table = table.drop(columns="model")
+        libraries = " to ".join(self.libraries)
         return Card(
-            title=f"{' to '.join(self.libraries)} on {self.gpu}, decode, lens={self.lens}",
+            title=f"{libraries} on {self.gpu}, decode, lens={self.lens}",
             notes=self.notes,
             facts=[],
             table=table,
@@ -223,8 +241,13 @@ def advise_stacks(
     Arguments and errors are those of `advise`; `libraries` are one, or OLD and NEW of one engine,
     `models` stand in place of the model of `call`.
     """
-    if len({find(library)[0].name for library in libraries}) > 1:
-        raise ValueError(f"--diff must be of one library, got {' and '.join(libraries)}")
+    names = set()
+    for library in libraries:
+        found, *_ = find(library)
+        names.add(found.name)
+    if len(names) > 1:
+        got = " and ".join(libraries)
+        raise ValueError(f"--diff must be of one library, got {got}")
     changes: ProblemChanges = {}
     stack = _versions(libraries[-1])
     rows = []
@@ -232,16 +255,33 @@ def advise_stacks(
     lengths = call.required("lens").tokens
     for model in models or [call.model or ""]:
         said = replace(call, model=model or None)
-        how: dict[str, Any] = {"backend": backend, "gpu": gpu, "server": server or {}}
+        started: Mapping[str, Any] = server or {}
         if is_checkpoint(model):
-            splits = {"tp": said.tp or 1, "dp": said.dp or 1}
-            how["server"] = with_dp_attention(how["server"], model, **splits)
+            started = with_dp_attention(
+                started,
+                model,
+                tp=said.tp or 1,
+                dp=said.dp or 1,
+            )
+        how = {
+            "backend": backend,
+            "gpu": gpu,
+            "server": started,
+        }
         for layer in _layers_of(said, facts or Call()):
-            answers = [_answer(layer, lengths, library, how) for library in libraries]
+            answers = []
+            for library in libraries:
+                answer = _answer(layer, lengths, library, how)
+                answers.append(answer)
             row = Row(model, layer.words, answers)
             rows.append(row)
-            before, after = answers[0].known, answers[-1].known
-            add_changes(changes, before, after, stack=stack, where=row.name)
+            add_changes(
+                changes,
+                answers[0].known,
+                answers[-1].known,
+                stack=stack,
+                where=row.name,
+            )
     return Stacks(
         libraries=libraries,
         lens=str(call.required("lens")),
@@ -260,13 +300,22 @@ def _layers_of(said: CallText, facts: Call) -> list[Layer]:
     """The kinds of layers of a model, or the layer that is said by its heads."""
     if not is_checkpoint(said.model or ""):
         spec, mode, call = asked(str(said), "", facts)
-        return [Layer(f"{spec.heads} heads, head_dim {spec.head_dim}", spec, mode, call)]
-    layer = layer_said(said)
-    stated = facts_stated(facts) | {fact: True for name, fact in PINS.items() if name in layer}
+        words = f"{spec.heads} heads, head_dim {spec.head_dim}"
+        return [Layer(words, spec, mode, call)]
+    given = layer_said(said)
+    stated = facts_stated(facts)
+    pinned = {fact: True for name, fact in PINS.items() if name in given}
     layers = []
-    for kind in asked_kinds(mode=DECODE, facts=stated, **layer):
-        words = LayerChoice(kind.kind.name, kind.spec, kind.kind.count).words
-        layers.append(Layer(words, kind.spec, kind.mode, kind.call))
+    for each in asked_kinds(mode=DECODE, facts=stated | pinned, **given):
+        kind = each.kind
+        choice = LayerChoice(kind.name, each.spec, kind.count)
+        layer = Layer(
+            words=choice.words,
+            spec=each.spec,
+            mode=each.mode,
+            call=each.call,
+        )
+        layers.append(layer)
     return layers
 
 
@@ -279,14 +328,20 @@ def _answer(
     """What a library runs for a kind of layers; by the records too, where its mode has any."""
     spec = layer.spec
     if spec is None:
-        return Answer(own_class(layer.words.partition(" (")[0], layer.call, library))
+        kind, _, _ = layer.words.partition(" (")
+        return Answer(own_class(kind, layer.call, library))
     known = known_facts(layer.call, is_stated=True, has_model=True)
     is_latent = layer.mode == MLA_MODE and spec.dtypes == LATENT_DTYPE
     call = replace(layer.call, kv_lens=lengths, graph=True)
     try:
         if layer.mode == DECODE or is_latent:
             advice = advise_layer(spec, lengths, layer.call, known, library=library, **how)
-            return Answer(advice.choice.picked, advice.known, advice.slower_by_records)
+            return Answer(
+                picked=LayerChoice("", choice=advice.choice).chosen,
+                known=advice.known,
+                slower=advice.slower_by_records,
+                cannot_run=advice.cannot_run,
+            )
         choice = explain(
             spec,
             mode=layer.mode,
@@ -305,7 +360,11 @@ def _answer(
         gpu=how["gpu"],
         server=how["server"],
     )
-    return Answer(LayerChoice("", choice=choice).chosen, known_problems(situation))
+    return Answer(
+        picked=LayerChoice("", choice=choice).chosen,
+        known=known_problems(situation),
+        cannot_run=bool(choice.problem),
+    )
 
 
 def _distinct(groups: Iterable[Iterable[Found]]) -> list[Found]:

@@ -97,7 +97,16 @@ Builds = Mapping[str, Path]
 """Release -> the wheel or folder of one's own that is called so."""
 Calls = Sequence[NamedCase]
 Row = dict[str, Any]
-COLUMNS = [*SIDES, *CALL, "timer", *TIME_COLUMNS, *KERNELS, *PLAN_COLUMNS, "study", "machine"]
+COLUMNS = [
+    *SIDES,
+    *CALL,
+    "timer",
+    *TIME_COLUMNS,
+    *KERNELS,
+    *PLAN_COLUMNS,
+    "study",
+    "machine",
+]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -121,7 +130,8 @@ class Upgrade(Shown):
     @property
     def slower(self) -> list[str]:
         """The cases that became slower, or that only the old release runs."""
-        return self.rows.case[self.rows.verdict.isin(FAILING)].tolist()
+        fails = self.rows.verdict.isin(FAILING)
+        return self.rows.case[fails].tolist()
 
     @property
     def outcome(self) -> str:
@@ -162,7 +172,8 @@ class Upgrade(Shown):
     def card(self) -> Card:
         """Verdicts, then kernels and planning."""
         is_other = ~self.rows.case.isin(self.slower)
-        rows = _shown(self.rows.iloc[is_other.argsort(kind="stable")])
+        order = is_other.argsort(kind="stable")
+        rows = _shown(self.rows.iloc[order])
         near = _shown(self.nearest)
         if (rows.verdict == NOT_ON_RECORD).all():  # the title says so
             rows = rows.head(0)
@@ -258,8 +269,13 @@ def _compared(base: str, new: str, **given: Any) -> Upgrade:
     """The answer to the arguments of `compare_releases`."""
     not_slower = given["not_slower"]
     cases = given.pop("cases")
-    _require_text(base=base, new=new, heads=given["heads"], lens=given["lens"])
-    _require_text(backend=given["backend"])
+    _require_text(
+        base=base,
+        new=new,
+        heads=given["heads"],
+        lens=given["lens"],
+        backend=given["backend"],
+    )
     if isinstance(not_slower, str) or not 0 <= not_slower < 1:
         raise ValueError(f"not_slower must lie in 0..1, such as 0.02 for 2 %, got {not_slower}")
     lines = _lines_of(cases)
@@ -269,8 +285,9 @@ def _compared(base: str, new: str, **given: Any) -> Upgrade:
     comparison = Comparison(STUDY_NAME, both, LOOKS, not_slower)
     _fill(comparison, items, builds)
     first = layers[0] if layers else None
+    are_taken = not lines and not given["page_size"]
     taken = []
-    if isinstance(first, AttnSpec) and not lines and not given["page_size"]:
+    if are_taken and isinstance(first, AttnSpec):
         taken = [TAKEN.format(first.heads)]
     return _upgrade(comparison, builds, taken)
 
@@ -286,7 +303,8 @@ def _lines_of(cases: str | Sequence[str]) -> Sequence[str]:
     """The lines of cases; ValueError for a list without one, and for what is no list of texts."""
     if isinstance(cases, str):
         return cases.splitlines()
-    if not isinstance(cases, list | tuple) or not all(isinstance(line, str) for line in cases):
+    is_list = isinstance(cases, list | tuple)
+    if not is_list or not all(isinstance(line, str) for line in cases):
         raise ValueError(f"cases must be text or a list of texts, got {cases!r}")
     if not cases:
         raise ValueError(f"cases must hold one that can be run, got {cases!r}")
@@ -309,7 +327,9 @@ def _calls_asked(
     asked."""
     names = (models,) if isinstance(models, str) else models
     sizes = sizes_given(tp=tp, head_dim=head_dim, page_size=page_size)
-    if lines and (names or heads or lens or sizes or batch is not None):
+    has_layer = names or heads or sizes
+    has_lengths = lens or batch is not None
+    if lines and (has_layer or has_lengths):
         raise ValueError("cases must stand alone, they say layer and lengths, got others too")
     layers = layers_named(names, heads, sizes)
     listed: Calls = parse_cases(lines)
@@ -323,7 +343,9 @@ def _calls_asked(
         layers = [parse_layer(model=name) for name in MODELS]
         layers.append(MLA)
     if not listed:
-        listed = [case for layer in layers for case in calls_of_layer(layer)]
+        listed = []
+        for layer in layers:
+            listed += calls_of_layer(layer)
     return layers, listed
 
 
@@ -333,7 +355,11 @@ def _decode_calls(layers: list[Layer], lens: str, batch: int | None) -> Calls:
         words = f"lens must go with heads (--heads) or models (--model) other than {MLA}"
         raise ValueError(f"{words}, got {lens!r}")
     lengths = Lens.read(lens, batch=batch).fields
-    return [DecodeCase(layer, **lengths) for layer in layers if isinstance(layer, AttnSpec)]
+    calls = []
+    for layer in layers:
+        if isinstance(layer, AttnSpec):
+            calls.append(DecodeCase(layer, **lengths))
+    return calls
 
 
 def _releases_of(base: str, new: str) -> tuple[Releases, Builds]:
@@ -346,10 +372,12 @@ def _releases_of(base: str, new: str) -> tuple[Releases, Builds]:
     releases = []
     for given in (base, new):
         side = _release_named(given)
-        release = side
-        if not _is_release(side):
-            release = build_version(Path(side), PACKAGE)
-            builds[release] = Path(side)
+        if _is_release(side):
+            releases.append(side)
+            continue
+        path = Path(side)
+        release = build_version(path, PACKAGE)
+        builds[release] = path
         releases.append(release)
     first, last = releases
     if Version(first) == Version(last):
@@ -360,9 +388,11 @@ def _releases_of(base: str, new: str) -> tuple[Releases, Builds]:
 
 def _items_of(calls: Calls, backend: str, both: Releases) -> list[Item]:
     """What is run of the calls; ValueError for a backend that runs none of them."""
-    items = items_of(calls, backends_named(backend, both))
+    backends = backends_named(backend, both)
+    items = items_of(calls, backends)
     if not items:
-        plans = ", ".join(sorted({case.kind or "decode" for case in calls}))
+        kinds = {case.kind or "decode" for case in calls}
+        plans = ", ".join(sorted(kinds))
         raise ValueError(f"backend must run one of the calls ({plans}), got {backend!r}")
     return items
 
@@ -372,7 +402,8 @@ def _fill(comparison: Comparison, items: list[Item], builds: Builds) -> None:
     if mode() == "live":
         overlays = {}
         for release, path in builds.items():
-            overlays[f"{PACKAGE}=={release}"] = own_build(path, PACKAGE)[1]
+            _, overlay = own_build(path, PACKAGE)
+            overlays[f"{PACKAGE}=={release}"] = overlay
         for release in comparison.both:
             overlay_for(PACKAGE, release, overlays)
         _measure(comparison, items, Sweep(overlays=overlays))
@@ -391,7 +422,8 @@ def _tally(verdicts: pd.Series) -> str:
 
 def _shown(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows in words; of a call with many lengths the first ones."""
-    return in_words(rows.assign(case=rows.case.map(shortened)), FORMATS)
+    shown = rows.assign(case=rows.case.map(shortened))
+    return in_words(shown, FORMATS)
 
 
 def _headed(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -401,9 +433,10 @@ def _headed(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
         interval = table.low.astype(str) + " to " + table.high.astype(str)
         interval = interval.where(table.low != NO_VALUE, NO_VALUE)
         table = table.assign(low=interval).drop(columns="high")
-    heads = HEADS
+    heads = dict(HEADS)
     if table.backend.nunique() == 1:
-        heads = {**HEADS, "case": f"call of {table.backend.iloc[0]}"}
+        backend = table.backend.iloc[0]
+        heads["case"] = f"call of {backend}"
         table = table.drop(columns="backend")
     return table.rename(columns=heads)
 
@@ -422,8 +455,11 @@ def _release_named(text: str) -> str:
         text = release
     if not _is_release(text):
         return text
-    known = [str(version) for version in LIBRARIES[LIBRARY].versions if version == Version(text)]
-    return known[0] if known else text
+    wanted = Version(text)
+    for version in LIBRARIES[LIBRARY].versions:
+        if version == wanted:
+            return str(version)
+    return text
 
 
 def _require_known(both: Sequence[str]) -> None:
@@ -482,7 +518,9 @@ def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> Row:
 
 def _plan_us(records: Sequence[Any]) -> float | None:
     """The median time of planning on the host, us; None where nothing is planned."""
-    times = [time for record in records for time in record.plan_samples]
+    times: list[float] = []
+    for record in records:
+        times += record.plan_samples
     return median(times) if times else None
 
 
@@ -507,22 +545,22 @@ def _upgrade(comparison: Comparison, builds: Builds, taken: list[str]) -> Upgrad
     notes = [f"All rows are judged as one table (Holm); margin {margin}.", *taken]
     notes += _known_notes(comparison)
     if mode() != "live":
-        words = "is a build of your own: it needs a CUDA GPU."
-        notes += [f"{path} {words}" for path in builds.values()]
+        for path in builds.values():
+            notes.append(f"{path} is a build of your own: it needs a CUDA GPU.")
     for item, record in comparison.failed.items():
-        why = f"{record.release} {record.status}: {' '.join(record.reason.split())}"
+        reason = " ".join(record.reason.split())
+        why = f"{record.release} {record.status}: {reason}"
         notes.append(f"{item.case.label}, {item.backend}: {why}")
     step = next_step(comparison)
     nearest = []
-    missing = [item for item in comparison.undecided() if not comparison.pairs[item]]
-    can_run = [item for item in missing if not why_not_run(item, comparison.both)]
-    if can_run:
-        for both, item in nearest_items(can_run[0], comparison.both).items():
+    missing = _first_missing(comparison)
+    if missing:
+        for both, item in nearest_items(missing, comparison.both).items():
             near = replace(comparison, both=both, pairs={}, failed={})
             _replay(near, [item])
             nearest.append(near)
         if not nearest:
-            step += f"; {releases_on_record(can_run[0])}"
+            step += f"; {releases_on_record(missing)}"
     return Upgrade(
         base=comparison.both[0],
         new=comparison.both[1],
@@ -531,6 +569,15 @@ def _upgrade(comparison: Comparison, builds: Builds, taken: list[str]) -> Upgrad
         next_step=step,
         nearest=_rows(*nearest),
     )
+
+
+def _first_missing(comparison: Comparison) -> Item | None:
+    """The first item that has no round and that both releases can run."""
+    for item in comparison.undecided():
+        has_rounds = bool(comparison.pairs[item])
+        if not has_rounds and not why_not_run(item, comparison.both):
+            return item
+    return None
 
 
 def _known_notes(comparison: Comparison) -> list[str]:
@@ -565,7 +612,9 @@ def _rows(*comparisons: Comparison) -> pd.DataFrame:
     rows = []
     for comparison in comparisons:
         verdicts = comparison.verdicts()
-        rows += [_row(comparison, item, verdicts.get(item)) for item in comparison.pairs]
+        for item in comparison.pairs:
+            row = _row(comparison, item, verdicts.get(item))
+            rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -595,11 +644,16 @@ def _replay(comparison: Comparison, items: list[Item]) -> None:
     """Take the rounds on record of `items`."""
     names = [STUDY_NAME]
     for study in STUDIES.values():
-        releases = {release for grid in study.grids for release in grid.releases}
-        if {*comparison.both} <= releases:
+        releases: set[str] = set()
+        for grid in study.grids:
+            releases.update(grid.releases)
+        if releases.issuperset(comparison.both):
             names.append(study.name)
         names.append(PREFIX + study.name)
-    sources = [(name, machine) for name in names for machine in store.machines(name)]
+    sources = []
+    for name in names:
+        for machine in store.machines(name):
+            sources.append((name, machine))
     wish = os.environ.get("ATTNLIB_MACHINE", "")
     comparison.pairs = {item: [] for item in items}
     for name, machine in store.on_machine("ATTNLIB_MACHINE", wish, sources):

@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase as fits
 from functools import cache
 from importlib.util import resolve_name
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core import releases as coverage
@@ -96,8 +95,13 @@ class Verdict:
         names: dict[str, list[str]] = {}
         for change in self.changes:
             for place in change.again:
-                names.setdefault(place, []).append(f"`{change.name}`")
-        return [f"- {place}: {', '.join(changed)}" for place, changed in names.items()]
+                changed = names.setdefault(place, [])
+                changed.append(f"`{change.name}`")
+        lines = []
+        for place, changed in names.items():
+            listed = ", ".join(changed)
+            lines.append(f"- {place}: {listed}")
+        return lines
 
 
 @dataclass
@@ -115,7 +119,8 @@ class Watch:
     def __str__(self) -> str:
         parts = ["# Releases after the last one that was read", *map(str, self.verdicts)]
         for package, releases in self.later.items():
-            parts.append(f"Not compared yet: {package} {', '.join(releases)}.")
+            listed = ", ".join(releases)
+            parts.append(f"Not compared yet: {package} {listed}.")
         if not self.verdicts:
             parts.append("There are none.")
         return "\n\n".join(parts)
@@ -172,14 +177,25 @@ def _watch_package(
     found: Watch,
 ) -> None:
     """Add the verdicts of a package to `found`, and its covered releases to `read`."""
-    base = [*read[package]][-1]
-    newer = [name for name in index_releases(package) if Version(name) > Version(base)]
+    *_, base = read[package]
+    last_read = Version(base)
+    newer = []
+    for name in index_releases(package):
+        if Version(name) > last_read:
+            newer.append(name)
     for number, release in enumerate(newer, start=1):
-        verdict = compare(package, base, release, points, read_flashinfer=read[FLASHINFER])
+        verdict = compare(
+            package,
+            base,
+            release,
+            points,
+            read_flashinfer=read[FLASHINFER],
+        )
         found.verdicts.append(verdict)
         if verdict.changes:
-            if newer[number:]:
-                found.later[package] = newer[number:]
+            later = newer[number:]
+            if later:
+                found.later[package] = later
             return
         read[package][release] = verdict.flashinfer
         base = release
@@ -202,10 +218,12 @@ def compare(
     wanted: dict[tuple[str, str], list[str]] = {}
     changes = []
     with fetched(package, base) as old, fetched(package, release) as new:
+        cited = _cited(known[package])
         hooked = _hooked(points.get(package, ()), base, old)
-        for each in chain(_cited(known[package]), hooked):
-            for path, name in _definitions(each, old, new):
-                wanted.setdefault((path, name), []).append(each.by)
+        for each in chain(cited, hooked):
+            for definition in _definitions(each, old, new):
+                cited_by = wanted.setdefault(definition, [])
+                cited_by.append(each.by)
         for (path, name), cited_by in wanted.items():
             before = old.definitions(path).get(name, NOTHING)
             after = new.definitions(path).get(name, NOTHING)
@@ -219,10 +237,23 @@ def compare(
                 )
                 changes.append(change)
         flashinfer = new.flashinfer
-    if flashinfer and read_flashinfer is not None and flashinfer not in read_flashinfer:
-        how = f"is FlashInfer {flashinfer}, which was not read"
-        changes.append(Change("METADATA", "Requires-Dist", how, ("data/releases.json",)))
-    return Verdict(package, base, release, flashinfer, len(wanted), tuple(changes))
+    is_unread = read_flashinfer is not None and flashinfer not in read_flashinfer
+    if flashinfer and is_unread:
+        change = Change(
+            path="METADATA",
+            name="Requires-Dist",
+            how=f"is FlashInfer {flashinfer}, which was not read",
+            again=("data/releases.json",),
+        )
+        changes.append(change)
+    return Verdict(
+        package=package,
+        base=base,
+        release=release,
+        flashinfer=flashinfer,
+        compared=len(wanted),
+        changes=tuple(changes),
+    )
 
 
 @cache
@@ -230,10 +261,13 @@ def _packages() -> Entry:
     """What is cited of each package."""
     (document,) = read_yaml(CITED)
     for name, entry in document.items():
-        require_fields(entry, f"{CITED.name}: {name}", {"title": str, "read": list})
+        place = f"{CITED.name}: {name}"
+        require_fields(entry, place, {"title": str, "read": list})
         for part in entry["read"]:
-            require_fields(part, f"{CITED.name}: {name}", {"by": str, "files": dict})
-            require_fields(part["files"], part.place, dict.fromkeys(part["files"], str))
+            require_fields(part, place, {"by": str, "files": dict})
+            files = part["files"]
+            are_texts = dict.fromkeys(files, str)
+            require_fields(files, part.place, are_texts)
     return document
 
 
@@ -241,7 +275,11 @@ def _cited(entry: Entry) -> Iterator[Cited]:
     """What `data/watch.yaml` cites of a package."""
     for part in entry["read"]:
         for path, names in part["files"].items():
-            yield Cited(path, tuple(names.split()), part["by"])
+            yield Cited(
+                path=path,
+                names=tuple(names.split()),
+                by=part["by"],
+            )
 
 
 def _hooked(points: Iterable[Any], base: str, old: Wheel) -> Iterator[Cited]:
@@ -252,13 +290,17 @@ def _hooked(points: Iterable[Any], base: str, old: Wheel) -> Iterator[Cited]:
         is_gone = point.before and Version(point.before) <= release
         if is_known and not is_gone:
             module, _, name = point.path.partition(":")
-            by = f"hook {point.hook.__name__} of {point.hook.__module__}"
+            hook = point.hook
+            by = f"hook {hook.__name__} of {hook.__module__}"
             path = _path_of(module)
             yield Cited(path, (name,), by)
-            imported = IMPORT.search(old.definitions(path).get(name, NOTHING).text)
+            definition = old.definitions(path).get(name, NOTHING)
+            imported = IMPORT.search(definition.text)
             if imported:
-                source = resolve_name(imported[1], module.rpartition(".")[0])
-                yield Cited(_path_of(source), (imported[2],), by)
+                source, source_name = imported.groups()
+                package, _, _ = module.rpartition(".")
+                source_path = _path_of(resolve_name(source, package))
+                yield Cited(source_path, (source_name,), by)
 
 
 def _path_of(module: str) -> str:
@@ -272,14 +314,17 @@ def _definitions(each: Cited, old: Wheel, new: Wheel) -> list[tuple[str, str]]:
     """
     found = []
     missing = set(each.names)
-    paths = dict.fromkeys(matching([*old.paths, *new.paths], each.path))
+    all_paths = [*old.paths, *new.paths]
+    paths = dict.fromkeys(matching(all_paths, each.path))
     for path in paths:
         either = new.definitions(path) | old.definitions(path)
         for name, definition in either.items():
-            citing = {cited for cited in each.names if _picks(cited, name, definition)}
-            missing -= citing
-            is_whole = not each.names and not definition.is_import
-            if citing or is_whole:
+            is_cited = not each.names and not definition.is_import
+            for cited in each.names:
+                if _picks(cited, name, definition):
+                    missing.discard(cited)
+                    is_cited = True
+            if is_cited:
                 found.append((path, name))
     if missing or not paths:
         words = ", ".join(sorted(missing)) or "the file"
@@ -303,15 +348,22 @@ def _how(path: str, name: str, before: Definition, after: Definition, new: Wheel
         return "is new"
     if after.text:
         return "changed"
+    if not path.endswith(".py"):
+        return "is gone"
     owner, _, _ = name.partition(".")
-    defines = re.compile(rf"^\s*(?:async def|def|class|struct) {re.escape(owner)}\b", re.MULTILINE)
-    suffix = Path(path).suffix
+    defines = re.compile(
+        rf"^\s*(?:async def|def|class|struct) {re.escape(owner)}\b",
+        re.MULTILINE,
+    )
     places = []
     for other in new.paths:
         is_other = other != path and other.endswith(".py")
-        if suffix == ".py" and is_other and defines.search(new.text(other)):
+        if is_other and defines.search(new.text(other)):
             places.append(other)
-    return f"is gone; {owner} is in {', '.join(places[:3])}" if places else "is gone"
+    if not places:
+        return "is gone"
+    first = ", ".join(places[:3])
+    return f"is gone; {owner} is in {first}"
 
 
 def _difference(before: Definition, after: Definition) -> tuple[str, ...]:
@@ -333,7 +385,14 @@ def _again(
     cited_by: Iterable[str],
 ) -> tuple[str, ...]:
     """The rows that cite a definition, and who else does."""
-    citing = [row for row in rows if row.cites(path, name, old.definitions(path), old.release)]
-    files = {row.file for row in citing}
-    others = [by for by in cited_by if by not in files]
-    return tuple(dict.fromkeys([*map(str, citing), *others]))
+    defined = old.definitions(path)
+    files = set()
+    again = []
+    for row in rows:
+        if row.cites(path, name, defined, old.release):
+            files.add(row.file)
+            again.append(str(row))
+    for by in cited_by:
+        if by not in files:
+            again.append(by)
+    return tuple(dict.fromkeys(again))

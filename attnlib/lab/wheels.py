@@ -34,8 +34,10 @@ class Wheel:
 
     def definitions(self, path: str) -> Definitions:
         """Name -> definition of everything in a file; none where the wheel has no such file."""
+        if path not in self.paths:
+            return {}
         if path not in self._definitions:
-            self._definitions[path] = self._read(path) if path in self.paths else {}
+            self._definitions[path] = self._read(path)
         return self._definitions[path]
 
     def _read(self, path: str) -> Definitions:
@@ -45,8 +47,9 @@ class Wheel:
         except (BadZipFile, ZlibError, EOFError, OSError) as error:
             raise self._broken(error) from error
         except (SyntaxError, ValueError) as error:
-            python = ".".join(map(str, sys.version_info[:2]))
-            words = f"{path} of {self.label} must be code that Python {python} can read"
+            major, minor, *_ = sys.version_info
+            python = f"Python {major}.{minor}"
+            words = f"{path} of {self.label} must be code that {python} can read"
             raise RuntimeError(f"{words}, got: {error}") from error
 
     def text(self, path: str) -> str:
@@ -61,7 +64,8 @@ class Wheel:
         """The release of FlashInfer that it requires, None without one."""
         for path in self.paths:
             if path.endswith(".dist-info/METADATA"):
-                found = REQUIRES.search(self.text(path))
+                metadata = self.text(path)
+                found = REQUIRES.search(metadata)
                 return found[1] if found else None
         raise self._broken(FileNotFoundError("no METADATA"))
 
@@ -70,8 +74,9 @@ class Wheel:
 def fetched(package: str, release: str) -> Iterator[Wheel]:
     """The wheel of a release, removed afterwards; RuntimeError with pip's words without one."""
     with TemporaryDirectory(prefix="attnlib-wheel-") as folder:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
-        command += ["--only-binary=:all:", "--dest", folder, f"{package}=={release}"]
+        command = [sys.executable, "-m", "pip", "download"]
+        command += ["--no-deps", "--quiet", "--only-binary=:all:"]
+        command += ["--dest", folder, f"{package}=={release}"]
         done = subprocess.run(command, capture_output=True, text=True)
         paths = list(Path(folder).glob("*.whl"))
         if done.returncode or len(paths) != 1:

@@ -43,7 +43,8 @@ def remove_unfinished(folder: Path) -> None:
     """Remove what writers left in `folder` that were killed; those that live go on."""
     for path in folder.glob(f"*{UNFINISHED}"):
         try:
-            os.kill(int(path.name.split(".")[-2]), 0)
+            *_, process, _ = path.name.split(".")
+            os.kill(int(process), 0)
         except ProcessLookupError:
             path.unlink(missing_ok=True)
         except (ValueError, PermissionError):  # not ours, or of another user who lives

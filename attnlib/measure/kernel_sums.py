@@ -63,7 +63,8 @@ def read_sums(path: Path) -> KernelSums | None:
         data = file.read(MOST_BYTES + 1)
     if b"\0" in data[:4096] or b"traceEvents" in data[:4096]:
         return None
-    lines = data[:MOST_BYTES].decode(errors="replace").splitlines()
+    text = data[:MOST_BYTES].decode(errors="replace")
+    lines = text.splitlines()
     head = lines[:HEAD_LINES]
     rules = []
     columns = []
@@ -81,7 +82,8 @@ def read_sums(path: Path) -> KernelSums | None:
     else:
         return None
     if len(data) > MOST_BYTES:
-        raise ValueError(f"{path} must have at most {MOST_BYTES >> 20} MiB, it has more")
+        most_mib = MOST_BYTES >> 20
+        raise ValueError(f"{path} must have at most {most_mib} MiB, it has more")
     kernels = sorted(found, key=lambda kernel: -kernel.us)
     if not kernels:
         raise ValueError(f"{path} has no kernel of a GPU: profile with ProfilerActivity.CUDA")
@@ -93,27 +95,28 @@ def _of_nsys(path: Path, lines: list[str]) -> Iterator[KernelSum]:
         name = row.get("Name") or row.get("Operation")
         if not name:  # what follows the table
             break
-        us = _number(path, NSYS_TIME, row[NSYS_TIME]) / 1e3
+        ns = _number(path, NSYS_TIME, row[NSYS_TIME])
         launches = _number(path, NSYS_COUNT, row[NSYS_COUNT])
-        yield _sum_of(name, us, int(launches))
+        yield _sum_of(name, ns / 1e3, int(launches))
 
 
 def _of_torch(path: Path, lines: list[str]) -> Iterator[KernelSum]:
     """The rows of GPU work: they take no time of the CPU."""
     names = APART.split(lines[1].strip())
-    spent = next((name for name in ("Self CUDA", "Self GPU") if name in names), "")
-    needed = ["Name", "Self CPU", "# of Calls", spent]
-    if not spent or not set(needed) <= set(names):
+    spent = "Self CUDA" if "Self CUDA" in names else "Self GPU"
+    needed = {"Name", "Self CPU", "# of Calls", spent}
+    if not needed.issubset(names):
         raise ValueError(f"{path} must have columns Name, Self CPU, Self CUDA and # of Calls")
     for line in lines[3:]:
         if RULE.match(line.strip()):
             break
         row = _row(path, names, line)
+        name = row["Name"]
         us = _time_us(path, spent, row[spent])
         is_of_gpu = us and not _time_us(path, "Self CPU", row["Self CPU"])
-        if is_of_gpu and not row["Name"].startswith(RANGES):
+        if is_of_gpu and not name.startswith(RANGES):
             launches = _number(path, "# of Calls", row["# of Calls"])
-            yield _sum_of(row["Name"], us, int(launches))
+            yield _sum_of(name, us, int(launches))
 
 
 def _row(path: Path, names: list[str], line: str) -> dict[str, str]:
@@ -122,8 +125,10 @@ def _row(path: Path, names: list[str], line: str) -> dict[str, str]:
     more = len(words) - len(names)
     if more < 0:
         raise ValueError(f"{path} must have {len(names)} columns in each row, got {line!r:.60}")
-    name = "  ".join(words[: more + 1])
-    return dict(zip(names, [name, *words[more + 1 :]], strict=True))
+    of_name = more + 1
+    name = "  ".join(words[:of_name])
+    fields = [name, *words[of_name:]]
+    return dict(zip(names, fields, strict=True))
 
 
 def _sum_of(name: str, us: float, launches: int) -> KernelSum:
@@ -139,7 +144,8 @@ def _time_us(path: Path, column: str, text: str) -> float:
     found = TIME.fullmatch(text[:30])
     if not found:
         raise ValueError(f"{path} must have times in {column}, such as 1.5us, it has {text!r:.60}")
-    return float(found[1]) * UNITS_US[found[2]]
+    number, unit = found.groups()
+    return float(number) * UNITS_US[unit]
 
 
 def _number(path: Path, column: str, text: str | None) -> float:

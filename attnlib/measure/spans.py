@@ -100,7 +100,10 @@ class Gap:
 
 def read_spans(trace: Mapping[str, Any]) -> tuple[Span, ...]:
     """The spans of a Chrome trace, in order of their start; ValueError if it marks no call."""
-    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    events = []
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X":
+            events.append(event)
     annotations = [event for event in events if event.get("cat") == "user_annotation"]
     marks = [event for event in annotations if event.get("name") == CALL]
     marks.sort(key=_start)

@@ -130,7 +130,9 @@ def mean_interval(ratios: Any) -> tuple[float, float]:
     draw = np.random.default_rng(0)
     picked = draw.integers(0, len(logs), (DRAWS, len(logs)))
     means = np.exp(logs[picked].mean(axis=1))
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    lower = (1 - CONFIDENCE) / 2
+    upper = (1 + CONFIDENCE) / 2
+    low, high = np.quantile(means, [lower, upper])
     return float(low), float(high)
 
 
@@ -208,8 +210,15 @@ def judge_ratios(
     ratios = []
     ends = np.exp(means.with_interval(CONFIDENCE))
     for row, (ratio, low, high) in enumerate(ends.tolist()):
-        rounds = len(log_ratios[row])
-        ratios.append(Ratio(ratio, low, high, rounds, of_rows[row], verdicts[row]))
+        judged = Ratio(
+            ratio=ratio,
+            low=low,
+            high=high,
+            rounds=len(log_ratios[row]),
+            margin=of_rows[row],
+            verdict=verdicts[row],
+        )
+        ratios.append(judged)
     return ratios
 
 
@@ -246,8 +255,16 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
 
     verdicts = _by_holm(means, _rows_with_rounds(shares), word)
     savings = []
-    for row, (saved, low, high) in enumerate(means.with_interval(CONFIDENCE).tolist()):
-        savings.append(Saving(saved, low, high, len(shares[row]), verdicts[row]))
+    ends = means.with_interval(CONFIDENCE)
+    for row, (saved, low, high) in enumerate(ends.tolist()):
+        saving = Saving(
+            saved=saved,
+            low=low,
+            high=high,
+            rounds=len(shares[row]),
+            verdict=verdicts[row],
+        )
+        savings.append(saving)
     return savings
 
 
@@ -303,9 +320,11 @@ def _moderated(rows: Sequence[Floats]) -> _Means:
         if len(row) > 1:
             variance[place] = row.var(ddof=1)
     several = freedom > 0
-    if several.sum() > 1 and np.median(variance[several]) > 0:
-        prior, extra = _prior(variance[several], freedom[several])
-        variance = (freedom * variance + extra * prior) / (freedom + extra)
+    own = variance[several]
+    if len(own) > 1 and np.median(own) > 0:
+        prior, extra = _prior(own, freedom[several])
+        total = freedom * variance + extra * prior
+        variance = total / (freedom + extra)
         freedom = np.minimum(freedom + extra, freedom.sum())
     mean = np.array([row.mean() for row in rows])
     error = np.sqrt(variance / counts)
@@ -327,7 +346,8 @@ def _prior(variance: Floats, freedom: Floats) -> tuple[float, float]:
     between = logs.var(ddof=1) - by_chance
     if between <= 0:
         return float(np.average(variance, weights=freedom)), ALL_ALIKE
-    half = 0.5 + 1 / between  # start of Newton's method for trigamma(half) = between
+    # Newton's method for trigamma(half) = between
+    half = 0.5 + 1 / between
     for _ in range(10):  # eight are enough for any
         now = zeta(2, half)
         slope = 2 * zeta(3, half)

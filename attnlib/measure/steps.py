@@ -126,7 +126,8 @@ def find_steps(
     places = [at for at, kind in enumerate(kinds) if kind]
     keys = _keys(trace, places)
     has_marks = any(what == MARK for what, _ in keys)
-    ends = list(accumulate([span.end_us for span in work], max))
+    ends_us = [span.end_us for span in work]
+    latest_us = list(accumulate(ends_us, max))
     steps = []
     runs = _runs(keys, places)
     for run, own, marked in _cut(keys, runs):
@@ -138,10 +139,16 @@ def find_steps(
         mark = NO_MARK
         if what == MARK:
             mark = read_mark(trace.marks[number].name)
-        kind = mark.kind or (UNKNOWN if has_marks and what != MARK else "")
-        if not kind:
-            kind = EITHER if work[first].in_graph else kinds[first]
-        before_us = math.inf if is_first else ends[own[0] - 1]
+        if mark.kind:
+            kind = mark.kind
+        elif has_marks and what != MARK:
+            kind = UNKNOWN
+        elif work[first].in_graph:
+            kind = EITHER
+        else:
+            kind = kinds[first]
+        before_us = math.inf if is_first else latest_us[own[0] - 1]
+        begin_us = min(work[own[0]].start_us, before_us)
         step = Step(
             kind=kind,
             batch_size=mark.requests,
@@ -150,7 +157,7 @@ def find_steps(
             attention=[work[at] for at in run],
             waits=_waits(trace, [*ahead, work[first]]),
             marked=[work[at] for at in marked],
-            begin_us=min(work[own[0]].start_us, before_us),
+            begin_us=begin_us,
             begins=is_first,
             at_end=is_first or is_last,
             mark=mark,
@@ -201,8 +208,10 @@ def _cut(
         # Work of other steps: under another mark, attention, or already in the step before.
         others = set()
         for at in range(min(begin, first), end):
-            is_taken = keys[at][0] == MARK or at in attended or at < begin
-            if is_taken and keys[at] != key:
+            if keys[at] == key:
+                continue
+            what, _ = keys[at]
+            if what == MARK or at in attended or at < begin:
                 others.add(at)
         marked = []
         if key[0] == MARK:
@@ -250,7 +259,9 @@ def idle_under(trace: Trace, step: Step) -> dict[str, float]:
         low = bisect_right(trace.calls_until_us, gap.start_us)
         high = bisect_right(trace.calls, end_us, key=BY_START)
         for call in trace.calls[low:high]:
-            shared_us = min(call.end_us, end_us) - max(call.start_us, gap.start_us)
+            until_us = min(call.end_us, end_us)
+            since_us = max(call.start_us, gap.start_us)
+            shared_us = until_us - since_us
             if shared_us > 0:
                 idle_us[call.name] += shared_us
     return idle_us

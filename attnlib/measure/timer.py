@@ -153,7 +153,8 @@ def time_loop(
     _wait(gpu)
     wall_us = (time.perf_counter_ns() - marks[0]) / 1e3 / calls
     host_us = [(after - before) / 1e3 for before, after in pairwise(marks)]
-    return tuple(round(us, 3) for us in host_us), round(wall_us, 3)
+    rounded = tuple(round(us, 3) for us in host_us)
+    return rounded, round(wall_us, 3)
 
 
 def warm_up(call: Work) -> None:

@@ -325,7 +325,7 @@ class _Kept:
         process = ""
         # Where a file has several, which ran or launched it (SGLang's `[TP0] 7`).
         if isinstance(pid, str) and pid.startswith("["):
-            process = pid.partition("]")[0]
+            process, _, _ = pid.partition("]")
         launch = args.get("correlation")
         if category in GPU_WORK:
             device = args.get("device", pid)
@@ -341,7 +341,13 @@ class _Kept:
             )
             self.take_call(process, call)
         elif category == "user_annotation" and name.startswith(BEGINS):
-            mark = Span("mark", name, start, length, self_us=length)
+            mark = Span(
+                kind="mark",
+                name=name,
+                start_us=start,
+                length_us=length,
+                self_us=length,
+            )
             self.marks[process].append(mark)
 
     def take_call(self, process: str, call: Span) -> None:
@@ -408,12 +414,16 @@ def _kept(
 
 def _named(calls: Iterable[Span], work: Iterable[Span]) -> list[Span]:
     """The calls; one that lasted until its copy was done has the copy's name behind its own."""
-    copies = {span.launch: span for span in work if span.kind == "memcpy" and not span.in_graph}
+    copies = {}
+    for span in work:
+        if span.kind == "memcpy" and not span.in_graph:
+            copies[span.launch] = span
     named = []
     for call in calls:
         copy = copies.get(call.launch)
         if copy and call.launch >= 0 and call.end_us >= copy.end_us:
-            call = replace(call, name=f"{call.name}: {copy.symbol[:MOST_OF_CALL]}")
+            symbol = copy.symbol[:MOST_OF_CALL]
+            call = replace(call, name=f"{call.name}: {symbol}")
         named.append(call)
     return named
 
@@ -440,7 +450,8 @@ def _name_and_sms(gpus: Gpus, device: Any) -> tuple[str, int]:
     gpu, num_sms = gpus.get(device, (None, None))
     gpu = "" if gpu is None else gpu
     num_sms = 0 if num_sms is None else num_sms
-    if not isinstance(gpu, str) or type(num_sms) is not int or num_sms < 0:
+    is_count = type(num_sms) is int and num_sms >= 0
+    if not isinstance(gpu, str) or not is_count:
         raise TypeError(f"a GPU must have a name and a count of SMs, got {gpu!r} and {num_sms!r}")
     whole = gpu[:MOST_NAME].encode(errors="replace")
     return whole.decode(), num_sms
@@ -463,5 +474,6 @@ def _require_counts(name: str, args: Mapping[str, Any]) -> None:
     given = [count for count in counts if count is not None]
     are_whole = all(type(count) is int for count in given)
     if not are_whole or any(size < 0 for size in sizes if size is not None):
-        words = f"{', '.join(COUNTS)}, grid and block of {name!r:.60} must be whole, sizes >= 0"
+        listed = ", ".join(COUNTS)
+        words = f"{listed}, grid and block of {name!r:.60} must be whole, sizes >= 0"
         raise TypeError(f"{words}, got {counts!r:.60}")

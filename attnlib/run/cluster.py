@@ -82,7 +82,8 @@ def measure_on_gpus(
     gpus = _find_gpus(client, study)
     if not gpus:
         raise RuntimeError("the Dask cluster must have a worker for each GPU, it has none")
-    dealt = deal(jobs, {gpu.id: gpu.on_record for gpu in gpus})
+    on_record = {gpu.id: gpu.on_record for gpu in gpus}
+    dealt = deal(jobs, on_record)
     there = Sweep(
         overlays=sweep.overlays,
         retry=sweep.retry,
@@ -139,7 +140,8 @@ def _wait_for(left: Tasks, client: Client, sweep: Sweep, bar: Any) -> None:
         client.cancel(list(left))
     if failures:
         words = [f"GPU {gpu_id!r}: {why}" for gpu_id, why in failures.items()]
-        raise RuntimeError(f"not all was measured: {'; '.join(words)}")
+        listed = "; ".join(words)
+        raise RuntimeError(f"not all was measured: {listed}")
 
 
 def deal(
@@ -157,14 +159,21 @@ def deal(
     home: dict[NamedCase | None, str] = {}
     for number, case in enumerate(cases):
         next_in_turn = gpu_ids[number % len(gpu_ids)]
-        counts = {gpu_id: on_record[gpu_id][case] for gpu_id in [next_in_turn, *gpu_ids]}
+        counts = {}
+        for gpu_id in [next_in_turn, *gpu_ids]:
+            counts[gpu_id] = on_record[gpu_id][case]
         home[case] = max(counts, key=counts.__getitem__)  # of equals the first
     parts: dict[str, list[Job]] = {gpu_id: [] for gpu_id in gpu_ids}
     for gpu_id in set(home.values()):
         for job in jobs:
-            own = [item for item in job.items if home.get(item.case, gpu_id) == gpu_id]
+            own = []
+            for item in job.items:
+                is_own = home.get(item.case, gpu_id) == gpu_id
+                if is_own:
+                    own.append(item)
             if own:
-                parts[gpu_id].append(replace(job, items=tuple(own)))
+                part = replace(job, items=tuple(own))
+                parts[gpu_id].append(part)
     return parts
 
 
@@ -174,7 +183,8 @@ def _find_gpus(client: Client, study: Study) -> list[Gpu]:
     gpus: dict[str, Gpu] = {}
     for address, (machine, on_record) in answers.items():
         here = store.find(study.name, machine_slug(machine))
-        gpu = Gpu(address, machine, on_record + Counter(here.case.dropna()))
+        found = Counter(here.case.dropna())
+        gpu = Gpu(address, machine, on_record + found)
         other = gpus.setdefault(gpu.id, gpu)
         if other is not gpu:
             raise ValueError(
@@ -226,7 +236,8 @@ def _measure(job: Job, sweep: Sweep) -> list[Row]:
         return not is_wanted or worker.status in (Status.closing, Status.closed)
 
     replace(sweep, stop=is_given_up).run([job])
-    return [row for row in _rows(job.study, machine) if row["id"] in ids]
+    rows = _rows(job.study, machine)
+    return [row for row in rows if row["id"] in ids]
 
 
 def dask_setup(worker: object) -> None:
@@ -252,7 +263,10 @@ def asked_gpus(text: str) -> list[str]:
     if wanted > count:
         raise ValueError(f"--gpus must be all or a number from 1 to {count}, got {text!r}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(number) for number in range(count)]
+    if visible:
+        names = visible.split(",")
+    else:
+        names = [str(number) for number in range(count)]
     return names[:wanted]
 
 
@@ -283,7 +297,11 @@ def local_cluster(environments: Iterable[dict[str, str]]) -> Iterator[Client]:
         }
     scheduler = {
         "cls": distributed.Scheduler,
-        "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
+        "options": {
+            "host": "127.0.0.1",
+            "port": 0,
+            "dashboard_address": "127.0.0.1:0",
+        },
     }
     # Dask would ask each GPU for its load twice a second, beside what is timed.
     with dask.config.set({"distributed.diagnostics.nvml": False}):
@@ -299,9 +317,14 @@ def local_cluster(environments: Iterable[dict[str, str]]) -> Iterator[Client]:
 
 def _free_ports(count: int) -> list[int]:
     """Ports of the loopback that nothing listens on, each once."""
+    ports = []
     with ExitStack() as held:
-        servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]
+        for _ in range(count):
+            server = socket.create_server(("127.0.0.1", 0))
+            held.enter_context(server)
+            _, port = server.getsockname()
+            ports.append(port)
+    return ports
 
 
 @contextmanager

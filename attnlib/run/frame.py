@@ -130,8 +130,12 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     frame["settle_us"] = _numbers(table, "settle_us")
     frame["peak_bytes"] = _numbers(table, "peak_bytes")
     frame["drift"] = [_drift(samples) for samples in run_us]
-    frame["kernels"] = [_kernels(row) for row in table["kernels"].to_pylist()]
-    keeps_samples = [item.case is not None and item.case.keeps_samples for item in items]
+    kernels = table["kernels"].to_pylist()
+    frame["kernels"] = [_kernels(row) for row in kernels]
+    keeps_samples = []
+    for item in items:
+        has_case = item.case is not None
+        keeps_samples.append(has_case and item.case.keeps_samples)
     if any(keeps_samples):
         steps = pd.Series(
             [tuple(samples) for samples in run_us],
@@ -145,7 +149,7 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
     after = _numbers(table, "state_after.throttle_reasons").astype(int)
     frame["throttled"] = ((before | after) & THROTTLED) > 0
     for column in MEMBERS:
-        name = column.name.partition(".")[2]
+        _, _, name = column.name.partition(".")
         frame[name] = _member(table, column)
     return frame
 
@@ -184,10 +188,11 @@ def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
 
 def _member(table: pa.Table, column: schema.Column) -> object:
     """A column that a table may lack: empty, or 0, where it or the row has none."""
-    if column.type != schema.TEXT:
-        values = _numbers(table, column.name)
-        return values.astype(int) if column.type == schema.COUNT else values
-    return table[column.name].to_pandas() if column.name in table.column_names else ""
+    if column.type == schema.TEXT:
+        has_column = column.name in table.column_names
+        return table[column.name].to_pandas() if has_column else ""
+    values = _numbers(table, column.name)
+    return values.astype(int) if column.type == schema.COUNT else values
 
 
 def item_of(row: Any) -> Item:
@@ -493,7 +498,10 @@ def _paired_by_case(
     b: str,
 ) -> tuple[pd.DataFrame, list[Pair]]:
     """The cases that both sides ran, with their columns, and the times of both, round by round."""
-    sides = {side: side_rows(rows, side) for side in (a, b)}
+    sides = {
+        a: side_rows(rows, a),
+        b: side_rows(rows, b),
+    }
     require_comparable(pd.concat(sides.values()))
     for side, part in sides.items():
         timed = part[["case", "round", "run_us"]].dropna()

@@ -75,7 +75,8 @@ def run_job(
     """Run `job` to its end, in as many processes as it takes; one record per item, always."""
     left = job.items
     while left:
-        done, died_measuring, words = _run_process(replace(job, items=left), overlay, watch)
+        rest = replace(job, items=left)
+        done, died_measuring, words = _run_process(rest, overlay, watch)
         if died_measuring:
             _record_death(job, machine, left[done], words)
             done += 1
@@ -167,7 +168,11 @@ def worker_environment(overlay: Path | None = None) -> dict[str, str]:
     others = os.environ.get("PYTHONPATH")
     paths = [str(path) for path in (overlay, package, others) if path]
     data = store.data_root().resolve()
-    return os.environ | {"ATTNLIB_DATA": str(data), "PYTHONPATH": os.pathsep.join(paths)}
+    return {
+        **os.environ,
+        "ATTNLIB_DATA": str(data),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
 
 
 def _record_death(

@@ -45,7 +45,8 @@ LOGARITHM = "log_"
 
 def look_up(rows: pd.DataFrame, *apart: Sequence[float]) -> pd.DataFrame:
     """The rows, nearest first: by the first of `apart`, a distance per row, ties by the next."""
-    order = np.lexsort([np.asarray(far) for far in reversed(apart)])
+    keys = [np.asarray(far) for far in apart]
+    order = np.lexsort(keys[::-1])  # its last key is the first to sort by
     return rows.iloc[order]
 
 
@@ -56,9 +57,14 @@ def nearest_calls(call: AttentionCase, rows: pd.DataFrame) -> pd.DataFrame:
     first, then those of its layer.
     """
     wanted = plain(call)
-    rows = rows.assign(distance=distances(call, rows).round(3))
-    is_other = [plain(case) != wanted for case in rows.case]
-    of_other_layer = [plain(case).spec != wanted.spec for case in rows.case]
+    distance = distances(call, rows).round(3)
+    is_other = []
+    of_other_layer = []
+    for case in rows.case:
+        recorded = plain(case)
+        is_other.append(recorded != wanted)
+        of_other_layer.append(recorded.spec != wanted.spec)
+    rows = rows.assign(distance=distance)
     return look_up(rows, rows.distance, is_other, of_other_layer)
 
 
@@ -78,7 +84,8 @@ def sizes_of(call: AttentionCase) -> dict[str, Any]:
     """What tells how near a call is: its `features`, and what has kernels of its own."""
     if isinstance(call, ExtendCase):
         return sizes_of(call.cached) | {"mode": call.mode}
-    return features(call.spec, sample_seq_lens(call)) | kernel_of(call.spec)
+    lengths = sample_seq_lens(call)
+    return features(call.spec, lengths) | kernel_of(call.spec)
 
 
 def features(layer: AttnSpec | MlaSpec, lengths: NDArray[Any]) -> dict[str, float]:
@@ -88,15 +95,16 @@ def features(layer: AttnSpec | MlaSpec, lengths: NDArray[Any]) -> dict[str, floa
     if isinstance(layer, AttnSpec):
         kv_heads = layer.num_kv_heads
         group = layer.group_size
+    requests = len(lengths)
     tokens = int(lengths.sum())
     longest = int(lengths.max())
-    units = len(lengths) * kv_heads
+    units = requests * kv_heads
     return {
         "log_tokens": math.log2(tokens * kv_heads),
         "log_units": UNITS_WEIGHT * math.log2(units),
         "log_slots": SLOTS_WEIGHT * (units > 2 * HOPPER_SMS),
         "log_longest": LONGEST_WEIGHT * math.log2(longest),
-        "log_skew": math.log2(longest * len(lengths) / tokens),
+        "log_skew": math.log2(longest * requests / tokens),
         "log_group": GROUP_WEIGHT * math.log2(group),
     }
 
@@ -119,24 +127,28 @@ def plain(call: AttentionCase) -> AttentionCase:
         return call
     if call.lengths in LENGTHS:
         return replace(call, context=0)
-    lengths = explicit_lengths(call.lengths).tolist()
-    return replace(call, context=0, **Lens.of(lengths).fields)
+    tokens = explicit_lengths(call.lengths).tolist()
+    lens = Lens.of(tokens)
+    return replace(call, context=0, **lens.fields)
 
 
 def recorded_as(call: AttentionCase, study: str, machine: str) -> list[Any]:
     """The cases on record of a study on a machine that are this call (`plain`)."""
-    return calls_on_record(study, machine).get(plain(call), [])
+    recorded = calls_on_record(study, machine)
+    return recorded.get(plain(call), [])
 
 
 def calls_on_record(study: str, machine: str) -> Recorded:
     """The calls of decode and MLA (`plain`) on record -> the cases that they were measured as."""
-    return _calls_on_record(study, machine, store.stamp(study, machine))
+    stamp = store.stamp(study, machine)
+    return _calls_on_record(study, machine, stamp)
 
 
 @lru_cache(maxsize=64)
 def _calls_on_record(study: str, machine: str, stamp: object) -> Recorded:
     # Records that changed have another stamp.
-    recorded: Iterable[Any] = store.load(study, machine).case.unique()
+    frame = store.load(study, machine)
+    recorded: Iterable[Any] = frame.case.unique()
     calls: defaultdict[Any, list[Any]] = defaultdict(list)
     for case in recorded:
         if isinstance(case, DecodeCase | MlaCase):

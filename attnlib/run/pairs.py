@@ -69,9 +69,10 @@ class Comparison:
             of_new = sides[new]
             good = []
             for number in sorted(of_base.keys() & of_new.keys()):
-                pair = (of_base[number], of_new[number])
-                if all(_is_good(row) for row in pair):
-                    good.append(pair)
+                base_row = of_base[number]
+                new_row = of_new[number]
+                if _is_good(base_row) and _is_good(new_row):
+                    good.append((base_row, new_row))
             were_more = len(self.pairs[item]) > len(good)
             if of_base and of_new and not were_more:
                 self.pairs[item] = good
@@ -94,8 +95,9 @@ class Comparison:
             elif study.startswith(PREFIX):
                 looks = len(self.looks)
             if count:
-                base_us = [base.run_us for base, _ in pairs[:count]]
-                new_us = [new.run_us for _, new in pairs[:count]]
+                judged = pairs[:count]
+                base_us = [base.run_us for base, _ in judged]
+                new_us = [new.run_us for _, new in judged]
                 table[item] = (new_us, base_us)
         ratios = judge_ratios(
             list(table.values()),
@@ -137,8 +139,9 @@ class Comparison:
                 if not short:
                     break
                 step = -1 if number % 2 else 1
+                in_turn = short[::step]
                 for release in self.both[::step]:
-                    items = [replace(item, release=release) for item in short[::step]]
+                    items = [replace(item, release=release) for item in in_turn]
                     job = Job(
                         study=self.study,
                         round=number,

@@ -121,7 +121,9 @@ def machine_slug(machine: Mapping[str, Any]) -> str:
     """Folder name of a machine's records: `nvidia-h200-1a2b3c4d`, or `cpu-x86_64`."""
     if not machine["gpu"]:
         return f"cpu-{machine.get('cpu', '')}"
-    return f"{machine['gpu'].lower().replace(' ', '-')}-{machine['gpu_id']}"
+    gpu = machine["gpu"].lower().replace(" ", "-")
+    gpu_id = machine["gpu_id"]
+    return f"{gpu}-{gpu_id}"
 
 
 def strip_folders(text: str) -> str:
@@ -157,8 +159,9 @@ def wrong_value(row: Row) -> str:
     if unknown:
         return f"must have the columns of data/README.md, not {sorted(unknown)}"
     for name, value in row.items():
-        if not _holds(BY_NAME[name].type, value):
-            return f"must have {name} of type {BY_NAME[name].type}, got {value!r}"
+        kind = BY_NAME[name].type
+        if not _holds(kind, value):
+            return f"must have {name} of type {kind}, got {value!r}"
     return ""
 
 
@@ -187,8 +190,9 @@ def _holds(kind: pa.DataType, value: Any) -> bool:
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
     """The rows of all tables, each with the columns of any."""
-    table = pa.concat_tables(tables, promote_options="default").combine_chunks()
-    return table.select(in_order(table.column_names))
+    table = pa.concat_tables(tables, promote_options="default")
+    whole = table.combine_chunks()
+    return whole.select(in_order(whole.column_names))
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -231,8 +235,11 @@ def decode(data: bytes) -> pa.Table:
     Raises ValueError for bytes that are no whole Parquet file, and for other columns.
     """
     try:
-        source = pa.BufferReader(data)
-        found = parquet.ParquetFile(source, page_checksum_verification=True).read()
+        file = parquet.ParquetFile(
+            pa.BufferReader(data),
+            page_checksum_verification=True,
+        )
+        found = file.read()
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"must be a whole Parquet file: {error}") from error
     given = found.column_names
@@ -273,13 +280,15 @@ def validate(table: pa.Table, machine: str) -> list[Item]:
     items = items_of(table)
     checked = [name for name in CHECKED if name in table.column_names]
     seen = set()
-    for number, row in enumerate(table.select(checked).to_pylist()):
+    rows = table.select(checked).to_pylist()
+    for number, row in enumerate(rows):
         words = what_is_wrong(row, items[number], machine)
         if words:
             raise RowError(number, words)
-        if row["id"] in seen:
-            raise RowError(number, f"id must stand once, {row['id']} stands in an earlier row too")
-        seen.add(row["id"])
+        row_id = row["id"]
+        if row_id in seen:
+            raise RowError(number, f"id must stand once, {row_id} stands in an earlier row too")
+        seen.add(row_id)
     return items
 
 
@@ -305,7 +314,8 @@ def what_is_wrong(
     status = row["status"]
     samples = row.get("run_us") or []
     if status not in STATUSES:
-        return f"status must be one of {', '.join(STATUSES)}, got {status!r}"
+        known = ", ".join(STATUSES)
+        return f"status must be one of {known}, got {status!r}"
     if (status == "ok") != bool(samples):
         words = f"got {len(samples)} samples with status {status!r}"
         return f"run_us must hold samples exactly when status is ok, {words}"
@@ -316,9 +326,9 @@ def what_is_wrong(
     if status == "ok" and item.case is not None:
         error = row.get("oracle_error")
         budget = row.get("oracle_budget")
-        is_within = (
-            error is not None and budget is not None and math.isfinite(error) and error <= budget
-        )
+        is_within = False
+        if error is not None and budget is not None:
+            is_within = math.isfinite(error) and error <= budget
         if not is_within:
             words = f"got {error} of {budget}"
             return f"oracle_error must be finite and within oracle_budget for status ok, {words}"

@@ -92,7 +92,8 @@ def on_machine(
     pairs = list(sources)
     kept = [pair for pair in pairs if wish.lower() in pair[1]]
     if pairs and not kept:
-        names = ", ".join(dict.fromkeys(machine for _, machine in pairs))
+        known = dict.fromkeys(machine for _, machine in pairs)
+        names = ", ".join(known)
         raise ValueError(f"{name} must be one of {names}, or a part of it, got {wish!r}")
     return kept
 
@@ -183,7 +184,8 @@ def find(study: str, machine: str) -> pd.DataFrame:
 
 def read(study: str, machine: str) -> pa.Table:
     """The records as `load` has them, with every column and all samples; errors are its own."""
-    return _read(study, machine)[0]
+    table, _ = _read(study, machine)
+    return table
 
 
 def publish(study: str, machine: str = "") -> Path:
@@ -230,8 +232,10 @@ def provenance(study: str, machine: str) -> dict[str, Any]:
             names.append(name.as_posix())
             hashes.append(_sha256(files))
     started_at = table["started_at"].to_pylist()
-    days = sorted({started[:10] for started in started_at})
-    last = rows_of(table.slice(table.num_rows - 1))[0]
+    days = {started[:10] for started in started_at}
+    first_day = min(days)
+    last_day = max(days)
+    (last,) = rows_of(table.slice(table.num_rows - 1))
     return {
         "study": study,
         "file": ", ".join(names),
@@ -239,7 +243,7 @@ def provenance(study: str, machine: str) -> dict[str, Any]:
         "records": table.num_rows,
         "machine": members(last, "machine"),
         "versions": _versions(table),
-        "measured": days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
+        "measured": first_day if len(days) == 1 else f"{first_day} to {last_day}",
         "commands": sorted(table["command"].unique().to_pylist()),
     }
 
@@ -333,18 +337,25 @@ def _checked_published(study: str, machine: str) -> Checked | None:
 
 def _checked_measured(study: str, machine: str) -> Checked | None:
     """Records that are not published, oldest first."""
-    found: dict[Path, Row] = {}
+    found: list[tuple[Path, Row]] = []
     for path in _measured(study, machine):
         with suppress(FileNotFoundError):  # published meanwhile
-            found[path] = _row_in(path)
+            found.append((path, _row_in(path)))
     if not found:
         return None
-    paths = sorted(found, key=lambda path: str(found[path].get("started_at")))
+    found.sort(key=_started)
     try:
-        table = table_of([found[path] for path in paths])
+        table = table_of([row for _, row in found])
         return table, validate(table, machine)
     except RowError as error:
-        raise ValueError(f"{paths[error.row]} {error.words}") from error
+        path, _ = found[error.row]
+        raise ValueError(f"{path} {error.words}") from error
+
+
+def _started(record: tuple[Path, Row]) -> str:
+    """When the record of a file was begun."""
+    _, row = record
+    return str(row.get("started_at"))
 
 
 def _row_in(path: Path) -> Row:

@@ -63,10 +63,12 @@ class Grid:
 
     def items(self) -> Iterator[Item]:
         """Every item of one round, case by case, so that a worker builds each case once."""
+        firsts = list(product(self.backends, self.timers))
+        repeats = list(product(self.again, self.timers))
         for release, case in product(self.releases, self.cases):
-            for backend, timer in product(self.backends, self.timers):
+            for backend, timer in firsts:
                 yield Item(backend, timer, case, release)
-            for backend, timer in product(self.again, self.timers):
+            for backend, timer in repeats:
                 yield Item(backend, timer, case, release, again=1)
 
 
@@ -144,10 +146,12 @@ class Study:
             why = f" ({error})"
         matches = [case for case in self.cases if case.label == wanted]
         if not matches:  # the context may be left out where there is one alone
-            matches = [case for case in self.cases if case.label.startswith(f"{wanted} context=")]
+            start = f"{wanted} context="
+            matches = [case for case in self.cases if case.label.startswith(start)]
         if len(matches) != 1:
             texts = [case.label for case in self.cases]
-            near = "; ".join(get_close_matches(wanted, texts, 5, 0))
+            nearest = get_close_matches(wanted, texts, n=5, cutoff=0)
+            near = "; ".join(nearest)
             raise ValueError(
                 f"case must be one of study {self.name!r}, got {name!r}{why}; near: {near}"
             )
@@ -186,9 +190,15 @@ class Study:
         command = self.command or f"python -m attnlib measure {shlex.quote(self.name)}"
         jobs = []
         for group in list(groups.values())[::step]:
-            release = group[0].release
-            in_turn = tuple(group[::step])
-            jobs.append(Job(self.name, round_, self.device, release, in_turn, command))
+            job = Job(
+                study=self.name,
+                round=round_,
+                device=self.device,
+                release=group[0].release,
+                items=tuple(group[::step]),
+                command=command,
+            )
+            jobs.append(job)
         return jobs
 
 
@@ -283,14 +293,17 @@ def machine_shown(study: str, device: str, published: str) -> str:
     if mode() == "live":
         return machine_slug(describe(device))
     machines = store.machines(study)
-    if wish := os.environ.get("ATTNLIB_MACHINE"):
+    wish = os.environ.get("ATTNLIB_MACHINE")
+    if wish:
         sources = [(study, machine) for machine in machines]
-        fitting = [machine for _, machine in store.on_machine("ATTNLIB_MACHINE", wish, sources)]
-        fitting = fitting or [wish]
+        found = store.on_machine("ATTNLIB_MACHINE", wish, sources)
+        fitting = [machine for _, machine in found] or [wish]
         return published if published in fitting else fitting[0]
     if not published:
-        known = f"set ATTNLIB_MACHINE to one of: {', '.join(machines)}"
-        what = known if machines else "measure it on a GPU"
+        what = "measure it on a GPU"
+        if machines:
+            listed = ", ".join(machines)
+            what = f"set ATTNLIB_MACHINE to one of: {listed}"
         raise ValueError(f"study {study!r} has no published records: {what}")
     return published
 
@@ -331,7 +344,8 @@ class Sweep:
         jobs = study.jobs(headline=self.headline, rounds=self.rounds)
         releases = {job.release for job in jobs if job.release}
         for requirement in self.overlays:
-            if requirement.partition("==")[2] not in releases:
+            _, _, release = requirement.partition("==")
+            if release not in releases:
                 words = f"overlay {requirement} must be of a release in the study"
                 raise ValueError(f"{words}: {sorted(releases)}")
         return jobs
@@ -347,13 +361,14 @@ class Sweep:
             # Asked again: the sweep that held the GPU until now may have measured some.
             left = self.missing(jobs, machine)
             total = sum(len(job.items) for job in left)
-            releases = sorted({job.release for job in left})
-            words = " ".join(filter(None, [jobs[0].study, *releases]))
+            releases = {job.release for job in left} - {""}
+            words = " ".join([jobs[0].study, *sorted(releases)])
             bar = self.progress(total=total, unit="item", desc=words)
+            watch = Watch(bar.update, self.stop, (held,))
             with closing(bar):
                 for job in left:
                     overlay = _overlay(job, self.overlays)
-                    run_job(job, machine, overlay, Watch(bar.update, self.stop, (held,)))
+                    run_job(job, machine, overlay, watch)
         return total
 
     def missing(self, jobs: list[Job], machine: Machine) -> list[Job]:
@@ -366,7 +381,10 @@ class Sweep:
         have = set(rows["id"])
         left = []
         for job in jobs:
-            items = [item for item in job.items if job.id_of(item, machine) not in have]
+            items = []
+            for item in job.items:
+                if job.id_of(item, machine) not in have:
+                    items.append(item)
             if items:
                 left.append(replace(job, items=tuple(items)))
         return left
@@ -382,9 +400,11 @@ def in_about(*sweeps: tuple[int, int], pace: Study) -> str:
     started = rows.started_at.astype("datetime64[ns, UTC]")
     gaps = started.diff().dt.total_seconds()
     process = rows[["round", "release"]]
-    starts = (process != process.shift()).any(axis=1)
+    is_other = process != process.shift()
+    starts = is_other.any(axis=1)
     # Means: times are whole seconds, and most records take less than one.
-    means = gaps[gaps < LONGEST_GAP_S].groupby(starts).mean()
+    in_one_sweep = gaps[gaps < LONGEST_GAP_S]
+    means = in_one_sweep.groupby(starts).mean()
     process_s = means.get(True, 0.0)
     record_s = means[False]
     minutes = []
@@ -392,7 +412,8 @@ def in_about(*sweeps: tuple[int, int], pace: Study) -> str:
         seconds = count * process_s + size * record_s
         minutes.append(math.ceil(seconds / 60))
     words = " to ".join(str(each) for each in minutes)
-    return f", in about {words} minute{'s' if minutes[-1] > 1 else ''}"
+    unit = "minutes" if minutes[-1] > 1 else "minute"
+    return f", in about {words} {unit}"
 
 
 @lru_cache(maxsize=2)
@@ -406,8 +427,10 @@ def describe(device: str) -> Machine:
         env=worker_environment(),
     )
     if done.returncode:
-        raise RuntimeError(f"the machine could not be described: {done.stderr.strip()[-800:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+        why = done.stderr.strip()[-800:]
+        raise RuntimeError(f"the machine could not be described: {why}")
+    *_, last_line = done.stdout.splitlines()
+    return json.loads(last_line)
 
 
 def _overlay(job: Job, given: dict[str, Path]) -> Path | None:
@@ -417,9 +440,11 @@ def _overlay(job: Job, given: dict[str, Path]) -> Path | None:
         return None
     unknown = [backend for backend, package in packages.items() if not package]
     if unknown:
+        listed = ", ".join(COMPARED)
+        got = ", ".join(sorted(unknown))
         raise ValueError(
-            f"release must be empty for backends other than {', '.join(COMPARED)}-*, "
-            f"got {job.release!r} for {', '.join(sorted(unknown))}"
+            f"release must be empty for backends other than {listed}-*, "
+            f"got {job.release!r} for {got}"
         )
     distributions = sorted({*packages.values()})
     if len(distributions) > 1:

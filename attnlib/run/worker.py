@@ -47,11 +47,15 @@ class Worker:
     def measure(self, item: Item) -> Row:
         """The record of one item; every failure that leaves the process sane becomes a status."""
         before = describe_state(self.device)
-        asked = {column.name: column.ask(self.device) for column in COLUMNS if column.ask}
+        asked = {}
+        for column in COLUMNS:
+            if column.ask:
+                asked[column.name] = column.ask(self.device)
         try:
             cls = subject_class(item.case)
             if cls not in self._subjects:
-                self._subjects[cls] = cls(Bench(self.device, self.machine, self.versions))
+                bench = Bench(self.device, self.machine, self.versions)
+                self._subjects[cls] = cls(bench)
             fields = self._subjects[cls].measure(item)
         except Exception as error:
             # These leave the CUDA context unusable; an out-of-memory error does not.

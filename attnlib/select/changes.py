@@ -430,13 +430,14 @@ def change_in_words(change: ProblemChange) -> list[str]:
 
 
 def _what_decides(change: ProblemChange) -> str:
-    """`if context (pass --server context=N)`, or that the newer release is not known to have it."""
+    """`if context >= 32768`, else what to pass, or that the newer release is not known for it."""
     answer = change.answer
     if answer.is_newer:
         until = answer.problem.releases[answer.package].until
         return f"known to {until}, of later releases nobody has said"
-    conditions = change.open_conditions or answer.missing
-    return f"if {' and '.join(conditions)} ({answer.confirmed_by})"
+    if change.open_conditions:
+        return f"if {' and '.join(change.open_conditions)}"
+    return f"if {' and '.join(answer.missing)} ({answer.confirmed_by})"
 
 
 def _since(change: ProblemChange) -> str:

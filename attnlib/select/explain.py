@@ -7,7 +7,16 @@ from ..core.backends.table import TABLE
 from ..core.spec import AttnSpec, require_word
 from .asked import DECODE, asked, facts_stated
 from .facts import Call, Facts, decided, facts_of, gpu_named
-from .libraries import AUTO, FLASHINFER, Called, Library, Names, find, holding
+from .libraries import (
+    AUTO,
+    FLASHINFER,
+    Called,
+    Library,
+    Names,
+    find,
+    holding,
+    library_or_engine,
+)
 from .rules import Reason, Reasons, Rule, first_match
 
 NO_CALL = Call()
@@ -94,7 +103,8 @@ def explain(
     *,
     mode: str = "",
     gpu: str,
-    library: str,
+    library: str = "",
+    engine: str = "",
     policy: str = AUTO,
     call: Call = NO_CALL,
 ) -> Choice:
@@ -118,6 +128,8 @@ def explain(
         A library and its release, `flashinfer==0.6.3`, `vllm==0.33.0`, or `mini-sglang`. An engine
         calls the FlashInfer that its release requires, or one that is installed beside it:
         `sglang==0.5.23,flashinfer==0.7.2.post1`.
+    engine : str
+        The same, where `library` is left out.
     policy : str, default "auto"
         The library's own rule (auto), an engine's rule, or a backend asked for by name.
     call : Call, optional
@@ -150,6 +162,7 @@ def explain(
     'fa3'
     """
     gpu = gpu_named(gpu)
+    library = library_or_engine(library, engine)
     if not isinstance(spec, AttnSpec):
         spec, mode, call = asked(spec, mode, call)
     mode = mode or DECODE

@@ -182,7 +182,7 @@ class Found:
 
     @property
     def is_newer(self) -> bool:
-        """Whether all that is missing is a word on the stack's release, newer than what is known."""
+        """Whether only the release is open: the stack's is newer than what is known."""
         return any(" after " in name for name in self.missing)
 
     def is_open_in(self, stack: Mapping[str, Version]) -> bool:

@@ -433,6 +433,14 @@ def _flat(names: Any) -> list[str]:
 LIBRARIES = load_libraries()
 
 
+def library_or_engine(library: str, engine: str) -> str:
+    """The one of both names of an argument that is given; ValueError for two."""
+    if library and engine:
+        words = f"got {library!r} and {engine!r}"
+        raise ValueError(f"library and engine are one argument, give one of them, {words}")
+    return library or engine
+
+
 def find(text: str) -> tuple[Library, Version | None]:
     """The library and release of `flashinfer==0.6.3`, `mini-sglang` and the like.
 

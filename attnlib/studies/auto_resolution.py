@@ -52,10 +52,12 @@ STUDY = Study(
 
 def kernel_table(frame: pd.DataFrame) -> pd.DataFrame:
     """The kernel that `auto` ran and its time: a row per dtypes, a column per release."""
-    rows = frame[frame.backend.isin(BACKENDS) & frame.release.isin(AROUND)]
+    is_around = frame.release.isin(AROUND)
+    rows = frame[is_around & frame.backend.isin(BACKENDS)]
     table: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows.itertuples():
         said = f"{row.kernel_family}, {row.run_us:.0f} us" if row.status == "ok" else row.status
-        table.setdefault((row.dtype, row.kv_dtype), {})[row.release] = said
+        line = table.setdefault((row.dtype, row.kv_dtype), {})
+        line[row.release] = said
     wide = pd.DataFrame(table).T[list(AROUND)]
     return wide.rename_axis(["query", "cache"]).reset_index()

@@ -79,8 +79,19 @@ LONG = tuple(case for case in HEADLINE if case.kv_len >= 8192)
 PAGE_SIZES = (1, 16)
 BATCHES = (1, 4, 16, 64, 128)
 LENGTHS = (1024, 4096, 16384, 65536, 131072)
-_GRID = [decode_case(*sizes) for sizes in product(HEADS, PAGE_SIZES, BATCHES, LENGTHS)]
-WIDE = tuple(case for case in _GRID if case.cost.kv_bytes <= KV_LIMIT_BYTES)
+
+
+def _wide() -> tuple[DecodeCase, ...]:
+    """Every shape whose cache is not too large."""
+    cases = []
+    for sizes in product(HEADS, PAGE_SIZES, BATCHES, LENGTHS):
+        case = decode_case(*sizes)
+        if case.cost.kv_bytes <= KV_LIMIT_BYTES:
+            cases.append(case)
+    return tuple(cases)
+
+
+WIDE = _wide()
 _AGAIN = {
     (32, 8): (
         (1, 1, 1024),
@@ -111,8 +122,18 @@ _AGAIN = {
     ),
 }
 """Heads -> page size, batch size and kv_len of the cases that are measured twice."""
-AGAIN = tuple(decode_case(heads, *size) for heads, sizes in _AGAIN.items() for size in sizes)
-"""A/A cases."""
+
+
+def _again() -> tuple[DecodeCase, ...]:
+    """The A/A cases."""
+    cases = []
+    for heads, sizes in _AGAIN.items():
+        for size in sizes:
+            cases.append(decode_case(heads, *size))
+    return tuple(cases)
+
+
+AGAIN = _again()
 
 _slow = partial(Grid, releases=(REGRESSED,), rounds=4)
 
@@ -123,7 +144,12 @@ STUDY = Study(
         Grid(HEADLINE, ALL_MODES, releases=(REGRESSED,), rounds=3, headline=True),
         Grid(HEADLINE, FIX_PROOF, releases=(FIXED,), rounds=3, headline=True),
         _slow(HEADLINE, ALL_MODES),
-        Grid(HEADLINE, (*FIX_PROOF, FA3), releases=(BEFORE, FIXED, NEWEST), rounds=4),
+        Grid(
+            HEADLINE,
+            backends=(*FIX_PROOF, FA3),
+            releases=(BEFORE, FIXED, NEWEST),
+            rounds=4,
+        ),
         _slow(HEADLINE, PAIR, timers=EAGER, again=PAIR),
         _slow(WIDE, PAIR),
         _slow(AGAIN, (), again=PAIR),
@@ -139,7 +165,8 @@ def headline(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     modes = [FA2, FA3, AUTO, CUDA_CORES]
     us = times(rows)[["case", *modes]]
     table = over(rows, FA3, FA2).merge(us, on="case")
-    shown = table[[*SHAPE, *modes]].rename(columns=LABELS).round(1)
+    shown = table[[*SHAPE, *modes]]
+    shown = shown.rename(columns=LABELS).round(1)
     shown["fa3 / fa2"] = table.ratio.round(2)
     shown["95 % CI"] = intervals(table)
     shown["verdict"] = table.verdict
@@ -157,7 +184,8 @@ def slowdown_by_heads(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     """Slowdown of fa3 over fa2: a row per head count, the largest median first, and one for all."""
     grid = slowdown_grid(frame, release)
     parts = dict(iter(grid.groupby("heads")))
-    first = sorted(parts, key=lambda heads: -parts[heads].ratio.median())
+    medians = grid.groupby("heads").ratio.median()
+    first = sorted(parts, key=lambda heads: -medians[heads])
     lines = []
     for heads in (*first, "all"):
         part = parts.get(heads, grid)
@@ -178,7 +206,8 @@ def slowdown_chart(frame: pd.DataFrame, release: str, *, page_size: int) -> char
     grid = slowdown_grid(frame, release)
     grid = grid[grid.page_size == page_size]
     records = decode_rows(frame, release=release)
-    records = records[records.backend.isin(PAIR) & (records.page_size == page_size)]
+    has_pages = records.page_size == page_size
+    records = records[has_pages & records.backend.isin(PAIR)]
     by_heads = grid.groupby("heads").ratio.median().sort_values()
     figure, axes = charts.panels(
         [f"{heads} heads" for heads in by_heads.index],
@@ -190,11 +219,17 @@ def slowdown_chart(frame: pd.DataFrame, release: str, *, page_size: int) -> char
     )
     for axis, heads in zip(axes, by_heads.index, strict=True):
         axis.axhline(1, **style.RULE)
+        of_heads = grid[grid.heads == heads]
         for batch_size, look in style.looks(BATCHES).items():
-            part = grid[(grid.heads == heads) & (grid.batch_size == batch_size)]
+            part = of_heads[of_heads.batch_size == batch_size]
             part = part.sort_values("kv_len")
-            label = f"{batch_size} requests" if batch_size > 1 else "1 request"
-            axis.plot(part.kv_len, part.ratio, color=look.color, marker=look.marker, label=label)
+            axis.plot(
+                part.kv_len,
+                part.ratio,
+                color=look.color,
+                marker=look.marker,
+                label=f"{batch_size} requests" if batch_size > 1 else "1 request",
+            )
         style.log_axes(axis, "x", "y")
         axis.set_xticks([1024, 8192, 65536], ["1k", "8k", "64k"])
     axes[0].legend(fontsize=7.5, loc="upper left")

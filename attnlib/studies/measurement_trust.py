@@ -16,12 +16,13 @@ from ..run.study import Grid, Study
 from .fa3_decode_regression import FIXED, PAIR, PINNED, REGRESSED, decode_case
 from .fa3_decode_regression import STUDY as REGRESSION
 
+_case = partial(decode_case, page_size=16)
 TRUST = (
-    decode_case((8, 1), page_size=16, batch_size=1, kv_len=1024),
-    decode_case((32, 8), page_size=16, batch_size=1, kv_len=4096),
-    decode_case((16, 2), page_size=16, batch_size=16, kv_len=8192),
-    decode_case((32, 8), page_size=16, batch_size=16, kv_len=8192),
-    decode_case((32, 8), page_size=16, batch_size=128, kv_len=4096),
+    _case((8, 1), batch_size=1, kv_len=1024),
+    _case((32, 8), batch_size=1, kv_len=4096),
+    _case((16, 2), batch_size=16, kv_len=8192),
+    _case((32, 8), batch_size=16, kv_len=8192),
+    _case((32, 8), batch_size=128, kv_len=4096),
 )
 """From 0.5 MiB, which any cache holds, to 2 GiB, which none does."""
 TIMERS = ("graph", "graph-cold", "eager", "profiler")
@@ -55,22 +56,36 @@ def false_verdicts(studies: Sequence[str]) -> pd.DataFrame:
 
     Of `studies`, the A/A rows of three rounds or more, since fewer have no verdict.
     """
-    item = ["timer", "backend", "release", "case"]
-    counts = []
+    lines = []
     for name in studies:
         for machine in machines(name):
             frame = load(name, machine)
-            again = frame[frame.repeat]
-            if again.empty:
+            judged = _judged_again(frame)
+            if judged.empty:
                 continue
-            rounds = again.groupby(item, sort=False)["round"].transform("nunique")
-            judged = again[rounds >= LEAST_ROUNDS]
-            if len(judged):
-                kept = pd.concat([frame[~frame.repeat], judged])
-                false, _, rows, *_ = aa_check(kept).split()
-                counts.append((frame.gpu.max(), 1, int(rows), int(false)))
-    table = pd.DataFrame(counts, columns=["GPU", "tables", "A/A rows", "false verdicts"])
+            kept = pd.concat([frame[~frame.repeat], judged])
+            false, _, rows, *_ = aa_check(kept).split()
+            line = {
+                "GPU": frame.gpu.max(),
+                "tables": 1,
+                "A/A rows": int(rows),
+                "false verdicts": int(false),
+            }
+            lines.append(line)
+    columns = ["GPU", "tables", "A/A rows", "false verdicts"]
+    table = pd.DataFrame(lines, columns=columns)
     return table.groupby("GPU", as_index=False).sum()
+
+
+def _judged_again(frame: pd.DataFrame) -> pd.DataFrame:
+    """The A/A rows that have the rounds for a verdict."""
+    again = frame[frame.repeat]
+    if again.empty:
+        return again
+    item = ["timer", "backend", "release", "case"]
+    groups = again.groupby(item, sort=False)
+    rounds = groups["round"].transform("nunique")
+    return again[rounds >= LEAST_ROUNDS]
 
 
 def by_rounds(
@@ -80,26 +95,39 @@ def by_rounds(
 ) -> pd.DataFrame:
     """Half the width of the interval of a / b, percent, by the number of rounds, a row per call."""
     rows = decode_rows(frame)
+    most = rows["round"].max() + 1
     columns = {}
     for count in ROUNDS:
-        if count <= rows["round"].max() + 1:
-            table = over(rows[rows["round"] < count], a, b).set_index("case")
-            half = np.sqrt(table.high / table.low) - 1
-            columns[f"{count} rounds, ± %"] = 100 * half
+        if count > most:
+            continue
+        first = rows[rows["round"] < count]
+        table = over(first, a, b).set_index("case")
+        half = np.sqrt(table.high / table.low) - 1
+        columns[f"{count} rounds, ± %"] = 100 * half
     base = rows[rows.backend == b]
     us = base.groupby("case", sort=False).run_us.median()
-    wide = pd.DataFrame(columns).assign(us=us).sort_values("us")
-    wide.insert(0, "call", [case.label for case in wide.index])
+    wide = pd.DataFrame(columns).assign(us=us)
+    wide = wide.sort_values("us")
+    labels = [case.label for case in wide.index]
+    wide.insert(0, "call", labels)
     wide.insert(1, f"{b}, us", wide.pop("us"))
     return wide.reset_index(drop=True)
 
 
 def timers(frame: pd.DataFrame, backend: str = FA2) -> pd.DataFrame:
     """Median time (us) of a backend by each timer, a row per call, the shortest first."""
-    rows = frame[(frame.status == "ok") & ~frame.repeat]
-    rows = rows[rows.backend == backend]
-    wide = rows.pivot_table("run_us", "case", "timer", "median", sort=False)
-    wide = wide.sort_values("graph")[[*TIMERS]].add_suffix(", us")
+    is_ok = frame.status == "ok"
+    is_mine = frame.backend == backend
+    rows = frame[is_ok & is_mine & ~frame.repeat]
+    wide = rows.pivot_table(
+        values="run_us",
+        index="case",
+        columns="timer",
+        aggfunc="median",
+        sort=False,
+    )
+    wide = wide[[*TIMERS]].sort_values("graph")
+    wide = wide.add_suffix(", us")
     wide.insert(0, "call", [case.label for case in wide.index])
     return wide.reset_index(drop=True)
 
@@ -108,8 +136,10 @@ def agreement() -> pd.DataFrame:
     """NVIDIA's published times (data/aiconfigurator.csv) over those of our fa2 on an H200."""
     theirs = pd.read_csv(data_root() / "aiconfigurator.csv", comment="#")
     theirs = theirs.replace({"framework": FRAMEWORKS})
-    warm = decode_rows(load(REGRESSION.name, REGRESSION.reference_machine), release=REGRESSED)
-    warm = warm[(warm.backend == FA2) & (warm.lengths == "fixed")]
+    frame = load(REGRESSION.name, REGRESSION.reference_machine)
+    warm = decode_rows(frame, release=REGRESSED)
+    is_alike = warm.lengths == "fixed"
+    warm = warm[is_alike & (warm.backend == FA2)]
     ours = warm.groupby(SIZES).run_us.median()
     both = ours.reset_index().merge(theirs, on=SIZES)
     return both.assign(ratio=both.us / both.run_us)
@@ -128,7 +158,8 @@ def agreement_chart() -> charts.Figure:
     for name, look in looks.items():
         part = both[both.framework == name]
         long = part[part.run_us >= LONG_US]
-        agree = ((long.ratio - 1).abs() <= AGREE).sum()
+        apart = (long.ratio - 1).abs()
+        agree = (apart <= AGREE).sum()
         label = f"{name}: {agree} of {len(long)} within 10 % from {LONG_US} us"
         axis.scatter(
             part.run_us,
@@ -153,7 +184,8 @@ def clocks(
     """SM clock (MHz) of long calls, and how many ran into the power cap, by GPU and backend."""
     parts = []
     for machine in machines(study):
-        parts.append(pd.read_parquet(published_path(study, machine)))
+        path = published_path(study, machine)
+        parts.append(pd.read_parquet(path))
     rows = pd.concat(parts)
     rows = rows[rows.status == "ok"]
     is_long = rows.run_us.map(np.median) > longer_than

@@ -60,7 +60,8 @@ LIVE_SIZES = (
     (112, 16, 128, 1),
 )
 SEED = "plan and rivals"
-CASES = drawn_cases(tuple(AttnSpec(*sizes) for sizes in SIZES), 10, SEED)
+LAYERS = tuple(AttnSpec(*sizes) for sizes in SIZES)
+CASES = drawn_cases(LAYERS, 10, SEED)
 FIRST = first_of_each_layer(CASES)
 AGAIN = tuple(FIRST.values())
 LIVE = tuple(FIRST[AttnSpec(*sizes)] for sizes in LIVE_SIZES)

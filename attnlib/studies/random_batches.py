@@ -8,6 +8,7 @@ measured none of the others. Four earlier draws are on record as the same study 
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -87,9 +88,10 @@ def drawn_cases(
         while len(cases) < number * count:
             batch = _even_over_logarithms(draw, *BATCHES)
             kv_len = _even_over_logarithms(draw, *KV_LENS)
-            case = DecodeCase(spec, batch, kv_len, draw.choice(KINDS))
-            longest = DecodeCase(spec, batch, kv_len).cost.kv_bytes
-            if longest <= MOST_KV_BYTES and case.cost.kv_bytes >= LEAST_KV_BYTES:
+            longest = DecodeCase(spec, batch, kv_len)
+            case = replace(longest, lengths=draw.choice(KINDS))
+            fits = longest.cost.kv_bytes <= MOST_KV_BYTES
+            if fits and case.cost.kv_bytes >= LEAST_KV_BYTES:
                 cases[case] = None
     return tuple(cases)
 
@@ -132,12 +134,18 @@ def load_all(study: str = STUDY.name) -> pd.DataFrame:
     """The good records of a study on all GPUs, with the columns `machine` and `past_slots`."""
     frames = []
     for machine in store.machines(study):
-        rows = good_rows(store.load(study, machine), COLD)
+        records = store.load(study, machine)
+        rows = good_rows(records, COLD)
         frames.append(rows.assign(machine=machine))
     if not frames:
         raise FileNotFoundError(f"no records of study {study!r}: publish some, or take ours")
-    rows = pd.concat(frames, ignore_index=True)
-    return rows.assign(past_slots=rows.batch_size * rows.num_kv_heads > SLOTS)
+    return _with_slots(pd.concat(frames, ignore_index=True))
+
+
+def _with_slots(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the column `past_slots`: whether requests x KV heads fill the GPU."""
+    blocks = table.batch_size * table.num_kv_heads
+    return table.assign(past_slots=blocks > SLOTS)
 
 
 def ratios(
@@ -152,8 +160,7 @@ def ratios(
     for machine, part in rows.groupby("machine", sort=False):
         table = over(part, a, b, not_slower=not_slower)
         tables.append(table.assign(machine=machine))
-    table = pd.concat(tables, ignore_index=True)
-    return table.assign(past_slots=table.batch_size * table.num_kv_heads > SLOTS)
+    return _with_slots(pd.concat(tables, ignore_index=True))
 
 
 def gain_summary(
@@ -171,14 +178,21 @@ def gain_summary(
     for rival in rivals:
         judged = ratios(rows, PLANNED, rival, not_slower=MOST_LOSS)
         table = judged.assign(ratio=1 / judged.ratio)
-        plan_us = rows[rows.backend == rival].plan_us.median()
-        for part, chosen in (
-            ("all", table),
-            (f"past {SLOTS} blocks", table[table.past_slots]),
-            (f"up to {SLOTS} blocks", table[~table.past_slots]),
-        ):
-            line = {"rival": rival, "batches": part, **_line(chosen)}
-            lines.append(line | {"plan, us": plan_us})
+        of_rival = rows[rows.backend == rival]
+        plan_us = of_rival.plan_us.median()
+        parts = {
+            "all": table,
+            f"past {SLOTS} blocks": table[table.past_slots],
+            f"up to {SLOTS} blocks": table[~table.past_slots],
+        }
+        for part, chosen in parts.items():
+            line = {
+                "rival": rival,
+                "batches": part,
+                **_line(chosen),
+                "plan, us": plan_us,
+            }
+            lines.append(line)
     return pd.DataFrame(lines).round(3)
 
 
@@ -187,6 +201,9 @@ def _line(table: pd.DataFrame) -> dict[str, object]:
     if table.empty:
         return {"count": 0}
     ratio = table.ratio
+    gains = ratio > 1.05
+    loses = ratio < 1 - MOST_LOSS
+    not_slower = table.high <= 1 + MOST_LOSS
     shown = table.verdict.isin((FASTER, NOT_SLOWER))
     low, high = mean_interval(ratio)
     return {
@@ -194,9 +211,9 @@ def _line(table: pd.DataFrame) -> dict[str, object]:
         "geometric mean": float(geometric_mean(ratio)),
         "95 % CI of the mean": f"{low:.3f} to {high:.3f}",
         "median": ratio.median(),
-        "gains > 5 %": f"{(ratio > 1.05).mean():.1%}",
-        "loses > 2 %": f"{(ratio < 1 - MOST_LOSS).mean():.1%}",
-        "not slower": f"{(table.high <= 1 + MOST_LOSS).mean():.1%}",
+        "gains > 5 %": f"{gains.mean():.1%}",
+        "loses > 2 %": f"{loses.mean():.1%}",
+        "not slower": f"{not_slower.mean():.1%}",
         "by Holm": f"{shown.mean():.1%}",
         "best": ratio.max(),
         "worst": ratio.min(),

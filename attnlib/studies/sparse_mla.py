@@ -35,19 +35,22 @@ TOP_K = (512, 1024, 2048)
 SPARSE_BATCHES = (8, 64)
 SPARSE_LEN, DENSE_LEN = 32768, 8192
 OVERFLOW_MACHINE = "nvidia-h200-2ef2f3bb"
+_WRAPPING = MlaSpec(16, top_k=2048)
 EITHER_SIDE = (
-    MlaCase(MlaSpec(16, top_k=2048), batch_size=56, kv_len=131072),
-    MlaCase(MlaSpec(16, top_k=2048), batch_size=57, kv_len=131072),
+    MlaCase(_WRAPPING, batch_size=56, kv_len=131072),
+    MlaCase(_WRAPPING, batch_size=57, kv_len=131072),
 )
 """7,340,032 and 7,471,104 tokens: on either side of the first token that wraps, 7,456,541."""
 
 
 def _sparse(heads: int, top_k: int, batch: int, kv_format: str) -> MlaCase:
-    return MlaCase(MlaSpec(heads, top_k, kv_format=kv_format), batch, SPARSE_LEN)
+    spec = MlaSpec(heads, top_k, kv_format=kv_format)
+    return MlaCase(spec, batch_size=batch, kv_len=SPARSE_LEN)
 
 
 def _dense(heads: int, batch: int, kv_format: str) -> MlaCase:
-    return MlaCase(MlaSpec(heads, top_k=0, kv_format=kv_format), batch, DENSE_LEN)
+    spec = MlaSpec(heads, top_k=0, kv_format=kv_format)
+    return MlaCase(spec, batch_size=batch, kv_len=DENSE_LEN)
 
 
 def _cases(kv_format: str, backend: str) -> tuple[MlaCase, ...]:
@@ -55,10 +58,12 @@ def _cases(kv_format: str, backend: str) -> tuple[MlaCase, ...]:
     cases = []
     if "dense" not in backend:
         for heads, top_k, batch in product(HEADS, TOP_K, SPARSE_BATCHES):
-            cases.append(_sparse(heads, top_k, batch, kv_format))
+            case = _sparse(heads, top_k, batch, kv_format)
+            cases.append(case)
     if "sparse" not in backend:
         for heads, batch in product((128, 16), (1, 64)):
-            cases.append(_dense(heads, batch, kv_format))
+            case = _dense(heads, batch, kv_format)
+            cases.append(case)
     return tuple(cases)
 
 
@@ -96,8 +101,19 @@ STUDY = Study(
     question="Which kernel decodes sparse MLA fastest on Hopper, over which cache format?",
     grids=(
         *ALL_SHAPES,
-        Grid(AGAIN, (), timers=COLD, rounds=4, again=(FLASH_ATTN_3,)),
-        Grid(EITHER_SIDE, OVERFLOWING, releases=("0.6.4", "0.6.13"), rounds=3),
+        Grid(
+            AGAIN,
+            backends=(),
+            timers=COLD,
+            rounds=4,
+            again=(FLASH_ATTN_3,),
+        ),
+        Grid(
+            EITHER_SIDE,
+            OVERFLOWING,
+            releases=("0.6.4", "0.6.13"),
+            rounds=3,
+        ),
         *LIVE,
     ),
     reference_machine="nvidia-h200-89dc5463",
@@ -113,9 +129,11 @@ def kernel_rows(frame: pd.DataFrame) -> pd.DataFrame:
     names = []
     plain_cases = []
     for row in rows.itertuples():
-        names.append(KERNELS[row.kv_format, row.backend])
+        name = KERNELS[row.kv_format, row.backend]
         plain_spec = replace(row.case.spec, kv_format="bfloat16")
-        plain_cases.append(replace(row.case, spec=plain_spec))
+        plain_case = replace(row.case, spec=plain_spec)
+        names.append(name)
+        plain_cases.append(plain_case)
     rows = rows.drop(columns=["heads", "kv_format"])
     rows = rows.assign(backend=names, case=plain_cases)
     return rows.rename(columns={"num_qo_heads": "heads"})
@@ -137,62 +155,97 @@ def shape_chart(frame: pd.DataFrame, top_k: int = 2048) -> charts.Figure:
     times = rows.groupby(["shape", "backend"], sort=False).run_us
     medians = times.median().reset_index()
     order = [*dict.fromkeys(shapes)]
-    placed = medians.assign(place=medians["shape"].map(order.index))
+    place = medians["shape"].map(order.index)
+    placed = medians.assign(place=place)
+    title = f"Sparse MLA, {top_k:,} of {SPARSE_LEN:,} tokens a request"
+    height = 1.4 + 0.32 * len(order)
     figure, (axis,) = charts.panels(
-        [f"Sparse MLA, {top_k:,} of {SPARSE_LEN:,} tokens a request"],
-        (8.5, 1.4 + 0.32 * len(order)),
+        [title],
+        (8.5, height),
         rows,
         ("time of one call, us (median over rounds, L2 cold)", ""),
     )
-    looks = style.looks(name for name in KERNELS.values() if "dense" not in name)
-    charts.dots(axis, placed, "run_us", "place", by="backend", looks=looks)
+    of_sparse = [name for name in KERNELS.values() if "dense" not in name]
+    charts.dots(
+        axis,
+        placed,
+        "run_us",
+        "place",
+        by="backend",
+        looks=style.looks(of_sparse),
+    )
     charts.categories(axis, "y", order)
     style.log_axes(axis, "x")
-    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    axis.legend(
+        fontsize=8,
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+    )
     return figure
 
 
 def fp8_over_bf16(frame: pd.DataFrame, top_k: int = 2048) -> pd.DataFrame:
     """The fastest kernel over FP8 against the fastest over bfloat16, a row per shape."""
     rows = sparse_rows(frame, top_k)
-    us = rows.pivot_table("run_us", "case", "backend", "median", sort=False)
-    sides = {}
+    us = rows.pivot_table(
+        values="run_us",
+        index="case",
+        columns="backend",
+        aggfunc="median",
+        sort=False,
+    )
+    sides = []
     for cache in ("FP8", "bf16"):
-        names = us.filter(like=cache)
-        best = names.idxmin(axis=1)
+        best = us.filter(like=cache).idxmin(axis=1)
         mine = rows[rows.backend == rows.case.map(best)]
-        sides[cache] = mine.assign(backend=cache), best, names.min(axis=1)
-    both = pd.concat([rows for rows, *_ in sides.values()])
-    judged = over(both, "FP8", "bf16").sort_values(["batch_size", "heads"])
+        sides.append(mine.assign(backend=cache))
+    both = pd.concat(sides)
+    judged = over(both, "FP8", "bf16")
+    judged = judged.sort_values(["batch_size", "heads"])
     table = pd.DataFrame(
         {
             "heads": judged.heads.astype(int),
             "requests": judged.batch_size.astype(int),
         }
     )
-    for cache, (_, best, fastest) in sides.items():
-        table[f"fastest, {cache}"] = judged.case.map(best).str.removesuffix(f", {cache}")
-        table[f"{cache}, us"] = judged.case.map(fastest)
+    for cache in ("FP8", "bf16"):
+        of_cache = us.filter(like=cache)
+        best = judged.case.map(of_cache.idxmin(axis=1))
+        fastest = judged.case.map(of_cache.min(axis=1))
+        table[f"fastest, {cache}"] = best.str.removesuffix(f", {cache}")
+        table[f"{cache}, us"] = fastest
     return table.assign(ratio=judged.ratio, verdict=judged.verdict)
 
 
 def cache_sizes(gib: float = 64, layers: int = 61) -> pd.DataFrame:
     """Tokens that fit into `gib` GiB, by cache format, without the indexer's keys."""
-    rows = []
-    for name in dict.fromkeys(name for name, _ in KERNELS):
-        size = MlaSpec(128, 2048, kv_format=name).token_bytes
-        rows.append((name, size, gib * 2**30 / (layers * size) / 1e6))
-    columns = ["cache", "bytes per token and layer", "million tokens"]
-    return pd.DataFrame(rows, columns=columns)
+    names = dict.fromkeys(name for name, _ in KERNELS)
+    lines = []
+    for name in names:
+        spec = MlaSpec(128, 2048, kv_format=name)
+        tokens = gib * 2**30 / (layers * spec.token_bytes)
+        line = {
+            "cache": name,
+            "bytes per token and layer": spec.token_bytes,
+            "million tokens": tokens / 1e6,
+        }
+        lines.append(line)
+    return pd.DataFrame(lines)
 
 
 def errors(frame: pd.DataFrame) -> pd.DataFrame:
     """The largest relative error of each kernel against float64 over the same cache."""
-    rows = kernel_rows(frame).assign(percent=lambda table: 100 * table.oracle_error)
+    rows = kernel_rows(frame)
+    rows = rows.assign(percent=100 * rows.oracle_error)
     sparse = rows[rows.top_k > 0]
     worst = sparse.groupby("backend").percent.agg(["max", "size"])
     worst = worst.sort_values("max").reset_index()
-    return worst.rename(columns={"backend": "kernel", "max": "largest error, %", "size": "records"})
+    heads = {
+        "backend": "kernel",
+        "max": "largest error, %",
+        "size": "records",
+    }
+    return worst.rename(columns=heads)
 
 
 def overflow() -> pd.DataFrame:
@@ -211,5 +264,6 @@ def overflow() -> pd.DataFrame:
         "wrong": groups.wrong.sum(),
         "largest error, %": groups.percent.max(),
     }
+    table = pd.DataFrame(columns).reset_index()
     heads = {"release": "FlashInfer", "gib": "GiB a layer"}
-    return pd.DataFrame(columns).reset_index().rename(columns=heads)
+    return table.rename(columns=heads)

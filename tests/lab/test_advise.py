@@ -281,7 +281,7 @@ def test_rules_of_the_model_and_of_what_the_user_fixed_count(capsys):
     call = ["advise", "--lens", "4096x4", "--engine", "vllm==0.33.0", "--gpu", "a100"]
     assert cli.main([*call, "--model", "gpt-oss-120b at TP 8"]) == 0
     assert "TRITON_ATTN" in capsys.readouterr().out
-    assert cli.main([*call, "--heads", "8/1", "--page-size", "1"]) == 0
+    assert cli.main([*call, "--heads", "8/1", "--page-size", "1"]) == cli.KNOWN_PROBLEM
     assert "the block size must be a multiple of 16" in capsys.readouterr().out
     call[4:] = ["sglang==0.5.23", "--gpu", "b200"]
     assert cli.main([*call, "--heads", "8/1", "--page-size", "1"]) == 0
@@ -774,3 +774,38 @@ def test_the_rounds_of_a_call_on_record_are_those_of_all_machines_and_no_repeats
         expected |= {(machine, number) for number in good["round"]}
     assert of_modes.rounds.tolist() == [len(expected)]
     assert len(expected) > 1
+
+
+def test_engine_is_another_name_of_library_also_in_python():
+    text = "heads=8/1 lens=8192x16"
+    assert attnlib.advise(text, engine="sglang==0.5.23").choice.library == "sglang==0.5.23"
+    chosen = attnlib.explain(text, engine="vllm==0.33.0", gpu="h100")
+    assert chosen == attnlib.explain(text, library="vllm==0.33.0", gpu="h100")
+    both = {"library": "vllm==0.33.0", "engine": "sglang==0.5.23", "gpu": "h100"}
+    for verb in (attnlib.advise, attnlib.explain):
+        with pytest.raises(ValueError, match="library and engine are one argument"):
+            verb(text, **both)
+
+
+def test_a_gpu_without_a_backend_on_record_has_no_empty_table():
+    lacking = "the engine has none of the backends of the 8 nearest batches (NVIDIA H200)."
+    advice = attnlib.advise(
+        "model=DeepSeek-V3 tp=8 lens=8192x16",
+        engine="sglang==0.5.23",
+        gpu="a100",
+    )
+    words = flat(repr(advice))
+    assert f"This call is not on record, and {lacking}" in words
+    assert "8 nearest batches (NVIDIA H200): " not in words
+
+
+def test_a_pick_that_cannot_run_the_call_is_an_exit_status(capsys):
+    assert cli.main(["advise", "heads=32/8", "head_dim=100", "lens=8192x16"]) == cli.KNOWN_PROBLEM
+    assert "The rule's pick cannot run: fa2: head_dim must be 64" in capsys.readouterr().out
+    assert cli.main(["advise", "heads=32/8", "head_dim=128", "lens=8192x16"]) == 0
+
+
+@pytest.mark.parametrize("owner", ["", "deepseek-ai/"])
+def test_a_model_may_have_its_owner_before_its_name(owner):
+    text = f"model={owner}DeepSeek-V3 tp=8 lens=8192x16"
+    assert attnlib.advise(text, engine="sglang==0.5.23").layer.heads == "16/1"

@@ -15,16 +15,39 @@ ALIKE = "8192x16"
 CAP = "sglang-fa3-split-cap-mla"
 
 
-def asked(*models, lens=SKEWED, libraries=UPGRADE, tp=8, **how):
-    call = CallText.read(f"lens={lens} tp={tp}")
+def asked(*models, lens=SKEWED, libraries=UPGRADE, dp=8, **how):
+    call = CallText.read(f"lens={lens} tp=8 dp={dp}")
     return advise_stacks(call, libraries, models=models, gpu="h100", **how)
 
 
 def test_a_problem_that_comes_is_a_status_for_the_model_that_has_it():
-    table = asked("Llama-3.1-70B", "DeepSeek-V3").table().set_index("model")
+    table = asked("DeepSeek-V3", "Llama-3.1-70B", dp=1).table().set_index("model")
     assert f"comes: {CAP}" in table["known problems"]["DeepSeek-V3"]
     assert CAP not in table["known problems"]["Llama-3.1-70B"]
     assert [found.problem.id for found in asked("DeepSeek-V3").holding] == [CAP]
+
+
+def test_what_may_come_is_in_the_table_and_says_what_decides_it():
+    hybrid = asked("Qwen3.5-35B-A3B", lens=ALIKE, libraries=("vllm==0.26.0", "vllm==0.33.0"), dp=1)
+    assert hybrid.table()["known problems"][0] == "may come: vllm-decode-drop-0290"
+    head = "- may be slower since vllm 0.29.0 (Qwen3.5-35B-A3B full), known to 0.29.0, of later"
+    assert hybrid.notes[0].startswith(head)
+    both = ("sglang==0.5.14", "sglang==0.5.16")
+    open_one = asked("Llama-3.1-70B", lens=ALIKE, libraries=both, dp=1)
+    assert "may come: sglang-page-table-width-page-one" in open_one.table()["known problems"][0]
+    assert "if context (pass --server context=N)" in open_one.notes[0]
+    stated = asked("Llama-3.1-70B", lens=ALIKE, libraries=both, dp=1, server={"context": 131072})
+    assert "comes: sglang-page-table-width-page-one" in stated.table()["known problems"][0]
+    assert open_one.holding == [] and stated.holding
+
+
+def test_a_pick_that_cannot_run_is_said_and_a_status_where_it_is_new():
+    both = ("flashinfer==0.6.2", "flashinfer==0.7.2")
+    call = CallText.read(f"heads=32/8 head_dim=100 page=16 lens={ALIKE}")
+    table = advise_stacks(call, both, gpu="h100")
+    assert table.table()[both[1]].tolist() == ["fa2 (cannot run)"]
+    assert not table.cannot_run, "neither can"
+    assert advise_stacks(call, both[1:], gpu="h100").cannot_run
 
 
 @pytest.mark.parametrize(
@@ -45,7 +68,8 @@ def test_each_kind_of_layers_has_a_row_also_without_records_or_selector():
 def test_one_library_lists_what_holds_and_what_may_hold():
     found = asked("DeepSeek-V3", "Llama-3.1-70B", libraries=UPGRADE[1:])
     assert CAP in found.table()["known problems"][0]
-    assert [each.problem.id for each in found.holding] == [CAP, "sglang-schedule-mla"]
+    ids = [each.problem.id for each in found.holding]
+    assert ids == [CAP, "sglang-schedule-mla", "sglang-schedule-dp-attention"]
     assert any("Possible, if you confirm it: " in note for note in found.notes)
 
 
@@ -53,7 +77,7 @@ def test_one_library_lists_what_holds_and_what_may_hold():
     "line, status, words",
     [
         (f"--diff {' '.join(UPGRADE)} --model DeepSeek-V3,Qwen3-32B --lens {SKEWED}", 4, CAP),
-        (f"--diff {' '.join(UPGRADE)} model=DeepSeek-V3 tp=8 lens={SKEWED}", 4, CAP),
+        (f"--diff {' '.join(UPGRADE)} model=DeepSeek-V3 tp=8 lens={SKEWED}", 0, CAP),
         (f"--diff {' '.join(UPGRADE)} heads=32/8 lens={ALIKE}", 0, "32/8 heads, head_dim 128"),
         (f"--engine {UPGRADE[1]} --model Qwen3-8B --model Qwen3-32B --lens {ALIKE}", 0, "32B"),
         ("--engine vllm==0.33.0 model=Gemma-3-27B,Qwen3-32B lens=8192x16", 4, "vllm-triton-un"),
@@ -70,7 +94,9 @@ def test_the_shell_takes_models_with_commas_again_and_in_a_text(line, status, wo
         (f"--diff {UPGRADE[0]} vllm==0.33.0 heads=8/1 lens={ALIKE}", "of one library"),
         (f"--diff {' '.join(UPGRADE)} --engine vllm==0.33.0 heads=8/1 lens=9", "left out with"),
         (f"--diff {' '.join(UPGRADE)} --measure heads=8/1 lens=9", "--measure must be left out"),
-        (f"--diff {' '.join(UPGRADE)} --heads 8/1", "a call must be given"),
+        (f"--diff {' '.join(UPGRADE)} --heads 8/1", "--lens must be given, tokens"),
+        (f"--diff {' '.join(UPGRADE)} --model Qwen3-8B", "--lens must be given, tokens"),
+        (f"--diff {' '.join(UPGRADE)}", "a call must be given, such as heads="),
         ("--model Qwen3-8B,Qwen3-9B --lens 9", "did you mean|model must be"),
         (f"--diff {' '.join(UPGRADE)} model=Qwen3-8B mode=prefill_paged lens=9", "mode decode"),
     ],
@@ -81,7 +107,18 @@ def test_wrong_use_is_one_line(line, words, fails):
 
 
 def test_json_has_the_rows_and_the_problems_of_each_stack(capsys):
-    options = [*UPGRADE, "--model", "DeepSeek-V3", "--tp", "8", "--lens", SKEWED, "--json"]
+    options = [
+        *UPGRADE,
+        "--model",
+        "DeepSeek-V3",
+        "--tp",
+        "8",
+        "--dp",
+        "8",
+        "--lens",
+        SKEWED,
+        "--json",
+    ]
     assert cli.main(["advise", "--gpu", "h100", "--diff", *options]) == 4
     data = json.loads(capsys.readouterr().out)
     ids = {library: {row["id"] for row in data["known"][library]} for library in UPGRADE}

@@ -159,7 +159,7 @@ def test_a_known_problem_that_a_release_brings_is_said_with_its_size(capsys):
     said = known_in_diff(capsys, "--gpu", "h100", "--mode", "decode")
     (line,) = [line for line in said.splitlines() if CAP in line]
     assert line.startswith("- may be slower since sglang 0.5.16 (decode on sm90), if ")
-    assert ", if it has splits lost to SGLang's cap: " in line
+    assert ", if it has splits lost to SGLang's cap (pass --call kv_lens=LENS" in line
     assert "median slowdown " in said
     assert "ATTNLIB_SGLANG_SPLITS=bounded" in said
     pages = known_in_diff(capsys, "--gpu", "h100", "--mode", "decode", "--page-size", "16")
@@ -258,7 +258,7 @@ def test_problems_that_may_hold_come_after_all_others(capsys):
     heads = [line for line in lines if line.startswith("- ") and line.endswith("]")]
     maybe = [line.startswith("- may be ") for line in heads]
     assert any(maybe) and maybe == sorted(maybe)
-    assert "if eagle topk >= 2 and context >= 65536: " in str(heads)
+    assert "if eagle topk >= 2 and context >= 65536 (pass --server " in str(heads)
 
 
 def test_lengths_that_a_known_problem_asks_for_are_not_called_unused(capsys):

@@ -102,13 +102,14 @@ def dots(
             continue
         if interval:
             middle = part[x if interval == "x" else y]
-            below = (middle - part.low).clip(lower=0).fillna(0)
-            above = (part.high - middle).clip(lower=0).fillna(0)
+            below = (middle - part.low).clip(lower=0)
+            above = (part.high - middle).clip(lower=0)
+            reach = [below.fillna(0), above.fillna(0)]
             axis.errorbar(
                 part[x],
                 part[y],
-                xerr=[below, above] if interval == "x" else None,
-                yerr=[below, above] if interval == "y" else None,
+                xerr=reach if interval == "x" else None,
+                yerr=reach if interval == "y" else None,
                 fmt="none",
                 elinewidth=1,
                 ecolor=look.color,

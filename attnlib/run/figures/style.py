@@ -116,7 +116,8 @@ def source_of(frame: pd.DataFrame) -> str:
     sorted ids, a line each.
     """
     days = sorted({started[:10] for started in frame.started_at})
-    gpus = (frame.gpu.replace("", "CPU") + " " + frame.gpu_id).unique()
+    names = frame.gpu.replace("", "CPU")
+    gpus = (names + " " + frame.gpu_id).unique()
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     where = f"{', '.join(frame.study.unique())}: {', '.join(gpus)}, {span}"
     ids = sorted(set(frame.id))

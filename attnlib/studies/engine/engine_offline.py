@@ -106,7 +106,8 @@ def served_chart() -> charts.Figure:
             pair = (table.arm == arm) & (table.base == base) & (table.lengths == lengths)
             for row in table[pair].itertuples():
                 share = 100 / row.step_us
-                axis.plot([share * row.low, share * row.high], [place, place], **style.RULE)
+                interval = [share * row.low, share * row.high]
+                axis.plot(interval, [place, place], **style.RULE)
                 axis.plot(row.gain, place, marker="o", color=style.BLUE)
         axis.axvline(0, **style.RULE)
     charts.categories(axes[0], "y", names)

@@ -215,7 +215,9 @@ def rounds_of(
             saved = np.median(base_us - arm_us)
             own_spread = max(_own_spread(arm_us), _own_spread(base_us))
         else:
-            counts = [len(side_by_side(case, name)) for name in (arm, base)]
+            arms = side_by_side(case, arm)
+            bases = side_by_side(case, base)
+            counts = [len(arms), len(bases)]
             arm_us, base_us = _of_equal_contexts([arm_us, base_us], counts)
             saved = np.median(base_us) - np.median(arm_us)
         lines.append((np.median(base_us), saved, own_spread))

@@ -108,7 +108,8 @@ def width_chart(frame: pd.DataFrame) -> charts.Figure:
     )
     for axis, page in zip(axes, PAGES, strict=True):
         for name, look in style.looks(DRAWN).items():
-            part = rows[(rows.page_size == page) & (rows.backend == name)]
+            of_page = rows[rows.page_size == page]
+            part = of_page[of_page.backend == name]
             axis.plot(
                 part.groupby("context").run_us.median(),
                 color=look.color,

@@ -28,16 +28,15 @@ METADATA = (
     MetadataCase("decode", 32, 1, 131072),
 )
 """(batch, page_size, max_ctx); the second is the case of SGLang's pull request."""
-LIVE = tuple(case for case in METADATA if case.batch_size < 4096 and case.max_ctx <= 32768)
+_SHORT = [case for case in METADATA if case.max_ctx <= 32768]
+LIVE = tuple(case for case in _SHORT if case.batch_size < 4096)
 SOURCE_CASE = (MetadataCase("decode", 32, 1, 8192),)
 
 SWEEP_BATCHES = (1, 8, 64, 512, 4096)
 SWEEP_PAGES = (1, 16, 256)
 SWEEP_CONTEXTS = (128, 2048, 16384, 131072)
-METADATA_SWEEP = tuple(
-    MetadataCase("decode", batch, page, context)
-    for batch, page, context in product(SWEEP_BATCHES, SWEEP_PAGES, SWEEP_CONTEXTS)
-)
+_SIZES = product(SWEEP_BATCHES, SWEEP_PAGES, SWEEP_CONTEXTS)
+METADATA_SWEEP = tuple(MetadataCase("decode", *sizes) for sizes in _SIZES)
 DESIGN_CASES = (*METADATA, *METADATA_SWEEP)
 SHORTEST = tuple(case for case in METADATA_SWEEP if case.max_ctx == 128)
 WINDOWED = tuple(
@@ -108,10 +107,14 @@ def metadata_rows(
     `backend` is the design, so two releases of SGLang are two designs. Records of a design that is
     measured no more are left out.
     """
-    rows = frame[(frame.builder == builder) & (frame.swa == windowed)]
-    rows = good_rows(rows[rows.backend.isin(DESIGNS)], timer)
-    releases = rows.release.map(lambda release: f" {release}" if release else "")
-    return rows.assign(backend=rows.backend.map(DESIGNS) + releases)
+    is_built = (frame.builder == builder) & (frame.swa == windowed)
+    is_design = frame.backend.isin(DESIGNS)
+    rows = good_rows(frame[is_built & is_design], timer)
+    designs = []
+    for row in rows.itertuples():
+        design = DESIGNS[row.backend]
+        designs.append(f"{design} {row.release}" if row.release else design)
+    return rows.assign(backend=designs)
 
 
 def design_times(rows: pd.DataFrame) -> pd.DataFrame:
@@ -129,5 +132,6 @@ def design_times(rows: pd.DataFrame) -> pd.DataFrame:
     )
     designs = [name for name in DESIGNS_SHOWN if name in measured]
     shown = times(rows)[["case", *SIZES, *designs]].round(2)
-    table = shown.merge(judged, on="case", how="left").drop(columns="case")
-    return table.sort_values(SIZES, ignore_index=True).rename(columns=WORDS)
+    table = shown.merge(judged, on="case", how="left")
+    table = table.sort_values(SIZES, ignore_index=True)
+    return table.drop(columns="case").rename(columns=WORDS)

@@ -54,12 +54,18 @@ BACKENDS = ways(DECODE_MODELS + VERIFY_MODELS)
 
 def unavailable(backend: str) -> str:
     """Why a backend cannot run here, or the empty string."""
-    if backend.startswith(EACH) and not library.build().startswith("sglang"):
-        return f"FlashAttention-3 must be {library.SGLANG_KERNEL}'s, got {library.supplier()}"
-    return ""
+    if not backend.startswith(EACH):
+        return ""
+    if library.build().startswith("sglang"):
+        return ""
+    return f"FlashAttention-3 must be {library.SGLANG_KERNEL}'s, got {library.supplier()}"
 
 
-def facts_of(model: Model, case: MetadataCase, device: torch.device) -> dict[str, SchedulerFacts]:
+def facts_of(
+    model: Model,
+    case: MetadataCase,
+    device: torch.device,
+) -> dict[str, SchedulerFacts]:
     """The attention calls of a step, by kind; `seq_len_delta` are the drafts of a verification."""
     call: dict[str, Any] = {
         "columns": case.max_pages,
@@ -96,10 +102,16 @@ def step_of(
     device = arguments["seq_lens"].device
     facts = facts_of(model, case, device)
     if way == EACH:
+        requests = torch.arange(
+            case.batch_size + 1,
+            dtype=torch.int32,
+            device=device,
+        )
         tokens = max(1, case.seq_len_delta)
-        sums = tokens * torch.arange(case.batch_size + 1, dtype=torch.int32, device=device)
-        calls = [facts[kind] for kind, times in model.prepared.items() for _ in range(times)]
-        return partial(_each, calls, sums, arguments), lambda: 0
+        calls = []
+        for kind, times in model.prepared.items():
+            calls += [facts[kind]] * times
+        return partial(_each, calls, tokens * requests, arguments), lambda: 0
     schedules = StepSchedules.reserve(facts, device)
     run = partial(build_step_schedules, **arguments, schedules=schedules)
     return run, partial(_wrong_words, schedules, arguments["cache_seqlens"])
@@ -121,5 +133,6 @@ def _wrong_words(schedules: StepSchedules, lens: torch.Tensor) -> int:
     seq_lens = lens.cpu().numpy()
     for kind in schedules.kinds.values():
         twin = schedule_words(kind.facts, seq_lens)
-        wrong += int(np.count_nonzero(kind.words.cpu().numpy() != twin))
+        words = kind.words.cpu().numpy()
+        wrong += int(np.count_nonzero(words != twin))
     return wrong

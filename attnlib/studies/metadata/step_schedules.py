@@ -37,7 +37,13 @@ STUDY = Study(
     name="step_schedules",
     question="What do FlashAttention-3's schedules cost a step?",
     grids=(
-        Grid(DECODE, (FUSED, *OF_DECODE), timers=BEHIND, rounds=4, headline=True),
+        Grid(
+            DECODE,
+            (FUSED, *OF_DECODE),
+            timers=BEHIND,
+            rounds=4,
+            headline=True,
+        ),
         Grid(VERIFY, (FUSED, *OF_VERIFY), timers=BEHIND, rounds=4),
     ),
     reference_machine="nvidia-h200-b7fa7e16",
@@ -61,7 +67,8 @@ def step_table(frame: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for model, label in SHOWN.items():
         each = f"{EACH}-{model}"
-        of_model = launches[launches.backend == each].groupby("case", sort=False).launches.median()
+        mine = launches[launches.backend == each]
+        of_model = mine.groupby("case", sort=False).launches.median()
         for saved in savings(rows, each, f"{ONCE}-{model}").itertuples():
             line = {
                 "step": label,

@@ -45,7 +45,8 @@ def _fitted(case: DecodeCase) -> DecodeCase:
 def served(kind: str, spec: AttnSpec, seed: int = 0) -> DecodeCase:
     """The batch of `kind` that people serve, of a layer, or one that they seldom do."""
     wave = SLOTS // spec.num_kv_heads
-    waves = random.Random(f"one long {spec.heads}").randint(wave, 2 * wave)
+    draw = random.Random(f"one long {spec.heads}")
+    waves = draw.randint(wave, 2 * wave)
     sizes: dict[str, tuple[int, int, str]] = {
         "chat of 64": (64, 32768, "chat"),
         "chat of 256": (256, 32768, "chat"),
@@ -61,7 +62,14 @@ def served(kind: str, spec: AttnSpec, seed: int = 0) -> DecodeCase:
         "short": (64, 200, "ragged"),
     }
     batch, kv_len, lengths = sizes[kind]
-    return _fitted(DecodeCase(spec, batch, kv_len, lengths, seed=seed))
+    case = DecodeCase(
+        spec,
+        batch_size=batch,
+        kv_len=kv_len,
+        lengths=lengths,
+        seed=seed,
+    )
+    return _fitted(case)
 
 
 KINDS = (
@@ -78,21 +86,27 @@ OTHER_KINDS = ("a wave", "uniform", "one", "short")
 
 
 def _spec(layout: int, turn: int) -> AttnSpec:
-    page_size = PAGE_SIZES[(layout + turn) % len(PAGE_SIZES)]
-    return AttnSpec(*HEADS[layout], head_dim=128, page_size=page_size)
+    place = (layout + turn) % len(PAGE_SIZES)
+    return AttnSpec(
+        *HEADS[layout],
+        head_dim=128,
+        page_size=PAGE_SIZES[place],
+    )
 
 
 SERVED: dict[tuple[str, int], DecodeCase] = {}
 """(kind, index of the layout) -> case: every kind of every layout."""
 for _layout in range(len(HEADS)):
     for _turn, _kind in enumerate(KINDS):
-        SERVED[_kind, _layout] = served(_kind, _spec(_layout, _turn), seed=_layout)
+        _layer = _spec(_layout, _turn)
+        SERVED[_kind, _layout] = served(_kind, _layer, seed=_layout)
 SELDOM: dict[tuple[str, int], DecodeCase] = {}
 """(kind, step) -> case: the other kinds, of five layouts each."""
 for _turn, _kind in enumerate(OTHER_KINDS):
     for _step in range(5):
         _layout = (5 * _turn + 2 * _step) % len(HEADS)
-        SELDOM[_kind, _step] = served(_kind, _spec(_layout, _turn), seed=_step)
+        _layer = _spec(_layout, _turn)
+        SELDOM[_kind, _step] = served(_kind, _layer, seed=_step)
 
 KIND_OF: dict[DecodeCase, str] = {}
 for (_kind, _), _case in (SERVED | SELDOM).items():
@@ -121,5 +135,7 @@ def planning_table(frame: pd.DataFrame) -> pd.DataFrame:
     rows = good_rows(frame[frame.backend.isin(PLANNING)])
     table: dict[int, dict[str, float]] = {}
     for (batch, page), part in rows.groupby(["batch_size", "page_size"]):
-        table.setdefault(batch, {})[f"pages of {page}, us"] = part.run_us.median()
-    return pd.DataFrame(table).T.rename_axis("requests").reset_index()
+        line = table.setdefault(batch, {})
+        line[f"pages of {page}, us"] = part.run_us.median()
+    wide = pd.DataFrame(table).T
+    return wide.rename_axis("requests").reset_index()

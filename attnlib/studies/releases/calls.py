@@ -165,7 +165,8 @@ def calls_of_layer(layer: AttnSpec | str) -> list[NamedCase]:
     cases: list[NamedCase] = []
     if not isinstance(layer, AttnSpec):
         for heads in MLA_HEADS:
-            cases += [MlaCase(MlaSpec(heads), batch, kv_len) for batch, kv_len in STEPS]
+            for batch, kv_len in STEPS:
+                cases.append(MlaCase(MlaSpec(heads), batch, kv_len))
         return cases
     for batch, kv_len in STEPS:
         cases.append(DecodeCase(layer, batch, kv_len))

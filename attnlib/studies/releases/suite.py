@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,12 +61,11 @@ LARGE_STEP = 1.05
 def grids_of(items: Sequence[Item], releases: Sequence[str], rounds: int) -> list[Grid]:
     """Items of a package over releases: a grid for each backend and timer."""
     grids = []
-    sides = dict.fromkeys((item.backend, item.timer) for item in items)
-    for backend, timer in sides:
-        cases = []
-        for item in items:
-            if (item.backend, item.timer) == (backend, timer):
-                cases.append(item.case)
+    groups: dict[tuple[str, str], list[Any]] = {}
+    for item in items:
+        cases = groups.setdefault((item.backend, item.timer), [])
+        cases.append(item.case)
+    for (backend, timer), cases in groups.items():
         grid = Grid(
             cases=tuple(cases),
             backends=(backend,),
@@ -84,22 +84,16 @@ def _grids() -> tuple[Grid, ...]:
     for release, rounds in RELEASES.items():
         grids += grids_of(items, (release,), rounds)
     shared = tuple(CALLS[name] for name in SHARED)
-    newest, rounds = [*RELEASES.items()][-1]
+    *_, newest = RELEASES
     decode = (BACKENDS[FLASHINFER][""],)
-    again = Grid(
+    once = Grid(
         shared,
         decode,
         releases=(newest,),
-        rounds=rounds,
-        again=decode,
+        rounds=RELEASES[newest],
     )
-    live = Grid(
-        shared,
-        decode,
-        releases=(newest,),
-        rounds=rounds,
-        headline=True,
-    )
+    again = replace(once, again=decode)
+    live = replace(once, headline=True)
     return (*grids, again, live)
 
 
@@ -142,12 +136,14 @@ def history(frame: pd.DataFrame, package: str) -> pd.DataFrame:
     )
     releases = release_order(rows) or [""]
     wide = wide.reindex(columns=releases)
-    ratios = wide[releases[1:]].div(wide[releases[:-1]].to_numpy())
+    later = wide[releases[1:]]
+    before = wide[releases[:-1]].to_numpy()
+    ratios = later.div(before)
     table = wide.round(2)
     if ratios.empty:
         return table
-    farthest = ratios.where(ratios >= 1, 1 / ratios).fillna(1.0)
-    at = farthest.idxmax(axis=1)
+    farthest = ratios.where(ratios >= 1, 1 / ratios)
+    at = farthest.fillna(1.0).idxmax(axis=1)
     largest = [ratios.loc[call, release] for call, release in at.items()]
     table["largest step"] = largest
     table["at"] = at
@@ -165,10 +161,22 @@ def steps(frame: pd.DataFrame, package: str) -> pd.DataFrame:
     tables = []
     for base, new in itertools.pairwise(releases):
         tables.append(judged(rows, base, new))
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=STEP_COLUMNS)
+    if not tables:
+        return pd.DataFrame(columns=STEP_COLUMNS)
+    return pd.concat(tables, ignore_index=True)
 
 
-STEP_COLUMNS = ["base", "new", "call", "case", "ratio", "low", "high", "rounds", "verdict"]
+STEP_COLUMNS = [
+    "base",
+    "new",
+    "call",
+    "case",
+    "ratio",
+    "low",
+    "high",
+    "rounds",
+    "verdict",
+]
 
 
 def judged(rows: pd.DataFrame, base: str, new: str) -> pd.DataFrame:
@@ -176,20 +184,31 @@ def judged(rows: pd.DataFrame, base: str, new: str) -> pd.DataFrame:
     sides: list[Any] = []
     found = []
     both = rows[rows.release.isin([base, new])]
-    for (call, timer), calls in both.groupby(["call", "timer"], sort=False):
-        wide = calls.pivot_table(values="run_us", index="round", columns="release").dropna()
-        if {base, new} <= {*wide.columns} and len(wide):
-            sides.append((wide[new].tolist(), wide[base].tolist()))
-            row = {
-                "base": base,
-                "new": new,
-                "call": call,
-                "case": calls.case.iloc[0],
-                "timer": timer,
-            }
-            found.append(row)
-    ratios = judge_ratios(sides)
-    return pd.concat([pd.DataFrame(found), pd.DataFrame(ratios)], axis=1)
+    groups = both.groupby(["call", "timer"], sort=False)
+    for (call, timer), calls in groups:
+        wide = calls.pivot_table(
+            values="run_us",
+            index="round",
+            columns="release",
+        )
+        wide = wide.dropna()
+        has_both = {base, new}.issubset(wide.columns)
+        if wide.empty or not has_both:
+            continue
+        new_us = wide[new].tolist()
+        base_us = wide[base].tolist()
+        sides.append((new_us, base_us))
+        row = {
+            "base": base,
+            "new": new,
+            "call": call,
+            "case": calls.case.iloc[0],
+            "timer": timer,
+        }
+        found.append(row)
+    calls_judged = pd.DataFrame(found)
+    ratios = pd.DataFrame(judge_ratios(sides))
+    return pd.concat([calls_judged, ratios], axis=1)
 
 
 def named_rows(frame: pd.DataFrame) -> pd.DataFrame:
@@ -200,14 +219,16 @@ def named_rows(frame: pd.DataFrame) -> pd.DataFrame:
         require_comparable(rows)
         tables.append(rows)
     rows = pd.concat(tables)
-    return rows.assign(call=rows.case.map(NAMES)).dropna(subset="call")
+    names = rows.case.map(NAMES)
+    return rows.assign(call=names).dropna(subset="call")
 
 
 def _rows_of(frame: pd.DataFrame, package: str) -> pd.DataFrame:
     """Those of a package."""
     require_word("package", package, tuple(BACKENDS))
     rows = named_rows(frame)
-    return rows[rows.backend.isin([*BACKENDS[package].values()])]
+    backends = [*BACKENDS[package].values()]
+    return rows[rows.backend.isin(backends)]
 
 
 def draw_history(frame: pd.DataFrame, package: str) -> Any:
@@ -227,10 +248,16 @@ def draw_history(frame: pd.DataFrame, package: str) -> Any:
         title="Calls that serving makes, release by release",
     )
     releases = [name for name in table.columns if name not in ("largest step", "at")]
-    lines = table[releases].div(table[releases[0]], axis=0)
+    oldest = table[releases[0]]
+    lines = table[releases].div(oldest, axis=0)
     named = style.looks(_with_large_steps(table))
     for call in lines.index.drop([*named]):
-        axis.plot(releases, lines.loc[call], color="0.75", linewidth=1)
+        axis.plot(
+            releases,
+            lines.loc[call],
+            color="0.75",
+            linewidth=1,
+        )
     for call, look in named.items():
         axis.plot(
             releases,

@@ -146,7 +146,8 @@ class ServingCase(NamedCase):
     def tokens_of(self, request: Request) -> list[int]:
         """The prompt of a request: a client's own, or one for each turn where prompts are new."""
         turn = request.turn if self.prompts == NEW else 0
-        rng = np.random.default_rng((self.seed, request.client, turn, request.prompt))
+        seeds = (self.seed, request.client, turn, request.prompt)
+        rng = np.random.default_rng(seeds)
         words = rng.integers(FIRST_WORD, WORDS, request.prompt)
         return words.tolist()
 

@@ -141,7 +141,10 @@ def _vllm_body(model: str, prompt: list[int], output: int) -> dict[str, Any]:
 
 
 def _vllm_tokens(event: Event, before: int) -> list[int]:
-    return [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
+    tokens: list[int] = []
+    for choice in event["choices"]:
+        tokens += choice.get("token_ids") or ()
+    return tokens
 
 
 ENGINES = {

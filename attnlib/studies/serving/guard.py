@@ -29,7 +29,12 @@ def guard(command: list[str]) -> int:
     """Run `command` until it or our stdin ends; its exit status, 128 + a signal, or LEFT."""
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     leader = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
-    threading.Thread(target=pass_stdin_on, args=(leader,), daemon=True).start()
+    thread = threading.Thread(
+        target=pass_stdin_on,
+        args=(leader,),
+        daemon=True,
+    )
+    thread.start()
     code = leader.wait()
     if not kill_rest():
         return LEFT

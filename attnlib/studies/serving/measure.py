@@ -83,7 +83,8 @@ def measure(
         if "its log ends" in str(error):
             raise
         raise server.error(f"failed: {error}") from error
-    digest = hashlib.sha256(repr([answer.tokens for answer in answers]).encode())
+    tokens = [answer.tokens for answer in answers]
+    digest = hashlib.sha256(repr(tokens).encode())
     return {
         **found,
         "peak_bytes": peak.bytes,
@@ -110,11 +111,13 @@ async def _together(
     requests: Sequence[Request],
     until: float,
 ) -> None:
+    path = server.setup.engine.path
     replies = [Reply() for _ in requests]
     bodies = [_body(server, case, request) for request in requests]
     asked = []
     for reply, body in zip(replies, bodies, strict=True):
-        asked.append(stream(server.port, server.setup.engine.path, body, reply))
+        sent = stream(server.port, path, body, reply)
+        asked.append(sent)
     await _watched(server, asked, replies, until)
     for request, reply in zip(requests, replies, strict=True):
         answer_of(server, request, reply, 0.0)
@@ -143,18 +146,28 @@ async def _load(
 
     began = time.perf_counter()
     if case.is_open:
+        asked = []
         times = case.arrivals_s(rate)
-        asked = [arrive(*each) for each in zip(requests, times, strict=True)]
+        for request, after_s in zip(requests, times, strict=True):
+            asked.append(arrive(request, after_s))
     else:
         asked = [client(number) for number in range(case.batch_size)]
     await _watched(server, asked, list(replies.values()), until)
-    return [answer_of(server, request, reply, began) for request, reply in replies.items()]
+    answers = []
+    for request, reply in replies.items():
+        answer = answer_of(server, request, reply, began)
+        answers.append(answer)
+    return answers
 
 
 def _body(server: Server, case: ServingCase, request: Request) -> bytes:
     """What is sent, made before the load begins."""
     setup = server.setup
-    body = setup.engine.body(str(setup.model), case.tokens_of(request), request.output)
+    body = setup.engine.body(
+        str(setup.model),
+        case.tokens_of(request),
+        request.output,
+    )
     return json.dumps(body).encode()
 
 
@@ -199,21 +212,23 @@ def answer_of(server: Server, request: Request, reply: Reply, began: float) -> A
     at: list[float] = []
     gaps: list[float] = []
     for when, new in _arrivals(server, reply):
+        count = len(new)
+        after_s = when - began
         if tokens:
-            gap = (when - began - at[-1]) / len(new)
-            gaps += [gap] * len(new)
+            gap = (after_s - at[-1]) / count
+            gaps += [gap] * count
         else:
-            gaps += [0.0] * (len(new) - 1)
+            gaps += [0.0] * (count - 1)
         tokens += new
-        at += [when - began] * len(new)
+        at += [after_s] * count
     if len(tokens) != request.output:
         raise ServerError(f"a request must make {request.output} tokens, got {len(tokens)}")
     return Answer(
-        request,
-        reply.started - began,
-        tuple(tokens),
-        tuple(at),
-        tuple(gaps),
+        request=request,
+        started=reply.started - began,
+        tokens=tuple(tokens),
+        at=tuple(at),
+        gaps=tuple(gaps),
     )
 
 
@@ -224,8 +239,9 @@ def _arrivals(server: Server, reply: Reply) -> list[tuple[float, list[int]]]:
     for when, event in reply.events():
         new = server.setup.engine.new_tokens(event, count)
         count += len(new)
-        if found and found[-1][0] == when:
-            found[-1][1].extend(new)
+        last_at, last_tokens = found[-1] if found else (None, [])
+        if last_at == when:
+            last_tokens.extend(new)
         elif new:
             found.append((when, list(new)))
     return found
@@ -238,12 +254,15 @@ def reduced(case: ServingCase, answers: Sequence[Answer], rate: float = 0.0) -> 
     """The fields of a record: samples, a value of each request, and `served`."""
     start, end = window(case, answers)
     at = np.concatenate([answer.at for answer in answers])
-    tokens = int(((start < at) & (at <= end)).sum())
+    is_counted = (start < at) & (at <= end)
+    tokens = int(is_counted.sum())
     later = np.concatenate([answer.at[1:] for answer in answers])
     gaps_us = 1e6 * np.concatenate([answer.gaps for answer in answers])
     order = np.argsort(later, kind="stable")
-    later, gaps_us = later[order], gaps_us[order]
-    inside = (start < later) & (later <= end) & (gaps_us > 0)
+    later = later[order]
+    gaps_us = gaps_us[order]
+    is_inside = (start < later) & (later <= end)
+    inside = is_inside & (gaps_us > 0)
     if tokens == 0 or not inside.any():
         raise ServerError("no token came while all clients were served: ask for more tokens")
     itl_us = np.percentile(gaps_us[inside], PERCENTILES)
@@ -251,7 +270,12 @@ def reduced(case: ServingCase, answers: Sequence[Answer], rate: float = 0.0) -> 
     ttft_us = np.percentile(waits_us, PERCENTILES)
     kept = np.flatnonzero(gaps_us > 0)
     if len(kept) > MOST_SAMPLES:
-        kept = kept[np.linspace(0, len(kept) - 1, MOST_SAMPLES).astype(int)]
+        last = len(kept) - 1
+        evenly = np.linspace(0, last, MOST_SAMPLES)
+        kept = kept[evenly.astype(int)]
+    started = [answer.started for answer in answers]
+    firsts = [answer.first for answer in answers]
+    ends = [answer.end for answer in answers]
     return {
         "status": "ok",
         "run_us": _rounded(gaps_us[kept]),
@@ -260,12 +284,12 @@ def reduced(case: ServingCase, answers: Sequence[Answer], rate: float = 0.0) -> 
         "oracle_budget": 0.0,
         "oracle_rows": len(answers),
         "served": {
-            "ended_us": _rounded([1e6 * answer.end for answer in answers]),
-            "first_us": _rounded([1e6 * answer.first for answer in answers]),
-            "started_us": _rounded([1e6 * answer.started for answer in answers]),
+            "ended_us": _in_us(ends),
+            "first_us": _in_us(firsts),
+            "started_us": _in_us(started),
             "output": [answer.request.output for answer in answers],
             "prompt": [answer.request.prompt for answer in answers],
-            "token_at_us": _rounded(1e6 * later[kept]),
+            "token_at_us": _in_us(later[kept]),
             "itl_p50_us": float(itl_us[0]),
             "itl_p90_us": float(itl_us[1]),
             "itl_p99_us": float(itl_us[2]),
@@ -289,8 +313,10 @@ def window(case: ServingCase, answers: Sequence[Answer]) -> tuple[float, float]:
     ends: dict[int, float] = {}
     for answer in answers:
         client = answer.request.client
-        firsts[client] = min(answer.first, firsts.get(client, answer.first))
-        ends[client] = max(answer.end, ends.get(client, answer.end))
+        first = firsts.get(client, answer.first)
+        end = ends.get(client, answer.end)
+        firsts[client] = min(answer.first, first)
+        ends[client] = max(answer.end, end)
     if case.late_s and case.batch_size > 1:
         del firsts[0]
     start = max(firsts.values())
@@ -300,6 +326,10 @@ def window(case: ServingCase, answers: Sequence[Answer]) -> tuple[float, float]:
             "the first client had ended before the last one began: ask for more tokens or turns"
         )
     return start, end
+
+
+def _in_us(seconds: Any) -> list[float]:
+    return _rounded([1e6 * value for value in seconds])
 
 
 def _rounded(values_us: Any) -> list[float]:

@@ -79,7 +79,8 @@ class Plan:
         for arm in self.arms:
             words += ["--arm", arm.text]
         words += ["--traffic", str(case.said.lens)]
-        words += ["--output", str(case.output_len), "--turns", str(case.turns)]
+        words += ["--output", str(case.output_len)]
+        words += ["--turns", str(case.turns)]
         if case.load:
             words += ["--open", str(case.load)]
         if self.setup.options:
@@ -90,25 +91,30 @@ class Plan:
 
     def seconds(self) -> float:
         """About how long it takes, kernels not yet built."""
-        count = 1 if self.together else len(self.arms)
-        total = FIRST_START_S - LATER_START_S + self.rounds * count * LATER_START_S
+        arms = len(self.arms)
+        starts = self.rounds if self.together else self.rounds * arms
+        total = FIRST_START_S - LATER_START_S + starts * LATER_START_S
         for load in self.loads:
-            total += load.rounds * len(self.arms) * _case_s(load.case)
+            total += load.rounds * arms * _case_s(load.case)
         return total
 
 
 def backend_of(engine: str, arm: Arm) -> str:
     """What records call an arm: `sglang`, `sglang splits=bounded`."""
-    words = [engine, arm.text] if arm.variables or arm.options else [engine]
-    return " ".join(words)
+    is_plain = not arm.variables and not arm.options
+    return engine if is_plain else f"{engine} {arm.text}"
 
 
 def _case_s(case: ServingCase) -> float:
-    requests = list(case.requests())
-    prompts = sum(request.prompt for request in requests if request.turn == 0)
+    prompts = 0
+    for request in case.requests():
+        if request.turn == 0:
+            prompts += request.prompt
     if case.prompts != CACHED:
         prompts *= case.turns
-    return CASE_S + case.late_s + prompts / PREFILL_PER_S + case.turns * case.output_len * TOKEN_S
+    prefill_s = prompts / PREFILL_PER_S
+    decode_s = case.turns * case.output_len * TOKEN_S
+    return CASE_S + case.late_s + prefill_s + decode_s
 
 
 def drive(plan: Plan, machine: dict[str, Any]) -> int:
@@ -118,7 +124,8 @@ def drive(plan: Plan, machine: dict[str, Any]) -> int:
     was kept stays. It ends before its time where `until` leaves too little for another server.
     """
     run = _Run(plan, machine)
-    with hold_gpu(machine["gpu_id"]), hold_ports(plan.port, len(plan.arms)) as ports:
+    held_ports = hold_ports(plan.port, len(plan.arms))
+    with hold_gpu(machine["gpu_id"]), held_ports as ports:
         for number in range(plan.rounds):
             if not run.round(number, ports):
                 plan.say(f"time is up in round {number}: {run.kept} records were kept")
@@ -139,11 +146,12 @@ class _Run:
 
     def round(self, number: int, ports: Sequence[int]) -> bool:
         """Measure a round; whether there was time for all of it."""
-        step = -1 if number % 2 else 1
         turns = []
-        for arm, port in list(zip(self.plan.arms, ports, strict=True))[::step]:
+        for arm, port in zip(self.plan.arms, ports, strict=True):
             if self.missing(number, arm):
                 turns.append((arm, port))
+        if number % 2:
+            turns.reverse()
         groups = [turns] if self.plan.together else [[turn] for turn in turns]
         for group in groups:
             if group and not self.servers(number, group):
@@ -156,8 +164,12 @@ class _Run:
         have = set(rows["id"])
         found = []
         for load in self.plan.loads:
-            item = self.plan.item(arm, load.case)
-            name = record_id(self.plan.study, number, item, self.machine["gpu_id"])
+            name = record_id(
+                self.plan.study,
+                number,
+                self.plan.item(arm, load.case),
+                self.machine["gpu_id"],
+            )
             if number < load.rounds and name not in have:
                 found.append(load.case)
         return found
@@ -171,7 +183,8 @@ class _Run:
             servers = []
             for arm, port in group:
                 place = plan.arms.index(arm)
-                server = Server(plan.setup, arm, port, f"{plan.engine}-{number}-{place}")
+                name = f"{plan.engine}-{number}-{place}"
+                server = Server(plan.setup, arm, port, name)
                 started.callback(server.stop)
                 servers.append(server)
             for server in servers:
@@ -234,10 +247,12 @@ class _Run:
         closed = replace(case, load=0)
         rows = store.find(self.plan.study, machine_slug(self.machine))
         base = backend_of(self.plan.engine, self.plan.arms[0])
-        mine = rows[(rows.backend == base) & (rows.case == closed)]
+        of_base = rows[rows.backend == base]
+        mine = of_base[of_base.case == closed]
         if mine.empty:
             raise ValueError(f"load={case.load} must come after the same load in a closed loop")
         first = mine.sort_values("round").iloc[0]
         outputs = [request.output for request in case.requests()]
         mean = sum(outputs) / len(outputs)
-        return float(first.tokens_per_s) / mean * case.load / 100
+        served_per_s = float(first.tokens_per_s) / mean
+        return served_per_s * case.load / 100

@@ -40,11 +40,17 @@ BOUNDED = "sglang splits=bounded"
 EAGER = "sglang metadata=eager"
 
 
-def _load(model: str, prompts: Sequence[int], output: int, turns: int = 1) -> ServingCase:
+def _load(
+    model: str,
+    prompts: Sequence[int],
+    output: int,
+    turns: int = 1,
+) -> ServingCase:
     """Clients with these prompts, in the prefix cache."""
+    lens = Lens.of(prompts)
     return ServingCase(
         model=model,
-        **Lens.of(prompts).fields,
+        **lens.fields,
         output_len=output,
         turns=turns,
     )
@@ -77,14 +83,17 @@ ONE_LONG = (
 )
 LATE = (replace(ONE_LONG[0], output_len=380, late_s=1),)
 """The long request begins while the others are served."""
-ONE_LONG_MLA = (_load(DEEPSEEK, (65_536, *[2048] * 31), 512),)
+_LONG_MLA = (65_536, *[2048] * 31)
+ONE_LONG_MLA = (_load(DEEPSEEK, _LONG_MLA, 512),)
 CONTROLS = (
     _load(DEEPSEEK, [2048] * 64, 512),
     _load(LLAMA, [512] * 40, 320),
 )
 """Requests that are alike: both caps allow the same splits."""
-BEST = (replace(_load(LLAMA, [128] * 32, 128), prompts=NEW),)
-WORST = (replace(_load(LLAMA, [64] * 32, 64), prompts=NEW),)
+_LARGEST_GAIN = _load(LLAMA, [128] * 32, 128)
+_LOSS = _load(LLAMA, [64] * 32, 64)
+BEST = (replace(_LARGEST_GAIN, prompts=NEW),)
+WORST = (replace(_LOSS, prompts=NEW),)
 """The rows of #20778's table with the largest gain, and with a loss; not measured yet."""
 LOADS = {
     CONVERSATION[0]: "Kimi, 32 in flight",
@@ -259,8 +268,9 @@ def speedups(
     require_word("metric", metric, METRICS)
     cases = loads_of(model)
     rows = frame[frame.case.isin(cases)]
-    table = compared(rows, [(BOUNDED, NOW)], metrics=[metric])
-    table = table.set_index("case").reindex(cases).dropna(subset="ratio").reset_index()
+    judged = compared(rows, [(BOUNDED, NOW)], metrics=[metric])
+    in_order = judged.set_index("case").reindex(cases)
+    table = in_order.dropna(subset="ratio").reset_index()
     few = table.rounds < LEAST_ROUNDS
     return pd.DataFrame(
         {
@@ -301,7 +311,10 @@ def reach_table(
         interval = f" ({row.low:.2f} to {row.high:.2f})" if row.rounds > 1 else ""
         gains.append(f"{row.speedup:.2f}{interval}")
     shown["speedup (95 % CI)"] = gains
-    shown["verdict (rounds)"] = judged.verdict + " (" + judged.rounds.astype(str) + ")"
+    verdicts = []
+    for row in judged.itertuples():
+        verdicts.append(f"{row.verdict} ({row.rounds})")
+    shown["verdict (rounds)"] = verdicts
     return shown
 
 
@@ -319,8 +332,12 @@ def reach_chart(frame: pd.DataFrame) -> charts.Figure:
 
     Controls are grey; a white bar is of fewer than three rounds, so it has no verdict.
     """
-    words = ("tokens/s with SPLITS=bounded / tokens/s by default", "")
-    figure, (axis,) = charts.panels([""], (8.6, 4.2), served_rows(frame), words)
+    figure, (axis,) = charts.panels(
+        titles=[""],
+        size=(8.6, 4.2),
+        source=served_rows(frame),
+        words=("tokens/s with SPLITS=bounded / tokens/s by default", ""),
+    )
     tables = []
     for model, name in MODELS.items():
         table = speedups(frame, model)
@@ -336,8 +353,15 @@ def reach_chart(frame: pd.DataFrame) -> charts.Figure:
             color=edge if is_judged else "white",
             edgecolor=edge,
         )
-        axis.plot([row.low, row.high], [place, place], **style.RULE)
-        axis.text(0.03, place, f"{row.speedup:.2f}", va="center", **style.SMALL)
+        interval = [row.low, row.high]
+        axis.plot(interval, [place, place], **style.RULE)
+        axis.text(
+            0.03,
+            place,
+            f"{row.speedup:.2f}",
+            va="center",
+            **style.SMALL,
+        )
         rounds = "1 round" if row.rounds == 1 else f"{row.rounds} rounds"
         names.append(f"{row.model}: {row.load} ({rounds})")
     axis.axvline(1, **style.RULE)
@@ -378,8 +402,10 @@ def life_chart(
     The first round of each arm; a dot is a token, and only some are drawn (`measure.MOST_SAMPLES`).
     """
     rows = served_rows(frame)
-    rows = rows[(rows.case == case) & rows.backend.isin(arms)]
-    drawn = rows.sort_values("round").groupby("backend").first().reindex(arms)
+    is_case = rows.case == case
+    rows = rows[is_case & rows.backend.isin(arms)]
+    by_arm = rows.sort_values("round").groupby("backend")
+    drawn = by_arm.first().reindex(arms)
     words = ("seconds after the load began", "time between two tokens, ms")
     size = (3.6 * len(arms), 3.0)
     titles = [ARMS.get(arm, arm) for arm in arms]

@@ -27,9 +27,11 @@ def _tiles(plan: SplitPlan) -> list[int]:
     for request in batch_order(plan):
         blocks = int(plan.num_n_blocks[request])
         splits = int(plan.num_splits[request])
+        query_tiles = int(plan.num_m_blocks[request])
         most = -(-blocks // splits)
-        of_a_head = np.clip(blocks - most * np.arange(splits), 0, most).tolist()
-        tiles += of_a_head * (int(plan.num_m_blocks[request]) * heads)
+        left = blocks - most * np.arange(splits)
+        of_a_head = np.clip(left, 0, most)
+        tiles += of_a_head.tolist() * (query_tiles * heads)
     return tiles
 
 
@@ -93,5 +95,11 @@ def in_turn(requests: np.ndarray, tokens: np.ndarray, workers: int) -> Work:
         heapq.heapreplace(free, (begin + each, worker))
         begins.append(begin)
         taken_by.append(worker)
-    starts = np.array(begins)
-    return Work(requests, np.array(taken_by), starts, starts + tokens, workers)
+    begin_at = np.array(begins)
+    return Work(
+        request=requests,
+        worker=np.array(taken_by),
+        begin=begin_at,
+        end=begin_at + tokens,
+        workers=workers,
+    )

@@ -425,7 +425,8 @@ def sides_of(
         table = over(part, name_a, name_b)
         medians = _median_ratios(part, name_a, name_b)
         if len(table):
-            tables.append(table.assign(slowdown=table.case.map(medians)))
+            slowdown = table.case.map(medians)
+            tables.append(table.assign(slowdown=slowdown))
     if not tables:
         raise ValueError(f"rows must have {name_a} and {name_b} of a case, they have not")
     return _with_lookups(pd.concat(tables, ignore_index=True))
@@ -440,10 +441,15 @@ def captured_table(path: str | Path, layouts: Iterable[Layout] = ()) -> pd.DataF
     for step in capture.read(path):
         if step.mode != "decode" or not step.lengths:
             continue
-        own = Layout(step.num_qo_heads, 0 if step.kind == "mla" else step.num_kv_heads)
+        is_latent = step.kind == "mla"
+        own = Layout(
+            heads=step.num_qo_heads,
+            kv_heads=0 if is_latent else step.num_kv_heads,
+        )
+        tokens = [int(length) for length in step.lengths.split("+")]
         line: dict[str, Any] = {
             "requests": step.batch_size,
-            "longest": max(int(length) for length in step.lengths.split("+")),
+            "longest": max(tokens),
         }
         for layout in dict.fromkeys((own, *layouts)):
             case = layout.case(step.lengths, page_size=step.page_size)
@@ -489,9 +495,11 @@ def named_table(rows: pd.DataFrame, layouts: Iterable[Layout]) -> pd.DataFrame:
     lines = []
     for layout in layouts:
         judged = sides_of(_pages_of_one(rows), layout, "default")
-        for _, row in judged[judged.batch != ""].iterrows():
+        named = judged[judged.batch != ""]
+        for _, row in named.iterrows():
             is_call = (rows.case == row.case) & (rows.release == NOW)
-            lines.append(_named_line(layout, row, rows[is_call]))
+            line = _named_line(layout, row, rows[is_call])
+            lines.append(line)
     table = pd.DataFrame(lines)
     return table.sort_values("slowdown", ascending=False, ignore_index=True)
 
@@ -524,7 +532,8 @@ def alike_table(rows: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for layout in LAYOUTS:
         table = sides_of(_pages_of_one(rows), layout, "bounded", "default")
-        for _, row in table[table.rows == layout.group].iterrows():
+        alike_ones = table[table.rows == layout.group]
+        for _, row in alike_ones.iterrows():
             line = {
                 "layout": layout.name,
                 "batch": row.batch,
@@ -546,8 +555,9 @@ def release_table(rows: pd.DataFrame, layout: Layout) -> pd.DataFrame:
             a=f"default=={release}",
             b=f"bounded=={NOW}",
         )
-        named = table[table.batch != ""].set_index("batch")
-        tables.append(named.ratio.rename(release))
+        named = table[table.batch != ""]
+        ratios = named.set_index("batch").ratio
+        tables.append(ratios.rename(release))
     wide = pd.concat(tables, axis=1)
     return wide.dropna().round(2).reset_index()
 
@@ -572,7 +582,8 @@ def rival_table(rows: pd.DataFrame, layouts: Iterable[Layout]) -> pd.DataFrame:
     rivals = table.columns.difference(TWO_CAPS)
     has_rival = table[rivals].notna().any(axis=1)
     table = table[has_rival].round(1)
-    return table.assign(best=table.idxmin(axis=1)).reset_index()
+    best = table.idxmin(axis=1)
+    return table.assign(best=best).reset_index()
 
 
 def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -619,8 +630,8 @@ def cost_chart(rows: pd.DataFrame) -> charts.Figure:
         charts.dots(
             axis,
             pd.concat(tables),
-            "rows",
-            "slowdown",
+            x="rows",
+            y="slowdown",
             by="layout",
             looks=shown,
         )

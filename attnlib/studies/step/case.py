@@ -29,7 +29,12 @@ class StepCase(NamedCase):
     @property
     def said(self) -> CallText:
         """What its text says."""
-        return replace(self.decode.said, mode=self.kind, own=(("layers", self.layers),))
+        layers = ("layers", self.layers)
+        return replace(
+            self.decode.said,
+            mode=self.kind,
+            own=(layers,),
+        )
 
     @classmethod
     def from_said(cls, said: CallText) -> Self:

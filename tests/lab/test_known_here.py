@@ -1,0 +1,139 @@
+"""The record of a call, or of calls like it, says whether a known problem costs time there."""
+
+import json
+
+import pytest
+
+import attnlib
+from attnlib import cli
+from attnlib.lab.known_here import here, with_records
+from attnlib.lab.known_sizes import ratios_of
+from attnlib.lab.recorded import recorded_calls
+from attnlib.measure.calls.cases import read_case
+from attnlib.run.look_up import plain
+from attnlib.select.known import HOLDS, MAY_HOLD, PROBLEMS, Found, Here, report, report_in_brief
+
+pytestmark = [pytest.mark.usefixtures("published_records"), pytest.mark.slow]
+CAP = "sglang-fa3-split-cap-mla"
+UNLIKE = "lens=32768x8+2048x56"
+SERVED = ["--engine", "sglang==0.5.23", "--gpu", "h100"]
+LOSES = f"mode=mla heads=16/1 page=1 {UNLIKE}"
+GAINS = f"mode=mla heads=128/1 page=1 {UNLIKE}"
+NEAR_LOSES = "mode=mla heads=16/1 page=1 lens=30000x8+2048x50"
+FAR = "mode=mla heads=16/1 page=1 lens=131072+2048x63"
+
+
+def cap_of(text, gpu="h100"):
+    """What `advise` knows of the cap for a call of SGLang."""
+    known = attnlib.advise(text, engine="sglang==0.5.23", gpu=gpu).known
+    (found,) = [answer for answer in known if answer.problem.id == CAP]
+    return found
+
+
+@pytest.mark.parametrize("gpu, speedup", [("h100", 0.92), ("h200", 0.93)])
+def test_a_fix_that_is_slower_on_record_of_the_call_is_not_prescribed(gpu, speedup, capsys):
+    call = ["model=DeepSeek-V3", "tp=8", UNLIKE]
+    engine = ["--engine", "sglang==0.5.23", "--gpu", gpu]
+    cli.main(["advise", *call, *engine])
+    told = capsys.readouterr().out
+    size = f"on record of this call the fix is slower (speedup {speedup}), {gpu.upper()}\n"
+    assert f"  size: {size}" in told
+    assert "Not slower at this call, at others since SGLang 0.5.16 (known to 0.5.23): " in told
+    assert "fix: ATTNLIB_SGLANG_SPLITS" not in told and "median slowdown" not in told
+    assert f"{speedup}  ATTNLIB_SGLANG_SPLITS=bounded" in told, "the table has the same number"
+    cli.main(["advise", *call, *engine, "--details"])
+    told = capsys.readouterr().out
+    assert f"  {size}" in told and "  at other calls, fix: ATTNLIB_SGLANG_SPLITS" in told
+
+
+def test_such_a_problem_is_no_exit_status(capsys):
+    lens = "32768x8+2048x56"
+    diff = ["--diff", "sglang==0.5.15", "sglang==0.5.23", "--lens", lens, "--tp", "8"]
+    command = ["advise", "--gpu", "h100", *diff, "--model", "DeepSeek-V3"]
+    assert cli.main(command) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "not slower at this call, at others since sglang 0.5.16 (DeepSeek-V3 latent)" in told
+    assert "(not slower here); stays: sglang-schedule-mla" in told
+    assert f"DeepSeek-V3 latent: {CAP}, on record of this call the fix is slower" in told
+    assert cli.main([*command, "--dp", "8"]) == cli.KNOWN_PROBLEM
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"DeepSeek-V3 latent: {CAP}, slowdown 3.55 on record of this call, H100" in told
+    assert "not slower" not in told
+
+
+def test_the_record_of_the_call_stands_in_place_of_the_median(capsys):
+    assert cli.main(["advise", *GAINS.split(), *SERVED]) == cli.KNOWN_PROBLEM
+    told = capsys.readouterr().out
+    assert "  size: slowdown 3.55 on record of this call, H100\n  fix: ATTNLIB_SGLANG" in told
+    assert "median slowdown" not in told
+    assert cap_of(GAINS).costs and not cap_of(LOSES).costs
+
+
+def test_a_call_that_is_not_on_record_has_the_mean_of_those_like_it():
+    like = cap_of(NEAR_LOSES)
+    assert (like.here.nearest, like.costs, like.is_harmless) == (3, False, True)
+    assert str(like.here).startswith("in the mean of the 3 nearest calls on record the fix is slow")
+    far = cap_of(FAR)
+    assert far.here is None and far.costs, "nothing like it is on record"
+
+
+def test_verification_of_drafts_and_another_card_do_not_speak_for_a_call():
+    call = read_case(NEAR_LOSES)
+    assert here(PROBLEMS[CAP], call, "h20") is None
+    with_drafts = read_case(f"{NEAR_LOSES} q_len=4")
+    assert here(PROBLEMS[CAP], with_drafts, "h100").slowdown > 2
+    assert here(PROBLEMS[CAP], call, "h100").slowdown < 1
+    assert here(PROBLEMS["sglang-schedule-mla"], call, "h200") is None, "metadata is no call"
+
+
+def test_it_is_the_ratio_of_the_times_that_advise_shows():
+    call = read_case(LOSES)
+    times = recorded_calls(call)
+    times = times[times.gpu.str.contains("H100")].groupby("backend").us.median()
+    slow, fast = times["sglang-flash-attn-3-mla"], times["sglang-flash-attn-3-mla@bounded"]
+    assert here(PROBLEMS[CAP], call, "h100").slowdown == pytest.approx(slow / fast)
+
+
+def test_calls_left_out_of_the_records_are_told_rightly_by_those_like_them(monkeypatch):
+    problem = PROBLEMS[CAP]
+    ratios = ratios_of(problem, "h100")
+    calls = [plain(case) for case in ratios.case]
+    seen = []
+    for call in dict.fromkeys(calls):
+        others = ratios[[each != call for each in calls]]
+        monkeypatch.setattr("attnlib.lab.known_sizes.ratios_of", lambda *_, rows=others: rows)
+        said = here(problem, call, "h100")
+        if said is not None:
+            true = ratios[[each == call for each in calls]].ratio.iloc[0]
+            seen.append(((said.slowdown > 1.02) == (true > 1.02), true > 1.02))
+    right, slower = (sum(values) / len(seen) for values in zip(*seen, strict=True))
+    assert len(seen) > 200
+    assert right > 0.96 and right > slower
+
+
+@pytest.mark.parametrize(
+    "slowdown, costs, words",
+    [
+        (1.5, True, "slowdown 1.50 on record of this call, H100"),
+        (1.01, False, "on record of this call the fix changes nothing (speedup 1.01), H100"),
+        (0.9, False, "on record of this call the fix is slower (speedup 0.90), H100"),
+    ],
+)
+def test_an_effect_within_the_margin_is_none(slowdown, costs, words):
+    said = Here(slowdown, 0.02, "NVIDIA H100 80GB HBM3")
+    assert (str(said), said.costs) == (words, costs)
+    holds = Found(PROBLEMS[CAP], package="sglang", here=said)
+    assert (holds.verdict, holds.costs) == (HOLDS, costs)
+    for lines in (report([holds]), report_in_brief([holds])):
+        assert any(line.endswith(words) for line in lines)
+        assert any(line.startswith("  fix: ") for line in lines) == costs
+
+
+def test_what_may_hold_costs_nothing_yet_and_json_says_what_costs(capsys):
+    open_one = Found(PROBLEMS[CAP], missing=("kv_lens",), package="sglang")
+    assert (open_one.verdict, open_one.costs) == (MAY_HOLD, False)
+    assert [each.here for each in with_records([open_one], read_case(FAR), "h100")] == [None]
+    cli.main(["advise", *LOSES.split(), *SERVED, "--json"])
+    known = {row["id"]: row["here"] for row in json.loads(capsys.readouterr().out)["known"]}
+    assert known[CAP]["costs"] is False and known[CAP]["nearest"] == 0
+    assert known["sglang-schedule-mla"] is None
