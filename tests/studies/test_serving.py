@@ -226,8 +226,10 @@ def test_a_server_that_dies_beside_an_idle_one_leaves_what_was_kept(plan_of, dat
 
     def runs(server):
         if server.arm.variables:
-            server._process.kill()
-            server._process.wait()
+            guard = server._process
+            (leader,) = Path(f"/proc/{guard.pid}/task/{guard.pid}/children").read_text().split()
+            os.kill(int(leader), signal.SIGKILL)
+            guard.wait()
         return real(server)
 
     monkeypatch.setattr(servers.Server, "runs", runs)
