@@ -52,12 +52,13 @@ def test_the_file_opens_without_a_request_to_anywhere_else(page, report, asked):
 def test_every_link_has_its_end_no_id_stands_twice_and_a_finding_leads_to_its_notebook(shown):
     assert shown.evaluate(DEAD_LINKS) == []
     assert shown.evaluate(REPEATED_IDS) == []
-    links = shown.locator("#findings a").evaluate_all("all => all.map(a => a.hash.slice(1))")
+    titles = shown.locator("#findings h3 a, #findings li > a")
+    links = titles.evaluate_all("all => all.map(a => a.hash.slice(1))")
     leads = [stem for number in LEADS for stem in STEMS if stem.startswith(number)]
     assert links == leads + [stem for stem in STEMS if stem not in leads]
     assert shown.locator(".leads img").count() == len(leads)
     assert shown.locator("#findings p").count() == len(STEMS)
-    shown.locator("ul.findings a").last.click()
+    titles.last.click()
     top = shown.locator(f"[id='{links[-1]}']").evaluate("e => e.getBoundingClientRect().top")
     assert 0 <= top < 200
 

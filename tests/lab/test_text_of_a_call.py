@@ -133,7 +133,7 @@ def test_the_command_advises_on_words_as_on_options(capsys):
             "page_size must be left out beside the text of a call, got 16: say page=",
         ),
         (f"advise {TEXT} --lens 9", "lens must be left out beside the text of a call"),
-        ("advise --heads 8/1", "a call must be given, such as heads=32/8"),
+        ("advise --heads 8/1", "--lens must be given, tokens of each request such as 8192x16"),
         (
             "advise mode=target_verify q_len=4 heads=16/2 lens=9",
             "call must be of mode decode or mla, got 'mode=target_verify",

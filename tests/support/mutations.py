@@ -184,7 +184,7 @@ def mutated_trace(pick, folder):
     if pick.random() < 0.3:
         path = _mutated_export(pick, writer, folder)
     else:
-        document = {**HEAD, "traceEvents": writer.events}
+        document = {**copy.deepcopy(HEAD), "traceEvents": writer.events}
         for _ in range(pick.randint(1, 3)):
             _mutate_json(pick, document)
         text = json.dumps(document)
