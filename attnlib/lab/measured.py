@@ -203,7 +203,12 @@ def _measure_all(study: Study, sweep: Sweep) -> list[str]:
         return machines
 
 
-def _judged(items: list[Item], machines: list[str], base: str, new: str) -> pd.DataFrame:
+def _judged(
+    items: list[Item],
+    machines: list[str],
+    base: str,
+    new: str,
+) -> pd.DataFrame:
     """The rows of every machine, each judged as a table of its own."""
     backends = dict.fromkeys(item.backend for item in items)
     tables = []

@@ -33,7 +33,14 @@ MLA_HEADS = re.compile(r"MLA\s+(?P<heads>\d+)\s+heads")
 BY_HAND, FROM_TRAFFIC = "sliders", "a step of traffic"
 K = 1024
 POWERS = tuple(2**power for power in range(16))
-LONG = (*POWERS[10:], 48 * K, 64 * K, 96 * K, 128 * K, 192 * K)
+LONG = (
+    *POWERS[10:],
+    48 * K,
+    64 * K,
+    96 * K,
+    128 * K,
+    192 * K,
+)
 SHORT = POWERS[6:]
 MANY = (0, 1, 3, 7, 15, 23, 31, 39, 47, 63, 95, 127, 159, 191, 255)
 FEW = POWERS[:6]
