@@ -553,7 +553,8 @@ def _advise(
             said = _said_by_options(heads, "", given, **options)
         if measure:
             raise ValueError("--measure must be left out with --diff and several models")
-        return _advised_together(said, models, diff, Call(**stated), how, as_json)
+        table = _advised_together(said, models, diff, Call(**stated), how)
+        return _advised(table, as_json, table.details if details else "")
     facts = Call(**stated)
     asked: list[Any]
     if text:
@@ -605,23 +606,21 @@ def _advised_together(
     diff: Sequence[str],
     facts: "Call",
     how: dict[str, Any],
-    as_json: bool,
-) -> int:
-    """Print the table of several models or of two stacks; the exit status of `_advise`."""
+) -> "Stacks":
+    """The table of several models or of two stacks."""
     from .lab.advise import LIBRARY, RECORDED_GPU
     from .lab.stacks import advise_stacks
 
     if diff and "library" in how:
         raise ValueError(f"--library must be left out with --diff, got {how['library']}")
     library = how.pop("library", LIBRARY)
-    table = advise_stacks(
+    return advise_stacks(
         said,
         diff or [library],
         models=models,
         facts=facts,
         **{"gpu": RECORDED_GPU} | how,
     )
-    return _advised(table, as_json)
 
 
 def _measured(unused: Sequence[str], *call: Any) -> None:
