@@ -54,7 +54,8 @@ MOST_OF_ERROR = 2000
 """Characters of an error that are printed."""
 STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed,
 or with diagnose --fail-on pattern if AFTER shows a new one;
-{USAGE} for wrong use; {UNDECIDED} if a call is not decided, or no record answers and no GPU is here;
+{USAGE} for wrong use;
+{UNDECIDED} if a call is not decided, or if no record answers and there is no GPU;
 {KNOWN_PROBLEM} if advise says a known problem that holds, its size measured or reported,
 or that the pick cannot run the call;
 {CRASHED} if attnlib itself crashed, which says nothing about any call;

@@ -322,7 +322,8 @@ class TraceChange(Shown):
             return "batch sizes of both traces are unknown (pass --shape lens=...)"
         name = "after" if before else "before"
         known = f"the other trace has {before or after:,.0f} requests"
-        return f"the batch size of {name} is unknown, {known} (pass --shape lens=... if it is the same)"
+        how = "pass --shape lens=... if both have them"
+        return f"the batch size of {name} is unknown, {known} ({how})"
 
     def _other_sizes(self, kind: str) -> str:
         """The batch sizes of this kind of step in both, where they are known and differ."""
