@@ -97,6 +97,7 @@ def written(call: dict[str, Any], tensors: dict[str, Any]) -> bool:
         cu_seqlens_q=metadata.cu_seqlens_q if has_drafts else None,
     )
     STATE.scheduled = graph.whole
+    STATE.say(f"attnlib: one launch writes the schedules of: {'; '.join(graph.facts)}")
     return True
 
 

@@ -18,10 +18,11 @@ from attnlib.cli import build_parser
 from attnlib.measure.calls.cases import read_case
 from attnlib.run import store
 from attnlib.run.rows import machine_slug
+from attnlib.studies.metadata.schedules import MODELS as SCHEDULED
 from attnlib.studies.serving import measure as measuring
 from attnlib.studies.serving import served as study
 from attnlib.studies.serving import server as servers
-from attnlib.studies.serving.case import Request, ServingCase
+from attnlib.studies.serving.case import WORDS, Request, ServingCase
 from attnlib.studies.serving.engine import ENGINES, ServerError, engine_named, read_arm
 from attnlib.studies.serving.measure import Answer, reduced, window
 from attnlib.studies.serving.models import MODELS, make_model
@@ -475,6 +476,47 @@ def test_a_model_folder_has_a_config_and_no_weights(tmp_path, name):
     assert "dummy" in command
     (folder / "model.safetensors").touch()
     assert "dummy" not in setup.command(read_arm("default", setup.engine), 30_000)
+
+
+def heads_of(name):
+    """Query heads, KV heads and head_dim of a model that is served."""
+    config = MODELS[name]
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim", config["hidden_size"] // heads)
+    return heads, config["num_key_value_heads"], head_dim
+
+
+def test_models_of_one_gpu_and_with_windows_have_the_attention_of_the_real_ones():
+    rank = MODELS["llama-3.1-70b-tp8"]
+    assert heads_of("llama-3.1-70b-tp8") == (64 // 8, 8 // 8, 128)
+    assert (rank["intermediate_size"], rank["num_hidden_layers"]) == (28_672 // 8, 80)
+    window = SCHEDULED["gpt-oss-120b"].layers["window"]
+    assert heads_of("gpt-oss-120b-dense") == (
+        window.num_qo_heads,
+        window.num_kv_heads,
+        window.head_dim,
+    )
+    config = MODELS["gpt-oss-120b-dense"]
+    assert config["sliding_window"] == window.window
+    kinds = config["layer_types"]
+    assert len(kinds) == config["num_hidden_layers"] == 36
+    assert kinds.count("sliding_attention") == kinds.count("full_attention") == 18
+    for name, config in MODELS.items():
+        assert config["vocab_size"] > WORDS, f"{name} knows the words of every load"
+
+
+@pytest.mark.parametrize(
+    "text", ["splits=bounded", "splits=bounded metadata=one-launch", "metadata=one-launch"]
+)
+def test_arms_of_the_schedules_are_read_and_set_both_variables(text):
+    engine = engine_named("sglang")
+    arm = read_arm(text, engine)
+    assert arm.text == text
+    expected = {}
+    for word in text.split():
+        name, _, value = word.partition("=")
+        expected[f"ATTNLIB_SGLANG_{name.upper()}"] = value
+    assert arm.environment(engine) == expected
 
 
 def of_loads(rates):
