@@ -70,6 +70,8 @@ SPELLINGS = {
 """Option -> its other name, which every command with the option takes too."""
 Options = dict[str, dict[str, Any]]
 """Argument of a command -> keywords of `add_argument`."""
+Subject = tuple[Any, ...]
+"""A call as the first arguments of `advise` and `measure_call`."""
 
 
 class Command(NamedTuple):
@@ -449,12 +451,12 @@ def _serve(
     """
     from .lab.serve import Asked, announced, serve
 
-    asked = Asked(arms=arms, loads=open_at, **given)
+    comparison = Asked(arms=arms, loads=open_at, **given)
     if dry_run:
-        _say(announced(asked))
+        _say(announced(comparison))
         return 0
     reach = serve(
-        asked,
+        comparison,
         not_slower=not_slower,
         say=lambda words: _say(words, file=sys.stderr),
     )
@@ -524,59 +526,105 @@ def _advise(
     size was measured or reported (with --diff: if one comes), unless the records show that it costs
     this call nothing, or if the pick cannot run the call; else 0; 2 for wrong use.
     """
-    from .lab.advise import advise
-    from .measure.calls.cases import case_of
-    from .select.asked import LATENT_PAGE, is_checkpoint
     from .select.facts import Call
     from .select.situation import parse_server
     from .select.text import parse_call
 
     stated = parse_call(call)
-    how: dict[str, Any] = {"server": parse_server(server)}
+    stack: dict[str, Any] = {"server": parse_server(server)}
     named = [name for name in ("library", "backend", "gpu") if name in options]
     for name in named:
-        how[name] = options.pop(name)
-    unused: list[str] = []
-    if call:
-        unused.append("call")
-    if server:
-        unused.append("server")
+        stack[name] = options.pop(name)
     models = _split_models(model)
     text = " ".join(words)
     if text:
         _require_alone(text, lens=lens, batch=batch, heads=heads, model=models, **options)
         models = _split_models([CallText.read(text).model or ""])
     if diff or len(models) > 1:
-        said = CallText.read(text) if text else None
-        if said is None:
-            given = _lens_given(lens, batch, bool(heads or models))
-            said = _said_by_options(heads, "", given, **options)
+        said = _said_of_models(text, heads, models, lens, batch, options)
         if measure:
             raise ValueError("--measure must be left out with --diff and several models")
-        return _advised_together(said, models, diff, Call(**stated), how, as_json)
-    facts = Call(**stated)
-    asked: list[Any]
-    if text:
-        asked = [text]
-        measured = asked
-    elif is_checkpoint("".join(models)):
-        given = _lens_given(lens, batch, has_layer=True)
-        said = _said_by_options(heads, "".join(models), given, **options)
-        asked = [said]
-        measured = [case_of(said)]
-    else:
-        facts = Call(**(_facts_of_options(options) | stated))
-        sizes = _lens_given(lens, batch, bool(heads or models))
-        if options.get("head_dim") == MLA_HEAD_DIM:
-            options.setdefault("page_size", LATENT_PAGE)
-        asked = [parse_layer(heads, model="".join(models), **options), sizes.tokens]
-        measured = asked
+        return _advised_together(said, models, diff, Call(**stated), stack, as_json)
+    subject, pinned = _subject_of_advice(text, heads, "".join(models), lens, batch, options)
+    facts = Call(**(pinned | stated))
     if measure:
-        _measured(unused, *measured)
-    advice = advise(*asked, facts=facts, **how)
-    if not measure:
-        return _advised(advice, as_json, advice.details if details else "")
-    if named:
+        unused = [name for name, given in (("call", call), ("server", server)) if given]
+        return _measured_and_advised(subject, facts, stack, unused, says_pick=bool(named))
+    advice = _advice_of(subject, facts, stack)
+    return _advised(advice, as_json, advice.details if details else "")
+
+
+def _said_of_models(
+    text: str,
+    heads: str,
+    models: Sequence[str],
+    lens: str,
+    batch: int | None,
+    options: dict[str, Any],
+) -> CallText:
+    """The call that several models, or two stacks, are asked about."""
+    if text:
+        return CallText.read(text)
+    lengths = _lens_given(lens, batch, has_layer=bool(heads or models))
+    return _said_by_options(heads, "", lengths, **options)
+
+
+def _subject_of_advice(
+    text: str,
+    heads: str,
+    model: str,
+    lens: str,
+    batch: int | None,
+    options: dict[str, Any],
+) -> tuple[Subject, dict[str, Any]]:
+    """What `advise` is called with for one call, and the facts that the options of its layer pin.
+
+    It is a text, what a model's options would say as one, or a layer and its lengths.
+    """
+    from .select.asked import LATENT_PAGE, is_checkpoint
+
+    if text:
+        return (text,), {}
+    lengths = _lens_given(lens, batch, has_layer=bool(heads or model))
+    if is_checkpoint(model):
+        return (_said_by_options(heads, model, lengths, **options),), {}
+    pinned = _facts_of_options(options)
+    if options.get("head_dim") == MLA_HEAD_DIM:
+        options.setdefault("page_size", LATENT_PAGE)
+    layer = parse_layer(heads, model=model, **options)
+    return (layer, lengths.tokens), pinned
+
+
+def _advice_of(
+    subject: Subject,
+    facts: "Call",
+    stack: dict[str, Any],
+) -> "Advice":
+    from .lab.advise import advise
+
+    return advise(*subject, facts=facts, **stack)
+
+
+def _measured_and_advised(
+    subject: Subject,
+    facts: "Call",
+    stack: dict[str, Any],
+    unused: Sequence[str],
+    says_pick: bool,
+) -> int:
+    """Print the times of all backends at a call, which options say nothing of them, and, for a
+    stack that was named, what it runs."""
+    from .lab.view import measure_call
+    from .measure.calls.cases import case_of
+
+    call = subject
+    if isinstance(subject[0], CallText):
+        call = (case_of(subject[0]),)
+    _say(measure_call(*call))
+    if unused:
+        _say(f"all backends are measured here; not used: {', '.join(unused)}", file=sys.stderr)
+    advice = _advice_of(subject, facts, stack)
+    if says_pick:
         _say(f"{advice.choice.library} on {advice.choice.gpu} runs {advice.runs_as}")
     return 0
 
@@ -604,33 +652,24 @@ def _advised_together(
     models: Sequence[str],
     diff: Sequence[str],
     facts: "Call",
-    how: dict[str, Any],
+    stack: dict[str, Any],
     as_json: bool,
 ) -> int:
     """Print the table of several models or of two stacks; the exit status of `_advise`."""
     from .lab.advise import LIBRARY, RECORDED_GPU
     from .lab.stacks import advise_stacks
 
-    if diff and "library" in how:
-        raise ValueError(f"--library must be left out with --diff, got {how['library']}")
-    library = how.pop("library", LIBRARY)
+    if diff and "library" in stack:
+        raise ValueError(f"--library must be left out with --diff, got {stack['library']}")
+    library = stack.pop("library", LIBRARY)
     table = advise_stacks(
         said,
         diff or [library],
         models=models,
         facts=facts,
-        **{"gpu": RECORDED_GPU} | how,
+        **{"gpu": RECORDED_GPU} | stack,
     )
     return _advised(table, as_json)
-
-
-def _measured(unused: Sequence[str], *call: Any) -> None:
-    """Print the times of all backends at a call, then which options say nothing of them."""
-    from .lab.view import measure_call
-
-    _say(measure_call(*call))
-    if unused:
-        _say(f"all backends are measured here; not used: {', '.join(unused)}", file=sys.stderr)
 
 
 def _advised(
@@ -640,7 +679,10 @@ def _advised(
 ) -> int:
     """Print advice, or another `text` of it; returns the exit status: `KNOWN_PROBLEM` if one holds
     that has a size and costs the call, or if the pick cannot run it."""
-    _say(_in_json(advice.to_dict()) if as_json else text or advice)
+    if as_json:
+        _say(_in_json(advice.to_dict()))
+    else:
+        _say(text or advice)
     return KNOWN_PROBLEM if advice.holding or advice.cannot_run else 0
 
 
@@ -728,9 +770,9 @@ def _watch_measured(
     (package,) = packages
     measured.require_package(package)
     _say(measured.minutes(package), file=sys.stderr)
-    found = measured.measure(package, base, new, overlays=_overlays(overlay))
-    _say(found)
-    return CHANGED if len(found.slower) else 0
+    page = measured.measure(package, base, new, overlays=_overlays(overlay))
+    _say(page)
+    return CHANGED if len(page.slower) else 0
 
 
 def _explain(as_json: bool = False, details: bool = False, **given: Any) -> None:
