@@ -255,7 +255,11 @@ def _diagnose(
 
     if fail_on and not after:
         raise ValueError(f"--fail-on {fail_on} must have two traces, TRACE and AFTER, got one")
-    answer = diagnose(trace, after, **_facts_of_shape(shape))
+    answer = diagnose(
+        path=trace,
+        after=after,
+        **_facts_of_shape(shape),
+    )
     if as_json:
         _say(_in_json(answer.to_dict()))
     elif details and isinstance(answer, Diagnosis):
@@ -275,7 +279,10 @@ def _facts_of_shape(shape: str) -> dict[str, int | str]:
     if not re.search(r"\b(lens|page)=", shape):
         return _listed_facts(filter(None, re.split("[, ]", shape)))
     words = shape.split()
-    releases = [word for word in words if word.partition("=")[0] in PACKAGES]
+    releases = []
+    for word in words:
+        if word.partition("=")[0] in PACKAGES:
+            releases.append(word)
     call = [word for word in words if word not in releases]
     return CallText.read(" ".join(call)).given | _listed_facts(releases)
 
@@ -337,11 +344,18 @@ def _measure(
     chosen = _study_named(study)
     sweep = Sweep(overlays=_overlays(overlay), **how)
     if gpus or dask:
-        count, machines = _measure_on_gpus(chosen, sweep, gpus, dask)
+        count, machines = _measure_on_gpus(
+            study=chosen,
+            sweep=sweep,
+            gpus=gpus,
+            dask=dask,
+        )
     else:
         count = sweep.measure(chosen)
         machines = [machine_slug(describe(chosen.device))]
-    places = [str(store.measured_path(chosen.name, machine)) for machine in machines]
+    places = []
+    for machine in machines:
+        places.append(str(store.measured_path(chosen.name, machine)))
     _say(f"{count} items measured; records in {', '.join(places)}")
 
 
@@ -428,7 +442,12 @@ def _compare(
         lines = "\n".join(case.label for case in _study_named(str(cases)).cases)
     elif cases:  # An empty file must not fall back to the default calls.
         lines = read_limited(cases).decode("utf-8-sig", "replace") or "\n"
-    upgrade = compare_releases(base, new, cases=lines, **how)
+    upgrade = compare_releases(
+        base=base,
+        new=new,
+        cases=lines,
+        **how,
+    )
     _say(_in_json(upgrade.to_dict()) if as_json else upgrade)
     _say(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
     return OUTCOMES[upgrade.outcome]
@@ -476,7 +495,9 @@ def _known_loads() -> str:
 
 def _percent(text: str) -> float:
     is_percent = re.fullmatch(r"\d+(\.\d+)?%", text)
-    share = float(text.removesuffix("%")) / 100 if is_percent else 0.0
+    share = 0.0
+    if is_percent:
+        share = float(text.removesuffix("%")) / 100
     if not 0 < share < 1:
         raise argparse.ArgumentTypeError(f"must be above 0% and below 100%, as 2%, got {text!r}")
     return share
@@ -535,64 +556,83 @@ def _advise(
     named = [name for name in ("library", "backend", "gpu") if name in options]
     for name in named:
         stack[name] = options.pop(name)
-    models = _split_models(model)
-    text = " ".join(words)
-    if text:
-        _require_alone(text, lens=lens, batch=batch, heads=heads, model=models, **options)
-        models = _split_models([CallText.read(text).model or ""])
-    if diff or len(models) > 1:
-        said = _said_of_models(text, heads, models, lens, batch, options)
+    given = _CallGiven(
+        text=" ".join(words),
+        heads=heads,
+        models=_split_models(model),
+        lens=lens,
+        batch=batch,
+        options=options,
+    )
+    if given.text:
+        given = given.by_text()
+    if diff or len(given.models) > 1:
+        said = given.said()
         if measure:
             raise ValueError("--measure must be left out with --diff and several models")
-        return _advised_together(said, models, diff, Call(**stated), stack, as_json)
-    subject, pinned = _subject_of_advice(text, heads, "".join(models), lens, batch, options)
+        facts = Call(**stated)
+        return _advised_together(said, given.models, diff, facts, stack, as_json)
+    subject, pinned = given.subject()
     facts = Call(**(pinned | stated))
     if measure:
-        unused = [name for name, given in (("call", call), ("server", server)) if given]
+        unused = [name for name, value in (("call", call), ("server", server)) if value]
         return _measured_and_advised(subject, facts, stack, unused, says_pick=bool(named))
     advice = _advice_of(subject, facts, stack)
-    return _advised(advice, as_json, advice.details if details else "")
+    return _advised(advice, as_json, text=advice.details if details else "")
 
 
-def _said_of_models(
-    text: str,
-    heads: str,
-    models: Sequence[str],
-    lens: str,
-    batch: int | None,
-    options: dict[str, Any],
-) -> CallText:
-    """The call that several models, or two stacks, are asked about."""
-    if text:
-        return CallText.read(text)
-    lengths = _lens_given(lens, batch, has_layer=bool(heads or models))
-    return _said_by_options(heads, "", lengths, **options)
+class _CallGiven(NamedTuple):
+    """A call as `advise` was given it: its text, or options that say layer and lengths."""
 
+    text: str
+    heads: str
+    models: Sequence[str]
+    lens: str
+    batch: int | None
+    options: dict[str, Any]
 
-def _subject_of_advice(
-    text: str,
-    heads: str,
-    model: str,
-    lens: str,
-    batch: int | None,
-    options: dict[str, Any],
-) -> tuple[Subject, dict[str, Any]]:
-    """What `advise` is called with for one call, and the facts that the options of its layer pin.
+    def by_text(self) -> "_CallGiven":
+        """The same with the models of its text; ValueError for an option beside the text."""
+        _require_alone(
+            self.text,
+            lens=self.lens,
+            batch=self.batch,
+            heads=self.heads,
+            model=self.models,
+            **self.options,
+        )
+        model = CallText.read(self.text).model or ""
+        return self._replace(models=_split_models([model]))
 
-    It is a text, what a model's options would say as one, or a layer and its lengths.
-    """
-    from .select.asked import LATENT_PAGE, is_checkpoint
+    def lengths(self) -> Lens:
+        has_layer = bool(self.heads or self.models)
+        return _lens_given(self.lens, self.batch, has_layer)
 
-    if text:
-        return (text,), {}
-    lengths = _lens_given(lens, batch, has_layer=bool(heads or model))
-    if is_checkpoint(model):
-        return (_said_by_options(heads, model, lengths, **options),), {}
-    pinned = _facts_of_options(options)
-    if options.get("head_dim") == MLA_HEAD_DIM:
-        options.setdefault("page_size", LATENT_PAGE)
-    layer = parse_layer(heads, model=model, **options)
-    return (layer, lengths.tokens), pinned
+    def said(self, model: str = "") -> CallText:
+        """The call as a text says it; of options, those of one model or of none."""
+        if self.text:
+            return CallText.read(self.text)
+        return _said_by_options(self.heads, model, self.lengths(), **self.options)
+
+    def subject(self) -> tuple[Subject, dict[str, Any]]:
+        """What `advise` is called with, and the facts that the options of a layer pin.
+
+        It is a text, what a model's options would say as one, or a layer and its lengths.
+        """
+        from .select.asked import LATENT_PAGE, is_checkpoint
+
+        model = "".join(self.models)
+        if self.text:
+            return (self.text,), {}
+        if is_checkpoint(model):
+            return (self.said(model),), {}
+        options = dict(self.options)
+        pinned = _facts_of_options(options)
+        lengths = self.lengths()
+        if options.get("head_dim") == MLA_HEAD_DIM:
+            options.setdefault("page_size", LATENT_PAGE)
+        layer = parse_layer(self.heads, model=model, **options)
+        return (layer, lengths.tokens), pinned
 
 
 def _advice_of(
@@ -705,7 +745,13 @@ def _said_by_options(
     **options: Any,
 ) -> CallText:
     """What the options of a model's layer say, as the text of a call would."""
-    return CallText(heads=heads or None, model=model, lens=lens, page=page_size, **options)
+    return CallText(
+        heads=heads or None,
+        model=model,
+        lens=lens,
+        page=page_size,
+        **options,
+    )
 
 
 def _facts_of_options(options: dict[str, Any]) -> dict[str, Any]:

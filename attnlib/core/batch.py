@@ -122,7 +122,13 @@ class DecodeBatch:
         require_tensor("seq_lens", seq_lens, (max(1, bs),), "int32")
         lens = seq_lens.detach().to("cpu", copy=True)
         why = " (page_table columns x page_size)"
-        require_between("seq_lens", lens, 1, columns * spec.page_size, why)
+        require_between(
+            name="seq_lens",
+            values=lens,
+            least=1,
+            most=columns * spec.page_size,
+            why=why,
+        )
         pages = (lens - 1) // spec.page_size + 1
         kv_indptr = lens.new_zeros(lens.shape[0] + 1)
         kv_indptr[1:] = pages.cumsum(0)

@@ -126,7 +126,9 @@ class AttnSpec(Grouped):
     @property
     def out_dtype(self) -> str:
         """Output dtype: the query's, or bfloat16 if the query is FP8."""
-        return FP8_OUT_DTYPE if self.dtype.startswith("float8") else self.dtype
+        if self.dtype.startswith("float8"):
+            return FP8_OUT_DTYPE
+        return self.dtype
 
     @property
     def dtypes(self) -> str:

@@ -85,7 +85,12 @@ def _write_metadata(arm: str, call: dict[str, Any]) -> None:
     max_pages = min(call["max_seq_pages"], call["page_table"].shape[1])
     if arm == "eager":
         first_tokens = STATE.backend.decode_cuda_graph_metadata["strided_indices"][:max_pages]
-        write_decode_metadata(DecodeTensors(**tensors), first_tokens, page_size, 0)
+        write_decode_metadata(
+            t=DecodeTensors(**tensors),
+            first_tokens=first_tokens,
+            page_size=page_size,
+            seq_len_delta=0,
+        )
     else:
         build_decode_metadata(**tensors, page_size=page_size, max_pages=max_pages)
 

@@ -92,7 +92,9 @@ class Bisection(Brief):
     @property
     def word(self) -> str:
         """`slower` or `faster`: the verdict that is looked for."""
-        return "slower" if Version(self.good) < Version(self.bad) else "faster"
+        if Version(self.good) < Version(self.bad):
+            return "slower"
+        return "faster"
 
     @property
     def command(self) -> str:
@@ -295,7 +297,11 @@ def bisect(
     is_live = mode() == "live"
     sweep = Sweep(overlays=overlays or {})
     published = study.bisect_machine or study.reference_machine
-    machine = machine_shown(PREFIX + study.name, study.device, published)
+    machine = machine_shown(
+        study=PREFIX + study.name,
+        device=study.device,
+        published=published,
+    )
     if not releases and (is_live or overlays):
         releases = available_releases(package, sweep.overlays)
     search = Bisection(
@@ -309,7 +315,11 @@ def bisect(
         machine=machine,
         rounds=rounds,
     )
-    inside = releases_between(releases or recorded_releases(search), first, last)
+    inside = releases_between(
+        releases=releases or recorded_releases(search),
+        first=first,
+        last=last,
+    )
     first = inside[0]
     last = inside[-1]
     question = replace(
@@ -461,7 +471,10 @@ def recorded_releases(search: Bisection) -> list[str]:
     seen: set[Version] = set()
     for command in reversed(search.records().command.tolist()):
         option = RELEASES.search(command)
-        listed = option[1].split(",") if option else []
+        if option:
+            listed = option[1].split(",")
+        else:
+            listed = []
         versions = set(map(Version, listed))
         if ends <= versions:
             return listed

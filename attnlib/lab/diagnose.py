@@ -179,7 +179,12 @@ class TraceChange(Shown):
         )
         colors = [_color_of(row) for row in rows.itertuples()]
         bars = axis.barh(range(len(rows)), rows.change, color=colors)
-        axis.bar_label(bars, fmt="{:+,.0f}", padding=3, fontsize=8)
+        axis.bar_label(
+            bars,
+            fmt="{:+,.0f}",
+            padding=3,
+            fontsize=8,
+        )
         axis.margins(x=0.15)
         labels = rows.part.map(charts.shorten)
         if len(self.kinds) > 1:
@@ -453,7 +458,9 @@ def _change(name: str, before: Part, after: Part) -> Row:
     if before.launches != after.launches:
         launches += f" to {after.launches:g}"
     is_time = name in TIMES_OF_STEP
-    names = [", ".join(side.kernels) or "none" for side in (before, after)]
+    names = []
+    for side in (before, after):
+        names.append(", ".join(side.kernels) or "none")
     kernels = " to ".join(dict.fromkeys(names))
     if is_time or name in names:  # no kernel, or the part is that kernel
         kernels = ""

@@ -52,7 +52,11 @@ def _on_gpu(rows: pd.DataFrame, call: DecodeCase | MlaCase) -> Here | None:
     same = rows[is_same]
     if len(same):
         best = same.sort_values(["rounds", "ratio"]).iloc[-1]
-        return Here(float(best.slow_us / best.fast_us), float(best.margin), best.gpu)
+        return Here(
+            slowdown=float(best.slow_us / best.fast_us),
+            margin=float(best.margin),
+            gpu=best.gpu,
+        )
     alike = rows[rows.distance <= NEAR].head(ALIKE)
     if len(alike) < ALIKE:
         return None

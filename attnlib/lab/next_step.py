@@ -48,7 +48,10 @@ def next_step(comparison: Comparison) -> str:
 
 def _studies_of(comparison: Comparison) -> set[str]:
     """The studies that the rounds on record are of."""
-    rounds = [pairs[0] for pairs in comparison.pairs.values() if pairs]
+    rounds = []
+    for pairs in comparison.pairs.values():
+        if pairs:
+            rounds.append(pairs[0])
     return {base.study for base, _ in rounds}
 
 
@@ -60,7 +63,12 @@ def why_not_run(item: Item, both: Releases) -> str:
     asks = entry_of(item.backend).asks
     mode = getattr(case, "mode", "decode")
     for release in both:
-        why = why_not(asks, case.spec, mode=mode, release=release)
+        why = why_not(
+            kernel=asks,
+            spec=case.spec,
+            mode=mode,
+            release=release,
+        )
         if why:
             return f"{item.backend} of {release} cannot run {case.label}: {why}"
     return ""

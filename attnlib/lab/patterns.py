@@ -157,7 +157,11 @@ def _kernels(
     for name, size in (("grid", first.grid), ("block", first.block)):
         if size:
             text += f", {name} {'x'.join(map(str, size))}"
-    return Evidence(text + more, _total_us(spans), fix)
+    return Evidence(
+        text=text + more,
+        us=_total_us(spans),
+        fix=fix,
+    )
 
 
 def _total_us(spans: Sequence[Span]) -> float:
@@ -255,7 +259,10 @@ def wide_tiles(trace: Trace, step: Step) -> Evidence | None:
 
 def cuda_cores_large_group(trace: Trace, step: Step) -> Evidence | None:
     """CUDA cores decode a layer with four or more query heads per KV head."""
-    calls = [span for span in ran(step, "cuda-cores") if len(span.block) > 1]
+    calls = []
+    for span in ran(step, "cuda-cores"):
+        if len(span.block) > 1:
+            calls.append(span)
     # The second axis of a block is the group.
     return _kernels([span for span in calls if span.block[1] >= LARGE_GROUP])
 
@@ -277,7 +284,10 @@ def lengths_copied(trace: Trace, step: Step) -> Evidence | None:
 
 def host_plans(trace: Trace, step: Step) -> Evidence | None:
     """FlashInfer's plan is copied to the GPU before the first layer, which waits for it."""
-    planned = [span for span in step.attention if family_of(span.name) in PLANNED]
+    planned = []
+    for span in step.attention:
+        if family_of(span.name) in PLANNED:
+            planned.append(span)
     copies = [span for span in step.ahead if span.name == "Memcpy HtoD"]
     if not planned or not copies or planned_on_gpu(step) or step.at_end:
         return None
@@ -489,7 +499,9 @@ def _read_patterns() -> tuple[Pattern, ...]:
     rows = yaml.safe_load((DATA / "patterns.yaml").read_text())
     patterns = []
     for key, row in rows.items():
-        known = [PROBLEMS[name] for name in row.get("known", ())]
+        known = []
+        for name in row.get("known", ()):
+            known.append(PROBLEMS[name])
         pattern = Pattern(
             name=row["name"],
             shows=shows[key],

@@ -98,8 +98,13 @@ def possible(problems: Sequence[Problem], situation: Situation) -> list[Problem]
     """The problems that no fact and no stated release rules out; a pattern shows that one holds."""
     left = []
     for problem in problems:
-        spans = [(name, span) for name, span in problem.releases.items() if name in situation.stack]
-        has = [span.has(situation.stack[name]) for name, span in spans[:1]]
+        spans = []
+        for name, span in problem.releases.items():
+            if name in situation.stack:
+                spans.append((name, span))
+        has = []
+        for name, span in spans[:1]:
+            has.append(span.has(situation.stack[name]))
         holds = [truth(part, situation.facts) for part in problem.when]
         if False not in (*has, *holds):
             left.append(problem)

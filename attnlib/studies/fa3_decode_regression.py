@@ -176,7 +176,11 @@ def headline(frame: pd.DataFrame, release: str) -> pd.DataFrame:
 
 def slowdown_grid(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     """fa3 / fa2 of every case of a release, with its verdict."""
-    table = over(decode_rows(frame, release=release), FA3, FA2)
+    table = over(
+        rows=decode_rows(frame, release=release),
+        a=FA3,
+        b=FA2,
+    )
     return table[[*SHAPE, "ratio", "verdict"]]
 
 

@@ -50,7 +50,9 @@ class Blocks:
             mask = words("block_valid_mask", ceil_div(count, WORD)).view(np.uint8)
             numbers = np.flatnonzero(mask[:count])
         indices = {name: words(name, count)[numbers] for name in INDICES}
-        chunk = int(words("kv_chunk_size_ptr", 1)[0]) if facts["split_kv"] else 0
+        chunk = 0
+        if facts["split_kv"]:
+            chunk = int(words("kv_chunk_size_ptr", 1)[0])
         return cls(count, numbers, indices, chunk)
 
     def tokens_read(self, seq_lens: np.ndarray) -> np.ndarray:

@@ -165,10 +165,9 @@ def saved_table(table: pd.DataFrame, *, per: str = "step", unit: str = "us") -> 
     """
     scale = 1e3 if unit == "ms" else 1.0
     first = table.sort_values("gain", ascending=False)
-    interval = [
-        f"{low / scale:.{DECIMALS[unit]}f} to {high / scale:.{DECIMALS[unit]}f}"
-        for low, high in zip(first.low, first.high, strict=True)
-    ]
+    interval = []
+    for low, high in zip(first.low, first.high, strict=True):
+        interval.append(f"{low / scale:.{DECIMALS[unit]}f} to {high / scale:.{DECIMALS[unit]}f}")
     shown = {
         "with": first["arm"].map(ARM_WORDS),
         "against": first["base"].map(ARM_WORDS),

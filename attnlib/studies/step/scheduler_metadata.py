@@ -173,7 +173,9 @@ def _sides(told: dict[str, Any]) -> str:
     if said := SIDES.get(told["name"]):
         return said
     values = re.search("must be (.*), got (.*)", told["with guard"])
-    return " -> ".join(values.groups()) if values else "-"
+    if values:
+        return " -> ".join(values.groups())
+    return "-"
 
 
 def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:
