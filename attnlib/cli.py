@@ -165,10 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, ModuleNotFoundError) and install_advice(error):
             raise
         _say(traceback.format_exc(), file=sys.stderr)
-        message = (
-            "crashed, which is a fault of attnlib and no result: please report the lines above"
-        )
-        _say(_program(name), message, file=sys.stderr)
+        _say(_program(name), CRASH_MESSAGE, file=sys.stderr)
         return CRASHED
 
 

@@ -457,11 +457,7 @@ def _overlay(job: Job, given: dict[str, Path]) -> Path | None:
     if len(distributions) > 1:
         words = "a job must have the releases of one distribution"
         raise ValueError(f"{words}, got {distributions}")
-    return overlay_for(
-        distribution=distributions[0],
-        release=job.release,
-        given=given,
-    )
+    return overlay_for(distributions[0], job.release, given)
 
 
 def _has_cuda() -> bool:
