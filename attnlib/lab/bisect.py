@@ -297,11 +297,7 @@ def bisect(
     is_live = mode() == "live"
     sweep = Sweep(overlays=overlays or {})
     published = study.bisect_machine or study.reference_machine
-    machine = machine_shown(
-        study=PREFIX + study.name,
-        device=study.device,
-        published=published,
-    )
+    machine = machine_shown(PREFIX + study.name, study.device, published)
     if not releases and (is_live or overlays):
         releases = available_releases(package, sweep.overlays)
     search = Bisection(
