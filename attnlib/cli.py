@@ -720,7 +720,9 @@ def _advised(
         _say(_in_json(advice.to_dict()))
     else:
         _say(text or advice)
-    return KNOWN_PROBLEM if advice.holding or advice.cannot_run else 0
+    if advice.holding or advice.cannot_run:
+        return KNOWN_PROBLEM
+    return 0
 
 
 def _require_alone(call: str, **options: Any) -> None:

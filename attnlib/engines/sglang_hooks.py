@@ -233,7 +233,9 @@ def _slots(has_window: bool) -> int:
     """KV slots of the pool that a wrapper reads; 0 before the first step."""
     if STATE.pool is None:
         return 0
-    return STATE.pool.window_slots if has_window else STATE.pool.slots
+    if has_window:
+        return STATE.pool.window_slots
+    return STATE.pool.slots
 
 
 def _count_plan(wrapper: Any) -> None:

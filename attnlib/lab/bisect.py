@@ -120,7 +120,9 @@ class Bisection(Brief):
     @property
     def _ratio_in_words(self) -> str:
         """How the short text heads that column."""
-        return "slowdown" if self.word == "slower" else self._time
+        if self.word == "slower":
+            return "slowdown"
+        return self._time
 
     @property
     def table(self) -> pd.DataFrame:

@@ -269,4 +269,6 @@ def _word(backend: str) -> str:
 
 def _name_shown(word: str) -> str:
     """The name in the figure: what has no look of its own shares one."""
-    return word if word in (*SHOWN, OF_VLLM) else OTHERS
+    if word in (*SHOWN, OF_VLLM):
+        return word
+    return OTHERS

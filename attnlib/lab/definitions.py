@@ -220,10 +220,14 @@ def _definition_at(tokens: list[str], at: int) -> tuple[str, int]:
         following = tokens[at + 1]
     if token in TYPES and following.isidentifier() and following not in NO_NAMES:
         end = _find_body(tokens, at + 2)
-        return (following, end) if end else ("", 0)
+        if end:
+            return (following, end)
+        return ("", 0)
     if token.isidentifier() and following == "(" and token not in NO_NAMES:
         end = _find_body(tokens, _closed(tokens, at + 1))
-        return (token, end) if end else ("", 0)
+        if end:
+            return (token, end)
+        return ("", 0)
     return "", 0
 
 

@@ -483,7 +483,9 @@ def _color_of(row: Any) -> str:
     """Grey for a time that has other rows in it, else by its direction."""
     if row.part in (WHOLE_STEP, GPU_BUSY):
         return style.OTHER
-    return style.VERMILION if row.change > 0 else style.BLUE
+    if row.change > 0:
+        return style.VERMILION
+    return style.BLUE
 
 
 def _length_range(side: Diagnosis, kind: str) -> str:

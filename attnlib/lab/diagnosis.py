@@ -514,7 +514,9 @@ def _steps_of(trace: Trace) -> list[Step]:
     unknown = max(spent_us, key=spent_us.__getitem__)
 
     def kind_or_unknown(span: Span) -> str:
-        return UNKNOWN if span.name == unknown else kind_of(span)
+        if span.name == unknown:
+            return UNKNOWN
+        return kind_of(span)
 
     return find_steps(trace, kind_or_unknown)
 

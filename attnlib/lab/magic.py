@@ -82,7 +82,11 @@ def profile_cell(shell: InteractiveShell, line: str, cell: str) -> Profile:
         code = shell.compile(source, filename, "exec")
     except SyntaxError as error:
         raise error.with_traceback(None) from None
-    given = {"calls": options.calls, "warmup": options.warmup, "device": options.device}
+    given = {
+        "calls": options.calls,
+        "warmup": options.warmup,
+        "device": options.device,
+    }
     try:
         run = partial(exec, code, shell.user_ns)
         taken = profile(

@@ -121,7 +121,9 @@ def tile_rows(span: Span) -> int:
 def _tile_rows(symbol: str) -> int:
     """As `tile_rows`; to search a long name takes a while, and few names stand in a trace."""
     match = TILE.search(symbol)
-    return int(match[1]) if match else 0
+    if match:
+        return int(match[1])
+    return 0
 
 
 def kind_of(span: Span) -> str:
@@ -431,7 +433,9 @@ def _told_tokens(step: Step) -> tuple[int, ...]:
     if LENS not in step.layer:
         return ()
     tokens = Lens.read(step.layer[LENS]).tokens
-    return tokens if len(tokens) == step.batch_size else ()
+    if len(tokens) == step.batch_size:
+        return tokens
+    return ()
 
 
 def _most_splits(facts: SchedulerFacts, tokens: Sequence[int], cap: str) -> int:

@@ -61,7 +61,9 @@ class Build:
         """The backend whose known problems are this build's."""
         if self.kernel == FA2:
             return "flashinfer-fa2"
-        return "vllm-flash-attn-3" if self.library == "vllm" else layout.backend
+        if self.library == "vllm":
+            return "vllm-flash-attn-3"
+        return layout.backend
 
 
 SGLANG = "SGLang 0.5.23"

@@ -296,7 +296,9 @@ def advise_stacks(
 
 def _versions(library: str) -> dict[str, Version]:
     """Package -> release of a library with its release; none of one that has no releases."""
-    return parse_stack(library) if "==" in library else {}
+    if "==" in library:
+        return parse_stack(library)
+    return {}
 
 
 def _layers_of(said: CallText, facts: Call) -> list[Layer]:

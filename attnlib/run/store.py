@@ -283,7 +283,9 @@ def _files_of(place: Path) -> list[Path]:
     """A file, or the records in a folder by name; none where there is nothing."""
     if place.is_dir():
         return sorted(place.glob("*.json"))
-    return [place] if place.exists() else []
+    if place.exists():
+        return [place]
+    return []
 
 
 def _path_of(row: Row) -> Path:

@@ -178,7 +178,12 @@ def tried_calls(
         call = _usual_call(mode, facts)
         for name, usual in _layers(mode, model, dtypes[dtype], layer):
             spec = replace(usual, **sizes)
-            how = {"mode": mode, "gpu": gpu, "policy": policy, "call": call}
+            how = {
+                "mode": mode,
+                "gpu": gpu,
+                "policy": policy,
+                "call": call,
+            }
             before = _choice(spec, library=old, **how)
             after = _choice(spec, library=new, **how)
             tried.append(Tried(name, dtype, spec, call, before, after, facts))

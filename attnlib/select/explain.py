@@ -52,7 +52,9 @@ class Choice:
     @property
     def backend(self) -> str:
         """The chosen candidate, or the empty string if none can run the call."""
-        return self.order[0] if self.order else ""
+        if self.order:
+            return self.order[0]
+        return ""
 
     @property
     def picked(self) -> str:
@@ -65,7 +67,9 @@ class Choice:
     @property
     def kernel(self) -> str:
         """The backend that computes: the innermost choice."""
-        return self.inner.kernel if self.inner else self.backend
+        if self.inner:
+            return self.inner.kernel
+        return self.backend
 
     @property
     def ours(self) -> str:

@@ -168,7 +168,9 @@ class Library:
             if caller == str(release or MAIN)
         ]
         found = [beside] if beside else required
-        return _release(found[0]) if found else None
+        if found:
+            return _release(found[0])
+        return None
 
     def require_policy(
         self,

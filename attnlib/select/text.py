@@ -143,7 +143,9 @@ def _cards_of(given: Words) -> dict[str, str]:
 
 def _models_of_diff(given: Words) -> Sequence[str]:
     """The models that `changes` knows by name."""
-    return (*MODELS, MLA) if "diff" in given else ()
+    if "diff" in given:
+        return (*MODELS, MLA)
+    return ()
 
 
 def _answer_model(

@@ -327,7 +327,11 @@ def mode_rows(frame: pd.DataFrame) -> pd.DataFrame:
     eager = decode_rows(frame, timer=EAGER)
     rows = pd.concat([in_graphs, eager])
     # Decode cases have no such fields.
-    usual = {"mode": "decode", "mask": "causal", "q_len": 1}
+    usual = {
+        "mode": "decode",
+        "mask": "causal",
+        "q_len": 1,
+    }
     columns = rows.columns.union(list(usual), sort=False)
     rows = rows.reindex(columns=columns)
     rows = rows.astype(dict.fromkeys(usual, object))

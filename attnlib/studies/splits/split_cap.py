@@ -495,7 +495,9 @@ def traffic_table(
         for trace, part in judged.groupby("trace", sort=False):
             lines.append(_traffic_line(layout, str(trace), part))
     table = pd.DataFrame(lines)
-    return table if by_trace else table.drop(columns="trace")
+    if by_trace:
+        return table
+    return table.drop(columns="trace")
 
 
 def named_table(rows: pd.DataFrame, layouts: Iterable[Layout]) -> pd.DataFrame:

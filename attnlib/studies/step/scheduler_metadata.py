@@ -154,7 +154,11 @@ def mismatch_table() -> pd.DataFrame:
         if error is None and told["without guard"] == "wrong":
             line[WORST_ROW] = "not finite"
         lines.append(line)
-    severity = {"wrong": 0, "refused by the library": 1, "right": 2}
+    severity = {
+        "wrong": 0,
+        "refused by the library": 1,
+        "right": 2,
+    }
     return pd.DataFrame(lines).sort_values(
         "output without guard",
         key=lambda outputs: outputs.map(severity),
