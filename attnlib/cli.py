@@ -572,7 +572,11 @@ def _advise(
     subject, pinned = given.subject()
     facts = Call(**(pinned | stated))
     if measure:
-        unused = [name for name, value in (("call", call), ("server", server)) if value]
+        unused = []
+        if call:
+            unused.append("call")
+        if server:
+            unused.append("server")
         return _measured_and_advised(subject, facts, stack, unused, says_pick=bool(named))
     advice = _advice_of(subject, facts, stack)
     return _advised(advice, as_json, text=advice.details if details else "")
@@ -794,7 +798,8 @@ def _watch(
     if not base and not new:
         page = watch.watch(packages, points)
     elif base and new and len(packages) == 1:
-        page = watch.Watch([watch.compare(packages[0], base, new, points)])
+        change = watch.compare(packages[0], base, new, points)
+        page = watch.Watch([change])
     else:
         raise ValueError("--base and --new must be given together, for one PACKAGE")
     _say(page)

@@ -107,7 +107,9 @@ class DecodeBatch:
     @property
     def qo_indptr(self) -> Tensor:
         """[bs + 1] int32, prefix sums of one query per request."""
-        return torch.arange(len(self.kv_indptr), dtype=torch.int32, device=self.kv_indptr.device)
+        count = len(self.kv_indptr)
+        device = self.kv_indptr.device
+        return torch.arange(count, dtype=torch.int32, device=device)
 
     @classmethod
     def build(cls, spec: AttnSpec, seq_lens: Tensor, page_table: Tensor) -> "DecodeBatch":

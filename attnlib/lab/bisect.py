@@ -141,7 +141,8 @@ class Bisection(Brief):
         steps["95 % CI"] = intervals(steps)
         if set(steps.ran) == {UNKNOWN}:  # such as of metadata, which has no kernel family
             del names["ran"], names["reference_ran"]
-        return steps.round({"ratio": 2})[[*names]].rename(columns=names)
+        table = steps.round({"ratio": 2})
+        return table[[*names]].rename(columns=names)
 
     def brief(self) -> list[str]:
         """The first release of the new speed, and the steps by time against the reference."""

@@ -95,7 +95,9 @@ def fact_lines(groups: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     for group in groups:
         if facts and group:
             facts.append(BLANK)
-        facts += [(name, str(value)) for name, value in group.items() if value != ""]
+        for name, value in group.items():
+            if value != "":
+                facts.append((name, str(value)))
     return facts
 
 
@@ -221,7 +223,8 @@ def _shown(
     if len(bars):
         names.append("")
         widths = np.clip(bars[: len(head)], 0.0, 1.0).tolist()
-    rows = list(zip(head.to_numpy().tolist(), widths, strict=True))
+    cells = head.to_numpy().tolist()
+    rows = list(zip(cells, widths, strict=True))
     return caption, names, [*kinds, ""], rows, _left_out(table)
 
 

@@ -466,7 +466,8 @@ def vote(support: int, against: int, undecided: int = 0) -> str:
 
 def _require_texts(name: str, texts: Any) -> None:
     """ValueError unless `texts` is a list of texts."""
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+    is_list = isinstance(texts, list | tuple)
+    if not is_list or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{name} must hold lists of texts, got {texts!r}")
 
 
@@ -502,7 +503,8 @@ def _rows(name: str, group: str) -> pd.DataFrame:
 def _loads(group: str) -> pd.DataFrame:
     """The published records of servers at a group of loads."""
     served = studies.served
-    if not {*served.MACHINES} <= {*store.machines(served.STUDY.name)}:
+    on_record = {*store.machines(served.STUDY.name)}
+    if not {*served.MACHINES} <= on_record:
         raise MissingRecordsError(f"{' or '.join(served.MACHINES)} has none")
     frame = served.load_all()
     return frame[frame.case.isin(_cases(served.STUDY.name, group))]

@@ -159,7 +159,8 @@ class TraceChange(Shown):
                 b = after.get(name, NO_PART)
                 changes.append({"step": kind, "part": name, **_change(name, a, b)})
             rows += changes
-        return pd.DataFrame(sorted(rows, key=lambda row: -abs(row["change"])))
+        rows.sort(key=lambda row: -abs(row["change"]))
+        return pd.DataFrame(rows)
 
     def figure(self) -> "Figure":
         """The change of each part, a bar each, the largest of each kind of step.
@@ -168,7 +169,8 @@ class TraceChange(Shown):
         is left out.
         """
         rows = self._largest()
-        rows = rows[rows.change.abs() >= rows.change.abs().max() / 100]
+        size = rows.change.abs()
+        rows = rows[size >= size.max() / 100]
         is_part = ~rows.part.isin([WHOLE_STEP, GPU_BUSY])
         rows = rows.iloc[is_part.argsort(kind="stable")].reset_index(drop=True)
         figure, (axis,) = charts.panels(
@@ -248,7 +250,8 @@ class TraceChange(Shown):
             for found in side.patterns.to_dict("records"):
                 key = found["pattern"], found["step"]
                 row = rows.setdefault(key, {"before": NAN, "after": NAN})
-                row |= {"pattern": found["pattern"], "step": found["step"], "fix": found["fix"]}
+                for name in ("pattern", "step", "fix"):
+                    row[name] = found[name]
                 row[when] = found["us per step"]
         table = pd.DataFrame(list(rows.values()), columns=PATTERN_COLUMNS)
         return in_words(table, FORMATS)

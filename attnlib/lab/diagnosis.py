@@ -218,7 +218,9 @@ class Diagnosis(Brief):
             if kind in DECODES:
                 for answer in holding_in(situation_in(self.trace, steps, self.shape)):
                     answers[answer.problem.id] = answer
-        return [answer for name, answer in answers.items() if name not in told.split(", ")]
+        for name in told.split(", "):
+            answers.pop(name, None)
+        return [*answers.values()]
 
     def unseen(self) -> list[str]:
         """What the trace could not show."""
@@ -268,7 +270,8 @@ class Diagnosis(Brief):
         for step in self.steps:
             if step.kind in (EITHER, UNKNOWN):
                 unmarked.append(step)
-        if any(not step.in_graph or step.attention[0].launch < 0 for step in unmarked):
+        by_copies = [step for step in unmarked if not step.in_graph or step.attention[0].launch < 0]
+        if by_copies:
             notes.append("Steps are told apart by copies only: several may be counted as one.")
         for kind, usual in self.usual.items():
             calls = {calls_in(step) for step in self.steps if step.kind == kind}
@@ -334,7 +337,9 @@ class Diagnosis(Brief):
         what to state for more."""
         card = card_named(self.trace.gpu)
         facts = [*self._steps_in_words().items()]
-        step_us = {row["step"]: row["us"] for row in self.around().to_dict("records")}
+        step_us = {}
+        for row in self.around().to_dict("records"):
+            step_us[row["step"]] = row["us"]
         if call := [*self._call_in_words()]:
             facts.append(("call", ", ".join(call)))
         for row in self.patterns.to_dict("records"):

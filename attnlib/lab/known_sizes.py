@@ -174,7 +174,10 @@ def _summary(ratios: pd.DataFrame) -> dict[str, Any]:
     }
     if summary["unit"] == METADATA_UNIT:
         slowest = ratios.loc[ratio.idxmax()]
-        summary["us"] = [round(float(us), 1) for us in (slowest.slow_us, slowest.fast_us)]
+        summary["us"] = [
+            round(float(slowest.slow_us), 1),
+            round(float(slowest.fast_us), 1),
+        ]
     return summary
 
 

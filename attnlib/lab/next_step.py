@@ -111,7 +111,8 @@ def nearest_items(item: Item, both: Releases) -> dict[Releases, Item]:
     seen_from_new = min(apart, key=lambda pair: apart[pair][::-1])
     near = {}
     for pair in (seen_from_base, seen_from_new):
-        near[pair] = replace(item, case=_nearest(item.case, cases[pair]))
+        nearest = _nearest(item.case, cases[pair])
+        near[pair] = replace(item, case=nearest)
     return near
 
 
@@ -134,7 +135,8 @@ def _cases_of_pairs(rows: pd.DataFrame) -> dict[Releases, set[Any]]:
 def _nearest(case: Any, recorded: set[Any]) -> Any:
     """The recorded case that is nearest to one; of several the one with the shortest text."""
     cases = sorted(recorded, key=lambda case: (len(case.label), case.label))
-    rows = pd.DataFrame([sizes_of(each) for each in cases]).assign(case=cases)
+    sizes = [sizes_of(each) for each in cases]
+    rows = pd.DataFrame(sizes).assign(case=cases)
     return nearest_calls(case, rows).case.iloc[0]
 
 

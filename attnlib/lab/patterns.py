@@ -256,7 +256,8 @@ def wide_tiles(trace: Trace, step: Step) -> Evidence | None:
     """fa2 in a CUDA graph runs tiles of 128 query rows for a few queries per request."""
     if not step.in_graph:
         return None
-    return _kernels([span for span in ran(step, "fa2") if tile_rows(span) >= WIDE_TILE])
+    wide = [span for span in ran(step, "fa2") if tile_rows(span) >= WIDE_TILE]
+    return _kernels(wide)
 
 
 def cuda_cores_large_group(trace: Trace, step: Step) -> Evidence | None:
@@ -441,7 +442,8 @@ def _told_tokens(step: Step) -> tuple[int, ...]:
 def _most_splits(facts: SchedulerFacts, tokens: Sequence[int], cap: str) -> int:
     """The splits of the request that gets most under a cap, by the model."""
     q_lens = np.full(len(tokens), facts.max_seqlen_q)
-    return int(splits_under(facts, np.array(tokens), q_lens, cap).max())
+    splits = splits_under(facts, np.array(tokens), q_lens, cap)
+    return int(splits.max())
 
 
 def _facts_of(trace: Trace, step: Step) -> SchedulerFacts | None:

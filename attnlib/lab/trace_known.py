@@ -48,10 +48,14 @@ def require_release(name: str, release: Any) -> None:
 
 def situation_in(trace: Trace, steps: Sequence[Step], shape: Shape) -> Situation:
     """The facts that steps of one kind show, and the releases that are stated."""
-    stack = {name: Version(str(shape[name])) for name in PACKAGES if name in shape}
+    stack = {}
+    for name in PACKAGES:
+        if name in shape:
+            stack[name] = Version(str(shape[name]))
     facts: dict[str, Any] = _of_gpu(trace.gpu)
     step = steps[len(steps) // 2]
-    family = next(filter(None, (family_of(span.name) for span in step.attention)), "")
+    families = [family_of(span.name) for span in step.attention]
+    family = next(filter(None, families), "")
     engine = step.mark.engine.lower()
     if engine:
         facts["engine"] = engine

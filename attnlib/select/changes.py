@@ -434,7 +434,10 @@ def known_changes(
         for change in came:
             change.new_pick |= new_pick
             change.open_conditions = _open_conditions(change.answer, situation.facts)
-    return sorted(found.values(), key=lambda change: change.comes and bool(change.answer.missing))
+    return sorted(
+        found.values(),
+        key=lambda change: change.comes and bool(change.answer.missing),
+    )
 
 
 def _open_conditions(answer: Found, facts: Mapping[str, Any]) -> Names:

@@ -91,11 +91,13 @@ def layers_of_family(spec: AttnSpec, call: Call, *, mode: str, **how: Any) -> li
         rows.append(_chosen(beside, spec, call, mode=beside, **how))
     for kind, differs in LAYERS.get(FAMILIES[call.model], {}).items():
         if "own" in differs:
-            rows.append(LayerChoice(kind, said=own_class(kind, call, how["library"])))
+            said = own_class(kind, call, how["library"])
+            rows.append(LayerChoice(kind, said=said))
             continue
         facts = dict(differs)
         layer = replace(spec, head_dim=facts.pop("head_dim", spec.head_dim))
-        rows.append(_chosen(kind, layer, replace(call, **facts), mode=mode, **how))
+        differing = replace(call, **facts)
+        rows.append(_chosen(kind, layer, differing, mode=mode, **how))
     return rows
 
 

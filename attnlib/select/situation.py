@@ -216,6 +216,15 @@ def situation_of(
     return Situation(stack, {**facts, **picked})
 
 
+def _taken(given: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The named facts, which `given` has no longer."""
+    taken = {}
+    for name in names:
+        if name in given:
+            taken[name] = given.pop(name)
+    return taken
+
+
 def _is_by_name(choice: Choice) -> bool:
     """Whether the library of the kernel was asked for a backend by its name."""
     while choice.inner is not None:
@@ -269,8 +278,8 @@ def situation_from(written: Mapping[str, Any]) -> Situation:
     if mode == "sparse_mla":
         stated.setdefault("topk", 2048)
     call = Call(kv_lens=lens, q_lens=q_lens, **stated)
-    server = {name: given.pop(name) for name in (*SERVER, *SERVER_NUMBERS) if name in given}
-    picked = {name: given.pop(name) for name in (*PICKED_WORDS, "by_name") if name in given}
+    server = _taken(given, (*SERVER, *SERVER_NUMBERS))
+    picked = _taken(given, (*PICKED_WORDS, "by_name"))
     if card := card_named(named):
         picked["card"] = card
     if given:

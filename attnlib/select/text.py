@@ -90,7 +90,8 @@ def answer(
     given = dict(options)
     facts = parse_call(given.pop("call", []))
     layer = {name: given.pop(name) for name in LAYER_OPTIONS if name in given}
-    _take_text(" ".join(given.pop("words", [])), given, layer, facts)
+    text = " ".join(given.pop("words", []))
+    _take_text(text, given, layer, facts)
     facts |= cache_of(layer)
     stated = list(facts)
     stated += [name for name in FIELDS if name in layer]
@@ -312,7 +313,8 @@ def _answer_diff(
     old, new = given["diff"]
     # Known problems ask for lengths, if no rule does.
     by_rules = [name for name in beside.stated if name not in LENGTH_FIELDS]
-    how: Words = {"stated": by_rules, "gpus": given.get("gpu", tuple(GPUS))}
+    gpus = given.get("gpu", tuple(GPUS))
+    how: Words = {"stated": by_rules, "gpus": gpus}
     if "mode" in given:
         modes = given["mode"].split(",")
     else:
@@ -367,9 +369,15 @@ def render(
 ) -> str:
     """The choice and its known problems, then every row considered, without repeats, matches
     first."""
-    head = [headline(choice), *_notes(choice), *report(known), *_layers_said(layers)]
+    head = [
+        headline(choice),
+        *_notes(choice),
+        *report(known),
+        *_layers_said(layers),
+    ]
     rows = rules_of(choice)
-    lines = [*head, "", *table_lines([(*RULE_COLUMNS, SOURCE_COLUMN), *rows])]
+    columns = (*RULE_COLUMNS, SOURCE_COLUMN)
+    lines = [*head, "", *table_lines([columns, *rows])]
     folded = sum(reason.of_other_model for reason in choice.reasons)
     if folded:
         lines.append(f"{folded} rules of other models do not apply (--json lists them)")
@@ -424,7 +432,8 @@ def _notes(choice: Choice) -> list[str]:
         notes.append(f"{why}: {choice.library} takes pages of {choice.pages}")
     if choice.unused:
         notes.append(f"makes no difference to its choice: {', '.join(choice.unused)}")
-    if any(reason.of_other_model and reason.why.endswith(OTHER) for reason in choice.reasons):
+    others = [reason for reason in choice.reasons if reason.of_other_model]
+    if any(reason.why.endswith(OTHER) for reason in others):
         notes.append("an engine has rules for some models: --model NAME, or --call model=NAME")
     return notes
 

@@ -66,9 +66,11 @@ class Blocks:
         if not self.chunk:
             is_read = np.isin(np.arange(len(lens)), requests)
             return np.where(is_read, lens, 0)
-        pairs = np.unique(np.stack([requests, self.indices["kv_tile_indices"]]), axis=1)
+        stacked = np.stack([requests, self.indices["kv_tile_indices"]])
+        pairs = np.unique(stacked, axis=1)
         requests, tiles = pairs[:, pairs[0] < len(lens)]
-        tokens = np.clip(lens[requests] - tiles * self.chunk, 0, self.chunk)
+        left = lens[requests] - tiles * self.chunk
+        tokens = np.clip(left, 0, self.chunk)
         return np.bincount(requests, tokens, len(lens)).astype(np.int64)
 
     def require_entries(self, batch_size: int) -> None:
