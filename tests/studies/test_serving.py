@@ -528,7 +528,7 @@ def of_loads(rates):
                 row = {"case": case, "backend": arm, "round": number, "tokens_per_s": rate}
                 rows.append(row | dict.fromkeys(("itl_p50_us", "itl_p99_us", "ttft_p50_us"), 5e3))
     lives = {"started_us": [[0.0]] * len(rows), "ended_us": [[1e6]] * len(rows)}
-    return pd.DataFrame(rows).assign(**lives)
+    return pd.DataFrame(rows).assign(gpu_id="one", **lives)
 
 
 def test_a_load_has_its_speedup_and_fewer_than_three_rounds_no_verdict(monkeypatch):
