@@ -56,7 +56,6 @@ EAGER = "sglang metadata=eager"
 FA2 = "sglang --attention-backend flashinfer"
 FA3 = "sglang decode=fa3 --attention-backend flashinfer"
 VLLM = "vllm"
-VLLM_FLASHMLA = "vllm --attention-backend FLASHMLA"
 
 
 def _load(
