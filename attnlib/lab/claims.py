@@ -6,8 +6,8 @@
 | refuted | every decided case contradicts it |
 | partly | some cases support it, some contradict it |
 | open | more than half of the cases are ambiguous |
-| not measured | a GPU on record could decide it, or several; no record does |
-| not measurable here | it is about a GPU that is not on record |
+| not measured | GPUs on record could decide it; no record does |
+| not measurable here | it is about a GPU, or more GPUs of one host, than are on record |
 
 A claim has one check (`CHECKS`). data/README.md lists the fields.
 """

@@ -92,6 +92,14 @@ DEEPSEEK: Config = _COMMON | {
         "original_max_position_embeddings": 4_096,
     },
 }
+# What one GPU of four holds under tensor parallelism: a quarter of the heads, the MLP and the
+# vocabulary.
+QWEN_TP4: Config = QWEN | {
+    "intermediate_size": 6_400,
+    "vocab_size": 37_984,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+}
 # What one GPU of eight holds under tensor parallelism: an eighth of the heads and of the MLP. An
 # eighth of the vocabulary is fewer words than a load draws, so it is a quarter.
 LLAMA_TP8: Config = LLAMA | {
@@ -125,12 +133,13 @@ MODELS: dict[str, Config] = {
     "llama-3.1-8b": LLAMA,
     "llama-3.1-8b-8-layers": LLAMA | {"num_hidden_layers": 8},
     "qwen3-32b": QWEN,
+    "qwen3-32b-tp4": QWEN_TP4,
     "llama-3.1-70b-tp8": LLAMA_TP8,
     "gpt-oss-120b-dense": GPT_OSS,
     "deepseek-v3-8-layers": DEEPSEEK,
 }
 """Name of a model -> its config. DeepSeek-V3 has its attention, 8 layers, and no experts.
-Llama-3.1-70B is a GPU's part of eight, and nothing is sent between GPUs."""
+Of Llama-3.1-70B a GPU's part of eight, of Qwen3-32B of four; nothing is sent between GPUs."""
 
 
 def make_model(folder: Path, name: str) -> Path:
