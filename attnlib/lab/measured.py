@@ -177,6 +177,43 @@ def measure(
     return replace(found, changed=_searched(found, between, sweep))
 
 
+def drafts_of_history(frame: pd.DataFrame, package: str) -> list[str]:
+    """Known problems in draft, as YAML, of the releases that a history proves slower.
+
+    Each release is judged beside the one before (`suite.steps`), so a row has three rounds at least
+    or no verdict. A release between two that are on record may be the one that changed.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        Records of `suite` on one GPU, as `load` gives them.
+    package : str
+        `flashinfer-python` or `sglang-kernel`.
+
+    Raises
+    ------
+    ValueError
+        For another package, and for records of several GPUs.
+
+    Examples
+    --------
+    >>> drafts_of_history(frame, "flashinfer-python")  # doctest: +SKIP
+    """
+    require_package(package)
+    rows = suite.steps(frame, package)
+    if rows.empty:
+        return []
+    of_kind = BACKENDS[package]
+    backends = [of_kind[case.kind] for case in rows.case]
+    machine = machine_slug({"gpu": frame.gpu.iloc[0], "gpu_id": frame.gpu_id.iloc[0]})
+    rows = rows.assign(gpu=machine, backend=backends)
+    drafts = []
+    for (base, new), of_step in rows.groupby(["base", "new"], sort=False):
+        found = Measured(package, base, new, of_step)
+        drafts += found.drafts()
+    return drafts
+
+
 def require_package(package: str) -> None:
     """ValueError that lists the packages whose releases can be compared."""
     known = [name for name in BACKENDS if name in PREFIX_OF]
