@@ -568,7 +568,8 @@ def _advise(
         if measure:
             raise ValueError("--measure must be left out with --diff and several models")
         facts = Call(**stated)
-        return _advised_together(said, given.models, diff, facts, stack, as_json)
+        table = _advised_together(said, given.models, diff, facts, stack)
+        return _advised(table, as_json, text=table.details if details else "")
     subject, pinned = given.subject()
     facts = Call(**(pinned | stated))
     if measure:
@@ -694,23 +695,21 @@ def _advised_together(
     diff: Sequence[str],
     facts: "Call",
     stack: dict[str, Any],
-    as_json: bool,
-) -> int:
-    """Print the table of several models or of two stacks; the exit status of `_advise`."""
+) -> "Stacks":
+    """The table of several models or of two stacks."""
     from .lab.advise import LIBRARY, RECORDED_GPU
     from .lab.stacks import advise_stacks
 
     if diff and "library" in stack:
         raise ValueError(f"--library must be left out with --diff, got {stack['library']}")
     library = stack.pop("library", LIBRARY)
-    table = advise_stacks(
+    return advise_stacks(
         said,
         diff or [library],
         models=models,
         facts=facts,
         **{"gpu": RECORDED_GPU} | stack,
     )
-    return _advised(table, as_json)
 
 
 def _advised(

@@ -46,6 +46,7 @@ MARGIN = 0.05
 LEAST_STEPS = 3
 ENOUGH = 7
 """Steps of a kind in a trace of which `LEAST_STEPS` or more count; of 6, only 2 may."""
+REQUESTS = "batch sizes"
 PATTERN_COLUMNS = ["pattern", "step", "before", "after", "fix"]
 
 
@@ -318,8 +319,19 @@ class TraceChange(Shown):
             new = after[what]
             if old and new and abs(new / old - 1) > MARGIN:
                 return f"{what} of {kind} steps differ, {old:,.0f} and {new:,.0f} in the mean"
+        if kind in DECODES and not (before[REQUESTS] and after[REQUESTS]):
+            return self._unknown_batch(before[REQUESTS], after[REQUESTS])
         gpu, other = (side.trace.gpu or "unknown" for side in self.sides)
         return f"GPUs differ, {gpu} and {other}" if gpu != other else ""
+
+    def _unknown_batch(self, before: float, after: float) -> str:
+        """Which trace does not tell its batch size, and how to state it."""
+        if not before and not after:
+            return "batch sizes of both traces are unknown (pass --shape lens=...)"
+        name = "after" if before else "before"
+        known = f"the other trace has {before or after:,.0f} requests"
+        hint = "pass --shape lens=... if it is the same"
+        return f"the batch size of {name} is unknown, {known} ({hint})"
 
     def _other_sizes(self, kind: str) -> str:
         """The batch sizes of this kind of step in both, where they are known and differ."""
@@ -505,7 +517,7 @@ def _is_longer(before: Sequence[float], after: Sequence[float]) -> bool:
 def _loads(steps: Sequence[Step]) -> dict[str, float]:
     """The requests and the KV tokens of steps in the mean, 0 where no mark has them."""
     return {
-        "batch sizes": fmean(step.batch_size for step in steps),
+        REQUESTS: fmean(step.batch_size for step in steps),
         "KV tokens": fmean(step.mark.kv_tokens for step in steps),
     }
 

@@ -54,10 +54,12 @@ TIMES = (
     "fastest quarter are left out."
 )
 NO_MARKS = "No marks of steps: decode or verification is unknown, copies of lengths are unseen."
-NO_LENGTHS = "The trace has no request lengths. Pass them: --shape 'lens=8192x16'."
+LENGTHS = "lens=TOKENSxREQUESTS"
+"""What a note asks for, until the number of requests is known."""
+NO_LENGTHS = f"The trace has no request lengths. Pass yours: --shape '{LENGTHS}'."
 SUMS = "Marks have the sum of a step's KV tokens, not the longest request: kv_len is the mean."
 NO_HEADS = "Pass --shape 'heads=32/8 lens=...' to check SGLang's cap of splits."
-NO_BATCH_SIZE = "Pass --shape 'lens=8192x16' to check whether fa2 splits requests."
+NO_BATCH_SIZE = f"Pass --shape '{LENGTHS}' to check whether fa2 splits requests."
 NO_LAUNCHES = "No calls of the CUDA API: launches, and what was marked, are unseen."
 NO_WAITS = "No waits of the host: copies that it waits for are unseen."
 NO_GRAPHS = "No calls of the CUDA API, or no ids of graphs and launches: graphs are unseen."
@@ -224,7 +226,7 @@ class Diagnosis(Brief):
 
     def unseen(self) -> list[str]:
         """What the trace could not show."""
-        return [TIMES, *self.blind(), *self.idles()]
+        return [TIMES, *self.harmless, *self.blind(), *self.idles()]
 
     def idles(self) -> list[str]:
         """Where the GPU idles for long in steps of decode."""
@@ -286,8 +288,37 @@ class Diagnosis(Brief):
         return notes
 
     def _of_batch(self, note: str) -> str:
-        """The note with lengths for as many requests as the steps have."""
-        return note.replace("8192x16", f"8192x{self.shape.get('batch_size', 16)}")
+        """The note with an example of as many requests as the steps have, one of them long, and
+        with the release of the engine that marked them."""
+        example = LENGTHS
+        requests = self.shape.get("batch_size", 0)
+        if requests:
+            example = f"lens=32768+2048x{requests - 1}" if requests > 1 else "lens=32768"
+        engines = {step.mark.engine.lower() for step in self.decodes}
+        for engine in sorted(engines & {*PACKAGES} - {*self.shape}):
+            example += f" {engine}=RELEASE"
+        return note.replace(LENGTHS, example)
+
+    @cached_property
+    def harmless(self) -> list[str]:
+        """A sentence for each known pattern that shows but for the lengths that were stated."""
+        notes: dict[str, None] = {}
+        if LENS not in self.shape:
+            return []
+        for kind, steps in self.usual.items():
+            if kind not in DECODES:
+                continue
+            unstated = [_without_lens(step) for step in steps]
+            for pattern in PATTERNS:
+                is_shown = self._shows(pattern, steps)
+                if not is_shown and self._shows(pattern, unstated):
+                    notes[f"Not slower at these lengths, at others: {pattern.name}."] = None
+        return list(notes)
+
+    def _shows(self, pattern: Pattern, steps: list[Step]) -> bool:
+        """Whether most of the steps show a pattern."""
+        shown = [pattern.shows(self.trace, step) for step in steps]
+        return sum(map(bool, shown)) > len(steps) / 2
 
     def _lacks(self) -> list[str]:
         """A sentence for each thing that some pattern needs and the trace does not have."""
@@ -362,6 +393,7 @@ class Diagnosis(Brief):
             "",
             *in_columns(words),
             "",
+            *self.harmless,
             *self.idles(),
             *asks,
             f"All kernels, steps, calls of the host, what the trace does not show: {DETAILS}",
@@ -589,6 +621,11 @@ def _with_stated(step: Step, shape: Shape) -> Step:
         return step
     batch_size = step.batch_size or shape.get("batch_size", 0)
     return replace(step, batch_size=batch_size, layer=shape)
+
+
+def _without_lens(step: Step) -> Step:
+    """A step as if nobody had stated the tokens of each request; their mean is kept."""
+    return replace(step, layer={name: step.layer[name] for name in step.layer if name != LENS})
 
 
 def _middle_half(kind: str, by_length: list[Step]) -> list[Step]:

@@ -77,6 +77,8 @@ TRITON_BLOCKS = 4
 """Blocks of vLLM's Triton kernel that an SM of Hopper runs at once, by their registers."""
 FEW_BLOCKS_US = 20.0
 """A shorter kernel gains nothing by more blocks: their merge takes time too."""
+LONGER = 1.05
+"""The longest request over the shortest, up to which no request delays the others."""
 LEAST_LAYERS = 4
 """Launches from which work counts as repeated in every layer."""
 
@@ -227,6 +229,8 @@ def fa2_unsplit(trace: Trace, step: Step) -> Evidence | None:
     blocks = requests * math.prod(heads)
     if blocks > 2 * room:
         return None
+    if blocks >= trace.num_sms and _are_alike(step):
+        return None
     may_split = not step.batch_size or blocks < room
     if ran(step, "merge") and step.batch_size != tiles and may_split:
         return None
@@ -249,6 +253,8 @@ def triton_unsplit(trace: Trace, step: Step) -> Evidence | None:
         return None
     if blocks < trace.num_sms:
         return _kernels(calls, f", fewer blocks than the {trace.num_sms} SMs")
+    if _are_alike(step):
+        return None
     return _kernels(calls, f", on {trace.num_sms} SMs; it costs time if lengths differ")
 
 
@@ -437,6 +443,12 @@ def _told_tokens(step: Step) -> tuple[int, ...]:
     if len(tokens) == step.batch_size:
         return tokens
     return ()
+
+
+def _are_alike(step: Step) -> bool:
+    """Whether a caller tells the tokens of each request, and none is far longer than another."""
+    tokens = _told_tokens(step)
+    return bool(tokens) and max(tokens) <= LONGER * min(tokens)
 
 
 def _most_splits(facts: SchedulerFacts, tokens: Sequence[int], cap: str) -> int:
