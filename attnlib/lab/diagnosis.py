@@ -149,7 +149,10 @@ class Diagnosis(Brief):
 
     def lengths(self) -> pd.DataFrame:
         """A row per step whose mark has tokens: its requests, query tokens and KV tokens."""
-        rows = [lengths_of(step) for step in self.steps if step.mark.query_tokens]
+        rows = []
+        for step in self.steps:
+            if step.mark.query_tokens:
+                rows.append(lengths_of(step))
         return pd.DataFrame(rows).dropna(axis="columns", how="all")
 
     def host_calls(self) -> pd.DataFrame:
@@ -166,7 +169,9 @@ class Diagnosis(Brief):
     def patterns(self) -> pd.DataFrame:
         """A row per known pattern and kind of decode step of which most show it, by its time."""
         kinds = [kind for kind in self.usual if kind in DECODES]
-        rows = [self._found(pattern, kind) for pattern, kind in product(PATTERNS, kinds)]
+        rows = []
+        for pattern, kind in product(PATTERNS, kinds):
+            rows.append(self._found(pattern, kind))
         found = [row for row in rows if row]
         return pd.DataFrame(sorted(found, key=lambda row: -row["us per step"]))
 
@@ -180,7 +185,12 @@ class Diagnosis(Brief):
         us = fmean(each.us for each in evidence)
         middle = evidence[len(evidence) // 2]
         named = possible(pattern.known, situation_in(self.trace, steps, self.shape))
-        by_records = gained(pattern.gain, self.shape, us, self.trace.gpu)
+        by_records = gained(
+            key=pattern.gain,
+            shape=self.shape,
+            us=us,
+            gpu=self.trace.gpu,
+        )
         if not pattern.gain:
             by_records = sizes_of(named) or by_records
         links = [*pattern.see]
@@ -210,7 +220,9 @@ class Diagnosis(Brief):
             if kind in DECODES:
                 for answer in holding_in(situation_in(self.trace, steps, self.shape)):
                     answers[answer.problem.id] = answer
-        return [answer for name, answer in answers.items() if name not in told.split(", ")]
+        for name in told.split(", "):
+            answers.pop(name, None)
+        return [*answers.values()]
 
     def unseen(self) -> list[str]:
         """What the trace could not show."""
@@ -256,8 +268,12 @@ class Diagnosis(Brief):
         unknown = sum(step.kind == UNKNOWN for step in self.steps)
         if unknown:
             notes.append(f"Steps of unknown kind, under no mark: {unknown} of {len(self.steps)}.")
-        unmarked = [step for step in self.steps if step.kind in (EITHER, UNKNOWN)]
-        if any(not step.in_graph or step.attention[0].launch < 0 for step in unmarked):
+        unmarked = []
+        for step in self.steps:
+            if step.kind in (EITHER, UNKNOWN):
+                unmarked.append(step)
+        by_copies = [step for step in unmarked if not step.in_graph or step.attention[0].launch < 0]
+        if by_copies:
             notes.append("Steps are told apart by copies only: several may be counted as one.")
         for kind, usual in self.usual.items():
             calls = {calls_in(step) for step in self.steps if step.kind == kind}
@@ -352,13 +368,21 @@ class Diagnosis(Brief):
         what to state for more."""
         card = card_named(self.trace.gpu)
         facts = [*self._steps_in_words().items()]
-        step_us = {row["step"]: row["us"] for row in self.around().to_dict("records")}
+        step_us = {}
+        for row in self.around().to_dict("records"):
+            step_us[row["step"]] = row["us"]
         if call := [*self._call_in_words()]:
             facts.append(("call", ", ".join(call)))
         for row in self.patterns.to_dict("records"):
             facts += [BLANK, *_pattern_facts(row, card, step_us[row["step"]])]
-        asks = [self._of_batch(note) for note in self._lacks() if note in ASKS]
-        kernels = self.table() if self.steps else self.kernels()
+        asks = []
+        for note in self._lacks():
+            if note in ASKS:
+                asks.append(self._of_batch(note))
+        if self.steps:
+            kernels = self.table()
+        else:
+            kernels = self.kernels()
         if not self.steps:
             facts.append(("no attention", "of the known kernels; most time is in"))
         words = _digits(kernels.head(MOST_IN_BRIEF)).drop(columns=LEFT_TO_DETAILS, errors="ignore")
@@ -438,7 +462,9 @@ def _step_in_words(row: Row, steps: list[Step]) -> str:
         "idle later": row["us idle later"],
     }
     largest_first = sorted(parts.items(), key=lambda part: -part[1])
-    shares = [(name, 100 * us / row["us"]) for name, us in largest_first]
+    shares = []
+    for name, us in largest_first:
+        shares.append((name, 100 * us / row["us"]))
     told = [f"{share:.0f} % {name}" for name, share in shares if share >= LEAST_TOLD]
     return f"{row['us']:,.0f} us: {', '.join(told)}"
 
@@ -525,7 +551,9 @@ def _steps_of(trace: Trace) -> list[Step]:
     unknown = max(spent_us, key=spent_us.__getitem__)
 
     def kind_or_unknown(span: Span) -> str:
-        return UNKNOWN if span.name == unknown else kind_of(span)
+        if span.name == unknown:
+            return UNKNOWN
+        return kind_of(span)
 
     return find_steps(trace, kind_or_unknown)
 
@@ -545,7 +573,11 @@ def _may_be_capped(steps: list[Step]) -> bool:
 def _require_shape(shape: Shape) -> None:
     """ValueError for a fact that is none of `STATED`, or has no such value."""
     for name, value in shape.items():
-        require_word("shape", name, (*STATED, LENS, *PACKAGES))
+        require_word(
+            name="shape",
+            value=name,
+            words=(*STATED, LENS, *PACKAGES),
+        )
         if name in PACKAGES:
             require_release(name, value)
         elif name == "heads":

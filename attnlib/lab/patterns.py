@@ -123,7 +123,9 @@ def tile_rows(span: Span) -> int:
 def _tile_rows(symbol: str) -> int:
     """As `tile_rows`; to search a long name takes a while, and few names stand in a trace."""
     match = TILE.search(symbol)
-    return int(match[1]) if match else 0
+    if match:
+        return int(match[1])
+    return 0
 
 
 def kind_of(span: Span) -> str:
@@ -159,7 +161,11 @@ def _kernels(
     for name, size in (("grid", first.grid), ("block", first.block)):
         if size:
             text += f", {name} {'x'.join(map(str, size))}"
-    return Evidence(text + more, _total_us(spans), fix)
+    return Evidence(
+        text=text + more,
+        us=_total_us(spans),
+        fix=fix,
+    )
 
 
 def _total_us(spans: Sequence[Span]) -> float:
@@ -256,12 +262,16 @@ def wide_tiles(trace: Trace, step: Step) -> Evidence | None:
     """fa2 in a CUDA graph runs tiles of 128 query rows for a few queries per request."""
     if not step.in_graph:
         return None
-    return _kernels([span for span in ran(step, "fa2") if tile_rows(span) >= WIDE_TILE])
+    wide = [span for span in ran(step, "fa2") if tile_rows(span) >= WIDE_TILE]
+    return _kernels(wide)
 
 
 def cuda_cores_large_group(trace: Trace, step: Step) -> Evidence | None:
     """CUDA cores decode a layer with four or more query heads per KV head."""
-    calls = [span for span in ran(step, "cuda-cores") if len(span.block) > 1]
+    calls = []
+    for span in ran(step, "cuda-cores"):
+        if len(span.block) > 1:
+            calls.append(span)
     # The second axis of a block is the group.
     return _kernels([span for span in calls if span.block[1] >= LARGE_GROUP])
 
@@ -283,7 +293,10 @@ def lengths_copied(trace: Trace, step: Step) -> Evidence | None:
 
 def host_plans(trace: Trace, step: Step) -> Evidence | None:
     """FlashInfer's plan is copied to the GPU before the first layer, which waits for it."""
-    planned = [span for span in step.attention if family_of(span.name) in PLANNED]
+    planned = []
+    for span in step.attention:
+        if family_of(span.name) in PLANNED:
+            planned.append(span)
     copies = [span for span in step.ahead if span.name == "Memcpy HtoD"]
     if not planned or not copies or planned_on_gpu(step) or step.at_end:
         return None
@@ -427,7 +440,9 @@ def _told_tokens(step: Step) -> tuple[int, ...]:
     if LENS not in step.layer:
         return ()
     tokens = Lens.read(step.layer[LENS]).tokens
-    return tokens if len(tokens) == step.batch_size else ()
+    if len(tokens) == step.batch_size:
+        return tokens
+    return ()
 
 
 def _are_alike(step: Step) -> bool:
@@ -439,7 +454,8 @@ def _are_alike(step: Step) -> bool:
 def _most_splits(facts: SchedulerFacts, tokens: Sequence[int], cap: str) -> int:
     """The splits of the request that gets most under a cap, by the model."""
     q_lens = np.full(len(tokens), facts.max_seqlen_q)
-    return int(splits_under(facts, np.array(tokens), q_lens, cap).max())
+    splits = splits_under(facts, np.array(tokens), q_lens, cap)
+    return int(splits.max())
 
 
 def _facts_of(trace: Trace, step: Step) -> SchedulerFacts | None:
@@ -501,7 +517,9 @@ def _read_patterns() -> tuple[Pattern, ...]:
     rows = yaml.safe_load((DATA / "patterns.yaml").read_text())
     patterns = []
     for key, row in rows.items():
-        known = [PROBLEMS[name] for name in row.get("known", ())]
+        known = []
+        for name in row.get("known", ()):
+            known.append(PROBLEMS[name])
         pattern = Pattern(
             name=row["name"],
             shows=shows[key],

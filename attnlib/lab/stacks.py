@@ -160,7 +160,10 @@ class Row:
         """Ids of the problems that may hold in the newer stack, and do not in the older."""
         old, new = self.answers
         known = {answer.problem.id for answer in old.known}
-        ids = [answer.problem.id for answer in new.known if answer.missing]
+        ids = []
+        for answer in new.known:
+            if answer.missing:
+                ids.append(answer.problem.id)
         return [name for name in ids if name not in known]
 
 
@@ -395,13 +398,19 @@ def advise_stacks(
 
 def _versions(library: str) -> dict[str, Version]:
     """Package -> release of a library with its release; none of one that has no releases."""
-    return parse_stack(library) if "==" in library else {}
+    if "==" in library:
+        return parse_stack(library)
+    return {}
 
 
 def _layers_of(said: CallText, facts: Call) -> list[Layer]:
     """The kinds of layers of a model, or the layer that is said by its heads."""
     if not is_checkpoint(said.model or ""):
-        spec, mode, call = asked(str(said), "", facts)
+        spec, mode, call = asked(
+            call=str(said),
+            mode="",
+            facts=facts,
+        )
         words = f"{spec.heads} heads, head_dim {spec.head_dim}"
         return [Layer(words, spec, mode, call)]
     given = layer_said(said)
@@ -437,7 +446,14 @@ def _answer(
     call = replace(layer.call, kv_lens=lengths, graph=True)
     try:
         if layer.mode == DECODE or is_latent:
-            advice = advise_layer(spec, lengths, layer.call, known, library=library, **how)
+            advice = advise_layer(
+                call=spec,
+                kv_lens=lengths,
+                given=layer.call,
+                known=known,
+                library=library,
+                **how,
+            )
             return Answer(
                 picked=LayerChoice("", choice=advice.choice).chosen,
                 known=advice.known,

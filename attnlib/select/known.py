@@ -233,7 +233,9 @@ def _option_for(name: str) -> str:
         return "--model NAME"
     if name == LENGTHS:
         return "--call kv_lens=LENS"
-    option = "--server" if name in (*SERVER, *SERVER_NUMBERS) else "--call"
+    option = "--call"
+    if name in (*SERVER, *SERVER_NUMBERS):
+        option = "--server"
     is_flag = name in (*SERVER, *FLAGS)
     return f"{option} {name}" if is_flag else f"{option} {name}=N"
 
@@ -283,7 +285,11 @@ def found(problem: Problem, situation: Situation) -> Found | None:
         if missing:
             return None
         missing = {f"{name} after {problem.releases[name].until}"}
-    return Found(problem, tuple(sorted(missing)), name)
+    return Found(
+        problem=problem,
+        missing=tuple(sorted(missing)),
+        package=name,
+    )
 
 
 def known_problems(
@@ -306,7 +312,12 @@ def load_problems(folder: Path = KNOWN_FOLDER) -> dict[str, Problem]:
                 where = f"{getattr(entry, 'place', path.name)}, {name}"
                 if name in problems:
                     raise ValueError(f"{where}: an id must be unique, another file has it")
-                problems[name] = _problem(name, entry, path.stem, where)
+                problems[name] = _problem(
+                    name=name,
+                    entry=entry,
+                    component=path.stem,
+                    where=where,
+                )
     return problems
 
 
@@ -451,7 +462,9 @@ def what_to_do(problem: Problem, of: str = "") -> str:
     """`fix: ...`, or `fix of NAME: ...`, or that no setting mends it."""
     if problem.do.startswith(NO_SETTING):
         return problem.do
-    return f"fix of {of}: {problem.do}" if of else f"fix: {problem.do}"
+    if of:
+        return f"fix of {of}: {problem.do}"
+    return f"fix: {problem.do}"
 
 
 def problem_lines(answer: Found, here: Iterable[str] | None = None, fix_of: str = "") -> list[str]:
