@@ -174,6 +174,7 @@ def test_a_plan_whose_server_fails_leaves_the_others_going(
     of_failed = frame[frame.case != CASE]
     kept = [] if how == "ends at once" else [[0, "sglang"]]
     assert of_failed[["round", "backend"]].values.tolist() == kept
+    assert not list((data / "more").glob("sglang-1-*.log")), "no server of it starts again"
     assert nothing_is_left(data)
 
 
