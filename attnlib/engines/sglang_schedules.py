@@ -68,7 +68,9 @@ def graphs_of(backend: Any, batch: Any) -> Any:
     SGLang's: draft steps, and verification of several drafts of a token."""
     mode = batch.forward_mode
     if mode.is_target_verify():
-        return backend.target_verify_metadata if backend.topk <= 1 else None
+        if backend.topk <= 1:
+            return backend.target_verify_metadata
+        return None
     if mode.is_decode_or_idle() and batch.spec_info is None:
         return backend.decode_cuda_graph_metadata
     return None
