@@ -91,7 +91,10 @@ class Measured:
     ) -> str:
         library = PREFIX_OF[self.package]
         key = "sglang-kernel" if self.package == "sglang-kernel" else library
-        first = since if since[:1].isdigit() else self.new
+        if since[:1].isdigit():
+            first = since
+        else:
+            first = self.new
         gpu = self.slower.gpu.iloc[0].split("-")[1]
         named = "; ".join(dict.fromkeys(calls))
         return f"""\
@@ -166,7 +169,11 @@ def measure(
     found = Measured(package, base, new, rows)
     if mode() != "live" or not len(found.slower):
         return found
-    between = releases_between(known or index_releases(package), base, new)
+    between = releases_between(
+        releases=known or index_releases(package),
+        first=base,
+        last=new,
+    )
     return replace(found, changed=_searched(found, between, sweep))
 
 
@@ -269,7 +276,11 @@ def _searched(found: Measured, between: list[str], sweep: Sweep) -> dict[str, st
     changed = {}
     for row in found.slower.itertuples():
         item = Item(row.backend, row.timer, row.case)
-        study = study_of([item], found.base, found.new)
+        study = study_of(
+            items=[item],
+            base=found.base,
+            new=found.new,
+        )
         try:
             search = bisect(
                 study,
