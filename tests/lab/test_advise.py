@@ -18,7 +18,8 @@ from attnlib.core.checkpoints import checkpoints
 from attnlib.core.layer import MODELS, parse_layer
 from attnlib.core.spec import ELEMENT_BYTES, MlaSpec
 from attnlib.lab.engine_builds import own_build
-from attnlib.lab.recorded import neighbour_loss, recorded_calls
+from attnlib.lab.expected import neighbour_loss
+from attnlib.lab.recorded import recorded_calls
 from attnlib.measure.calls.cases import read_case
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.mla.case import MlaCase
