@@ -106,6 +106,8 @@ FEWEST_BACKENDS = 2
 CLOSE = 1.06
 """Backends within this ratio of the best, in the mean, are no clear winner and loser."""
 DISTANCE = "distance 3: about a factor of two in tokens or requests; above 6: weak evidence."
+MOST_RIVALS = "all rivals"
+"""The draw of an H200 that speaks for backends of which a card has no record."""
 MLA_MODE = "mla"
 LATENT_DTYPE = "bfloat16"
 """Of every record of dense MLA."""
@@ -206,12 +208,12 @@ class Advice(Brief):
     def expected(self) -> dict[str, Expected]:
         """What all batches on record let expect of each backend against the engine's choice; empty
         of MLA, and where its choice is not on record."""
-        if self.is_latent or not self.ours:
-            return {}
         call = _case_of(self.layer, self.lengths)
+        if isinstance(call, MlaCase) or not self.ours:
+            return {}
         refused = plan_rivals.PAGES_OF_16 if self.layer.page_size % 16 else ()
         rivals = [name for name in SHOWN if name not in refused]
-        return expected_ratios(call, self.ours, rivals, self.draws)
+        return expected_ratios(call, self.ours, rivals, [*self.draws, MOST_RIVALS])
 
     @property
     def command(self) -> str:
@@ -263,7 +265,7 @@ class Advice(Brief):
 
     def _expected_of(self, backends: Sequence[str]) -> list[float]:
         """The expected ratio of each backend, nan without one."""
-        unknown = Expected(np.nan, 0)
+        unknown = Expected(np.nan, 0, "")
         ratios = [self.expected.get(name, unknown).ratio for name in backends]
         return np.round(ratios, 3).tolist()
 
@@ -340,6 +342,15 @@ class Advice(Brief):
             return []
         words = f"No batch is on record of an {self.card_name.upper()}: these are of {gpus}"
         return [f"{words}, whose SMs, rates and bandwidth are others."]
+
+    def _of_other_cards(self, table: pd.DataFrame) -> list[str]:
+        """The backends of a table whose expected time is by batches of another GPU."""
+        gpus = {*self.nearest.gpu}
+        others: dict[str, list[str]] = {}
+        for name in table.backend:
+            if name in self.expected and self.expected[name].gpu not in gpus:
+                others.setdefault(self.expected[name].gpu, []).append(name)
+        return [f"By batches of {gpu}: {', '.join(names)}." for gpu, names in others.items()]
 
     def _not_of_layer(self) -> list[str]:
         """What the nearest batches lack of the call: its size, its layer, the pick."""
@@ -579,15 +590,17 @@ class Advice(Brief):
         if table.empty:
             near = f"the engine has none of the backends of {near}"
             caption = f"This call is not on record{lacks}, and {near}."
+        rows = shown(table, self.ours, self.runs, self.engine)
         off = [*self._not_of_gpu(), *self._not_of_layer()]
         notes = [
             confidence_of_nearest(self.nearest.distance.iloc[0], not off),
             *off,
+            *self._of_other_cards(rows),
             *self._other_heads(),
         ]
         return Told(
             caption=caption,
-            table=shown(table, self.ours, self.runs, self.engine),
+            table=rows,
             notes=notes,
         )
 
@@ -596,9 +609,11 @@ class Advice(Brief):
         table = table.copy()
         for answer in self.known:
             here = answer.here
-            pair = answer.problem.record.get("pair", ("", ""))
-            if here is not None and here.nearest and pair[0] == self.ours:
-                is_fix = table.backend == pair[1]
+            if here is None or not here.nearest:
+                continue
+            slow, fast = (side.partition("==")[0] for side in answer.problem.record["pair"])
+            if slow == self.ours:
+                is_fix = table.backend == fast
                 table.loc[is_fix, [SPEEDUP, "batches"]] = here.slowdown, here.nearest
         return table.sort_values(SPEEDUP, ascending=False, kind="stable", ignore_index=True)
 

@@ -108,7 +108,7 @@ def expected_speedups(
     """The same, as all batches let expect, and how many have both."""
     rows = []
     for name in [own, *rivals_of(own, list(expected), runs)]:
-        ratio, batches = expected[name]
+        ratio, batches, _ = expected[name]
         rows.append({"backend": name, SPEEDUP: 1 / ratio, "batches": batches})
     table = pd.DataFrame(rows)
     return table.sort_values(SPEEDUP, ascending=False, kind="stable", ignore_index=True)

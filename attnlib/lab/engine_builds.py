@@ -220,7 +220,7 @@ def slower_as_expected(
     best = min(rivals, key=lambda name: expected[name].ratio, default="")
     if not best or 1 / expected[best].ratio <= SLOWER_BY:
         return ""
-    ratio, batches = expected[best]
+    ratio, batches, _ = expected[best]
     return (
         f"By {batches} recorded batches {own} is expected to have "
         f"{_slowdown(1 / ratio)} {_named(best, runs)}."

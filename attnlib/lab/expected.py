@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -38,7 +38,7 @@ from ..run.look_up import kernel_of
 from ..studies import random_batches
 from .recorded import recorded_batches
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 NOISE = 0.03
 """The variance of a measured logarithm beside that of the shape, which is 1."""
 MOST = math.log(6)
@@ -49,10 +49,12 @@ SLOTS = FA2_CTAS * HOPPER_SMS
 
 
 class Expected(NamedTuple):
-    """A backend's expected time over that of the engine's choice, and by how many batches."""
+    """A backend's expected time over that of the engine's choice, by how many batches, and of which
+    GPU."""
 
     ratio: float
     batches: int
+    gpu: str
 
 
 def expected_ratios(
@@ -72,15 +74,16 @@ def expected_ratios(
         kriged = _kriged(own, rival, tuple(draws), kernel)
         if kriged is not None:
             ratio = math.exp(kriged.at(shape_of(call)))
-            found[rival] = Expected(ratio, len(kriged.weights))
+            found[rival] = Expected(ratio, len(kriged.weights), kriged.gpu)
     return found
 
 
 class Kriged(NamedTuple):
-    """An estimate: the shapes of batches [n, sizes], and the weight of each [n]."""
+    """An estimate: the shapes of batches [n, sizes], the weight of each [n], and their GPU."""
 
     shapes: Array
     weights: Array
+    gpu: str
 
     def at(self, shape: Array) -> float:
         """The expected logarithm at a shape [sizes]."""
@@ -111,7 +114,8 @@ def _kriged(
         return None
     shapes = np.array([shape_of(case) for case in rows.case])
     ratios = _clipped(rows[rival] / rows[own])
-    return Kriged(shapes, precision(shapes) @ ratios)
+    weights = np.linalg.solve(measured_covariance(shapes), ratios)
+    return Kriged(shapes, weights, gpu)
 
 
 def _clipped(ratios: pd.Series) -> Array:
@@ -125,10 +129,9 @@ def covariance(shapes: Array, others: Array) -> Array:
     return np.exp(-apart) + 1
 
 
-def precision(shapes: Array) -> Array:
-    """The inverse of the covariance of measured batches [n, n]."""
-    noise = NOISE * np.eye(len(shapes))
-    return np.linalg.inv(covariance(shapes, shapes) + noise)
+def measured_covariance(shapes: Array) -> Array:
+    """Of measured batches among one another [n, n]."""
+    return covariance(shapes, shapes) + NOISE * np.eye(len(shapes))
 
 
 @cache
@@ -205,7 +208,7 @@ def loss_on_layers_left_out(draw: str, backends: Sequence[str]) -> pd.Series:
     for _, rows in batches.groupby(kernels, sort=False):
         shapes = np.array([shape_of(case) for case in rows.case])
         layers, _ = pd.factorize(np.array([case.spec for case in rows.case], dtype=object))
-        inverse = precision(shapes)
+        inverse = np.linalg.inv(measured_covariance(shapes))
         for rival in rivals:
             ratios = _clipped(rows[rival] / rows[own])
             expected.loc[rows.index, rival] = _left_out(inverse, ratios, layers)
