@@ -76,7 +76,7 @@ from .engine_builds import (
 from .expected import Expected, expected_ratios
 from .known_here import with_records
 from .known_sizes import nearest_sizes
-from .recorded import NEAREST, batches_for, draws_for, recorded_calls
+from .recorded import NEAREST, batches_for, draws_for, recorded_batches, recorded_calls
 from .source import FLASHINFER_PACKAGE, ROUNDS
 
 LIBRARY = "flashinfer==0.7.2"
@@ -581,7 +581,9 @@ class Advice(Brief):
             times = self._comparable_times(own_build(self.choice), self._loses_splits())
         table = mean_speedups([times, self.times_beside], self.ours, self.runs)
         if self.expected:
-            caption = f"This call is not on record{lacks}; expected by all batches ({gpus}):"
+            cards = [recorded_batches(draw).gpu.iloc[0] for draw in self.draws]
+            caption = f"This call is not on record{lacks}; expected by all batches "
+            caption += f"({_listed(cards)}):"
             table = expected_speedups(self.expected, self.ours, self.runs)
         if self.ours:
             table = self._as_known(table)

@@ -43,14 +43,16 @@ NOISE = 0.03
 """The variance of a measured logarithm beside that of the shape, which is 1."""
 MOST = math.log(6)
 """A ratio of times above six counts as six: how much a bad choice loses says little elsewhere."""
+OTHER_CARD = 0.3
+"""How unlike the batches of another GPU are."""
 FEWEST = 20
 """Batches with both backends from which a ratio is estimated."""
 SLOTS = FA2_CTAS * HOPPER_SMS
 
 
 class Expected(NamedTuple):
-    """A backend's expected time over that of the engine's choice, by how many batches, and of which
-    GPU."""
+    """A backend's expected time over that of the engine's choice, by how many batches, and the
+    call's GPU, or another where no batch is of it."""
 
     ratio: float
     batches: int
@@ -66,7 +68,7 @@ def expected_ratios(
     """Backend -> what is expected of it against `own`, for each of `rivals` that is on record with
     it in `FEWEST` batches or more, of the call's head_dim and dtypes.
 
-    Each is by the first of `draws` that has both, and by others of the same GPU.
+    The call's GPU is that of the first of `draws`; batches of another count less (`OTHER_CARD`).
     """
     kernel = str(kernel_of(call.spec))
     found: dict[str, Expected] = {}
@@ -79,7 +81,8 @@ def expected_ratios(
 
 
 class Kriged(NamedTuple):
-    """An estimate: the shapes of batches [n, sizes], the weight of each [n], and their GPU."""
+    """An estimate: the shapes of batches [n, sizes + 1], the last 0 on the call's GPU, the weight
+    of each [n], and the call's GPU, or that of the first where none is of it."""
 
     shapes: Array
     weights: Array
@@ -87,7 +90,8 @@ class Kriged(NamedTuple):
 
     def at(self, shape: Array) -> float:
         """The expected logarithm at a shape [sizes]."""
-        alike = covariance(shape[None], self.shapes)
+        here = np.append(shape, 0.0)
+        alike = covariance(here[None], self.shapes)
         return float((alike @ self.weights)[0])
 
 
@@ -108,11 +112,17 @@ def _kriged(
             tables += [both] if len(both) else []
     if not tables:
         return None
-    gpu = tables[0].gpu.iloc[0]
-    rows = pd.concat([table[table.gpu == gpu] for table in tables], ignore_index=True)
+    rows = pd.concat(tables, ignore_index=True)
     if len(rows) < FEWEST:
         return None
+    here = recorded_batches(draws[0]).gpu.iloc[0]
+    is_other = rows.gpu != here
+    gpu = here
+    if is_other.all():
+        gpu = rows.gpu.iloc[0]
+        is_other = rows.gpu != gpu
     shapes = np.array([shape_of(case) for case in rows.case])
+    shapes = np.column_stack([shapes, OTHER_CARD * is_other])
     ratios = _clipped(rows[rival] / rows[own])
     weights = np.linalg.solve(measured_covariance(shapes), ratios)
     return Kriged(shapes, weights, gpu)

@@ -271,7 +271,7 @@ def test_a_window_of_few_blocks_is_split_by_no_cap_and_told_nothing_of_it():
 
 def test_an_h100_has_batches_of_its_own_with_the_present_planner():
     advice = attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4, gpu="H100")
-    assert "expected by all batches (NVIDIA H100 80GB HBM3):" in repr(advice)
+    assert "expected by all batches (NVIDIA H100 80GB HBM3, NVIDIA H200):" in repr(advice)
     told = flat(advice.details)
     assert "NVIDIA H100 80GB HBM3, FlashInfer 0.6.13" in told and "by the planner" not in told
     assert "flashinfer-batch-attention" in told and "2026-11-26" in told
