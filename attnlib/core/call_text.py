@@ -308,7 +308,11 @@ class CallText:
         is_decode = self.mode in (None, "decode", *LATENT.values())
         if not self.model or heads_named(self.model) or not is_decode:
             return self
-        of_model = served(self.model, self.tp or 1, self.dp or 1)
+        of_model = served(
+            text=self.model,
+            tp=self.tp or 1,
+            dp=self.dp or 1,
+        )
         kind = of_model.checkpoint.kinds[0]
         if not kind.mode:
             return self
@@ -403,7 +407,9 @@ def _integer(name: str, text: str) -> int:
 
 
 def _integer_or_text(name: str, text: str) -> int | str:
-    return int(text) if text.isdecimal() and len(text) < 19 else text
+    if text.isdecimal() and len(text) < 19:
+        return int(text)
+    return text
 
 
 def _text(name: str, text: str) -> str:

@@ -776,17 +776,9 @@ def advise_layer(
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
     choice = explain(layer, mode=mode, call=stated, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)
-    case = call if isinstance(call, DecodeCase | MlaCase) else _case_of(layer, kv_lens)
-    if mode == MLA_MODE and isinstance(case, DecodeCase):
-        case = _case_of(layer, kv_lens)  # a decode call of MLA's head_dim is one of MLA
-    draws = draws_for(layer, gpu)
-    nearest, *others = [
-        nearest_calls(case, batches_for(layer, draw)).head(NEAREST) for draw in draws
-    ]
-    beside = pd.concat(others) if others else pd.DataFrame()
-    same = recorded_calls(case)
-    cards = [card_named(name) for name in same.gpu]
-    same = preferably_of(card_named(gpu), same, cards)
+    case = _case_asked(call, layer, kv_lens, mode)
+    nearest, beside = _nearest_of(case, layer, gpu)
+    same = _recorded_on(case, gpu)
     recorded = {*nearest, *beside, *same.backend}
     runs = run_by_engine(layer, stated, recorded, mode=mode, **how)
     situation = situation_of(
@@ -804,16 +796,52 @@ def advise_layer(
         layer=layer,
         lengths=kv_lens,
         choice=choice,
-        nearest=nearest.reset_index(drop=True),
-        beside=beside.reset_index(drop=True),
+        nearest=nearest,
+        beside=beside,
         same=same,
         has_sinks=stated.sinks,
         runs=runs,
         known=answers,
         card_name=card_named(gpu),
         of_model=of_model,
-        draws=draws,
+        draws=draws_for(layer, gpu),
     )
+
+
+def _case_asked(
+    call: DecodeCase | MlaCase | AttnSpec | MlaSpec,
+    layer: AttnSpec,
+    kv_lens: tuple[int, ...],
+    mode: str,
+) -> DecodeCase | MlaCase:
+    """The case that was given, or that of a layer; a call of MLA's head_dim is one of MLA."""
+    if isinstance(call, MlaCase):
+        return call
+    if isinstance(call, DecodeCase) and mode != MLA_MODE:
+        return call
+    return _case_of(layer, kv_lens)
+
+
+def _nearest_of(
+    case: DecodeCase | MlaCase,
+    layer: AttnSpec,
+    gpu: str,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The nearest batches of the draw that fits a layer best, and those of the other draws."""
+    tables = []
+    for draw in draws_for(layer, gpu):
+        table = nearest_calls(case, batches_for(layer, draw))
+        tables.append(table.head(NEAREST))
+    nearest, *others = tables
+    beside = pd.concat(others) if others else pd.DataFrame()
+    return nearest.reset_index(drop=True), beside.reset_index(drop=True)
+
+
+def _recorded_on(case: DecodeCase | MlaCase, gpu: str) -> pd.DataFrame:
+    """The records of the very call, of this GPU where there are any."""
+    same = recorded_calls(case)
+    cards = [card_named(name) for name in same.gpu]
+    return preferably_of(card_named(gpu), same, cards)
 
 
 def _served(said: CallText, server: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:

@@ -92,7 +92,9 @@ class Bisection(Brief):
     @property
     def word(self) -> str:
         """`slower` or `faster`: the verdict that is looked for."""
-        return "slower" if Version(self.good) < Version(self.bad) else "faster"
+        if Version(self.good) < Version(self.bad):
+            return "slower"
+        return "faster"
 
     @property
     def command(self) -> str:
@@ -118,7 +120,9 @@ class Bisection(Brief):
     @property
     def _ratio_in_words(self) -> str:
         """How the short text heads that column."""
-        return "slowdown" if self.word == "slower" else self._time
+        if self.word == "slower":
+            return "slowdown"
+        return self._time
 
     @property
     def table(self) -> pd.DataFrame:
@@ -137,7 +141,8 @@ class Bisection(Brief):
         steps["95 % CI"] = intervals(steps)
         if set(steps.ran) == {UNKNOWN}:  # such as of metadata, which has no kernel family
             del names["ran"], names["reference_ran"]
-        return steps.round({"ratio": 2})[[*names]].rename(columns=names)
+        table = steps.round({"ratio": 2})
+        return table[[*names]].rename(columns=names)
 
     def brief(self) -> list[str]:
         """The first release of the new speed, and the steps by time against the reference."""
@@ -309,7 +314,11 @@ def bisect(
         machine=machine,
         rounds=rounds,
     )
-    inside = releases_between(releases or recorded_releases(search), first, last)
+    inside = releases_between(
+        releases=releases or recorded_releases(search),
+        first=first,
+        last=last,
+    )
     first = inside[0]
     last = inside[-1]
     question = replace(
@@ -461,7 +470,10 @@ def recorded_releases(search: Bisection) -> list[str]:
     seen: set[Version] = set()
     for command in reversed(search.records().command.tolist()):
         option = RELEASES.search(command)
-        listed = option[1].split(",") if option else []
+        if option:
+            listed = option[1].split(",")
+        else:
+            listed = []
         versions = set(map(Version, listed))
         if ends <= versions:
             return listed

@@ -164,7 +164,9 @@ def _launches(profile: Profile) -> dict[str, float]:
 
 
 def _mean(times: Sequence[float]) -> float:
-    return float(np.mean(times)) if times else 0.0
+    if times:
+        return float(np.mean(times))
+    return 0.0
 
 
 def _said(number: float) -> str:

@@ -102,7 +102,12 @@ def run_by_engine(
             words = policy if cubins else f"{policy}, cubins=no"
             with suppress(RuntimeError):
                 facts = replace(call, cubins=cubins)
-                choice = explain(layer, mode=mode, call=facts, **how)
+                choice = explain(
+                    layer,
+                    mode=mode,
+                    call=facts,
+                    **how,
+                )
                 _add_builds(runs, choice, words, recorded)
     if random_batches.FA2 in runs:
         runs[random_batches.PLANNED] = PLANNER
@@ -243,5 +248,8 @@ def _named(name: str, runs: Mapping[str, str] | None) -> str:
 
 def preferably_of(card: str, same: pd.DataFrame, cards: Sequence[str]) -> pd.DataFrame:
     """The rows of the card that was named (`cards` are those of the rows), or all."""
-    of_card = same[[each == card for each in cards]] if card else same
+    if card:
+        of_card = same[[each == card for each in cards]]
+    else:
+        of_card = same
     return of_card if len(of_card) else same

@@ -91,7 +91,10 @@ class Measured:
     ) -> str:
         library = PREFIX_OF[self.package]
         key = "sglang-kernel" if self.package == "sglang-kernel" else library
-        first = since if since[:1].isdigit() else self.new
+        if since[:1].isdigit():
+            first = since
+        else:
+            first = self.new
         gpu = self.slower.gpu.iloc[0].split("-")[1]
         named = "; ".join(dict.fromkeys(calls))
         return f"""\
@@ -166,8 +169,49 @@ def measure(
     found = Measured(package, base, new, rows)
     if mode() != "live" or not len(found.slower):
         return found
-    between = releases_between(known or index_releases(package), base, new)
+    between = releases_between(
+        releases=known or index_releases(package),
+        first=base,
+        last=new,
+    )
     return replace(found, changed=_searched(found, between, sweep))
+
+
+def drafts_of_history(frame: pd.DataFrame, package: str) -> list[str]:
+    """Known problems in draft, as YAML, of the releases that a history proves slower.
+
+    Each release is judged beside the one before (`suite.steps`), so a row has three rounds at least
+    or no verdict. A release between two that are on record may be the one that changed.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        Records of `suite` on one GPU, as `load` gives them.
+    package : str
+        `flashinfer-python` or `sglang-kernel`.
+
+    Raises
+    ------
+    ValueError
+        For another package, and for records of several GPUs.
+
+    Examples
+    --------
+    >>> drafts_of_history(frame, "flashinfer-python")  # doctest: +SKIP
+    """
+    require_package(package)
+    rows = suite.steps(frame, package)
+    if rows.empty:
+        return []
+    of_kind = BACKENDS[package]
+    backends = [of_kind[case.kind] for case in rows.case]
+    machine = machine_slug({"gpu": frame.gpu.iloc[0], "gpu_id": frame.gpu_id.iloc[0]})
+    rows = rows.assign(gpu=machine, backend=backends)
+    drafts = []
+    for (base, new), of_step in rows.groupby(["base", "new"], sort=False):
+        found = Measured(package, base, new, of_step)
+        drafts += found.drafts()
+    return drafts
 
 
 def require_package(package: str) -> None:
@@ -232,7 +276,11 @@ def _searched(found: Measured, between: list[str], sweep: Sweep) -> dict[str, st
     changed = {}
     for row in found.slower.itertuples():
         item = Item(row.backend, row.timer, row.case)
-        study = study_of([item], found.base, found.new)
+        study = study_of(
+            items=[item],
+            base=found.base,
+            new=found.new,
+        )
         try:
             search = bisect(
                 study,

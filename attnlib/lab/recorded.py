@@ -53,7 +53,9 @@ def draws_for(layer: AttnSpec, gpu: str) -> Sequence[str]:
     if is_h100:
         return ["h100", "all layers"]
     is_usual = layer.head_dim == 128 and "float8" not in layer.dtypes
-    return ["all rivals", "all layers"] if is_usual else ["all layers"]
+    if is_usual:
+        return ["all rivals", "all layers"]
+    return ["all layers"]
 
 
 def batches_for(layer: AttnSpec, draw: str) -> pd.DataFrame:

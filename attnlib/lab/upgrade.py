@@ -139,7 +139,9 @@ class Upgrade(Shown):
         if self.slower:
             return SLOWER
         proved = self.rows.verdict.isin(PROVED)
-        return NOT_SLOWER if len(proved) and proved.all() else NOT_DECIDED
+        if len(proved) and proved.all():
+            return NOT_SLOWER
+        return NOT_DECIDED
 
     @property
     def conclusion(self) -> str:
@@ -556,7 +558,12 @@ def _upgrade(comparison: Comparison, builds: Builds, taken: list[str]) -> Upgrad
     missing = _first_missing(comparison)
     if missing:
         for both, item in nearest_items(missing, comparison.both).items():
-            near = replace(comparison, both=both, pairs={}, failed={})
+            near = replace(
+                comparison,
+                both=both,
+                pairs={},
+                failed={},
+            )
             _replay(near, [item])
             nearest.append(near)
         if not nearest:
@@ -600,7 +607,13 @@ def _known_notes(comparison: Comparison) -> list[str]:
             sides.append(answers)
         before, after = sides
         where = f"{mode_of(item.case)} on {record.gpu}"
-        add_changes(changes, before, after, stack=stack, where=where)
+        add_changes(
+            changes=changes,
+            before=before,
+            after=after,
+            stack=stack,
+            where=where,
+        )
     lines: list[str] = []
     for change in changes.values():
         lines += change_in_words(change)
@@ -613,7 +626,11 @@ def _rows(*comparisons: Comparison) -> pd.DataFrame:
     for comparison in comparisons:
         verdicts = comparison.verdicts()
         for item in comparison.pairs:
-            row = _row(comparison, item, verdicts.get(item))
+            row = _row(
+                comparison=comparison,
+                item=item,
+                verdict=verdicts.get(item),
+            )
             rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
 

@@ -206,7 +206,12 @@ def judge_ratios(
         is_inside = -edge <= low and high <= edge
         return SAME if is_inside else AMBIGUOUS
 
-    verdicts = _by_holm(means, _rows_with_rounds(log_ratios), word, looks)
+    verdicts = _by_holm(
+        means=means,
+        rows=_rows_with_rounds(log_ratios),
+        word=word,
+        looks=looks,
+    )
     ratios = []
     ends = np.exp(means.with_interval(CONFIDENCE))
     for row, (ratio, low, high) in enumerate(ends.tolist()):

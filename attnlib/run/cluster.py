@@ -126,7 +126,11 @@ def _wait_for(left: Tasks, client: Client, sweep: Sweep, bar: Any) -> None:
             for task, (gpu, job) in list(left.items()):
                 if task.done():
                     if task.status == "finished":
-                        _keep(job.study, gpu.machine, task.result())
+                        _keep(
+                            study=job.study,
+                            machine=gpu.machine,
+                            rows=task.result(),
+                        )
                     else:
                         failures[gpu.id] = str(task.exception())
                 elif now - seen[gpu.address] > START_S:  # Dask would wait for it for good

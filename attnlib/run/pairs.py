@@ -87,7 +87,9 @@ class Comparison:
         looks = 1
         for item, pairs in self.pairs.items():
             count = len(pairs)
-            study = pairs[0][0].study if pairs else ""
+            study = ""
+            if pairs:
+                study = pairs[0][0].study
             if study == self.study:
                 looks = len(self.looks)
                 passed = [look for look in self.looks if look <= count]

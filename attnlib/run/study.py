@@ -147,7 +147,10 @@ class Study:
         matches = [case for case in self.cases if case.label == wanted]
         if not matches:  # the context may be left out where there is one alone
             start = f"{wanted} context="
-            matches = [case for case in self.cases if case.label.startswith(start)]
+            matches = []
+            for case in self.cases:
+                if case.label.startswith(start):
+                    matches.append(case)
         if len(matches) != 1:
             texts = [case.label for case in self.cases]
             nearest = get_close_matches(wanted, texts, n=5, cutoff=0)
@@ -364,7 +367,11 @@ class Sweep:
             releases = {job.release for job in left} - {""}
             words = " ".join([jobs[0].study, *sorted(releases)])
             bar = self.progress(total=total, unit="item", desc=words)
-            watch = Watch(bar.update, self.stop, (held,))
+            watch = Watch(
+                on_done=bar.update,
+                stop=self.stop,
+                held=(held,),
+            )
             with closing(bar):
                 for job in left:
                     overlay = _overlay(job, self.overlays)

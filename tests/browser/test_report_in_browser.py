@@ -7,13 +7,17 @@ import re
 
 import nbformat
 import pytest
+from bs4 import BeautifulSoup
 from driving import NOTEBOOKS, severe_violations
 
 from attnlib.lab.report import build
 from attnlib.lab.report.page import LEADS
+from attnlib.lab.report.shorten import count_words
 
 pytestmark = pytest.mark.browser
 STEMS = [path.stem for path in sorted(NOTEBOOKS.glob("*.ipynb"))]
+MOST_WORDS = 20_000
+HASH = re.compile(r"\b[0-9a-f]{12,}\b")
 OPEN_ALL = "document.querySelectorAll('details').forEach(each => each.open = true)"
 DEAD_LINKS = """[...document.querySelectorAll('a[href^="#"]')]
     .map(link => decodeURIComponent(link.getAttribute('href').slice(1)))
@@ -59,19 +63,36 @@ def test_every_link_has_its_end_no_id_stands_twice_and_a_finding_leads_to_its_no
     assert shown.locator(".leads img").count() == len(leads)
     assert shown.locator("#findings p").count() == len(STEMS)
     titles.last.click()
-    top = shown.locator(f"[id='{links[-1]}']").evaluate("e => e.getBoundingClientRect().top")
-    assert 0 <= top < 200
+    heading = shown.locator(f"[id='{links[-1]}'] h2").bounding_box()
+    tabs = shown.locator("nav.tabs").bounding_box()
+    assert tabs["y"] + tabs["height"] <= heading["y"] < 200
 
 
-def test_code_of_a_table_is_folded_and_opens_by_key(shown):
-    assert shown.locator("details.code[open]").count() > 10
-    first = shown.locator("details.code:not([open])").first
-    first.evaluate("e => e.dataset.first = 1")
-    first = shown.locator("details.code[data-first]")
-    assert not first.locator("pre").is_visible()
-    first.locator("summary").focus()
-    shown.keyboard.press("Enter")
-    assert first.locator("pre").is_visible()
+def test_a_reader_sees_at_most_20_000_words_and_the_count_is_the_browsers(shown, report):
+    seen = len(shown.evaluate("document.body.innerText").split())
+    counted = count_words(BeautifulSoup(report.read_text(), "html.parser"))
+    assert shown.locator("details").count() == 0, "folded words would not be seen"
+    assert 10_000 < seen <= MOST_WORDS
+    assert abs(counted - seen) < 50
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_first_screen_has_a_finding_with_its_figure_and_no_hash(shown, width):
+    shown.set_viewport_size({"width": width, "height": 844})
+    figure = shown.locator(".leads img").first
+    box = figure.bounding_box()
+    assert box["y"] + box["height"] < 844 and box["width"] > 0.5 * 0.9 * min(width, 1056)
+    findings = shown.locator("#findings").inner_text()
+    assert not HASH.search(findings)
+    assert len(figure.get_attribute("alt").split()) > 5
+
+
+def test_cards_stand_inside_the_text_column(shown):
+    column = shown.locator("main").bounding_box()
+    boxes = shown.locator(".attnlib-card").evaluate_all(
+        "all => all.map(each => each.getBoundingClientRect().right)"
+    )
+    assert len(boxes) > 10 and max(boxes) <= column["x"] + column["width"] + 1
 
 
 def test_the_content_policy_lets_no_script_of_an_output_run(shown):

@@ -15,7 +15,7 @@ from support.words import flat
 import attnlib
 from attnlib import AttnSpec, cli
 from attnlib.core.checkpoints import checkpoints
-from attnlib.core.layer import MODELS, parse_layer
+from attnlib.core.layer import parse_layer
 from attnlib.core.spec import ELEMENT_BYTES, MlaSpec
 from attnlib.lab.engine_builds import own_build
 from attnlib.lab.recorded import recorded_calls
@@ -357,8 +357,6 @@ def test_a_model_is_split_over_gpus_as_engines_do():
     assert parse_layer(model="Llama-3.1-70B at TP 8") == AttnSpec(8, 1, 128, 16)
     assert parse_layer(model="Qwen3-30B-A3B", tp=8) == AttnSpec(4, 1, 128, 16)
     assert parse_layer(model="heads=24/8 head_dim=64") == AttnSpec(24, 8, 64, 16)
-    for name, sizes in MODELS.items():
-        assert parse_layer(model=name) == AttnSpec(*sizes, 16)
 
 
 LONG_AMONG_SHORT = [65536, *[2048] * 31]

@@ -65,9 +65,15 @@ def own_temporary_folder(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def small_grids():
     """What `metadata_cases.FEWER` says, fewer searches, and without a GPU fewer times."""
-    sizes = (device, "MAX_SCAN"), (decode, "MANY_ROWS"), (kv_indices, "SMALL_GRID")
+    sizes = (
+        (device, "MAX_SCAN"),
+        (device, "MAX_PART"),
+        (decode, "MANY_ROWS"),
+        (kv_indices, "SMALL_GRID"),
+        (kv_indices, "MANY_REQUESTS"),
+    )
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in (*sizes, (kv_indices, "MANY_REQUESTS")):
+        for module, name in sizes:
             patch.setattr(module, name, getattr(module, name) // FEWER)
         if not torch.cuda.is_available():
             make_quick(patch)

@@ -48,12 +48,13 @@ def build_report(
     paths = notebooks_of(notebooks)
     require_writable(out)
     names = [path.stem for path in paths]
-    pages = []
+    pages: list[Fragment] = []
+    seen: dict[str, str] = {}
     workers = SIDE_BY_SIDE if mode() == "replay" else 1
     with ThreadPoolExecutor(workers) as pool:
         executed = pool.map(execute, paths)
         for path, notebook in zip(paths, executed, strict=True):
-            pages.append(render_notebook(path, notebook, names))
+            pages.append(render_notebook(path, notebook, names, seen))
             if on_notebook:
                 on_notebook(path.stem)
     page = render_page(pages, claims.verdicts(), published())
@@ -65,8 +66,12 @@ def render_notebook(
     path: Path,
     notebook: NotebookNode,
     names: Sequence[str],
+    seen: dict[str, str],
 ) -> Fragment:
-    """Convert an executed notebook to a part of the page; `names` are all its notebooks."""
+    """Convert an executed notebook to a part of the page; `names` are all its notebooks.
+
+    `seen` are the outputs that the page already has.
+    """
     from nbformat.v4 import new_output
 
     note: Any = new_output("stream", name="stdout", text=LEFT_OUT)
@@ -74,7 +79,7 @@ def render_notebook(
         for cell in notebook.cells:
             if MACHINE_TAG in cell.metadata.get("tags", ()):
                 cell.outputs = [note]  # or two machines build two reports
-    return notebook_fragment(notebook, path.stem, shown=names)
+    return notebook_fragment(notebook, path.stem, shown=names, seen=seen)
 
 
 def refresh(notebooks: Path = ROOT / "notebooks") -> list[Path]:

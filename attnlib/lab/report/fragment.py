@@ -1,7 +1,7 @@
 """One executed notebook as a piece of the report, by nbconvert's own template.
 
 What nbconvert leaves to a page is done here on the parsed HTML: names that no other notebook has,
-descriptions of figures, and links that lead to another notebook of the page.
+descriptions of figures, and links that lead to another notebook of the page. `shorten` cuts it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from typing import TYPE_CHECKING
+
+from .shorten import leave_out_long_code, point_to_repeats, shorten_outputs
 
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup, Tag
@@ -31,7 +33,6 @@ ACTIVE = (
 )
 """Elements that load, run or restyle. The page's content policy stops other ways to run."""
 OUTSIDE = ("https://", "http://", "mailto:")
-USES = re.compile(r"attnlib\.(?:advise|compare|diagnose)\(")
 SPELLING = {"flashinfer": "FlashInfer", "sglang": "SGLang", "mla": "MLA"}
 """Words of the files' names that are no plain ones."""
 NOTEBOOK = re.compile(r"([^/#]+)\.ipynb(?:#.*)?")
@@ -69,8 +70,11 @@ def notebook_fragment(
     anchor: str,
     *,
     shown: Collection[str] = (),
+    seen: dict[str, str] | None = None,
 ) -> Fragment:
     """Convert an executed notebook. `anchor` goes before its ids, `shown` are all on the page.
+
+    `seen` are the outputs of the notebooks before it, as `point_to_repeats` keeps them.
 
     The question is the first heading and leaves the body; the finding is the first bold sentence
     (empty if there is none) and stays.
@@ -87,8 +91,9 @@ def notebook_fragment(
         text.extract()
     for link in soup.select("a.anchor-link"):
         link.decompose()
-    for cell in soup.select("div.code_cell"):
-        _fold_code(soup, cell)
+    leave_out_long_code(soup)
+    shorten_outputs(soup)
+    point_to_repeats(soup, anchor, {} if seen is None else seen)
     for output in soup.select("div.output_area"):
         # Wider than a phone, it scrolls, from the keyboard too.
         output.attrs |= {"tabindex": "0", "role": "group", "aria-label": "output"}
@@ -108,19 +113,6 @@ def _exporter() -> HTMLExporter:
         exclude_output_prompt=True,
         filters={"clean_html": lambda html: html},  # cleaned here, the whole notebook at once
     )
-
-
-def _fold_code(soup: BeautifulSoup, cell: Tag) -> None:
-    """Put a cell's code under `code`: closed for tables and imports, open for `USES`."""
-    area = cell.select_one("div.input")
-    if not area:
-        return
-    code = area.get_text().strip()
-    is_folded = cell.select_one(".output table") or code.startswith(("import ", "from "))
-    details = area.wrap(soup.new_tag("details", attrs={"class": "code"}))
-    details.insert(0, soup.new_tag("summary", string="code"))
-    if USES.search(code) or not is_folded:
-        details["open"] = ""
 
 
 def _name_parts(soup: BeautifulSoup, anchor: str) -> None:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from ...run import store
 from ...run.pairs import PREFIX
 from ...run.study import mode, record_machine
-from ...select.known import PROBLEMS, size_on_record
+from ...select.known import PROBLEMS, Span, size_on_record
 from ...studies import STUDIES
 from .. import cards
 from ..claims import Judged
@@ -44,7 +44,7 @@ def published() -> list[tuple[str, str]]:
 
 
 def facts_of(study: str, machine: str) -> dict[str, str]:
-    """Where a study's numbers come from: the rows of its table.
+    """Where a study's numbers come from: a row of the table, of which each record says more.
 
     Empty for a live page where this GPU has not measured it; otherwise missing records are an
     error (FileNotFoundError).
@@ -53,21 +53,12 @@ def facts_of(study: str, machine: str) -> dict[str, str]:
     if is_live and machine not in store.machines(study):
         return {}
     source = store.provenance(study, machine)
-    versions = source["versions"].items()
-    libraries = [f"{name} {', '.join(seen)}" for name, seen in versions]
-    facts = {
+    return {
         "records": f"{source['records']} in {source['file']}",
         "sha256": source["sha256"],
         "measured": source["measured"],
         "machine": source["machine"]["gpu"],
-        "versions": "; ".join(libraries),
     }
-    if study.startswith(PREFIX):
-        facts["commands"] = "; ".join(source["commands"])
-    others = [name for name in store.machines(study) if name != machine]
-    if others and not is_live:
-        facts["on other machines"] = ", ".join(others)
-    return facts
 
 
 def render_page(
@@ -98,29 +89,34 @@ def render_page(
         studies=facts,
         live_run=live_run(),
         known=known_rows(),
+        known_in_all=len(PROBLEMS),
     )
 
 
 def known_rows() -> dict[str, list[dict[str, str]]]:
-    """Component -> a row per known problem: what it is, since and until when, how much, the fix."""
+    """Component -> a row per known problem that was measured: what it is, until when, how much."""
     tables: dict[str, list[dict[str, str]]] = {}
     for problem in PROBLEMS.values():
-        since = []
-        until = []
-        for package, span in problem.releases.items():
-            since.append(f"{package} {span.since}" if span.since else f"{package}, not known")
-            until.append(f"{package} {span.end}")
+        if not problem.record:
+            continue
         row = {
             "id": problem.id,
             "what": problem.what,
             "says": problem.says,
-            "since": ", ".join(since) or "any release",
-            "until": ", ".join(until) or "it is a setting",
+            "releases": _spans(problem.releases),
             "size": size_on_record(problem),
             "do": problem.do,
         }
         tables.setdefault(problem.component, []).append(row)
     return tables
+
+
+def _spans(releases: Mapping[str, Span]) -> str:
+    """Since when and until when each package has a problem."""
+    spans = []
+    for package, span in releases.items():
+        spans.append(f"{package} {span}")
+    return "; ".join(spans) or "any: it is a setting"
 
 
 def _leading(pages: Sequence[Fragment]) -> list[Fragment]:

@@ -77,22 +77,6 @@ def test_what_an_output_would_run_load_or_restyle_is_gone(evil):
         assert word not in body
 
 
-@pytest.mark.parametrize(
-    "source, kind, content, is_open",
-    [
-        ("f()", "text/plain", "1", True),
-        ("f()", "text/html", "<table><td>1</td></table>", False),
-        ("import pandas", "text/plain", "1", False),
-        ("attnlib.advise()", "text/html", "<table><td>1</td></table>", True),
-    ],
-)
-def test_code_of_tables_and_set_up_is_folded(source, kind, content, is_open):
-    (details,) = soup(cell(source, kind, content)).select("details.code")
-    assert details.has_attr("open") == is_open
-    assert source in details.get_text()
-    assert not details.select(".output")
-
-
 def test_headings_go_down_one_level_and_every_id_has_the_notebooks_name():
     found = soup(cell("a", "text/plain", "1"), cell("b", "text/plain", "2"))
     (heading,) = found.find_all(["h1", "h2", "h3"])
