@@ -271,7 +271,7 @@ def test_a_window_of_few_blocks_is_split_by_no_cap_and_told_nothing_of_it():
 
 def test_an_h100_has_batches_of_its_own_with_the_present_planner():
     advice = attnlib.advise(AttnSpec(8, 1, 128, 16), [4096] * 4, gpu="H100")
-    assert "expected by all batches (NVIDIA H100 80GB HBM3, NVIDIA H200):" in repr(advice)
+    assert "expected by all batches (NVIDIA H100 80GB HBM3, NVIDIA H200):" in flat(repr(advice))
     told = flat(advice.details)
     assert "NVIDIA H100 80GB HBM3, FlashInfer 0.6.13" in told and "by the planner" not in told
     assert "flashinfer-batch-attention" in told and "2026-11-26" in told
@@ -687,7 +687,7 @@ def test_backends_of_another_draw_are_compared_with_the_engines_choice():
     assert 0.9 < cuda_cores["time / engine's choice: mean"] < 1
     assert cuda_cores[["fastest in", "time / fastest: mean"]].isna().all()
     expected = cuda_cores["time / engine's choice: expected"]
-    (said,) = [note for note in advice.notes if note.endswith(" flashinfer-cuda-cores.")]
+    (said,) = [note for note in advice.notes if "is expected to have" in note]
     slowdown = 1 / advice.expected["flashinfer-cuda-cores"].ratio
     assert expected == round(1 / slowdown, 3)
     assert said == (
@@ -695,7 +695,7 @@ def test_backends_of_another_draw_are_compared_with_the_engines_choice():
         "against flashinfer-cuda-cores."
     )
     wide = attnlib.advise("heads=64/1 head_dim=128 page=16 lens=4096x8", gpu="h200")
-    assert not [note for note in wide.notes if note.endswith("cuda-cores.")]
+    assert not [note for note in wide.notes if "against flashinfer-cuda-cores." in note]
 
 
 @pytest.mark.parametrize("lens, is_clear", [("32768x8+2048x56", True), ("4096x64", False)])
