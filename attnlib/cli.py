@@ -31,6 +31,7 @@ from .core.layer import parse_layer, sizes_given
 from .core.spec import MLA, MLA_HEAD_DIM
 from .measure.files import read_limited
 from .measure.printable import printable
+from .run.missing import UNANSWERED
 
 if TYPE_CHECKING:
     from .lab.advise import Advice
@@ -45,14 +46,17 @@ KNOWN_PROBLEM = 4
 picks cannot run the call."""
 CHANGED = 6
 """A release of another package changed what was read of it."""
-OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
+UNDECIDED = 3
+"""A question that no record answers, without a GPU to measure; also where rounds decide nothing."""
+OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": UNDECIDED}
 """Outcome of `compare`, and of `diagnose` with two traces -> exit status."""
 CRASH_MESSAGE = "crashed, which is a fault of attnlib and no result: please report the lines above"
 MOST_OF_ERROR = 2000
 """Characters of an error that are printed."""
 STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed,
 or with diagnose --fail-on pattern if AFTER shows a new one;
-{USAGE} for wrong use; {OUTCOMES["not decided"]} if compare or diagnose --fail-on decides nothing;
+{USAGE} for wrong use;
+{UNDECIDED} if a call is not decided, or if no record answers and there is no GPU;
 {KNOWN_PROBLEM} if advise says a known problem that holds, its size measured or reported,
 or that the pick cannot run the call;
 {CRASHED} if attnlib itself crashed, which says nothing about any call;
@@ -160,6 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         one_line = " ".join(str(error).splitlines())
         message = _as_typed(one_line, words)
         _say(f"{_program(name)}:", _cut(message), file=sys.stderr)
+        if isinstance(error, UNANSWERED):
+            return UNDECIDED
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
     except Exception as error:
@@ -786,9 +792,9 @@ def _watch(
     page in Markdown, and with --badge writes a file that shields.io makes a badge of: how old the
     newest read releases are. With --measure it runs the calls of the study `suite` on the newest
     release of one kernel package beside the one before, and drafts a known problem of what is
-    slower. Exit status: 0 if nothing must be read again and nothing is slower, 1 without an index
-    or a whole wheel, 2 for wrong use, 6 if the page names what must be read again or what is
-    slower.
+    slower. Exit status: 0 if nothing must be read again and no call is slower, 1 without an index
+    or a whole wheel, 2 for wrong use, 3 if --measure decides nothing of a call, 6 if the page names
+    what must be read again or what is slower.
     """
     from .engines import sglang_hooks, vllm
     from .lab import watch
@@ -830,7 +836,8 @@ def _watch_measured(
     _say(measured.minutes(package), file=sys.stderr)
     page = measured.measure(package, base, new, overlays=_overlays(overlay))
     _say(page)
-    return CHANGED if len(page.slower) else 0
+    statuses = OUTCOMES | {"slower": CHANGED}
+    return statuses[page.outcome]
 
 
 def _explain(as_json: bool = False, details: bool = False, **given: Any) -> None:

@@ -22,9 +22,10 @@ from ..core.backends.table import BACKENDS, compared_package
 from ..core.call_text import shortened
 from ..core.spec import require_int, require_word
 from ..measure.calls.form import Item, NamedCase
-from ..measure.stats import AMBIGUOUS, Ratio
+from ..measure.stats import INCONCLUSIVE, Ratio
 from ..run import store
 from ..run.frame import intervals
+from ..run.missing import NotOnRecordError, NoVerdictError
 from ..run.pairs import (
     PREFIX,
     SPARE_ROUNDS,
@@ -40,7 +41,7 @@ from .cards import Brief, Card, fact_lines, in_columns, in_words
 
 RELEASES = re.compile(r" --releases (\S+)")
 ROUND_LIMIT = 12
-"""Rounds after which a verdict that is still ambiguous will not become clear by itself."""
+"""Rounds after which a verdict that is still inconclusive will not become clear by itself."""
 SHOWN_COMMAND = 600
 """Letters of the longest command that a card shows."""
 UNKNOWN = "unknown"
@@ -270,7 +271,7 @@ def bisect(
     ValueError
         For what cannot be asked and for ends that do not differ.
     RuntimeError
-        For a release that fails or stays ambiguous.
+        For a release that fails or stays inconclusive.
     FileNotFoundError
         For records that replay lacks.
 
@@ -407,7 +408,7 @@ class _Search:
             words = f"it was {failure.status}: {' '.join(failure.reason.split())}"
             raise RuntimeError(f"release {failure.release} must run, {words}")
         verdict = comparison.verdicts().get(item)
-        if verdict is None or verdict.verdict == AMBIGUOUS:
+        if verdict is None or verdict.verdict == INCONCLUSIVE:
             raise self.undecided(release, verdict, len(comparison.pairs[item]))
         pairs = comparison.pairs[item]
         return Step(
@@ -427,16 +428,16 @@ class _Search:
         question = self.question
         if verdict and verdict.rounds >= question.looks[-1]:
             words = _words(verdict)
-            return RuntimeError(f"release {release} must get a verdict, it stays {words}")
+            return NoVerdictError(f"release {release} must get a verdict, it stays {words}")
         judged = verdict.rounds if verdict else 0
         look = next(look for look in question.looks if look > judged)
         if self.sweep is None:
-            return FileNotFoundError(
+            return NotOnRecordError(
                 f"release {release} must have {look} rounds against {question.releases[0]} on "
                 f"record to be replayed, it has {count} in {question.records_of!r} on "
                 f"{question.machine!r}"
             )
-        return RuntimeError(
+        return NoVerdictError(
             f"release {release} must have {look} rounds that are not throttled, "
             f"it has {count}, after {look + SPARE_ROUNDS} more"
         )
@@ -479,13 +480,13 @@ def recorded_releases(search: Bisection) -> list[str]:
             return listed
         seen |= versions
     if not seen:
-        raise FileNotFoundError(
+        raise NotOnRecordError(
             f"no bisection of {search.study} is on record of this case and {search.backend}; "
             "run this on a GPU"
         )
     missing = ", ".join(map(str, sorted(ends - seen))) or f"{search.good} to {search.bad}"
     have = ", ".join(map(str, sorted(seen)))
-    raise FileNotFoundError(
+    raise NotOnRecordError(
         f"release {missing} must be on record to be replayed, in {search.records_of!r} on "
         f"{search.machine!r} are: {have}; on a GPU the same command searches"
     )

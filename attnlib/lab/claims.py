@@ -5,7 +5,7 @@
 | confirmed | every decided case supports the claim |
 | refuted | every decided case contradicts it |
 | partly | some cases support it, some contradict it |
-| open | more than half of the cases are ambiguous |
+| open | more than half of the cases are inconclusive |
 | not measured | GPUs on record could decide it; no record does |
 | not measurable here | it is about a GPU, or more GPUs of one host, than are on record |
 
@@ -25,7 +25,7 @@ import pandas as pd
 from .. import studies
 from ..core.spec import AttnSpec, require_word
 from ..core.yaml_file import Entry, Kind, read_yaml, require_fields
-from ..measure.stats import AMBIGUOUS, FASTER, NOT_SLOWER, SAME, SLOWER
+from ..measure.stats import FASTER, INCONCLUSIVE, NOT_SLOWER, SAME, SLOWER
 from ..run import store
 from ..run.frame import good_rows, over, side_rows
 from ..run.study import record_machine
@@ -165,7 +165,7 @@ class Pairs:
         words = ", ".join(f"{word} in {count}" for word, count in counts.most_common())
         reason = f"{sides}: {words} of {len(table)}."
         support = sum(counts[word] for word in self.expect)
-        undecided = counts[AMBIGUOUS]
+        undecided = counts[INCONCLUSIVE]
         if claim.figure and "about" in self.expect:
             figure = claim.figure["value"]
             is_about = table.ratio.between(figure / ABOUT_RATIO, figure * ABOUT_RATIO)
@@ -242,7 +242,7 @@ class Served:
         if table.empty:
             raise MissingRecordsError("the two arms share no round")
         counts = Counter(table.verdict)
-        undecided = counts[AMBIGUOUS]
+        undecided = counts[INCONCLUSIVE]
         support = counts[self.expect]
         verdict = vote(
             support=support,

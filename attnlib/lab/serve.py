@@ -24,6 +24,7 @@ from ..core.call_text import Lens, shortened
 from ..core.spec import require_int
 from ..measure.stats import FASTER, LONG_MARGIN, NOT_SLOWER, SAME, SLOWER
 from ..run import store
+from ..run.missing import NoGpuError
 from ..run.rows import machine_slug
 from ..run.study import describe, mode
 from ..studies import captured
@@ -157,7 +158,7 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="attnlib-serve-") as folder:
         plan = plan_of(asked, engine, Path(folder), say)
         if mode() != "live":
-            raise RuntimeError(
+            raise NoGpuError(
                 f"serve must run on a CUDA GPU, where it takes {_about(plan)}; none is here"
             )
         say(_size(plan))

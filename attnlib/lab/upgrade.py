@@ -25,8 +25,8 @@ from ..measure.calls.cases import parse_cases
 from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.form import Item, NamedCase
 from ..measure.stats import (
-    AMBIGUOUS,
     FASTER,
+    INCONCLUSIVE,
     LONG_MARGIN,
     NOT_SLOWER,
     SAME,
@@ -34,6 +34,7 @@ from ..measure.stats import (
     SHORT_US,
     SLOWER,
     Ratio,
+    tally,
 )
 from ..run import store
 from ..run.pairs import PREFIX, Comparison, families_of, next_round
@@ -152,8 +153,8 @@ class Upgrade(Shown):
         if self.outcome == SLOWER:
             named = self.rows.groupby("verdict", sort=False).case.agg(", ".join)
             return "; ".join(f"{word}: {named[word]}" for word in FAILING if word in named)
-        open_verdicts = self.rows.verdict[~self.rows.verdict.isin(PROVED)]
-        parts = [f"not decided: {_tally(open_verdicts)}, of {calls}", self.next_step]
+        rows = self.rows[~self.rows.verdict.isin(PROVED)]
+        parts = [f"not decided: {tally(rows.verdict, rows['rounds'])}, of {calls}", self.next_step]
         for near in self.nearest.itertuples():
             parts.append(f"near {near.case}, {near.base} to {near.new}, on record: {near.verdict}")
         return "; ".join(filter(None, parts))
@@ -176,6 +177,7 @@ class Upgrade(Shown):
         is_other = ~self.rows.case.isin(self.slower)
         order = is_other.argsort(kind="stable")
         rows = _shown(self.rows.iloc[order])
+        verdicts = tally(self.rows.verdict, self.rows["rounds"])
         near = _shown(self.nearest)
         if (rows.verdict == NOT_ON_RECORD).all():  # the title says so
             rows = rows.head(0)
@@ -184,7 +186,7 @@ class Upgrade(Shown):
             for row in table.dropna(subset="study").itertuples():
                 origins[f"{row.study} on {row.machine}"] = None
         return Card(
-            title=f"FlashInfer {self.base} (base) to {self.new} (new): {_tally(self.rows.verdict)}",
+            title=f"FlashInfer {self.base} (base) to {self.new} (new): {verdicts}",
             notes=self.notes,
             facts=[],
             table=_headed(rows, CALL + TIME_COLUMNS),
@@ -417,11 +419,6 @@ def _fill(comparison: Comparison, items: list[Item], builds: Builds) -> None:
             _require_known(comparison.both)
 
 
-def _tally(verdicts: pd.Series) -> str:
-    counts = verdicts.value_counts()
-    return ", ".join(f"{count} {word}" for word, count in counts.items())
-
-
 def _shown(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows in words; of a call with many lengths the first ones."""
     shown = rows.assign(case=rows.case.map(shortened))
@@ -494,7 +491,7 @@ def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> Row:
         row["verdict"] = FAILS if failed.release == new else "not run"
         return row
     if verdict is None:
-        row["verdict"] = AMBIGUOUS if pairs else NOT_ON_RECORD
+        row["verdict"] = INCONCLUSIVE if pairs else NOT_ON_RECORD
         return row
     base_records = [record for record, _ in pairs]
     new_records = [record for _, record in pairs]

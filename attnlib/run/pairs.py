@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from ..measure.calls.form import Item
-from ..measure.stats import AMBIGUOUS, Ratio, judge_ratios
+from ..measure.stats import INCONCLUSIVE, Ratio, judge_ratios
 from . import store
 from .frame import item_of
 from .jobs import Job
@@ -113,7 +113,7 @@ class Comparison:
         """The items that neither failed nor have a verdict."""
         done = set(self.failed)
         for item, ratio in self.verdicts().items():
-            if ratio.verdict != AMBIGUOUS:
+            if ratio.verdict != INCONCLUSIVE:
                 done.add(item)
         return [item for item in self.pairs if item not in done]
 

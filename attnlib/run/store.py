@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from ..measure.calls.form import Item, NamedCase
 from ..measure.files import remove_unfinished, write_whole
+from .missing import NotOnRecordError
 from .rows import (
     Row,
     RowError,
@@ -318,7 +319,7 @@ def _read(study: str, machine: str) -> Checked:
         if published is None:
             have = ", ".join(machines(study)) or "none"
             words = f"no records of study {study!r} on {machine!r}; machines: {have}"
-            raise FileNotFoundError(words)
+            raise NotOnRecordError(words)
         return published
     if published is None:
         return measured

@@ -32,6 +32,7 @@ from ..measure.progress import progress_bar
 from . import store
 from .jobs import WORKER, Job, Machine, Watch, run_job, worker_environment
 from .lock import hold_gpu
+from .missing import NoGpuError
 from .releases import overlay_for
 from .rows import machine_slug
 
@@ -233,7 +234,7 @@ def mode() -> str:
     if wanted not in MODES:
         raise ValueError(f"ATTNLIB_MODE must be one of {', '.join(MODES)}, got {wanted!r}")
     if wanted == "live" and not _has_cuda():
-        raise RuntimeError("ATTNLIB_MODE must be replay or auto here: live needs a CUDA GPU")
+        raise NoGpuError("ATTNLIB_MODE must be replay or auto here: live needs a CUDA GPU")
     if wanted == "auto":
         return "live" if _has_cuda() else "replay"
     return wanted
@@ -337,7 +338,7 @@ class Sweep:
             items = sum(len(job.items) for job in jobs)
             time = in_about((len(jobs), items), pace=study)
             words = f"{study.name!r} must be measured on a CUDA GPU{time}; none is here"
-            raise RuntimeError(f"study {words}")
+            raise NoGpuError(f"study {words}")
         return self.run(jobs)
 
     def jobs(self, study: Study) -> list[Job]:

@@ -110,7 +110,7 @@ def test_a_vote_needs_a_case():
     [
         ((1.5, "faster"), "faster", "confirmed"),
         ((1.5, "faster"), "slower", "refuted"),
-        ((0.2, "ambiguous"), "slower", "open"),
+        ((0.2, "inconclusive"), "slower", "open"),
     ],
 )
 def test_a_load_on_a_server_is_judged_by_what_an_arm_saves(
@@ -208,7 +208,7 @@ def test_claims_of_a_loaded_server_wait_for_their_records(of_servers, asked, rat
 def test_a_pair_is_judged_by_what_is_expected(write, monkeypatch, expect, somewhere, verdict):
     table = pd.DataFrame({"ratio": [2.1, 0.5], "verdict": ["slower", "faster"]})
     if verdict == "open":
-        undecided = pd.DataFrame({"ratio": [1.0] * 3, "verdict": ["ambiguous"] * 3})
+        undecided = pd.DataFrame({"ratio": [1.0] * 3, "verdict": ["inconclusive"] * 3})
         table = pd.concat([table, undecided])
     backends = ["a", "b"]
     rows = pd.DataFrame({"backend": backends, "release": "", "id": ["1", "2"]})

@@ -74,7 +74,7 @@ def test_only_cases_without_a_verdict_take_more_rounds_up_to_the_last_look(lab):
     one, other = KEYS
     lab.us[one, NEW], lab.noise[other, NEW] = 11.0, (0.5, 1.0, 2.0)
     found = compare()
-    assert words(found) == {one: "slower", other: "ambiguous"} and found.slower == [one]
+    assert words(found) == {one: "slower", other: "inconclusive"} and found.slower == [one]
     assert found.next_step == "24 rounds, the last look, do not decide it: only a wider margin can"
     assert found.rows.rounds.tolist() == [4, LOOKS[-1]]
     counts = [count for *_, count in lab.order()]
@@ -117,10 +117,10 @@ def test_a_round_of_the_base_belongs_to_one_comparison(lab):
     assert [(jobs[n][0], {jobs[n][1], jobs[n + 1][1]}) for n in range(0, len(jobs), 2)] == sides
 
 
-def test_a_throttled_round_is_measured_again_and_an_item_without_a_look_is_ambiguous(lab):
+def test_a_throttled_round_is_measured_again_and_an_item_without_a_look_is_inconclusive(lab):
     lab.is_hot = lambda item, number: number > 0 if item.case.label == KEYS[0] else number == 1
     found = compare()
-    assert words(found) == {KEYS[0]: "ambiguous", KEYS[1]: "same"}
+    assert words(found) == {KEYS[0]: "inconclusive", KEYS[1]: "same"}
     assert found.rows.rounds.tolist() == [1, 4] and found.outcome == "not decided"
     assert max(number for number, *_ in lab.order()) == LOOKS[0] + SPARE_ROUNDS - 1
 
@@ -248,7 +248,11 @@ def test_the_command_prints_a_table_or_json_and_its_status_is_the_outcome(lab, t
     assert out.splitlines()[-1] == "not slower: proved of 2 calls"
     lab.noise[KEYS[0], "0.9.0"] = (0.5, 1.0, 2.0)
     assert cli.main([*COMMAND[:-1], "0.9.0", *listed]) == 3
-    assert capsys.readouterr().out.splitlines()[-1].startswith("not decided: 1 ambiguous, of 2")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith("not decided: 1 inconclusive (the interval spans the margin), of 2")
+    )
     lab.us[KEYS[1], "0.8.0"] = 12.0
     slower = (*COMMAND[:-1], "0.8.0", *listed, "--not-slower", "2.5%")
     assert cli.main(slower) == 1

@@ -83,7 +83,7 @@ def test_what_is_on_record_has_no_verdict_and_the_steps_that_were_seen(published
     frame = store.load("suite", suite.STUDY.reference_machine)
     found = suite.steps(frame, calls.FLASHINFER)
     assert len(found) == 78
-    assert {*found.verdict} == {"ambiguous"}
+    assert {*found.verdict} == {"inconclusive"}
     table = suite.history(frame, calls.FLASHINFER)
     large = table[(table["largest step"] > 1.05) | (table["largest step"] < 1 / 1.05)]
     assert large["at"].to_dict() == {

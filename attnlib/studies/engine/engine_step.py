@@ -109,7 +109,7 @@ def savings(
 
     Columns: arm, base, release, case, `SIZES`, step_us (of base), saved_us, low, high, rounds, gain
     (% of the step), own_spread_us and verdict. All rows are judged as one table; where arms took
-    turns, a saving within `own_spread_us` is ambiguous.
+    turns, a saving within `own_spread_us` is inconclusive.
     """
     rows = good_rows(frame, timer)
     lines = []
@@ -140,7 +140,7 @@ def savings(
     table = table.rename(columns={"saved": "saved_us"})
     table["gain"] = 100 * table.saved_us / table.step_us
     within = table.saved_us.abs() <= table.own_spread_us
-    table["verdict"] = table.verdict.mask(within, "ambiguous")
+    table["verdict"] = table.verdict.mask(within, "inconclusive")
     return table[["arm", "base", "release", "case", *SIZES, *JUDGED]]
 
 
