@@ -30,7 +30,8 @@ def parts(tmp_path, monkeypatch):
     monkeypatch.setattr(live_run, "LOGS", tmp_path / "build" / "logs")
     monkeypatch.setattr(live_run, "compare_claims", lambda: "all claims")
     monkeypatch.delenv("ATTNLIB_LOCKS", raising=False)
-    (tmp_path / "data" / "records").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "prices.csv").write_text("1")
     return tmp_path / "data" / "live_run.json"
 
 
@@ -61,6 +62,7 @@ def test_a_part_past_its_limit_ends_and_the_others_are_written_and_not_run_again
 def test_only_parts_side_by_side_have_locks_of_their_own(parts):
     live_run.main(["locks.py"])
     log = parts.parents[1] / "build" / "logs" / "locks.log"
+    assert (log.parents[1] / "data" / "prices.csv").exists(), "a page reads more than records"
     assert log.read_text().startswith("shared")
     summary, _ = read(parts)
     assert summary["left"] == ["good.py", "bad.py", "endless.py"]

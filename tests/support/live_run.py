@@ -30,10 +30,10 @@ from attnlib.measure.machine import describe_versions, identify_gpu
 from attnlib.run.rows import strip_folders
 
 BUILD = Path("build/gpu").resolve()
-RECORDS = Path("data/records")
+DATA = Path("data")
 LOGS = BUILD / "logs"
-SUMMARY = Path("data/live_run.json")
-LIVE = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / "data")}
+SUMMARY = DATA / "live_run.json"
+LIVE = {**os.environ, "ATTNLIB_MODE": "live", "ATTNLIB_DATA": str(BUILD / DATA)}
 REPLAY = {**os.environ, "ATTNLIB_MODE": "replay"}
 PYTEST = ["-m", "pytest", "-q", "-rs", "-m", "gpu", "-p", "no:cacheprovider"]
 EXECUTE = (
@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
     options = asked(arguments)
     names = parts()
     commit = os.environ.get("COMMIT") or find_commit()
-    shutil.copytree(RECORDS, BUILD / RECORDS, dirs_exist_ok=True)
+    shutil.copytree(DATA, BUILD / DATA, dirs_exist_ok=True)
     here = {"gpu": identify_gpu()["gpu"], "versions": describe_versions(RECORDED)}
     done = done_before(here, commit)
     chosen = options.parts or names
