@@ -58,7 +58,7 @@ notebooks: $(STAMP) ## re-execute the notebooks in place from the records (befor
 
 watch: $(STAMP) ## build/watch.md: what newer releases of other packages change of what was read
 	mkdir -p build
-	$(BIN)/python -m attnlib watch > build/watch.md
+	$(BIN)/python -m attnlib watch --badge build/watch.json > build/watch.md
 
 # To this machine only, and with the token that Jupyter makes. Root needs LAB_FLAGS=--allow-root.
 lab: $(STAMP) ## open JupyterLab on the notebooks

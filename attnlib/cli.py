@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
@@ -781,21 +782,25 @@ def _watch(
     base: str = "",
     new: str = "",
     measure: bool = False,
+    badge: str = "",
     overlay: Sequence[str] = (),
 ) -> int:
     """Find what newer releases of the engines and FlashInfer change of what was read of them.
 
     Asks pip for releases after the last one in data/releases.json, and compares what rules, hooks
     and models cite (data/watch.yaml). A release that changes none of it is added there. Prints a
-    page in Markdown. With --measure it runs the calls of the study `suite` on the newest release of
-    one kernel package beside the one before, and drafts a known problem of what is slower. Exit
-    status: 0 if nothing must be read again and no call is slower, 1 without an index or a whole
-    wheel, 2 for wrong use, 3 if --measure decides nothing of a call, 6 if the page names what must
-    be read again or what is slower.
+    page in Markdown, and with --badge writes a file that shields.io makes a badge of: how old the
+    newest read releases are. With --measure it runs the calls of the study `suite` on the newest
+    release of one kernel package beside the one before, and drafts a known problem of what is
+    slower. Exit status: 0 if nothing must be read again and no call is slower, 1 without an index
+    or a whole wheel, 2 for wrong use, 3 if --measure decides nothing of a call, 6 if the page names
+    what must be read again or what is slower.
     """
     from .engines import sglang_hooks, vllm
     from .lab import watch
 
+    if measure and badge:
+        raise ValueError("--badge must go without --measure")
     if measure:
         return _watch_measured(packages, base, new, overlay)
     if overlay:
@@ -808,6 +813,9 @@ def _watch(
         page = watch.Watch([change])
     else:
         raise ValueError("--base and --new must be given together, for one PACKAGE")
+    if badge:
+        text = json.dumps(page.badge(date.today()))
+        Path(badge).write_text(text + "\n")
     _say(page)
     return CHANGED if page.changed else 0
 
@@ -1274,6 +1282,10 @@ WATCH: Options = {
     "--new": dict(
         metavar="RELEASE",
         help="the later one",
+    ),
+    "--badge": dict(
+        metavar="FILE",
+        help="also write a badge for shields.io: how old the newest read releases are",
     ),
     "--measure": dict(
         action="store_true",

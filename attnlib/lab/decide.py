@@ -15,7 +15,8 @@ from ..run.store import load
 from ..studies import engine_modes as modes
 from ..studies import plan_rivals
 from .cards import SHORT, Card, Shown, in_words
-from .recorded import neighbour_loss, recorded_batches
+from .expected import neighbour_loss
+from .recorded import recorded_batches
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,7 +141,7 @@ class Decisions(Shown):
     def of_decode(self) -> pd.DataFrame:
         """Ways to choose for decode, and the slowdown of each, percent, over all random batches.
 
-        `advise` chooses by the nearest batches of other layers, and the first two rows of the
+        `advise` chooses by the batches of other layers, and the first two rows of the
         table by heads. What was left out is no choice, and no fastest backend either.
         """
         kept = [name for name in RELEASED if name not in self.without]

@@ -20,6 +20,7 @@ from ..run.releases import Version
 from ..select import Call, Choice, explain
 from ..select.libraries import AUTO, find
 from ..studies import random_batches
+from .expected import Expected
 
 RECORDED_GPU = "sm90"
 """Of every record."""
@@ -211,6 +212,23 @@ def slower_nearby(
     return (
         f"Over {counts[best]} of the nearest recorded batches {own} has "
         f"{_slowdown(ratios[best])} {_named(best, runs)} (geometric mean)."
+    )
+
+
+def slower_as_expected(
+    own: str,
+    expected: Mapping[str, Expected],
+    runs: Mapping[str, str] | None,
+) -> str:
+    """That the pick is expected to be more than 5 % slower than another backend."""
+    rivals = rivals_of(own, list(expected), runs)
+    best = min(rivals, key=lambda name: expected[name].ratio, default="")
+    if not best or 1 / expected[best].ratio <= SLOWER_BY:
+        return ""
+    ratio, batches, _ = expected[best]
+    return (
+        f"By {batches} recorded batches {own} is expected to have "
+        f"{_slowdown(1 / ratio)} {_named(best, runs)}."
     )
 
 

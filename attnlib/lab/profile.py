@@ -34,6 +34,8 @@ from .cards import SHORT, Card, Shown, in_words
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from .timeline import Timeline
+
 DEVICES = ("auto", "cuda", "cpu")
 CALLS = 10
 WARM_UP = 3
@@ -146,26 +148,53 @@ class Profile(Shown):
         table = pd.DataFrame(columns)
         return table.sort_values("us", ascending=False, kind="stable").round(3).reset_index()
 
-    def timeline(self, call: int = 0) -> Figure:
+    def timeline(self, call: int = 0, beside: Profile | None = None) -> Figure:
         """One call as a figure: a row per kernel (or CPU operator), a bar per launch, gaps shaded.
 
         Parameters
         ----------
         call : int, optional
             Its number, from 0.
+        beside : Profile, optional
+            Another profile, such as a recorded one, whose call of this number is drawn below over
+            the same time axis. Both begin with their first kernel.
 
         Raises
         ------
+        TypeError
+            For a `beside` that is no profile.
         ValueError
-            For a number of no profiled call, and for a call that ran nothing.
+            For a number of no profiled call, for a call that ran nothing, and for a profile of GPU
+            work beside one of CPU operators.
+
+        Examples
+        --------
+        >>> from attnlib.lab.profile import load_profile
+        >>> own, recorded = load_profile("metadata_fused"), load_profile("metadata_op_by_op")
+        >>> figure = own.timeline(beside=recorded)
+        >>> [axis.get_title(loc="left") for axis in figure.axes]
+        ['fused, call 0', 'op by op, call 0']
         """
-        from .timeline import draw_timeline
+        from .timeline import draw_timelines
+
+        if beside is None:
+            return draw_timelines([self._work_of(call)], self.origin)
+        if not isinstance(beside, Profile):
+            raise TypeError(f"beside must be a Profile, got {type(beside).__name__}")
+        if beside.is_of_gpu != self.is_of_gpu:
+            raise ValueError(f"beside must be of {self.row_word}s, got {beside.row_word}s")
+        both = [self._work_of(call), beside._work_of(call)]
+        return draw_timelines(both, f"above: {self.origin}\nbelow: {beside.origin}")
+
+    def _work_of(self, call: int) -> Timeline:
+        """What one call ran; errors as of `timeline`."""
+        from .timeline import Timeline
 
         require_int("call", call, least=0, most=self.calls - 1)
         spans = [span for span in self.work if span.call == call]
         if not spans:
             raise ValueError(f"call must be one that ran a {self.row_word}, got {call}")
-        return draw_timeline(spans, f"{self.name}, call {call}", self.origin)
+        return Timeline(f"{self.name}, call {call}", spans)
 
     def save(self, path: Path) -> Path:
         """Write the profile without its trace as JSON, for `profile(..., recorded=...)`.

@@ -1,35 +1,55 @@
-"""The timeline of one profiled call: when each kernel ran, and the gaps between them."""
+"""Timelines of profiled calls, one under the other: when each kernel ran, and the gaps."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..measure.spans import Span, find_gaps
 from ..run.figures import charts, style
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_NAMES = 12
 OTHERS = "others"
 
 
-def draw_timeline(spans: Sequence[Span], title: str, origin: str) -> Figure:
-    """A row per kernel in the order in which they begin, a bar per launch; gaps are shaded.
+@dataclass(frozen=True)
+class Timeline:
+    """The work of one call and its title."""
 
-    `spans` are the work of one call. The kernels beyond `MOST_NAMES`, least time first, share a
-    row.
+    title: str
+    spans: Sequence[Span]
+
+
+def draw_timelines(calls: Sequence[Timeline], origin: str) -> Figure:
+    """A panel per call over one time axis, which begins with the first work of each.
+
+    A panel has a row per kernel in the order in which they begin and a bar per launch; gaps are
+    shaded. The kernels beyond `MOST_NAMES`, least time first, share a row.
     """
-    begin_us = min(span.start_us for span in spans)
-    rows = _rows(spans)
-    figure, (axis,) = charts.panels(
-        [title],
-        (9, 1.2 + 0.3 * len(rows)),
+    titles = [call.title for call in calls]
+    rows = [_rows(call.spans) for call in calls]
+    heights = [1 + 0.3 * len(names) for names in rows]
+    figure, axes = charts.panels(
+        titles,
+        (9, 0.2 + sum(heights)),
         origin,
         ("us since the first began, as traced", ""),
+        heights=heights,
     )
+    for axis, call, names in zip(axes, calls, rows, strict=True):
+        _draw(axis, call.spans, names)
+    return figure
+
+
+def _draw(axis: Axes, spans: Sequence[Span], rows: dict[str, list[Span]]) -> None:
+    """The bars and gaps of one call."""
+    begin_us = min(span.start_us for span in spans)
     for place, (name, launches) in enumerate(rows.items()):
         bars = [(span.start_us - begin_us, span.length_us) for span in launches]
         color = style.OTHER if name == OTHERS else style.BLUE
@@ -38,7 +58,6 @@ def draw_timeline(spans: Sequence[Span], title: str, origin: str) -> Figure:
         start_us = gap.start_us - begin_us
         axis.axvspan(start_us, start_us + gap.length_us, color="0.9", zorder=0)
     charts.categories(axis, "y", map(charts.shorten, rows))
-    return figure
 
 
 def _rows(spans: Sequence[Span]) -> dict[str, list[Span]]:

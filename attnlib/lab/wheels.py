@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,9 @@ from ..run.releases import pip_words
 from .definitions import Definitions, definitions_of
 
 REQUIRES = re.compile(r"^Requires-Dist: flashinfer[-_]python\b[^=;\n]*==\s*([\w.]+)", re.I | re.M)
+
+FIRST_YEAR = 2021
+"""Reproducible builds give files a day of 1980 or 2020, which says nothing."""
 
 
 class Wheel:
@@ -59,6 +63,12 @@ class Wheel:
             return self.archive.read(path).decode("utf-8", "replace")
         except (BadZipFile, ZlibError, EOFError, OSError) as error:
             raise self._broken(error) from error
+
+    @property
+    def built(self) -> date | None:
+        """The day of its newest file; None where files have no day of their own."""
+        year, month, day = max(entry.date_time[:3] for entry in self.archive.infolist())
+        return date(year, month, day) if year >= FIRST_YEAR else None
 
     @cached_property
     def flashinfer(self) -> str | None:

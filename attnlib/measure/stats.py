@@ -115,7 +115,7 @@ def tally(verdicts: Iterable[str], rounds: Iterable[int]) -> str:
     >>> tally(["same", "inconclusive", "inconclusive"], [4, 2, 2])
     '2 inconclusive (2 rounds: no verdict, it needs 3), 1 same'
     """
-    words = Counter()
+    words: Counter[str] = Counter()
     for verdict, count in zip(verdicts, rounds, strict=True):
         why = f" ({why_inconclusive(count)})" if verdict == INCONCLUSIVE else ""
         words[verdict + why] += 1

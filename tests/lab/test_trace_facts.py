@@ -72,10 +72,8 @@ def test_two_queries_per_request_are_no_plain_decode():
 
 def test_a_mark_without_lengths_has_none_and_one_request_is_the_longest(path):
     found = attnlib.diagnose(TRACES / "fa3_once.json.gz")
-    assert (
-        found.lengths().empty
-        and "The trace has no request lengths. Pass yours: --shape" in repr(found)
-    )
+    assert found.lengths().empty
+    assert "The trace has no request lengths. Pass yours: --shape" in repr(found)
     mark = "step[DECODE bs=1 g_sq=1 g_sqsq=1 g_sqsk=777 g_sk=777]"
     alone = attnlib.diagnose(served(path, runs(traces.FLASH_ATTN_3), mark=mark))
     assert alone.lengths().longest.eq(777).all()

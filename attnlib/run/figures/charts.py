@@ -35,8 +35,11 @@ def panels(
     *,
     title: str = "",
     share_y: bool = False,
+    heights: Sequence[float] = (),
 ) -> tuple[Figure, list[Axes]]:
     """A figure of `size` inches with a panel per title in a row, and its footer.
+
+    With `heights`, their shares, the panels stand under each other over one x axis.
 
     `source` is the frame of the records drawn, or a line where there are none. `words` label the x
     axis of each panel and the y axis of the first; with `share_y` all panels have that one.
@@ -45,17 +48,21 @@ def panels(
 
     style.apply()
     figure, grid = plt.subplots(
-        nrows=1,
-        ncols=len(titles),
+        nrows=len(heights) or 1,
+        ncols=1 if heights else len(titles),
         figsize=size,
         layout="constrained",
         squeeze=False,
         sharey=share_y,
+        sharex=bool(heights),
+        height_ratios=heights or None,
     )
-    axes = list(grid[0])
+    axes = list(grid.flat)
     x_words, y_words = words
     for axis, panel_title in zip(axes, titles, strict=True):
         axis.set(title=panel_title, xlabel=x_words)
+        if heights:
+            axis.label_outer()
     axes[0].set_ylabel(y_words)
     if title:
         figure.suptitle(

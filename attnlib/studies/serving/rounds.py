@@ -143,8 +143,7 @@ def drive_all(plans: Sequence[Plan], machine: dict[str, Any]) -> int:
             ports = held.enter_context(hold_ports(plan.port, len(plan.arms)))
             runs.append(_Run(plan, machine, ports))
         for number in range(max(plan.rounds for plan in plans)):
-            going = [run for run in runs if run.failed is None]
-            if not _round(going, number):
+            if not _round(runs, number):
                 kept = sum(run.kept for run in runs)
                 plans[0].say(f"time is up in round {number}: {kept} records were kept")
                 break
