@@ -371,22 +371,39 @@ class Advice(Brief):
 
     def _sizes_of_heads(self) -> list[str]:
         """Of SGLang's cap of splits over grouped queries: the nearest recorded calls with these
-        heads that lose splits, without and with the bounded cap, a line each."""
+        heads that lose splits, a line each."""
+        where, sizes = self._capped_nearby()
+        if not sizes:
+            return []
+        head = f"Nearest calls on record that lose splits, with these heads ({where}):"
+        return [head, *[f"  {size}" for size in sizes]]
+
+    def _capped_nearby(self) -> tuple[str, list[str]]:
+        """Study and GPU of those calls, and the time of each without and with the bounded cap."""
         names = [answer.problem.id for answer in self.holding]
         if SPLIT_CAP_GQA not in names:
-            return []
+            return "", []
         problem = PROBLEMS[SPLIT_CAP_GQA]
         gpu = "h100" if "H100" in self.nearest.gpu.iloc[0] else "h200"
         call = _case_of(self.layer, self.lengths)
         rows = nearest_sizes(problem, gpu, call).head(SHOWN_BATCHES)
         if not len(rows):
-            return []
-        where = f"{problem.record['study']}, {rows.gpu.iloc[0]}"
-        notes = [f"Nearest calls on record that lose splits, with these heads ({where}):"]
+            return "", []
+        sizes = []
         for row in rows.itertuples():
             times = f"{row.slow_us:.1f} us, {row.fast_us:.1f} us with SPLITS=bounded"
-            notes.append(f"  {shortened(row.case.label)}: {times}")
-        return notes
+            sizes.append(f"{shortened(row.case.label)}: {times}")
+        return f"{problem.record['study']}, {rows.gpu.iloc[0]}", sizes
+
+    def _cap_in_brief(self) -> list[str]:
+        """Where the table has another build's times of a pick that loses splits: that it is so,
+        what the nearest call that loses splits takes, and the splits of this one."""
+        where, sizes = self._capped_nearby()
+        other_build = self._other_build(self.ours)
+        if not sizes or not other_build:
+            return []
+        nearest = f"Nearest call on record that loses splits, with these heads ({where}):"
+        return [*other_build, f"{nearest} {sizes[0]}.", self._splits_lost()]
 
     def _how_sure(self) -> list[str]:
         """Whether one backend wins, whose heads the nearest batch has, and of whose build it is."""
@@ -599,6 +616,7 @@ class Advice(Brief):
             *off,
             *self._of_other_cards(rows),
             *self._other_heads(),
+            *self._cap_in_brief(),
         ]
         return Told(
             caption=caption,
