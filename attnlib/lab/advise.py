@@ -333,6 +333,13 @@ class Advice(Brief):
             notes.append(f"The rule's pick cannot run: {choice.problem}.")
         return notes
 
+    def _of_another_gpu(self, gpu: str) -> str:
+        """That the table of this call is of another GPU, on which more or fewer backends run."""
+        asked = self.card_name.upper() or self.choice.gpu
+        return (
+            f"Not of {asked}: these times are of {gpu}, and not all of its backends may run there."
+        )
+
     def _not_of_gpu(self) -> list[str]:
         """That the nearest batches are of another GPU."""
         gpus = _listed(self.nearest.gpu)
@@ -577,7 +584,7 @@ class Advice(Brief):
             return None
         notes = [
             confidence_of_call(int(pick.rounds.min()), bool(own), is_here),
-            *([] if is_here else self._not_of_gpu()),
+            *([] if is_here else [self._of_another_gpu(first.gpu)]),
             *self._no_help(),
         ]
         return Told(

@@ -712,6 +712,12 @@ def test_backends_that_lie_close_are_no_clear_winner(lens, is_clear):
     assert said == ([] if is_clear else [f"No clear winner, means within 6 %: {names}."])
 
 
+def test_the_times_of_a_call_on_another_gpu_are_said_to_be_of_that_gpu():
+    told = str(attnlib.advise("heads=32/8 head_dim=128 page=16 lens=8192x16", gpu="a100"))
+    assert "This call on record (fa3_decode_regression, NVIDIA H100" in told
+    assert "Not of A100: these times are of NVIDIA H100 80GB HBM3" in told and "H200" not in told
+
+
 def test_another_builds_times_are_told_beside_what_the_limit_of_splits_costs():
     """The table has that build's times: with it alone the engine's pick looks as fast as any."""
     asked = {"library": "sglang==0.5.23", "gpu": "h100"}
