@@ -383,7 +383,8 @@ class Advice(Brief):
         if not sizes:
             return []
         head = f"Nearest calls on record that lose splits, with these heads ({where}):"
-        return [head, *[f"  {size}" for size in sizes]]
+        lines = [f"  {size}" for size in sizes]
+        return [head, *lines]
 
     def _capped_nearby(self) -> tuple[str, list[str]]:
         """Study and GPU of those calls, and the time of each without and with the bounded cap."""

@@ -134,7 +134,7 @@ def test_readme_shows_what_its_commands_print(published_records, capsys, shown):
 
 
 def test_readme_and_the_page_of_switches_say_the_same_of_a_later_release():
-    (said,) = re.findall(r"With a switch set, a later release [^.]+\.", README)
+    (said,) = re.findall(r"A later release starts [^.]+\.", README)
     assert said in text_of("notebooks/07_fixes_you_can_switch_on.ipynb")
 
 
