@@ -36,7 +36,7 @@ HOME = {
     "load": "run.store",
     "load_or_measure": "run.study",
     "mode": "run.study",
-    "neighbour_loss": "lab.recorded",
+    "neighbour_loss": "lab.expected",
     "over": "run.frame",
     "play_schedule": "lab.play_schedule",
     "profile": "lab.profile",

@@ -20,7 +20,9 @@ def main() -> int:
 
         return run()
     except Exception as error:
-        advice = install_advice(error) if isinstance(error, ModuleNotFoundError) else ""
+        advice = ""
+        if isinstance(error, ModuleNotFoundError):
+            advice = install_advice(error)
         if advice:
             sys.stderr.write(f"python -m attnlib {advice}\n")
             return 2

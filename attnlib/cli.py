@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
@@ -30,6 +31,7 @@ from .core.layer import parse_layer, sizes_given
 from .core.spec import MLA, MLA_HEAD_DIM
 from .measure.files import read_limited
 from .measure.printable import printable
+from .run.missing import UNANSWERED
 
 if TYPE_CHECKING:
     from .lab.advise import Advice
@@ -44,14 +46,17 @@ KNOWN_PROBLEM = 4
 picks cannot run the call."""
 CHANGED = 6
 """A release of another package changed what was read of it."""
-OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": 3}
+UNDECIDED = 3
+"""A question that no record answers, without a GPU to measure; also where rounds decide nothing."""
+OUTCOMES = {"not slower": 0, "slower": FAILED, "not decided": UNDECIDED}
 """Outcome of `compare`, and of `diagnose` with two traces -> exit status."""
 CRASH_MESSAGE = "crashed, which is a fault of attnlib and no result: please report the lines above"
 MOST_OF_ERROR = 2000
 """Characters of an error that are printed."""
 STATUSES = f"""exit status: 0 on success; {FAILED} if a call is slower or the command failed,
 or with diagnose --fail-on pattern if AFTER shows a new one;
-{USAGE} for wrong use; {OUTCOMES["not decided"]} if compare or diagnose --fail-on decides nothing;
+{USAGE} for wrong use;
+{UNDECIDED} if a call is not decided, or if no record answers and there is no GPU;
 {KNOWN_PROBLEM} if advise says a known problem that holds, its size measured or reported,
 or that the pick cannot run the call;
 {CRASHED} if attnlib itself crashed, which says nothing about any call;
@@ -70,6 +75,8 @@ SPELLINGS = {
 """Option -> its other name, which every command with the option takes too."""
 Options = dict[str, dict[str, Any]]
 """Argument of a command -> keywords of `add_argument`."""
+Subject = tuple[Any, ...]
+"""A call as the first arguments of `advise` and `measure_call`."""
 
 
 class Command(NamedTuple):
@@ -157,16 +164,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         one_line = " ".join(str(error).splitlines())
         message = _as_typed(one_line, words)
         _say(f"{_program(name)}:", _cut(message), file=sys.stderr)
+        if isinstance(error, UNANSWERED):
+            return UNDECIDED
         is_wrong_use = isinstance(error, ValueError | FileNotFoundError)
         return USAGE if is_wrong_use else COMMANDS[name].status
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and install_advice(error):
             raise
         _say(traceback.format_exc(), file=sys.stderr)
-        message = (
-            "crashed, which is a fault of attnlib and no result: please report the lines above"
-        )
-        _say(_program(name), message, file=sys.stderr)
+        _say(_program(name), CRASH_MESSAGE, file=sys.stderr)
         return CRASHED
 
 
@@ -253,7 +259,11 @@ def _diagnose(
 
     if fail_on and not after:
         raise ValueError(f"--fail-on {fail_on} must have two traces, TRACE and AFTER, got one")
-    answer = diagnose(trace, after, **_facts_of_shape(shape))
+    answer = diagnose(
+        path=trace,
+        after=after,
+        **_facts_of_shape(shape),
+    )
     if as_json:
         _say(_in_json(answer.to_dict()))
     elif details and isinstance(answer, Diagnosis):
@@ -273,7 +283,10 @@ def _facts_of_shape(shape: str) -> dict[str, int | str]:
     if not re.search(r"\b(lens|page)=", shape):
         return _listed_facts(filter(None, re.split("[, ]", shape)))
     words = shape.split()
-    releases = [word for word in words if word.partition("=")[0] in PACKAGES]
+    releases = []
+    for word in words:
+        if word.partition("=")[0] in PACKAGES:
+            releases.append(word)
     call = [word for word in words if word not in releases]
     return CallText.read(" ".join(call)).given | _listed_facts(releases)
 
@@ -335,11 +348,18 @@ def _measure(
     chosen = _study_named(study)
     sweep = Sweep(overlays=_overlays(overlay), **how)
     if gpus or dask:
-        count, machines = _measure_on_gpus(chosen, sweep, gpus, dask)
+        count, machines = _measure_on_gpus(
+            study=chosen,
+            sweep=sweep,
+            gpus=gpus,
+            dask=dask,
+        )
     else:
         count = sweep.measure(chosen)
         machines = [machine_slug(describe(chosen.device))]
-    places = [str(store.measured_path(chosen.name, machine)) for machine in machines]
+    places = []
+    for machine in machines:
+        places.append(str(store.measured_path(chosen.name, machine)))
     _say(f"{count} items measured; records in {', '.join(places)}")
 
 
@@ -426,7 +446,12 @@ def _compare(
         lines = "\n".join(case.label for case in _study_named(str(cases)).cases)
     elif cases:  # An empty file must not fall back to the default calls.
         lines = read_limited(cases).decode("utf-8-sig", "replace") or "\n"
-    upgrade = compare_releases(base, new, cases=lines, **how)
+    upgrade = compare_releases(
+        base=base,
+        new=new,
+        cases=lines,
+        **how,
+    )
     _say(_in_json(upgrade.to_dict()) if as_json else upgrade)
     _say(upgrade.conclusion, file=sys.stderr if as_json else sys.stdout)
     return OUTCOMES[upgrade.outcome]
@@ -449,12 +474,12 @@ def _serve(
     """
     from .lab.serve import Asked, announced, serve
 
-    asked = Asked(arms=arms, loads=open_at, **given)
+    comparison = Asked(arms=arms, loads=open_at, **given)
     if dry_run:
-        _say(announced(asked))
+        _say(announced(comparison))
         return 0
     reach = serve(
-        asked,
+        comparison,
         not_slower=not_slower,
         say=lambda words: _say(words, file=sys.stderr),
     )
@@ -474,7 +499,9 @@ def _known_loads() -> str:
 
 def _percent(text: str) -> float:
     is_percent = re.fullmatch(r"\d+(\.\d+)?%", text)
-    share = float(text.removesuffix("%")) / 100 if is_percent else 0.0
+    share = 0.0
+    if is_percent:
+        share = float(text.removesuffix("%")) / 100
     if not 0 < share < 1:
         raise argparse.ArgumentTypeError(f"must be above 0% and below 100%, as 2%, got {text!r}")
     return share
@@ -524,59 +551,129 @@ def _advise(
     size was measured or reported (with --diff: if one comes), unless the records show that it costs
     this call nothing, or if the pick cannot run the call; else 0; 2 for wrong use.
     """
-    from .lab.advise import advise
-    from .measure.calls.cases import case_of
-    from .select.asked import LATENT_PAGE, is_checkpoint
     from .select.facts import Call
     from .select.situation import parse_server
     from .select.text import parse_call
 
     stated = parse_call(call)
-    how: dict[str, Any] = {"server": parse_server(server)}
+    stack: dict[str, Any] = {"server": parse_server(server)}
     named = [name for name in ("library", "backend", "gpu") if name in options]
     for name in named:
-        how[name] = options.pop(name)
-    unused: list[str] = []
-    if call:
-        unused.append("call")
-    if server:
-        unused.append("server")
-    models = _split_models(model)
-    text = " ".join(words)
-    if text:
-        _require_alone(text, lens=lens, batch=batch, heads=heads, model=models, **options)
-        models = _split_models([CallText.read(text).model or ""])
-    if diff or len(models) > 1:
-        said = CallText.read(text) if text else None
-        if said is None:
-            given = _lens_given(lens, batch, bool(heads or models))
-            said = _said_by_options(heads, "", given, **options)
+        stack[name] = options.pop(name)
+    given = _CallGiven(
+        text=" ".join(words),
+        heads=heads,
+        models=_split_models(model),
+        lens=lens,
+        batch=batch,
+        options=options,
+    )
+    if given.text:
+        given = given.by_text()
+    if diff or len(given.models) > 1:
+        said = given.said()
         if measure:
             raise ValueError("--measure must be left out with --diff and several models")
-        return _advised_together(said, models, diff, Call(**stated), how, as_json)
-    facts = Call(**stated)
-    asked: list[Any]
-    if text:
-        asked = [text]
-        measured = asked
-    elif is_checkpoint("".join(models)):
-        given = _lens_given(lens, batch, has_layer=True)
-        said = _said_by_options(heads, "".join(models), given, **options)
-        asked = [said]
-        measured = [case_of(said)]
-    else:
-        facts = Call(**(_facts_of_options(options) | stated))
-        sizes = _lens_given(lens, batch, bool(heads or models))
+        facts = Call(**stated)
+        table = _advised_together(said, given.models, diff, facts, stack)
+        return _advised(table, as_json, text=table.details if details else "")
+    subject, pinned = given.subject()
+    facts = Call(**(pinned | stated))
+    if measure:
+        unused = []
+        if call:
+            unused.append("call")
+        if server:
+            unused.append("server")
+        return _measured_and_advised(subject, facts, stack, unused, says_pick=bool(named))
+    advice = _advice_of(subject, facts, stack)
+    return _advised(advice, as_json, text=advice.details if details else "")
+
+
+class _CallGiven(NamedTuple):
+    """A call as `advise` was given it: its text, or options that say layer and lengths."""
+
+    text: str
+    heads: str
+    models: Sequence[str]
+    lens: str
+    batch: int | None
+    options: dict[str, Any]
+
+    def by_text(self) -> "_CallGiven":
+        """The same with the models of its text; ValueError for an option beside the text."""
+        _require_alone(
+            self.text,
+            lens=self.lens,
+            batch=self.batch,
+            heads=self.heads,
+            model=self.models,
+            **self.options,
+        )
+        model = CallText.read(self.text).model or ""
+        return self._replace(models=_split_models([model]))
+
+    def lengths(self) -> Lens:
+        has_layer = bool(self.heads or self.models)
+        return _lens_given(self.lens, self.batch, has_layer)
+
+    def said(self, model: str = "") -> CallText:
+        """The call as a text says it; of options, those of one model or of none."""
+        if self.text:
+            return CallText.read(self.text)
+        return _said_by_options(self.heads, model, self.lengths(), **self.options)
+
+    def subject(self) -> tuple[Subject, dict[str, Any]]:
+        """What `advise` is called with, and the facts that the options of a layer pin.
+
+        It is a text, what a model's options would say as one, or a layer and its lengths.
+        """
+        from .select.asked import LATENT_PAGE, is_checkpoint
+
+        model = "".join(self.models)
+        if self.text:
+            return (self.text,), {}
+        if is_checkpoint(model):
+            return (self.said(model),), {}
+        options = dict(self.options)
+        pinned = _facts_of_options(options)
+        lengths = self.lengths()
         if options.get("head_dim") == MLA_HEAD_DIM:
             options.setdefault("page_size", LATENT_PAGE)
-        asked = [parse_layer(heads, model="".join(models), **options), sizes.tokens]
-        measured = asked
-    if measure:
-        _measured(unused, *measured)
-    advice = advise(*asked, facts=facts, **how)
-    if not measure:
-        return _advised(advice, as_json, advice.details if details else "")
-    if named:
+        layer = parse_layer(self.heads, model=model, **options)
+        return (layer, lengths.tokens), pinned
+
+
+def _advice_of(
+    subject: Subject,
+    facts: "Call",
+    stack: dict[str, Any],
+) -> "Advice":
+    from .lab.advise import advise
+
+    return advise(*subject, facts=facts, **stack)
+
+
+def _measured_and_advised(
+    subject: Subject,
+    facts: "Call",
+    stack: dict[str, Any],
+    unused: Sequence[str],
+    says_pick: bool,
+) -> int:
+    """Print the times of all backends at a call, which options say nothing of them, and, for a
+    stack that was named, what it runs."""
+    from .lab.view import measure_call
+    from .measure.calls.cases import case_of
+
+    call = subject
+    if isinstance(subject[0], CallText):
+        call = (case_of(subject[0]),)
+    _say(measure_call(*call))
+    if unused:
+        _say(f"all backends are measured here; not used: {', '.join(unused)}", file=sys.stderr)
+    advice = _advice_of(subject, facts, stack)
+    if says_pick:
         _say(f"{advice.choice.library} on {advice.choice.gpu} runs {advice.runs_as}")
     return 0
 
@@ -604,33 +701,22 @@ def _advised_together(
     models: Sequence[str],
     diff: Sequence[str],
     facts: "Call",
-    how: dict[str, Any],
-    as_json: bool,
-) -> int:
-    """Print the table of several models or of two stacks; the exit status of `_advise`."""
+    stack: dict[str, Any],
+) -> "Stacks":
+    """The table of several models or of two stacks."""
     from .lab.advise import LIBRARY, RECORDED_GPU
     from .lab.stacks import advise_stacks
 
-    if diff and "library" in how:
-        raise ValueError(f"--library must be left out with --diff, got {how['library']}")
-    library = how.pop("library", LIBRARY)
-    table = advise_stacks(
+    if diff and "library" in stack:
+        raise ValueError(f"--library must be left out with --diff, got {stack['library']}")
+    library = stack.pop("library", LIBRARY)
+    return advise_stacks(
         said,
         diff or [library],
         models=models,
         facts=facts,
-        **{"gpu": RECORDED_GPU} | how,
+        **{"gpu": RECORDED_GPU} | stack,
     )
-    return _advised(table, as_json)
-
-
-def _measured(unused: Sequence[str], *call: Any) -> None:
-    """Print the times of all backends at a call, then which options say nothing of them."""
-    from .lab.view import measure_call
-
-    _say(measure_call(*call))
-    if unused:
-        _say(f"all backends are measured here; not used: {', '.join(unused)}", file=sys.stderr)
 
 
 def _advised(
@@ -640,8 +726,13 @@ def _advised(
 ) -> int:
     """Print advice, or another `text` of it; returns the exit status: `KNOWN_PROBLEM` if one holds
     that has a size and costs the call, or if the pick cannot run it."""
-    _say(_in_json(advice.to_dict()) if as_json else text or advice)
-    return KNOWN_PROBLEM if advice.holding or advice.cannot_run else 0
+    if as_json:
+        _say(_in_json(advice.to_dict()))
+    else:
+        _say(text or advice)
+    if advice.holding or advice.cannot_run:
+        return KNOWN_PROBLEM
+    return 0
 
 
 def _require_alone(call: str, **options: Any) -> None:
@@ -663,7 +754,13 @@ def _said_by_options(
     **options: Any,
 ) -> CallText:
     """What the options of a model's layer say, as the text of a call would."""
-    return CallText(heads=heads or None, model=model, lens=lens, page=page_size, **options)
+    return CallText(
+        heads=heads or None,
+        model=model,
+        lens=lens,
+        page=page_size,
+        **options,
+    )
 
 
 def _facts_of_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -685,20 +782,25 @@ def _watch(
     base: str = "",
     new: str = "",
     measure: bool = False,
+    badge: str = "",
     overlay: Sequence[str] = (),
 ) -> int:
     """Find what newer releases of the engines and FlashInfer change of what was read of them.
 
     Asks pip for releases after the last one in data/releases.json, and compares what rules, hooks
     and models cite (data/watch.yaml). A release that changes none of it is added there. Prints a
-    page in Markdown. With --measure it runs the calls of the study `suite` on the newest release of
-    one kernel package beside the one before, and drafts a known problem of what is slower. Exit
-    status: 0 if nothing must be read again and nothing is slower, 1 without an index or a whole
-    wheel, 2 for wrong use, 6 if the page names what must be read again or what is slower.
+    page in Markdown, and with --badge writes a file that shields.io makes a badge of: how old the
+    newest read releases are. With --measure it runs the calls of the study `suite` on the newest
+    release of one kernel package beside the one before, and drafts a known problem of what is
+    slower. Exit status: 0 if nothing must be read again and no call is slower, 1 without an index
+    or a whole wheel, 2 for wrong use, 3 if --measure decides nothing of a call, 6 if the page names
+    what must be read again or what is slower.
     """
     from .engines import sglang_hooks, vllm
     from .lab import watch
 
+    if measure and badge:
+        raise ValueError("--badge must go without --measure")
     if measure:
         return _watch_measured(packages, base, new, overlay)
     if overlay:
@@ -707,9 +809,13 @@ def _watch(
     if not base and not new:
         page = watch.watch(packages, points)
     elif base and new and len(packages) == 1:
-        page = watch.Watch([watch.compare(packages[0], base, new, points)])
+        change = watch.compare(packages[0], base, new, points)
+        page = watch.Watch([change])
     else:
         raise ValueError("--base and --new must be given together, for one PACKAGE")
+    if badge:
+        text = json.dumps(page.badge(date.today()))
+        Path(badge).write_text(text + "\n")
     _say(page)
     return CHANGED if page.changed else 0
 
@@ -728,9 +834,10 @@ def _watch_measured(
     (package,) = packages
     measured.require_package(package)
     _say(measured.minutes(package), file=sys.stderr)
-    found = measured.measure(package, base, new, overlays=_overlays(overlay))
-    _say(found)
-    return CHANGED if len(found.slower) else 0
+    page = measured.measure(package, base, new, overlays=_overlays(overlay))
+    _say(page)
+    statuses = OUTCOMES | {"slower": CHANGED}
+    return statuses[page.outcome]
 
 
 def _explain(as_json: bool = False, details: bool = False, **given: Any) -> None:
@@ -893,7 +1000,7 @@ BISECT: Options = {
         help=f"the case, such as '{EXAMPLE}'",
     ),
     "--backend": dict(
-        help="default: flashinfer-auto",
+        help="default: flashinfer-auto, which is of flashinfer-python",
     ),
     "--rounds": dict(
         type=int,
@@ -1175,6 +1282,10 @@ WATCH: Options = {
     "--new": dict(
         metavar="RELEASE",
         help="the later one",
+    ),
+    "--badge": dict(
+        metavar="FILE",
+        help="also write a badge for shields.io: how old the newest read releases are",
     ),
     "--measure": dict(
         action="store_true",

@@ -107,7 +107,9 @@ class DecodeBatch:
     @property
     def qo_indptr(self) -> Tensor:
         """[bs + 1] int32, prefix sums of one query per request."""
-        return torch.arange(len(self.kv_indptr), dtype=torch.int32, device=self.kv_indptr.device)
+        count = len(self.kv_indptr)
+        device = self.kv_indptr.device
+        return torch.arange(count, dtype=torch.int32, device=device)
 
     @classmethod
     def build(cls, spec: AttnSpec, seq_lens: Tensor, page_table: Tensor) -> "DecodeBatch":
@@ -122,7 +124,13 @@ class DecodeBatch:
         require_tensor("seq_lens", seq_lens, (max(1, bs),), "int32")
         lens = seq_lens.detach().to("cpu", copy=True)
         why = " (page_table columns x page_size)"
-        require_between("seq_lens", lens, 1, columns * spec.page_size, why)
+        require_between(
+            name="seq_lens",
+            values=lens,
+            least=1,
+            most=columns * spec.page_size,
+            why=why,
+        )
         pages = (lens - 1) // spec.page_size + 1
         kv_indptr = lens.new_zeros(lens.shape[0] + 1)
         kv_indptr[1:] = pages.cumsum(0)

@@ -67,7 +67,10 @@ class LayerKind:
         if self.heads % ranks or not (self.mode or fits):
             words = f"{self.heads}/{self.kv_heads}"
             raise ValueError(f"tp must divide the heads of {self.model}, {words}, got {ranks}")
-        kv_heads = 1 if self.mode else max(1, self.kv_heads // ranks)
+        if self.mode:
+            kv_heads = 1
+        else:
+            kv_heads = max(1, self.kv_heads // ranks)
         return self.heads // ranks, kv_heads, self.head_dim
 
     def spec(self, ranks: int, page_size: int, **fields: Any) -> AttnSpec:
@@ -109,7 +112,11 @@ def checkpoints() -> dict[str, Checkpoint]:
         where = f"{getattr(row, 'place', FILE.name)}: {name}"
         require_fields(row, where, ROW, FACTS)
         for kind, sizes in row["layers"].items():
-            require_word(f"{where}: kind of layers", kind, (*DENSE, *LATENT, *OWN))
+            require_word(
+                name=f"{where}: kind of layers",
+                value=kind,
+                words=(*DENSE, *LATENT, *OWN),
+            )
             require_fields(sizes, f"{where}, {kind}", {}, SIZES)
         models[name] = _checkpoint(name, row)
     return models

@@ -142,7 +142,10 @@ class ExtendBatch:
         """ValueError unless only the lengths of `given` differ from this batch's."""
 
         def traits(batch: ExtendBatch) -> tuple[Any, ...]:
-            columns = 0 if batch.ragged else batch.paged.page_table.shape[1]
+            if batch.ragged:
+                columns = 0
+            else:
+                columns = batch.paged.page_table.shape[1]
             return (batch.spec, batch.mask, batch.ragged, batch.paged.batch_size, columns)
 
         if traits(self) != traits(given):
@@ -180,7 +183,13 @@ def _require_in_order(lens: Tensor, paged: DecodeBatch) -> None:
 
 def _require_drafts(mask: str, drafts: Tensor | None, lens: Tensor) -> None:
     when = f"for the masks {', '.join(CUSTOM_MASKS)}"
-    require_given("drafts", drafts, mask in CUSTOM_MASKS, when, f"mask {mask!r}")
+    require_given(
+        name="drafts",
+        value=drafts,
+        due=mask in CUSTOM_MASKS,
+        when=when,
+        here=f"mask {mask!r}",
+    )
     if drafts is None:
         return
     q_len = int(lens.max())

@@ -126,12 +126,16 @@ class AttnSpec(Grouped):
     @property
     def out_dtype(self) -> str:
         """Output dtype: the query's, or bfloat16 if the query is FP8."""
-        return FP8_OUT_DTYPE if self.dtype.startswith("float8") else self.dtype
+        if self.dtype.startswith("float8"):
+            return FP8_OUT_DTYPE
+        return self.dtype
 
     @property
     def dtypes(self) -> str:
         """The query's dtype, then the cache's if it differs: `bfloat16/float8_e4m3fn`."""
-        return self.dtype if self.dtype == self.kv_dtype else f"{self.dtype}/{self.kv_dtype}"
+        if self.dtype == self.kv_dtype:
+            return self.dtype
+        return f"{self.dtype}/{self.kv_dtype}"
 
     def require_no_window(self, what: str) -> None:
         """ValueError if the layer has a window; `what` does not support one."""

@@ -96,6 +96,9 @@ def require_kind(value: Any, name: str, kind: Kind) -> None:
     """ValueError, which begins with `name`, unless a value is of a type, or of one of several."""
     if isinstance(value, kind):
         return
-    kinds = kind.__args__ if isinstance(kind, UnionType) else (kind,)
+    if isinstance(kind, UnionType):
+        kinds = kind.__args__
+    else:
+        kinds = (kind,)
     words = [WORDS.get(each, each.__name__) for each in kinds]
     raise ValueError(f"{name} must be {' or '.join(words)}, got {value!r:.60}")

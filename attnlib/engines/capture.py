@@ -90,8 +90,12 @@ class CapturedStep:
 
 def _lens_of(lengths: str) -> Lens | None:
     """The lengths of a step as a text says them; None without any, or where a request has none."""
-    tokens = [int(length) for length in filter(None, lengths.split("+"))]
-    return Lens.of(tokens) if tokens and all(tokens) else None
+    tokens = []
+    for length in filter(None, lengths.split("+")):
+        tokens.append(int(length))
+    if tokens and all(tokens):
+        return Lens.of(tokens)
+    return None
 
 
 def _fields_said(said: CallText) -> dict[str, Any]:

@@ -24,7 +24,12 @@ GUARD_EVERY = 100  # the guard copies words to the host, which synchronises
 
 def take_over(wrapper: Any, *, head_dim: int, max_seq_len: int, page_size: int) -> Fa2Planner:
     """A planner of this wrapper, kept with it from now on."""
-    planner = Fa2Planner(wrapper, head_dim=head_dim, max_seq_len=max_seq_len, page_size=page_size)
+    planner = Fa2Planner(
+        wrapper,
+        head_dim=head_dim,
+        max_seq_len=max_seq_len,
+        page_size=page_size,
+    )
     setattr(wrapper, OWN, planner)
     return planner
 

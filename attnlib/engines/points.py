@@ -56,7 +56,10 @@ def start(
             STATE.say(f"attnlib: {words}")
         if not arms and not path:
             return
-        names = [name for name in os.environ if name.startswith(engine.prefix)]
+        names = []
+        for name in os.environ:
+            if name.startswith(engine.prefix):
+                names.append(name)
         variables = " and ".join(names)
         release = require_release(engine, oldest, f"unset {variables}")
         STATE.arms = arms

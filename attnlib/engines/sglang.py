@@ -79,7 +79,8 @@ def _hook(release: str) -> None:
             f"{PREFIX}SPLITS must have SGLang {OWN_CAP} or later: the kernels of earlier ones cap "
             f"splits as upstream does, got {release}"
         )
-    if STATE.arms.get("metadata") == ONE_LAUNCH and points.order(release) < points.order(OWN_CAP):
+    is_older = points.order(release) < points.order(OWN_CAP)
+    if STATE.arms.get("metadata") == ONE_LAUNCH and is_older:
         raise ValueError(
             f"{PREFIX}METADATA={ONE_LAUNCH} must have SGLang {OWN_CAP} or later, got {release}: "
             "use fused"

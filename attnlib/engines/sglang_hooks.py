@@ -85,7 +85,12 @@ def _write_metadata(arm: str, call: dict[str, Any]) -> None:
     max_pages = min(call["max_seq_pages"], call["page_table"].shape[1])
     if arm == "eager":
         first_tokens = STATE.backend.decode_cuda_graph_metadata["strided_indices"][:max_pages]
-        write_decode_metadata(DecodeTensors(**tensors), first_tokens, page_size, 0)
+        write_decode_metadata(
+            t=DecodeTensors(**tensors),
+            first_tokens=first_tokens,
+            page_size=page_size,
+            seq_len_delta=0,
+        )
     else:
         build_decode_metadata(**tensors, page_size=page_size, max_pages=max_pages)
 
@@ -228,7 +233,9 @@ def _slots(has_window: bool) -> int:
     """KV slots of the pool that a wrapper reads; 0 before the first step."""
     if STATE.pool is None:
         return 0
-    return STATE.pool.window_slots if has_window else STATE.pool.slots
+    if has_window:
+        return STATE.pool.window_slots
+    return STATE.pool.slots
 
 
 def _count_plan(wrapper: Any) -> None:

@@ -68,7 +68,9 @@ def graphs_of(backend: Any, batch: Any) -> Any:
     SGLang's: draft steps, and verification of several drafts of a token."""
     mode = batch.forward_mode
     if mode.is_target_verify():
-        return backend.target_verify_metadata if backend.topk <= 1 else None
+        if backend.topk <= 1:
+            return backend.target_verify_metadata
+        return None
     if mode.is_decode_or_idle() and batch.spec_info is None:
         return backend.decode_cuda_graph_metadata
     return None
@@ -97,6 +99,7 @@ def written(call: dict[str, Any], tensors: dict[str, Any]) -> bool:
         cu_seqlens_q=metadata.cu_seqlens_q if has_drafts else None,
     )
     STATE.scheduled = graph.whole
+    STATE.say(f"attnlib: one launch writes the schedules of: {'; '.join(graph.facts)}")
     return True
 
 

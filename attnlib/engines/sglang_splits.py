@@ -209,7 +209,10 @@ def _facts(
     metadata = backend.forward_metadata
     latent = layer.v_head_dim if backend.use_mla else 0
     # SGLang casts queries to the cache's dtype, and the cache to the queries' beyond 256.
-    dtype = backend.kv_cache_dtype if layer.head_dim <= 256 else q.dtype
+    if layer.head_dim <= 256:
+        dtype = backend.kv_cache_dtype
+    else:
+        dtype = q.dtype
     return _call(
         batch_size=metadata.cu_seqlens_q.shape[0] - 1,
         num_qo_heads=layer.tp_q_head_num,

@@ -123,7 +123,9 @@ def _judge(name: str, runner: Any, batch: Any) -> None:
         return
     STATE.said.add(f"idle {name}")
     reasons = "; ".join(_reasons(name, runner, batch)) or "no reason is known"
-    did = "checked slots alone" if STATE.calls[SLOTS] and name == "guard" else "did nothing"
+    did = "did nothing"
+    if STATE.calls[SLOTS] and name == "guard":
+        did = "checked slots alone"
     logger.warning(
         "attnlib: %s%s=%s is set and %s in a decode step of %d requests: %s",
         PREFIX,

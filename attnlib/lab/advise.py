@@ -1,9 +1,10 @@
 """Advice for one decode call: the rule, known problems, and the nearest recorded batches.
 
-Nothing is predicted: `advise` shows times that were measured, how far those batches are from the
-call, on which GPU and release, and the line that measures the call itself. The backend with the
-least mean time over the 8 nearest batches chooses well, not perfectly: `neighbour_loss` computes
-what it loses on layers left out.
+A call on record has its own times. For another, `advise` shows times of the batches nearest to it,
+how far they are, on which GPU and release, the line that measures the call itself, and what all
+batches let expect of each backend against the engine's choice (`expected`). The backend of the
+least expected time is chosen well, not perfectly: `neighbour_loss` computes what it loses on layers
+left out. Of MLA nothing is expected: the mean over the 8 nearest batches stands for it.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ from ..select.situation import SERVED_CONTEXT, card_named, situation_of, with_dp
 from ..studies import PACE, plan_rivals, random_batches
 from ..studies.splits import split_cap
 from .advised_times import (
+    SPEEDUP,
     confidence_of_call,
     confidence_of_nearest,
+    expected_speedups,
     mean_slowdowns,
     mean_speedups,
     of_other_pages,
@@ -66,12 +69,14 @@ from .engine_builds import (
     own_build,
     preferably_of,
     run_by_engine,
+    slower_as_expected,
     slower_nearby,
     time_on_record,
 )
+from .expected import Expected, expected_ratios
 from .known_here import with_records
 from .known_sizes import nearest_sizes
-from .recorded import NEAREST, batches_for, draws_for, recorded_calls
+from .recorded import NEAREST, batches_for, draws_for, recorded_batches, recorded_calls
 from .source import FLASHINFER_PACKAGE, ROUNDS
 
 LIBRARY = "flashinfer==0.7.2"
@@ -93,6 +98,7 @@ SPLIT_CAP = "sglang-fa3-split-cap"
 SPLIT_CAP_GQA = f"{SPLIT_CAP}-gqa"
 """How the ids of known problems of SGLang's cap of splits begin, and the one of grouped queries."""
 CHOICE_RATIO = "time / engine's choice"
+EXPECTED_RATIO = f"{CHOICE_RATIO}: expected"
 FASTEST_RATIO = "time / fastest"
 """Ratios of times, as the table names them."""
 FEWEST_BACKENDS = 2
@@ -100,6 +106,8 @@ FEWEST_BACKENDS = 2
 CLOSE = 1.06
 """Backends within this ratio of the best, in the mean, are no clear winner and loser."""
 DISTANCE = "distance 3: about a factor of two in tokens or requests; above 6: weak evidence."
+MOST_RIVALS = "all rivals"
+"""The draw of an H200 that speaks for backends of which a card has no record."""
 MLA_MODE = "mla"
 LATENT_DTYPE = "bfloat16"
 """Of every record of dense MLA."""
@@ -124,7 +132,7 @@ class Advice(Brief):
     very call (`recorded_calls`). `runs` are the backends that the engine has, and under which
     name of its own; None where no engine is named. `known` are the known problems that hold, or may
     hold, `card_name` the card that the user named. `of_model` says which kind of a model's layers
-    this is, where it has several.
+    this is, where it has several; `draws` are the recorded batches that it is by.
     """
 
     layer: AttnSpec
@@ -138,6 +146,7 @@ class Advice(Brief):
     known: Sequence[Found] = ()
     card_name: str = ""
     of_model: str = ""
+    draws: Sequence[str] = ()
 
     @property
     def is_latent(self) -> bool:
@@ -195,6 +204,17 @@ class Advice(Brief):
         recorded = [name for name in names if name in self.times]
         return recorded[0] if recorded else ""
 
+    @cached_property
+    def expected(self) -> dict[str, Expected]:
+        """What all batches on record let expect of each backend against the engine's choice; empty
+        of MLA, and where its choice is not on record."""
+        call = _case_of(self.layer, self.lengths)
+        if isinstance(call, MlaCase) or not self.ours:
+            return {}
+        refused = plan_rivals.PAGES_OF_16 if self.layer.page_size % 16 else ()
+        rivals = [name for name in SHOWN if name not in refused]
+        return expected_ratios(call, self.ours, rivals, [*self.draws, MOST_RIVALS])
+
     @property
     def command(self) -> str:
         """The line that measures this call on a GPU: all backends, round by round; none of MLA."""
@@ -216,27 +236,38 @@ class Advice(Brief):
         return f"{self.choice.picked}, here {names[0]}"
 
     def table(self) -> pd.DataFrame:
-        """A row per backend, best first, over the nearest batches: in how many of those that have
-        it it is the fastest, its time over that of the engine's choice (geometric mean, least and
-        most) and over the fastest (geometric mean and most), and as what the engine has it. The
-        last are those of `times_beside`, which are compared with the engine's choice alone."""
+        """A row per backend, best first: in how many of the nearest batches that have it it is the
+        fastest, its expected time over that of the engine's choice, that of the nearest batches
+        (geometric mean, least and most), over the fastest (geometric mean and most), and as what
+        the engine has it. Those of `times_beside` are compared with the engine's choice alone;
+        they are the last where nothing is expected."""
         times = self.times
         over_best = times.div(times.min(axis=1), axis=0)
         fastest = times.idxmin(axis=1).value_counts().reindex(times.columns, fill_value=0)
         table = pd.DataFrame(index=times.columns)
         table["fastest in"] = fastest.astype(str) + " of " + times.count().astype(str)
         if self.ours:
+            table[EXPECTED_RATIO] = self._expected_of(times.columns)
             self._add_ratios(table, times)
         table[f"{FASTEST_RATIO}: mean"] = geometric_mean(over_best).round(3)
         table[f"{FASTEST_RATIO}: max"] = over_best.max().round(3)
         table = table.sort_values(f"{FASTEST_RATIO}: mean")
         if len(self.times_beside):
             others = pd.DataFrame(index=self.times_beside.columns.drop(self.ours))
+            others[EXPECTED_RATIO] = self._expected_of(others.index)
             self._add_ratios(others, self.times_beside)
             table = pd.concat([table, others.sort_values(f"{CHOICE_RATIO}: mean")])
+        if self.expected:
+            table = table.sort_values(EXPECTED_RATIO, kind="stable")
         if self.runs is not None:
             table["in the engine"] = [self.runs.get(name, "no") for name in table.index]
         return table.rename_axis("backend").reset_index()
+
+    def _expected_of(self, backends: Sequence[str]) -> list[float]:
+        """The expected ratio of each backend, nan without one."""
+        unknown = Expected(np.nan, 0, "")
+        ratios = [self.expected.get(name, unknown).ratio for name in backends]
+        return np.round(ratios, 3).tolist()
 
     def _add_ratios(self, table: pd.DataFrame, times: pd.DataFrame) -> None:
         """Add to each backend of a table its time over that of the engine's choice."""
@@ -312,6 +343,15 @@ class Advice(Brief):
         words = f"No batch is on record of an {self.card_name.upper()}: these are of {gpus}"
         return [f"{words}, whose SMs, rates and bandwidth are others."]
 
+    def _of_other_cards(self, table: pd.DataFrame) -> list[str]:
+        """The backends of a table whose expected time is by batches of another GPU."""
+        gpus = {*self.nearest.gpu}
+        others: dict[str, list[str]] = {}
+        for name in table.backend:
+            if name in self.expected and self.expected[name].gpu not in gpus:
+                others.setdefault(self.expected[name].gpu, []).append(name)
+        return [f"By batches of {gpu}: {', '.join(names)}." for gpu, names in others.items()]
+
     def _not_of_layer(self) -> list[str]:
         """What the nearest batches lack of the call: its size, its layer, the pick."""
         layer = self.layer
@@ -352,10 +392,11 @@ class Advice(Brief):
         """Whether one backend wins, whose heads the nearest batch has, and of whose build it is."""
         notes = []
         table = self.table()
-        means = table[f"{FASTEST_RATIO}: mean"]
-        close = table.backend[means <= CLOSE * means.min()]
+        words = "expected" if self.expected else "means"
+        ratios = table[EXPECTED_RATIO if self.expected else f"{FASTEST_RATIO}: mean"]
+        close = table.backend[ratios <= CLOSE * ratios.min()]
         if len(close) > 1:
-            notes.append(f"No clear winner, means within 6 %: {', '.join(close)}.")
+            notes.append(f"No clear winner, {words} within 6 %: {', '.join(close)}.")
         return [*notes, *self._other_heads(), *self._other_build(self.ours)]
 
     def _other_heads(self) -> list[str]:
@@ -383,6 +424,8 @@ class Advice(Brief):
         times = self.times
         if self._has_caps():
             times = self._comparable_times(own, self._loses_splits())
+        if own in self.expected:
+            return slower_as_expected(own, self.expected, self.runs)
         return slower_nearby(own, [times, self.times_beside], self.runs)
 
     def _slower_notes(self) -> list[str]:
@@ -537,22 +580,44 @@ class Advice(Brief):
         if self._has_caps():
             times = self._comparable_times(own_build(self.choice), self._loses_splits())
         table = mean_speedups([times, self.times_beside], self.ours, self.runs)
+        if self.expected:
+            cards = [recorded_batches(draw).gpu.iloc[0] for draw in self.draws]
+            caption = f"This call is not on record{lacks}; expected by all batches "
+            caption += f"({_listed(cards)}):"
+            table = expected_speedups(self.expected, self.ours, self.runs)
+        if self.ours:
+            table = self._as_known(table)
         if not self.ours:
             table = mean_slowdowns(times, self.runs)
         if table.empty:
             near = f"the engine has none of the backends of {near}"
             caption = f"This call is not on record{lacks}, and {near}."
+        rows = shown(table, self.ours, self.runs, self.engine)
         off = [*self._not_of_gpu(), *self._not_of_layer()]
         notes = [
             confidence_of_nearest(self.nearest.distance.iloc[0], not off),
             *off,
+            *self._of_other_cards(rows),
             *self._other_heads(),
         ]
         return Told(
             caption=caption,
-            table=shown(table, self.ours, self.runs, self.engine),
+            table=rows,
             notes=notes,
         )
+
+    def _as_known(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The table with what known problems say of their fix, by the calls that are like this."""
+        table = table.copy()
+        for answer in self.known:
+            here = answer.here
+            if here is None or not here.nearest:
+                continue
+            slow, fast = (side.partition("==")[0] for side in answer.problem.record["pair"])
+            if slow == self.ours:
+                is_fix = table.backend == fast
+                table.loc[is_fix, [SPEEDUP, "batches"]] = here.slowdown, here.nearest
+        return table.sort_values(SPEEDUP, ascending=False, kind="stable", ignore_index=True)
 
     @property
     def engine(self) -> str:
@@ -711,17 +776,9 @@ def advise_layer(
     how = {"gpu": gpu_named(gpu), "library": library, "policy": backend}
     choice = explain(layer, mode=mode, call=stated, **how)
     layer = replace(layer, page_size=choice.pages or layer.page_size)
-    case = call if isinstance(call, DecodeCase | MlaCase) else _case_of(layer, kv_lens)
-    if mode == MLA_MODE and isinstance(case, DecodeCase):
-        case = _case_of(layer, kv_lens)  # a decode call of MLA's head_dim is one of MLA
-    nearest, *others = [
-        nearest_calls(case, batches_for(layer, draw)).head(NEAREST)
-        for draw in draws_for(layer, gpu)
-    ]
-    beside = pd.concat(others) if others else pd.DataFrame()
-    same = recorded_calls(case)
-    cards = [card_named(name) for name in same.gpu]
-    same = preferably_of(card_named(gpu), same, cards)
+    case = _case_asked(call, layer, kv_lens, mode)
+    nearest, beside = _nearest_of(case, layer, gpu)
+    same = _recorded_on(case, gpu)
     recorded = {*nearest, *beside, *same.backend}
     runs = run_by_engine(layer, stated, recorded, mode=mode, **how)
     situation = situation_of(
@@ -739,15 +796,52 @@ def advise_layer(
         layer=layer,
         lengths=kv_lens,
         choice=choice,
-        nearest=nearest.reset_index(drop=True),
-        beside=beside.reset_index(drop=True),
+        nearest=nearest,
+        beside=beside,
         same=same,
         has_sinks=stated.sinks,
         runs=runs,
         known=answers,
         card_name=card_named(gpu),
         of_model=of_model,
+        draws=draws_for(layer, gpu),
     )
+
+
+def _case_asked(
+    call: DecodeCase | MlaCase | AttnSpec | MlaSpec,
+    layer: AttnSpec,
+    kv_lens: tuple[int, ...],
+    mode: str,
+) -> DecodeCase | MlaCase:
+    """The case that was given, or that of a layer; a call of MLA's head_dim is one of MLA."""
+    if isinstance(call, MlaCase):
+        return call
+    if isinstance(call, DecodeCase) and mode != MLA_MODE:
+        return call
+    return _case_of(layer, kv_lens)
+
+
+def _nearest_of(
+    case: DecodeCase | MlaCase,
+    layer: AttnSpec,
+    gpu: str,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The nearest batches of the draw that fits a layer best, and those of the other draws."""
+    tables = []
+    for draw in draws_for(layer, gpu):
+        table = nearest_calls(case, batches_for(layer, draw))
+        tables.append(table.head(NEAREST))
+    nearest, *others = tables
+    beside = pd.concat(others) if others else pd.DataFrame()
+    return nearest.reset_index(drop=True), beside.reset_index(drop=True)
+
+
+def _recorded_on(case: DecodeCase | MlaCase, gpu: str) -> pd.DataFrame:
+    """The records of the very call, of this GPU where there are any."""
+    same = recorded_calls(case)
+    cards = [card_named(name) for name in same.gpu]
+    return preferably_of(card_named(gpu), same, cards)
 
 
 def _served(said: CallText, server: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:

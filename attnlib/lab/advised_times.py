@@ -9,6 +9,7 @@ import pandas as pd
 from ..measure.stats import LEAST_ROUNDS, geometric_mean
 from .cards import in_words
 from .engine_builds import ANOTHER_BUILD, GROUP, PLANNER, PLUGIN, SGLANG, rivals_of
+from .expected import Expected
 
 MOST_ROWS = 5
 """Backends of a table; the engine's own pick is among them."""
@@ -96,6 +97,20 @@ def mean_speedups(
                 row = {"backend": name, SPEEDUP: geometric_mean(speedups), "batches": len(speedups)}
                 rows.setdefault(name, row)
     table = pd.DataFrame(list(rows.values()), columns=["backend", SPEEDUP, "batches"])
+    return table.sort_values(SPEEDUP, ascending=False, kind="stable", ignore_index=True)
+
+
+def expected_speedups(
+    expected: Mapping[str, Expected],
+    own: str,
+    runs: Runs,
+) -> pd.DataFrame:
+    """The same, as all batches let expect, and how many have both."""
+    rows = []
+    for name in [own, *rivals_of(own, list(expected), runs)]:
+        ratio, batches, _ = expected[name]
+        rows.append({"backend": name, SPEEDUP: 1 / ratio, "batches": batches})
+    table = pd.DataFrame(rows)
     return table.sort_values(SPEEDUP, ascending=False, kind="stable", ignore_index=True)
 
 

@@ -33,7 +33,10 @@ def backends_named(text: str, releases: Sequence[str]) -> Backends:
         return USUAL_BACKENDS
     prefix = f"{LIBRARY}-"
     short = text.lower().removeprefix(prefix)
-    names = [name.removeprefix(prefix) for name in TABLE if name.startswith(LIBRARY)]
+    names = []
+    for name in TABLE:
+        if name.startswith(LIBRARY):
+            names.append(name.removeprefix(prefix))
     require_word("backend", short, names)
     entry = TABLE[prefix + short]
     since = entry.since

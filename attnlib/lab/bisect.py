@@ -22,9 +22,10 @@ from ..core.backends.table import BACKENDS, compared_package
 from ..core.call_text import shortened
 from ..core.spec import require_int, require_word
 from ..measure.calls.form import Item, NamedCase
-from ..measure.stats import AMBIGUOUS, Ratio
+from ..measure.stats import INCONCLUSIVE, Ratio
 from ..run import store
 from ..run.frame import intervals
+from ..run.missing import NotOnRecordError, NoVerdictError
 from ..run.pairs import (
     PREFIX,
     SPARE_ROUNDS,
@@ -40,7 +41,7 @@ from .cards import Brief, Card, fact_lines, in_columns, in_words
 
 RELEASES = re.compile(r" --releases (\S+)")
 ROUND_LIMIT = 12
-"""Rounds after which a verdict that is still ambiguous will not become clear by itself."""
+"""Rounds after which a verdict that is still inconclusive will not become clear by itself."""
 SHOWN_COMMAND = 600
 """Letters of the longest command that a card shows."""
 UNKNOWN = "unknown"
@@ -92,7 +93,9 @@ class Bisection(Brief):
     @property
     def word(self) -> str:
         """`slower` or `faster`: the verdict that is looked for."""
-        return "slower" if Version(self.good) < Version(self.bad) else "faster"
+        if Version(self.good) < Version(self.bad):
+            return "slower"
+        return "faster"
 
     @property
     def command(self) -> str:
@@ -118,7 +121,9 @@ class Bisection(Brief):
     @property
     def _ratio_in_words(self) -> str:
         """How the short text heads that column."""
-        return "slowdown" if self.word == "slower" else self._time
+        if self.word == "slower":
+            return "slowdown"
+        return self._time
 
     @property
     def table(self) -> pd.DataFrame:
@@ -137,7 +142,8 @@ class Bisection(Brief):
         steps["95 % CI"] = intervals(steps)
         if set(steps.ran) == {UNKNOWN}:  # such as of metadata, which has no kernel family
             del names["ran"], names["reference_ran"]
-        return steps.round({"ratio": 2})[[*names]].rename(columns=names)
+        table = steps.round({"ratio": 2})
+        return table[[*names]].rename(columns=names)
 
     def brief(self) -> list[str]:
         """The first release of the new speed, and the steps by time against the reference."""
@@ -265,7 +271,7 @@ def bisect(
     ValueError
         For what cannot be asked and for ends that do not differ.
     RuntimeError
-        For a release that fails or stays ambiguous.
+        For a release that fails or stays inconclusive.
     FileNotFoundError
         For records that replay lacks.
 
@@ -283,7 +289,7 @@ def bisect(
     >>> found.changed
     '0.6.0'
     """
-    _require_backend(study, backend, package)
+    _require_backend(study, case, backend, package)
     require_int("rounds", rounds)
     study.case_named(case.label)
     good_version = parse_release("good", good)
@@ -309,7 +315,11 @@ def bisect(
         machine=machine,
         rounds=rounds,
     )
-    inside = releases_between(releases or recorded_releases(search), first, last)
+    inside = releases_between(
+        releases=releases or recorded_releases(search),
+        first=first,
+        last=last,
+    )
     first = inside[0]
     last = inside[-1]
     question = replace(
@@ -323,18 +333,25 @@ def bisect(
 
 def _require_backend(
     study: Study,
+    case: NamedCase,
     backend: str,
     package: str,
 ) -> None:
-    """ValueError unless the backend is one of those whose releases are the package's."""
+    """ValueError unless the backend is one of those whose releases are the package's; it lists
+    those that the study has for the case."""
     names = list(BACKENDS)
+    of_case: set[str] = set()
     for grid in study.grids:
         names += grid.backends
+        if case in grid.cases:
+            of_case.update(grid.backends)
     packages = {name: compared_package(name) for name in names}
     known = dict.fromkeys(filter(None, packages.values()))
     require_word("package", package, list(known))
     able = [name for name in packages if packages[name] == package]
-    require_word(f"backend for {package}", backend, able)
+    if backend not in able:
+        fitting = [name for name in able if name in of_case]
+        require_word(f"backend for {package}", backend, fitting or able)
 
 
 @dataclass(frozen=True)
@@ -398,7 +415,7 @@ class _Search:
             words = f"it was {failure.status}: {' '.join(failure.reason.split())}"
             raise RuntimeError(f"release {failure.release} must run, {words}")
         verdict = comparison.verdicts().get(item)
-        if verdict is None or verdict.verdict == AMBIGUOUS:
+        if verdict is None or verdict.verdict == INCONCLUSIVE:
             raise self.undecided(release, verdict, len(comparison.pairs[item]))
         pairs = comparison.pairs[item]
         return Step(
@@ -418,16 +435,16 @@ class _Search:
         question = self.question
         if verdict and verdict.rounds >= question.looks[-1]:
             words = _words(verdict)
-            return RuntimeError(f"release {release} must get a verdict, it stays {words}")
+            return NoVerdictError(f"release {release} must get a verdict, it stays {words}")
         judged = verdict.rounds if verdict else 0
         look = next(look for look in question.looks if look > judged)
         if self.sweep is None:
-            return FileNotFoundError(
+            return NotOnRecordError(
                 f"release {release} must have {look} rounds against {question.releases[0]} on "
                 f"record to be replayed, it has {count} in {question.records_of!r} on "
                 f"{question.machine!r}"
             )
-        return RuntimeError(
+        return NoVerdictError(
             f"release {release} must have {look} rounds that are not throttled, "
             f"it has {count}, after {look + SPARE_ROUNDS} more"
         )
@@ -461,19 +478,22 @@ def recorded_releases(search: Bisection) -> list[str]:
     seen: set[Version] = set()
     for command in reversed(search.records().command.tolist()):
         option = RELEASES.search(command)
-        listed = option[1].split(",") if option else []
+        if option:
+            listed = option[1].split(",")
+        else:
+            listed = []
         versions = set(map(Version, listed))
         if ends <= versions:
             return listed
         seen |= versions
     if not seen:
-        raise FileNotFoundError(
+        raise NotOnRecordError(
             f"no bisection of {search.study} is on record of this case and {search.backend}; "
             "run this on a GPU"
         )
     missing = ", ".join(map(str, sorted(ends - seen))) or f"{search.good} to {search.bad}"
     have = ", ".join(map(str, sorted(seen)))
-    raise FileNotFoundError(
+    raise NotOnRecordError(
         f"release {missing} must be on record to be replayed, in {search.records_of!r} on "
         f"{search.machine!r} are: {have}; on a GPU the same command searches"
     )

@@ -95,7 +95,9 @@ def fact_lines(groups: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     for group in groups:
         if facts and group:
             facts.append(BLANK)
-        facts += [(name, str(value)) for name, value in group.items() if value != ""]
+        for name, value in group.items():
+            if value != "":
+                facts.append((name, str(value)))
     return facts
 
 
@@ -159,7 +161,9 @@ def _as_printed(text: str) -> str:
 def _table_text(table: pd.DataFrame) -> list[str]:
     """The lines of a table; one that is too wide has its widest cells in several lines."""
     lines = table.to_string(index=False).splitlines()
-    return lines if max(map(len, lines)) <= WIDTH else in_columns(table)
+    if max(map(len, lines)) <= WIDTH:
+        return lines
+    return in_columns(table)
 
 
 def in_columns(table: pd.DataFrame) -> list[str]:
@@ -183,7 +187,9 @@ def in_words(table: pd.DataFrame, forms: Mapping[str, str]) -> pd.DataFrame:
 def _formatted(value: Any, form: str) -> str:
     if pd.isna(value):
         return NO_VALUE
-    return in_digits(value) if form == SHORT else format(value, form)
+    if form == SHORT:
+        return in_digits(value)
+    return format(value, form)
 
 
 def in_digits(value: Any, digits: int = DIGITS) -> str:
@@ -210,12 +216,15 @@ def _shown(
     """Caption, names and kinds of columns, rows each with its bar, and what is left out."""
     head = table.head(MAX_ROWS)
     names = list(table)
-    kinds = [_kind(head[name].astype(str)) for name in table]
+    kinds = []
+    for name in table:
+        kinds.append(_kind(head[name].astype(str)))
     widths = [NO_BAR] * len(head)
     if len(bars):
         names.append("")
         widths = np.clip(bars[: len(head)], 0.0, 1.0).tolist()
-    rows = list(zip(head.to_numpy().tolist(), widths, strict=True))
+    cells = head.to_numpy().tolist()
+    rows = list(zip(cells, widths, strict=True))
     return caption, names, [*kinds, ""], rows, _left_out(table)
 
 

@@ -62,7 +62,12 @@ def rules_of(choice: Choice) -> pd.DataFrame:
     ]
     names = ["rule for", "chosen", "why, or why not", "source"]
     rules = pd.DataFrame(rows, columns=names).drop_duplicates()
-    return rules.sort_values("chosen", ascending=False, kind="stable", ignore_index=True)
+    return rules.sort_values(
+        "chosen",
+        ascending=False,
+        kind="stable",
+        ignore_index=True,
+    )
 
 
 def _short(order: str) -> str:

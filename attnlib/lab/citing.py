@@ -56,7 +56,11 @@ def rows_of(title: str, package: str, release: str) -> list[Row]:
                 has_ended = is_own and _has_ended(entry.get("when"), Version(release))
                 if title in entry["source"] and not has_ended:
                     place = f"data/rules/{entry.place}"
-                    found[place] = Row(f"data/rules/{path.name}", place, entry["source"])
+                    found[place] = Row(
+                        file=f"data/rules/{path.name}",
+                        place=place,
+                        source=entry["source"],
+                    )
     return list(found.values())
 
 

@@ -5,9 +5,9 @@
 | confirmed | every decided case supports the claim |
 | refuted | every decided case contradicts it |
 | partly | some cases support it, some contradict it |
-| open | more than half of the cases are ambiguous |
-| not measured | a GPU on record could decide it, or several; no record does |
-| not measurable here | it is about a GPU that is not on record |
+| open | more than half of the cases are inconclusive |
+| not measured | GPUs on record could decide it; no record does |
+| not measurable here | it is about a GPU, or more GPUs of one host, than are on record |
 
 A claim has one check (`CHECKS`). data/README.md lists the fields.
 """
@@ -25,7 +25,7 @@ import pandas as pd
 from .. import studies
 from ..core.spec import AttnSpec, require_word
 from ..core.yaml_file import Entry, Kind, read_yaml, require_fields
-from ..measure.stats import AMBIGUOUS, FASTER, NOT_SLOWER, SAME, SLOWER
+from ..measure.stats import FASTER, INCONCLUSIVE, NOT_SLOWER, SAME, SLOWER
 from ..run import store
 from ..run.frame import good_rows, over, side_rows
 from ..run.study import record_machine
@@ -165,21 +165,31 @@ class Pairs:
         words = ", ".join(f"{word} in {count}" for word, count in counts.most_common())
         reason = f"{sides}: {words} of {len(table)}."
         support = sum(counts[word] for word in self.expect)
-        undecided = counts[AMBIGUOUS]
+        undecided = counts[INCONCLUSIVE]
         if claim.figure and "about" in self.expect:
             figure = claim.figure["value"]
             is_about = table.ratio.between(figure / ABOUT_RATIO, figure * ABOUT_RATIO)
             support = int(is_about.sum())
             undecided = 0
             reason += f" {support} of {len(table)} ratios are within a quarter of {figure:g}."
-        verdict = vote(support, len(table) - support - undecided, undecided)
+        verdict = vote(
+            support=support,
+            against=len(table) - support - undecided,
+            undecided=undecided,
+        )
         if self.somewhere and support:
             verdict = CONFIRMED
         elif self.somewhere and undecided:
             verdict = OPEN
         low, middle, high = table.ratio.quantile([0, 0.5, 1])
         measured = f"{low:.2f} to {high:.2f} x, median {middle:.2f}"
-        return Judged(claim, verdict, reason, measured, tuple(ids))
+        return Judged(
+            claim=claim,
+            verdict=verdict,
+            reason=reason,
+            measured=measured,
+            records=tuple(ids),
+        )
 
     def _ratios(self) -> tuple[pd.DataFrame, list[str]]:
         """Ratios of all pairs by each timer on record, and the ids of their records."""
@@ -215,7 +225,11 @@ class Served:
         _require_cases(self.study, self.cases)
         _require_texts("pair", self.pair)
         require_word("metric", self.metric, studies.served.METRICS)
-        require_word("expect", self.expect, (FASTER, SLOWER))
+        require_word(
+            name="expect",
+            value=self.expect,
+            words=(FASTER, SLOWER),
+        )
 
     def judge(self, claim: Claim) -> Judged:
         """The vote of every case."""
@@ -228,15 +242,25 @@ class Served:
         if table.empty:
             raise MissingRecordsError("the two arms share no round")
         counts = Counter(table.verdict)
-        undecided = counts[AMBIGUOUS]
+        undecided = counts[INCONCLUSIVE]
         support = counts[self.expect]
-        verdict = vote(support, len(table) - support - undecided, undecided)
+        verdict = vote(
+            support=support,
+            against=len(table) - support - undecided,
+            undecided=undecided,
+        )
         said = []
         for row in table.itertuples():
             said.append(f"{row.saved:.1f} % ({row.low:.1f} to {row.high:.1f})")
         measured = f"saves {', '.join(said)}"
         reason = f"{arm} / {base}, {self.metric}, {table.rounds.min()} rounds: {measured}."
-        return Judged(claim, verdict, reason, measured, tuple(rows.id))
+        return Judged(
+            claim=claim,
+            verdict=verdict,
+            reason=reason,
+            measured=measured,
+            records=tuple(rows.id),
+        )
 
 
 @dataclass(frozen=True)
@@ -275,7 +299,13 @@ class Ran:
             seen[f"{row.release}: {ran[0]}"] = None
         reason = f"As claimed in {held} of {len(rows)} records."
         verdict = vote(held, len(rows) - held)
-        return Judged(claim, verdict, reason, "; ".join(seen), tuple(rows.id))
+        return Judged(
+            claim=claim,
+            verdict=verdict,
+            reason=reason,
+            measured="; ".join(seen),
+            records=tuple(rows.id),
+        )
 
 
 @dataclass(frozen=True)
@@ -288,7 +318,12 @@ class PickedByRule:
 
     def __post_init__(self) -> None:
         for call in self.calls:
-            require_fields(call, "calls", {"library": str, "picks": str}, {"policy": str})
+            require_fields(
+                entry=call,
+                where="calls",
+                required={"library": str, "picks": str},
+                optional={"policy": str},
+            )
 
     def judge(self, claim: Claim) -> Judged:
         """The vote of `calls`: library, what it `picks`, and the engine's policy, if any."""
@@ -307,7 +342,11 @@ class PickedByRule:
             libraries.setdefault(f"{row.subject} ({row.source})", []).append(choice.library)
         answers = [f"{answer} in {', '.join(names)}" for answer, names in libraries.items()]
         reason = f"Read in the source: {'; '.join(answers)}."
-        return Judged(claim, vote(held, len(self.calls) - held), reason)
+        return Judged(
+            claim=claim,
+            verdict=vote(held, len(self.calls) - held),
+            reason=reason,
+        )
 
 
 @dataclass(frozen=True)
@@ -340,7 +379,11 @@ def load_claims(path: Path = CLAIMS) -> list[Claim]:
     if len(documents) != 1:
         raise ValueError(f"{path.name}: must hold one document, it holds {len(documents)}")
     (ledger,) = documents
-    require_fields(ledger, ledger.place, {"sources": dict, "claims": list})
+    require_fields(
+        entry=ledger,
+        where=ledger.place,
+        required={"sources": dict, "claims": list},
+    )
     sources = ledger["sources"]
     for name, source in sources.items():
         require_fields(source, f"{sources.place}, {name}", SOURCE)
@@ -369,7 +412,11 @@ def _claim(written: Entry, sources: dict[str, Any]) -> Claim:
     (kind,) = kinds
     form = entry.pop(kind)
     if entry["figure"] is not None:
-        require_fields(entry["figure"], "figure", {"value": float | int, "unit": str})
+        require_fields(
+            entry=entry["figure"],
+            where="figure",
+            required={"value": float | int, "unit": str},
+        )
     if kind == "verdict":
         check = Fixed(form)
     else:
@@ -419,7 +466,8 @@ def vote(support: int, against: int, undecided: int = 0) -> str:
 
 def _require_texts(name: str, texts: Any) -> None:
     """ValueError unless `texts` is a list of texts."""
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+    is_list = isinstance(texts, list | tuple)
+    if not is_list or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{name} must hold lists of texts, got {texts!r}")
 
 
@@ -455,7 +503,8 @@ def _rows(name: str, group: str) -> pd.DataFrame:
 def _loads(group: str) -> pd.DataFrame:
     """The published records of servers at a group of loads."""
     served = studies.served
-    if not {*served.MACHINES} <= {*store.machines(served.STUDY.name)}:
+    on_record = {*store.machines(served.STUDY.name)}
+    if not {*served.MACHINES} <= on_record:
         raise MissingRecordsError(f"{' or '.join(served.MACHINES)} has none")
     frame = served.load_all()
     return frame[frame.case.isin(_cases(served.STUDY.name, group))]

@@ -6,7 +6,7 @@
 | `slower`, `faster` | its time per call differs by more than 2 %, and the middle halves of the |
 | | calls do not overlap |
 | `same` | its time per call lies within 2 % |
-| `ambiguous` | beyond 2 %, but the calls of the two overlap: profile more calls |
+| `inconclusive` | beyond 2 %, but the calls of the two overlap: profile more calls |
 """
 
 from collections import Counter
@@ -164,7 +164,9 @@ def _launches(profile: Profile) -> dict[str, float]:
 
 
 def _mean(times: Sequence[float]) -> float:
-    return float(np.mean(times)) if times else 0.0
+    if times:
+        return float(np.mean(times))
+    return 0.0
 
 
 def _said(number: float) -> str:
@@ -186,4 +188,4 @@ def _word(before: Sequence[float], after: Sequence[float]) -> str:
     low_b, high_b = np.percentile(after, MIDDLE_HALF)
     if low_b > high_a:
         return "slower"
-    return "faster" if high_b < low_a else "ambiguous"
+    return "faster" if high_b < low_a else "inconclusive"

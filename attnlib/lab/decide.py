@@ -15,7 +15,8 @@ from ..run.store import load
 from ..studies import engine_modes as modes
 from ..studies import plan_rivals
 from .cards import SHORT, Card, Shown, in_words
-from .recorded import neighbour_loss, recorded_batches
+from .expected import neighbour_loss
+from .recorded import recorded_batches
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,7 +141,7 @@ class Decisions(Shown):
     def of_decode(self) -> pd.DataFrame:
         """Ways to choose for decode, and the slowdown of each, percent, over all random batches.
 
-        `advise` chooses by the nearest batches of other layers, and the first two rows of the
+        `advise` chooses by the batches of other layers, and the first two rows of the
         table by heads. What was left out is no choice, and no fastest backend either.
         """
         kept = [name for name in RELEASED if name not in self.without]
@@ -224,15 +225,18 @@ def _nearest_loss(backends: Sequence[str]) -> pd.Series:
 
 def _group_sizes(times: pd.DataFrame) -> pd.Series:
     """Query heads per KV head of each case of the index."""
-    return pd.Series([case.spec.group_size for case in times.index], index=times.index)
+    sizes = [case.spec.group_size for case in times.index]
+    return pd.Series(sizes, index=times.index)
 
 
 def _decode_kinds() -> dict[str, pd.DataFrame]:
     """Times of decode, by heads and length; XQA was measured with pages of 16 and 64."""
     drawn = _drawn()
     is_few = _group_sizes(drawn) <= FEW_HEADS
-    rivals = recorded_batches("all rivals").set_index("case")[[*plan_rivals.RIVALS]].dropna()
-    longest = pd.Series([case.kv_len for case in rivals.index], index=rivals.index)
+    recorded = recorded_batches("all rivals").set_index("case")
+    rivals = recorded[[*plan_rivals.RIVALS]].dropna()
+    lengths = [case.kv_len for case in rivals.index]
+    longest = pd.Series(lengths, index=rivals.index)
     is_wide = _group_sizes(rivals) > FEW_HEADS
     return {
         "decode, 1 or 2 query heads per KV head": drawn[is_few],
@@ -250,7 +254,8 @@ def _mode_kinds() -> dict[str, pd.DataFrame]:
     rows = modes.mode_rows(load(modes.STUDY.name, modes.STUDY.reference_machine))
     for group, words in MODES.items():
         kinds[words] = _by_backend(rows[rows.group == group])
-    mixed = decode_rows(load(modes.STUDY.name, modes.MIXED_ON), timer=modes.EAGER)
+    records = load(modes.STUDY.name, modes.MIXED_ON)
+    mixed = decode_rows(records, timer=modes.EAGER)
     mixed = mixed[mixed.case.isin(list(modes.MIXED))]
     kinds["a prompt chunk among decoding requests, one call"] = _by_backend(mixed)
     return kinds
@@ -269,4 +274,6 @@ def _word(backend: str) -> str:
 
 def _name_shown(word: str) -> str:
     """The name in the figure: what has no look of its own shares one."""
-    return word if word in (*SHOWN, OF_VLLM) else OTHERS
+    if word in (*SHOWN, OF_VLLM):
+        return word
+    return OTHERS

@@ -116,7 +116,12 @@ def _collect(
         if isinstance(node, ast.ClassDef):
             inner = node.body
             node.body = [ast.Pass()]
-            _add(found, prefix + node.name, node, under)
+            _add(
+                found=found,
+                name=prefix + node.name,
+                node=node,
+                under=under,
+            )
             _collect(inner, f"{prefix}{node.name}.", under, found)
         elif isinstance(node, ast.If):
             condition = f"{under}if {ast.unparse(node.test)}:\n"
@@ -125,9 +130,16 @@ def _collect(
         elif isinstance(node, ast.Try):
             _collect(node.body, prefix, f"{under}try:\n", found)
             for handler in node.handlers:
-                caught = ast.unparse(handler.type) if handler.type else ""
+                caught = ""
+                if handler.type:
+                    caught = ast.unparse(handler.type)
                 _collect(handler.body, prefix, f"{under}except {caught}:\n", found)
-            _collect([*node.orelse, *node.finalbody], prefix, f"{under}try:\n", found)
+            _collect(
+                body=[*node.orelse, *node.finalbody],
+                prefix=prefix,
+                under=f"{under}try:\n",
+                found=found,
+            )
         elif isinstance(node, ast.Import | ast.ImportFrom):
             _collect_imports(node, prefix, under, found)
         else:
@@ -155,7 +167,9 @@ def _name_of(node: ast.AST) -> str:
         target: ast.AST | None = node.targets[0]
     else:
         target = getattr(node, "target", None)
-    return target.id if isinstance(target, ast.Name) else STATEMENTS
+    if isinstance(target, ast.Name):
+        return target.id
+    return STATEMENTS
 
 
 def _add(found: Definitions, name: str, node: ast.AST, under: str) -> None:
@@ -201,13 +215,19 @@ def of_cpp(text: str) -> Definitions:
 def _definition_at(tokens: list[str], at: int) -> tuple[str, int]:
     """The name of the function or type that begins at a token, and where it ends; or none."""
     token = tokens[at]
-    following = tokens[at + 1] if at + 1 < len(tokens) else ""
+    following = ""
+    if at + 1 < len(tokens):
+        following = tokens[at + 1]
     if token in TYPES and following.isidentifier() and following not in NO_NAMES:
         end = _find_body(tokens, at + 2)
-        return (following, end) if end else ("", 0)
+        if end:
+            return (following, end)
+        return ("", 0)
     if token.isidentifier() and following == "(" and token not in NO_NAMES:
         end = _find_body(tokens, _closed(tokens, at + 1))
-        return (token, end) if end else ("", 0)
+        if end:
+            return (token, end)
+        return ("", 0)
     return "", 0
 
 
@@ -219,7 +239,10 @@ def _find_body(tokens: list[str], at: int) -> int:
             return 0
         if token == "{":
             return _closed(tokens, at)
-        at = _closed(tokens, at) if token == "(" else at + 1
+        if token == "(":
+            at = _closed(tokens, at)
+        else:
+            at = at + 1
     return 0
 
 

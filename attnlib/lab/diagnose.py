@@ -46,6 +46,7 @@ MARGIN = 0.05
 LEAST_STEPS = 3
 ENOUGH = 7
 """Steps of a kind in a trace of which `LEAST_STEPS` or more count; of 6, only 2 may."""
+REQUESTS = "batch sizes"
 PATTERN_COLUMNS = ["pattern", "step", "before", "after", "fix"]
 
 
@@ -159,7 +160,8 @@ class TraceChange(Shown):
                 b = after.get(name, NO_PART)
                 changes.append({"step": kind, "part": name, **_change(name, a, b)})
             rows += changes
-        return pd.DataFrame(sorted(rows, key=lambda row: -abs(row["change"])))
+        rows.sort(key=lambda row: -abs(row["change"]))
+        return pd.DataFrame(rows)
 
     def figure(self) -> "Figure":
         """The change of each part, a bar each, the largest of each kind of step.
@@ -168,7 +170,8 @@ class TraceChange(Shown):
         is left out.
         """
         rows = self._largest()
-        rows = rows[rows.change.abs() >= rows.change.abs().max() / 100]
+        size = rows.change.abs()
+        rows = rows[size >= size.max() / 100]
         is_part = ~rows.part.isin([WHOLE_STEP, GPU_BUSY])
         rows = rows.iloc[is_part.argsort(kind="stable")].reset_index(drop=True)
         figure, (axis,) = charts.panels(
@@ -179,7 +182,12 @@ class TraceChange(Shown):
         )
         colors = [_color_of(row) for row in rows.itertuples()]
         bars = axis.barh(range(len(rows)), rows.change, color=colors)
-        axis.bar_label(bars, fmt="{:+,.0f}", padding=3, fontsize=8)
+        axis.bar_label(
+            bars,
+            fmt="{:+,.0f}",
+            padding=3,
+            fontsize=8,
+        )
         axis.margins(x=0.15)
         labels = rows.part.map(charts.shorten)
         if len(self.kinds) > 1:
@@ -243,7 +251,8 @@ class TraceChange(Shown):
             for found in side.patterns.to_dict("records"):
                 key = found["pattern"], found["step"]
                 row = rows.setdefault(key, {"before": NAN, "after": NAN})
-                row |= {"pattern": found["pattern"], "step": found["step"], "fix": found["fix"]}
+                for name in ("pattern", "step", "fix"):
+                    row[name] = found[name]
                 row[when] = found["us per step"]
         table = pd.DataFrame(list(rows.values()), columns=PATTERN_COLUMNS)
         return in_words(table, FORMATS)
@@ -310,8 +319,19 @@ class TraceChange(Shown):
             new = after[what]
             if old and new and abs(new / old - 1) > MARGIN:
                 return f"{what} of {kind} steps differ, {old:,.0f} and {new:,.0f} in the mean"
+        if kind in DECODES and not (before[REQUESTS] and after[REQUESTS]):
+            return self._unknown_batch(before[REQUESTS], after[REQUESTS])
         gpu, other = (side.trace.gpu or "unknown" for side in self.sides)
         return f"GPUs differ, {gpu} and {other}" if gpu != other else ""
+
+    def _unknown_batch(self, before: float, after: float) -> str:
+        """Which trace does not tell its batch size, and how to state it."""
+        if not before and not after:
+            return "batch sizes of both traces are unknown (pass --shape lens=...)"
+        name = "after" if before else "before"
+        known = f"the other trace has {before or after:,.0f} requests"
+        hint = "pass --shape lens=... if it is the same"
+        return f"the batch size of {name} is unknown, {known} ({hint})"
 
     def _other_sizes(self, kind: str) -> str:
         """The batch sizes of this kind of step in both, where they are known and differ."""
@@ -453,7 +473,9 @@ def _change(name: str, before: Part, after: Part) -> Row:
     if before.launches != after.launches:
         launches += f" to {after.launches:g}"
     is_time = name in TIMES_OF_STEP
-    names = [", ".join(side.kernels) or "none" for side in (before, after)]
+    names = []
+    for side in (before, after):
+        names.append(", ".join(side.kernels) or "none")
     kernels = " to ".join(dict.fromkeys(names))
     if is_time or name in names:  # no kernel, or the part is that kernel
         kernels = ""
@@ -476,7 +498,9 @@ def _color_of(row: Any) -> str:
     """Grey for a time that has other rows in it, else by its direction."""
     if row.part in (WHOLE_STEP, GPU_BUSY):
         return style.OTHER
-    return style.VERMILION if row.change > 0 else style.BLUE
+    if row.change > 0:
+        return style.VERMILION
+    return style.BLUE
 
 
 def _length_range(side: Diagnosis, kind: str) -> str:
@@ -493,7 +517,7 @@ def _is_longer(before: Sequence[float], after: Sequence[float]) -> bool:
 def _loads(steps: Sequence[Step]) -> dict[str, float]:
     """The requests and the KV tokens of steps in the mean, 0 where no mark has them."""
     return {
-        "batch sizes": fmean(step.batch_size for step in steps),
+        REQUESTS: fmean(step.batch_size for step in steps),
         "KV tokens": fmean(step.mark.kv_tokens for step in steps),
     }
 

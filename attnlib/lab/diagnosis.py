@@ -54,10 +54,12 @@ TIMES = (
     "fastest quarter are left out."
 )
 NO_MARKS = "No marks of steps: decode or verification is unknown, copies of lengths are unseen."
-NO_LENGTHS = "The trace has no request lengths. Pass them: --shape 'lens=8192x16'."
+LENGTHS = "lens=TOKENSxREQUESTS"
+"""What a note asks for, until the number of requests is known."""
+NO_LENGTHS = f"The trace has no request lengths. Pass yours: --shape '{LENGTHS}'."
 SUMS = "Marks have the sum of a step's KV tokens, not the longest request: kv_len is the mean."
 NO_HEADS = "Pass --shape 'heads=32/8 lens=...' to check SGLang's cap of splits."
-NO_BATCH_SIZE = "Pass --shape 'lens=8192x16' to check whether fa2 splits requests."
+NO_BATCH_SIZE = f"Pass --shape '{LENGTHS}' to check whether fa2 splits requests."
 NO_LAUNCHES = "No calls of the CUDA API: launches, and what was marked, are unseen."
 NO_WAITS = "No waits of the host: copies that it waits for are unseen."
 NO_GRAPHS = "No calls of the CUDA API, or no ids of graphs and launches: graphs are unseen."
@@ -147,7 +149,10 @@ class Diagnosis(Brief):
 
     def lengths(self) -> pd.DataFrame:
         """A row per step whose mark has tokens: its requests, query tokens and KV tokens."""
-        rows = [lengths_of(step) for step in self.steps if step.mark.query_tokens]
+        rows = []
+        for step in self.steps:
+            if step.mark.query_tokens:
+                rows.append(lengths_of(step))
         return pd.DataFrame(rows).dropna(axis="columns", how="all")
 
     def host_calls(self) -> pd.DataFrame:
@@ -164,7 +169,9 @@ class Diagnosis(Brief):
     def patterns(self) -> pd.DataFrame:
         """A row per known pattern and kind of decode step of which most show it, by its time."""
         kinds = [kind for kind in self.usual if kind in DECODES]
-        rows = [self._found(pattern, kind) for pattern, kind in product(PATTERNS, kinds)]
+        rows = []
+        for pattern, kind in product(PATTERNS, kinds):
+            rows.append(self._found(pattern, kind))
         found = [row for row in rows if row]
         return pd.DataFrame(sorted(found, key=lambda row: -row["us per step"]))
 
@@ -178,7 +185,12 @@ class Diagnosis(Brief):
         us = fmean(each.us for each in evidence)
         middle = evidence[len(evidence) // 2]
         named = possible(pattern.known, situation_in(self.trace, steps, self.shape))
-        by_records = gained(pattern.gain, self.shape, us, self.trace.gpu)
+        by_records = gained(
+            key=pattern.gain,
+            shape=self.shape,
+            us=us,
+            gpu=self.trace.gpu,
+        )
         if not pattern.gain:
             by_records = sizes_of(named) or by_records
         links = [*pattern.see]
@@ -208,11 +220,13 @@ class Diagnosis(Brief):
             if kind in DECODES:
                 for answer in holding_in(situation_in(self.trace, steps, self.shape)):
                     answers[answer.problem.id] = answer
-        return [answer for name, answer in answers.items() if name not in told.split(", ")]
+        for name in told.split(", "):
+            answers.pop(name, None)
+        return [*answers.values()]
 
     def unseen(self) -> list[str]:
         """What the trace could not show."""
-        return [TIMES, *self.blind(), *self.idles()]
+        return [TIMES, *self.harmless, *self.blind(), *self.idles()]
 
     def idles(self) -> list[str]:
         """Where the GPU idles for long in steps of decode."""
@@ -254,8 +268,12 @@ class Diagnosis(Brief):
         unknown = sum(step.kind == UNKNOWN for step in self.steps)
         if unknown:
             notes.append(f"Steps of unknown kind, under no mark: {unknown} of {len(self.steps)}.")
-        unmarked = [step for step in self.steps if step.kind in (EITHER, UNKNOWN)]
-        if any(not step.in_graph or step.attention[0].launch < 0 for step in unmarked):
+        unmarked = []
+        for step in self.steps:
+            if step.kind in (EITHER, UNKNOWN):
+                unmarked.append(step)
+        by_copies = [step for step in unmarked if not step.in_graph or step.attention[0].launch < 0]
+        if by_copies:
             notes.append("Steps are told apart by copies only: several may be counted as one.")
         for kind, usual in self.usual.items():
             calls = {calls_in(step) for step in self.steps if step.kind == kind}
@@ -270,8 +288,37 @@ class Diagnosis(Brief):
         return notes
 
     def _of_batch(self, note: str) -> str:
-        """The note with lengths for as many requests as the steps have."""
-        return note.replace("8192x16", f"8192x{self.shape.get('batch_size', 16)}")
+        """The note with an example of as many requests as the steps have, one of them long, and
+        with the release of the engine that marked them."""
+        example = LENGTHS
+        requests = self.shape.get("batch_size", 0)
+        if requests:
+            example = f"lens=32768+2048x{requests - 1}" if requests > 1 else "lens=32768"
+        engines = {step.mark.engine.lower() for step in self.decodes}
+        for engine in sorted(engines & {*PACKAGES} - {*self.shape}):
+            example += f" {engine}=RELEASE"
+        return note.replace(LENGTHS, example)
+
+    @cached_property
+    def harmless(self) -> list[str]:
+        """A sentence for each known pattern that shows but for the lengths that were stated."""
+        notes: dict[str, None] = {}
+        if LENS not in self.shape:
+            return []
+        for kind, steps in self.usual.items():
+            if kind not in DECODES:
+                continue
+            unstated = [_without_lens(step) for step in steps]
+            for pattern in PATTERNS:
+                is_shown = self._shows(pattern, steps)
+                if not is_shown and self._shows(pattern, unstated):
+                    notes[f"Not slower at these lengths, at others: {pattern.name}."] = None
+        return list(notes)
+
+    def _shows(self, pattern: Pattern, steps: list[Step]) -> bool:
+        """Whether most of the steps show a pattern."""
+        shown = [pattern.shows(self.trace, step) for step in steps]
+        return sum(map(bool, shown)) > len(steps) / 2
 
     def _lacks(self) -> list[str]:
         """A sentence for each thing that some pattern needs and the trace does not have."""
@@ -321,13 +368,21 @@ class Diagnosis(Brief):
         what to state for more."""
         card = card_named(self.trace.gpu)
         facts = [*self._steps_in_words().items()]
-        step_us = {row["step"]: row["us"] for row in self.around().to_dict("records")}
+        step_us = {}
+        for row in self.around().to_dict("records"):
+            step_us[row["step"]] = row["us"]
         if call := [*self._call_in_words()]:
             facts.append(("call", ", ".join(call)))
         for row in self.patterns.to_dict("records"):
             facts += [BLANK, *_pattern_facts(row, card, step_us[row["step"]])]
-        asks = [self._of_batch(note) for note in self._lacks() if note in ASKS]
-        kernels = self.table() if self.steps else self.kernels()
+        asks = []
+        for note in self._lacks():
+            if note in ASKS:
+                asks.append(self._of_batch(note))
+        if self.steps:
+            kernels = self.table()
+        else:
+            kernels = self.kernels()
         if not self.steps:
             facts.append(("no attention", "of the known kernels; most time is in"))
         words = _digits(kernels.head(MOST_IN_BRIEF)).drop(columns=LEFT_TO_DETAILS, errors="ignore")
@@ -338,6 +393,7 @@ class Diagnosis(Brief):
             "",
             *in_columns(words),
             "",
+            *self.harmless,
             *self.idles(),
             *asks,
             f"All kernels, steps, calls of the host, what the trace does not show: {DETAILS}",
@@ -406,7 +462,9 @@ def _step_in_words(row: Row, steps: list[Step]) -> str:
         "idle later": row["us idle later"],
     }
     largest_first = sorted(parts.items(), key=lambda part: -part[1])
-    shares = [(name, 100 * us / row["us"]) for name, us in largest_first]
+    shares = []
+    for name, us in largest_first:
+        shares.append((name, 100 * us / row["us"]))
     told = [f"{share:.0f} % {name}" for name, share in shares if share >= LEAST_TOLD]
     return f"{row['us']:,.0f} us: {', '.join(told)}"
 
@@ -493,7 +551,9 @@ def _steps_of(trace: Trace) -> list[Step]:
     unknown = max(spent_us, key=spent_us.__getitem__)
 
     def kind_or_unknown(span: Span) -> str:
-        return UNKNOWN if span.name == unknown else kind_of(span)
+        if span.name == unknown:
+            return UNKNOWN
+        return kind_of(span)
 
     return find_steps(trace, kind_or_unknown)
 
@@ -513,7 +573,11 @@ def _may_be_capped(steps: list[Step]) -> bool:
 def _require_shape(shape: Shape) -> None:
     """ValueError for a fact that is none of `STATED`, or has no such value."""
     for name, value in shape.items():
-        require_word("shape", name, (*STATED, LENS, *PACKAGES))
+        require_word(
+            name="shape",
+            value=name,
+            words=(*STATED, LENS, *PACKAGES),
+        )
         if name in PACKAGES:
             require_release(name, value)
         elif name == "heads":
@@ -557,6 +621,11 @@ def _with_stated(step: Step, shape: Shape) -> Step:
         return step
     batch_size = step.batch_size or shape.get("batch_size", 0)
     return replace(step, batch_size=batch_size, layer=shape)
+
+
+def _without_lens(step: Step) -> Step:
+    """A step as if nobody had stated the tokens of each request; their mean is kept."""
+    return replace(step, layer={name: step.layer[name] for name in step.layer if name != LENS})
 
 
 def _middle_half(kind: str, by_length: list[Step]) -> list[Step]:

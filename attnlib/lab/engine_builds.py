@@ -20,6 +20,7 @@ from ..run.releases import Version
 from ..select import Call, Choice, explain
 from ..select.libraries import AUTO, find
 from ..studies import random_batches
+from .expected import Expected
 
 RECORDED_GPU = "sm90"
 """Of every record."""
@@ -101,7 +102,12 @@ def run_by_engine(
             words = policy if cubins else f"{policy}, cubins=no"
             with suppress(RuntimeError):
                 facts = replace(call, cubins=cubins)
-                choice = explain(layer, mode=mode, call=facts, **how)
+                choice = explain(
+                    layer,
+                    mode=mode,
+                    call=facts,
+                    **how,
+                )
                 _add_builds(runs, choice, words, recorded)
     if random_batches.FA2 in runs:
         runs[random_batches.PLANNED] = PLANNER
@@ -209,6 +215,23 @@ def slower_nearby(
     )
 
 
+def slower_as_expected(
+    own: str,
+    expected: Mapping[str, Expected],
+    runs: Mapping[str, str] | None,
+) -> str:
+    """That the pick is expected to be more than 5 % slower than another backend."""
+    rivals = rivals_of(own, list(expected), runs)
+    best = min(rivals, key=lambda name: expected[name].ratio, default="")
+    if not best or 1 / expected[best].ratio <= SLOWER_BY:
+        return ""
+    ratio, batches, _ = expected[best]
+    return (
+        f"By {batches} recorded batches {own} is expected to have "
+        f"{_slowdown(1 / ratio)} {_named(best, runs)}."
+    )
+
+
 def _slowdown(ratio: float) -> str:
     """A ratio of times as a slowdown against what follows, or a speedup over it."""
     return (
@@ -225,5 +248,8 @@ def _named(name: str, runs: Mapping[str, str] | None) -> str:
 
 def preferably_of(card: str, same: pd.DataFrame, cards: Sequence[str]) -> pd.DataFrame:
     """The rows of the card that was named (`cards` are those of the rows), or all."""
-    of_card = same[[each == card for each in cards]] if card else same
+    if card:
+        of_card = same[[each == card for each in cards]]
+    else:
+        of_card = same
     return of_card if len(of_card) else same

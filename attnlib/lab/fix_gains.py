@@ -30,7 +30,9 @@ Row = dict[str, Any]
 @cache
 def gains() -> Row:
     """data/gains.json: key -> study, gpu, rows (shape and ratio); empty if it is missing."""
-    return json.loads(GAINS.read_text()) if GAINS.exists() else {}
+    if GAINS.exists():
+        return json.loads(GAINS.read_text())
+    return {}
 
 
 def gained(key: str, shape: Row, us: float, gpu: str = "") -> str:
@@ -61,7 +63,12 @@ def gained(key: str, shape: Row, us: float, gpu: str = "") -> str:
         count = f"median of {count}s"
     if alike:
         count += f" like {', '.join(alike)}"
-    saved = _saved(us, [row["ratio"] for row in rows], count, card)
+    saved = _saved(
+        us=us,
+        ratios=[row["ratio"] for row in rows],
+        count=count,
+        card=card,
+    )
     return f"{saved} {_asked(unknown)}".rstrip()
 
 
@@ -89,7 +96,10 @@ def _is_alike(recorded: Any, given: Any) -> bool:
 
 def _nearest(rows: list[Row], shape: Row) -> list[Row]:
     """The recorded shapes whose sizes are nearest to those of `shape`, by factors of two."""
-    sizes = [name for name in (*SIZES, LONGEST) if name in rows[0] and name in shape]
+    sizes = []
+    for name in (*SIZES, LONGEST):
+        if name in rows[0] and name in shape:
+            sizes.append(name)
     apart = []
     for row in rows:
         factors = [row[name] / shape[name] for name in sizes]

@@ -34,7 +34,8 @@ def here(problem: Problem, call: DecodeCase | MlaCase, card: str) -> Here | None
     where neither is on record."""
     found = []
     recorded = sizes().get(problem.id, {}).get("sizes", ())
-    for gpu, size in zip(problem.record.get("gpu", "").split(), recorded, strict=True):
+    gpus = problem.record.get("gpu", "").split()
+    for gpu, size in zip(gpus, recorded, strict=True):
         is_of_card = card in ("", card_named(size["gpu"]))
         if is_of_card and size["unit"] == CALLS:
             said = _on_gpu(nearest_sizes(problem, gpu, call), call)
@@ -52,7 +53,11 @@ def _on_gpu(rows: pd.DataFrame, call: DecodeCase | MlaCase) -> Here | None:
     same = rows[is_same]
     if len(same):
         best = same.sort_values(["rounds", "ratio"]).iloc[-1]
-        return Here(float(best.slow_us / best.fast_us), float(best.margin), best.gpu)
+        return Here(
+            slowdown=float(best.slow_us / best.fast_us),
+            margin=float(best.margin),
+            gpu=best.gpu,
+        )
     alike = rows[rows.distance <= NEAR].head(ALIKE)
     if len(alike) < ALIKE:
         return None

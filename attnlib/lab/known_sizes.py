@@ -138,7 +138,9 @@ def _is_like(case: Any, call: DecodeCase | MlaCase) -> bool:
 def _chosen(rows: pd.DataFrame, problem: Problem) -> pd.DataFrame:
     """The rows of the calls at which the problem holds, and that its record wants."""
     record = problem.record
-    sides = [side.partition("==")[0] for side in record["pair"]]
+    sides = []
+    for side in record["pair"]:
+        sides.append(side.partition("==")[0])
     rows = rows[rows.backend.isin(sides)]
     for column, value in record.get("where", {}).items():
         values = value if isinstance(value, list) else [value]
@@ -172,7 +174,10 @@ def _summary(ratios: pd.DataFrame) -> dict[str, Any]:
     }
     if summary["unit"] == METADATA_UNIT:
         slowest = ratios.loc[ratio.idxmax()]
-        summary["us"] = [round(float(us), 1) for us in (slowest.slow_us, slowest.fast_us)]
+        summary["us"] = [
+            round(float(slowest.slow_us), 1),
+            round(float(slowest.fast_us), 1),
+        ]
     return summary
 
 

@@ -82,10 +82,19 @@ def profile_cell(shell: InteractiveShell, line: str, cell: str) -> Profile:
         code = shell.compile(source, filename, "exec")
     except SyntaxError as error:
         raise error.with_traceback(None) from None
-    given = {"calls": options.calls, "warmup": options.warmup, "device": options.device}
+    given = {
+        "calls": options.calls,
+        "warmup": options.warmup,
+        "device": options.device,
+    }
     try:
         run = partial(exec, code, shell.user_ns)
-        taken = profile(run, **given, cuda_graph=options.graph, name="cell")
+        taken = profile(
+            run,
+            **given,
+            cuda_graph=options.graph,
+            name="cell",
+        )
     except Exception as error:
         frame = error.__traceback__
         while frame and frame.tb_frame.f_code.co_filename != code.co_filename:

@@ -14,7 +14,7 @@ import pandas as pd
 from ..core.backends.table import COMPARED
 from ..core.spec import require_word
 from ..measure.calls.form import Item
-from ..measure.stats import LEAST_ROUNDS, SLOWER
+from ..measure.stats import FASTER, LEAST_ROUNDS, NOT_SLOWER, SAME, SLOWER, tally
 from ..run import store
 from ..run.cluster import asked_gpus, local_cluster, measure_on_gpus
 from ..run.releases import index_releases, overlay_for, releases_between
@@ -26,6 +26,7 @@ from ..studies.releases.calls import BACKENDS, items_of
 from .bisect import bisect
 from .known_calls import mode_of
 
+NOT_DECIDED = "not decided"
 ROUNDS = 4
 """Of each release, in turns: A B B A."""
 PREFIX_OF = {package: library for library, package in COMPARED.items()}
@@ -51,11 +52,17 @@ class Measured:
         """The rows of calls that became slower."""
         return self.rows[self.rows.verdict == SLOWER]
 
+    @property
+    def outcome(self) -> str:
+        """`slower` if a call is, `not slower` if that is proved of each, else `not decided`."""
+        if len(self.slower):
+            return SLOWER
+        proved = self.rows.verdict.isin((SAME, FASTER))
+        return NOT_SLOWER if len(proved) and proved.all() else NOT_DECIDED
+
     def __str__(self) -> str:
-        counts = self.rows.verdict.value_counts()
-        words = [f"{count} {verdict}" for verdict, count in counts.items()]
-        tally = ", ".join(words) or "nothing ran"
-        parts = [f"# {self.package} {self.base} to {self.new}: {tally}"]
+        verdicts = tally(self.rows.verdict, self.rows["rounds"]) or "nothing ran"
+        parts = [f"# {self.package} {self.base} to {self.new}: {verdicts}"]
         slowest_first = self.rows.sort_values("ratio", ascending=False)
         for row in slowest_first.itertuples():
             parts.append(
@@ -91,7 +98,10 @@ class Measured:
     ) -> str:
         library = PREFIX_OF[self.package]
         key = "sglang-kernel" if self.package == "sglang-kernel" else library
-        first = since if since[:1].isdigit() else self.new
+        if since[:1].isdigit():
+            first = since
+        else:
+            first = self.new
         gpu = self.slower.gpu.iloc[0].split("-")[1]
         named = "; ".join(dict.fromkeys(calls))
         return f"""\
@@ -166,8 +176,49 @@ def measure(
     found = Measured(package, base, new, rows)
     if mode() != "live" or not len(found.slower):
         return found
-    between = releases_between(known or index_releases(package), base, new)
+    between = releases_between(
+        releases=known or index_releases(package),
+        first=base,
+        last=new,
+    )
     return replace(found, changed=_searched(found, between, sweep))
+
+
+def drafts_of_history(frame: pd.DataFrame, package: str) -> list[str]:
+    """Known problems in draft, as YAML, of the releases that a history proves slower.
+
+    Each release is judged beside the one before (`suite.steps`), so a row has three rounds at least
+    or no verdict. A release between two that are on record may be the one that changed.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        Records of `suite` on one GPU, as `load` gives them.
+    package : str
+        `flashinfer-python` or `sglang-kernel`.
+
+    Raises
+    ------
+    ValueError
+        For another package, and for records of several GPUs.
+
+    Examples
+    --------
+    >>> drafts_of_history(frame, "flashinfer-python")  # doctest: +SKIP
+    """
+    require_package(package)
+    rows = suite.steps(frame, package)
+    if rows.empty:
+        return []
+    of_kind = BACKENDS[package]
+    backends = [of_kind[case.kind] for case in rows.case]
+    machine = machine_slug({"gpu": frame.gpu.iloc[0], "gpu_id": frame.gpu_id.iloc[0]})
+    rows = rows.assign(gpu=machine, backend=backends)
+    drafts = []
+    for (base, new), of_step in rows.groupby(["base", "new"], sort=False):
+        found = Measured(package, base, new, of_step)
+        drafts += found.drafts()
+    return drafts
 
 
 def require_package(package: str) -> None:
@@ -183,12 +234,15 @@ def study_of(items: list[Item], base: str, new: str) -> Study:
 
 
 def minutes(package: str) -> str:
-    """How long it takes on one GPU, kernels built, in words."""
+    """How long it takes on one GPU, kernels built, in words; without one, that records are read."""
     count = len(items_of(package))
     processes = 2 * ROUNDS
     records = processes * count
     time = in_about((processes, records), pace=PACE)
-    return f"{count} calls on two releases, {ROUNDS} rounds{time} on one GPU"
+    planned = f"{count} calls on two releases, {ROUNDS} rounds{time} on one GPU"
+    if mode() == "live":
+        return planned
+    return f"no GPU here: what is on record is read, with its rounds; to measure are {planned}"
 
 
 def _measure_all(study: Study, sweep: Sweep) -> list[str]:
@@ -232,7 +286,11 @@ def _searched(found: Measured, between: list[str], sweep: Sweep) -> dict[str, st
     changed = {}
     for row in found.slower.itertuples():
         item = Item(row.backend, row.timer, row.case)
-        study = study_of([item], found.base, found.new)
+        study = study_of(
+            items=[item],
+            base=found.base,
+            new=found.new,
+        )
         try:
             search = bisect(
                 study,

@@ -48,7 +48,10 @@ def next_step(comparison: Comparison) -> str:
 
 def _studies_of(comparison: Comparison) -> set[str]:
     """The studies that the rounds on record are of."""
-    rounds = [pairs[0] for pairs in comparison.pairs.values() if pairs]
+    rounds = []
+    for pairs in comparison.pairs.values():
+        if pairs:
+            rounds.append(pairs[0])
     return {base.study for base, _ in rounds}
 
 
@@ -60,7 +63,12 @@ def why_not_run(item: Item, both: Releases) -> str:
     asks = entry_of(item.backend).asks
     mode = getattr(case, "mode", "decode")
     for release in both:
-        why = why_not(asks, case.spec, mode=mode, release=release)
+        why = why_not(
+            kernel=asks,
+            spec=case.spec,
+            mode=mode,
+            release=release,
+        )
         if why:
             return f"{item.backend} of {release} cannot run {case.label}: {why}"
     return ""
@@ -103,7 +111,8 @@ def nearest_items(item: Item, both: Releases) -> dict[Releases, Item]:
     seen_from_new = min(apart, key=lambda pair: apart[pair][::-1])
     near = {}
     for pair in (seen_from_base, seen_from_new):
-        near[pair] = replace(item, case=_nearest(item.case, cases[pair]))
+        nearest = _nearest(item.case, cases[pair])
+        near[pair] = replace(item, case=nearest)
     return near
 
 
@@ -126,7 +135,8 @@ def _cases_of_pairs(rows: pd.DataFrame) -> dict[Releases, set[Any]]:
 def _nearest(case: Any, recorded: set[Any]) -> Any:
     """The recorded case that is nearest to one; of several the one with the shortest text."""
     cases = sorted(recorded, key=lambda case: (len(case.label), case.label))
-    rows = pd.DataFrame([sizes_of(each) for each in cases]).assign(case=cases)
+    sizes = [sizes_of(each) for each in cases]
+    rows = pd.DataFrame(sizes).assign(case=cases)
     return nearest_calls(case, rows).case.iloc[0]
 
 

@@ -50,7 +50,10 @@ class KernelTotals(Shown):
         """What is attention or beside it, then all kernels."""
         table = self.table()
         known = table[table["is"] != ""]
-        names = [name for name in known["is"] if name.startswith(ATTENTION)]
+        names = []
+        for name in known["is"]:
+            if name.startswith(ATTENTION):
+                names.append(name)
         found = ", ".join(dict.fromkeys(names)) or "no attention of the known kernels"
         return Card(
             title=f"{self.sums.path}: {len(table)} kernels, no steps; {found}",

@@ -77,6 +77,8 @@ TRITON_BLOCKS = 4
 """Blocks of vLLM's Triton kernel that an SM of Hopper runs at once, by their registers."""
 FEW_BLOCKS_US = 20.0
 """A shorter kernel gains nothing by more blocks: their merge takes time too."""
+LONGER = 1.05
+"""The longest request over the shortest, up to which no request delays the others."""
 LEAST_LAYERS = 4
 """Launches from which work counts as repeated in every layer."""
 
@@ -121,7 +123,9 @@ def tile_rows(span: Span) -> int:
 def _tile_rows(symbol: str) -> int:
     """As `tile_rows`; to search a long name takes a while, and few names stand in a trace."""
     match = TILE.search(symbol)
-    return int(match[1]) if match else 0
+    if match:
+        return int(match[1])
+    return 0
 
 
 def kind_of(span: Span) -> str:
@@ -157,7 +161,11 @@ def _kernels(
     for name, size in (("grid", first.grid), ("block", first.block)):
         if size:
             text += f", {name} {'x'.join(map(str, size))}"
-    return Evidence(text + more, _total_us(spans), fix)
+    return Evidence(
+        text=text + more,
+        us=_total_us(spans),
+        fix=fix,
+    )
 
 
 def _total_us(spans: Sequence[Span]) -> float:
@@ -221,6 +229,8 @@ def fa2_unsplit(trace: Trace, step: Step) -> Evidence | None:
     blocks = requests * math.prod(heads)
     if blocks > 2 * room:
         return None
+    if blocks >= trace.num_sms and _are_alike(step):
+        return None
     may_split = not step.batch_size or blocks < room
     if ran(step, "merge") and step.batch_size != tiles and may_split:
         return None
@@ -243,6 +253,8 @@ def triton_unsplit(trace: Trace, step: Step) -> Evidence | None:
         return None
     if blocks < trace.num_sms:
         return _kernels(calls, f", fewer blocks than the {trace.num_sms} SMs")
+    if _are_alike(step):
+        return None
     return _kernels(calls, f", on {trace.num_sms} SMs; it costs time if lengths differ")
 
 
@@ -250,12 +262,16 @@ def wide_tiles(trace: Trace, step: Step) -> Evidence | None:
     """fa2 in a CUDA graph runs tiles of 128 query rows for a few queries per request."""
     if not step.in_graph:
         return None
-    return _kernels([span for span in ran(step, "fa2") if tile_rows(span) >= WIDE_TILE])
+    wide = [span for span in ran(step, "fa2") if tile_rows(span) >= WIDE_TILE]
+    return _kernels(wide)
 
 
 def cuda_cores_large_group(trace: Trace, step: Step) -> Evidence | None:
     """CUDA cores decode a layer with four or more query heads per KV head."""
-    calls = [span for span in ran(step, "cuda-cores") if len(span.block) > 1]
+    calls = []
+    for span in ran(step, "cuda-cores"):
+        if len(span.block) > 1:
+            calls.append(span)
     # The second axis of a block is the group.
     return _kernels([span for span in calls if span.block[1] >= LARGE_GROUP])
 
@@ -277,7 +293,10 @@ def lengths_copied(trace: Trace, step: Step) -> Evidence | None:
 
 def host_plans(trace: Trace, step: Step) -> Evidence | None:
     """FlashInfer's plan is copied to the GPU before the first layer, which waits for it."""
-    planned = [span for span in step.attention if family_of(span.name) in PLANNED]
+    planned = []
+    for span in step.attention:
+        if family_of(span.name) in PLANNED:
+            planned.append(span)
     copies = [span for span in step.ahead if span.name == "Memcpy HtoD"]
     if not planned or not copies or planned_on_gpu(step) or step.at_end:
         return None
@@ -421,13 +440,22 @@ def _told_tokens(step: Step) -> tuple[int, ...]:
     if LENS not in step.layer:
         return ()
     tokens = Lens.read(step.layer[LENS]).tokens
-    return tokens if len(tokens) == step.batch_size else ()
+    if len(tokens) == step.batch_size:
+        return tokens
+    return ()
+
+
+def _are_alike(step: Step) -> bool:
+    """Whether a caller tells the tokens of each request, and none is far longer than another."""
+    tokens = _told_tokens(step)
+    return bool(tokens) and max(tokens) <= LONGER * min(tokens)
 
 
 def _most_splits(facts: SchedulerFacts, tokens: Sequence[int], cap: str) -> int:
     """The splits of the request that gets most under a cap, by the model."""
     q_lens = np.full(len(tokens), facts.max_seqlen_q)
-    return int(splits_under(facts, np.array(tokens), q_lens, cap).max())
+    splits = splits_under(facts, np.array(tokens), q_lens, cap)
+    return int(splits.max())
 
 
 def _facts_of(trace: Trace, step: Step) -> SchedulerFacts | None:
@@ -489,7 +517,9 @@ def _read_patterns() -> tuple[Pattern, ...]:
     rows = yaml.safe_load((DATA / "patterns.yaml").read_text())
     patterns = []
     for key, row in rows.items():
-        known = [PROBLEMS[name] for name in row.get("known", ())]
+        known = []
+        for name in row.get("known", ()):
+            known.append(PROBLEMS[name])
         pattern = Pattern(
             name=row["name"],
             shows=shows[key],

@@ -101,7 +101,11 @@ def play_schedule(
     [['SGLang 0.5.23', 8]]
     """
     require_word("kernel", kernel, KERNELS)
-    require_int("q_tokens", q_tokens, most=Q_TOKENS[-1])
+    require_int(
+        name="q_tokens",
+        value=q_tokens,
+        most=Q_TOKENS[-1],
+    )
     chosen = _layout_named(layout)
     tokens = parse_lengths("lens", lens)
     for name in builds:

@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
@@ -415,32 +415,20 @@ def _profiled(
     """The profile of `call`; arguments and errors as of `profile`."""
     import torch
 
-    from ..measure import machine, spans, timer, trace
+    from ..measure import machine, spans
 
     no_gpu = _why_no_gpu(device, cuda_graph)
-    ran = count()
-
-    def counted() -> None:
-        next(ran)
-        call()
-
-    steps = warmup + 2 * calls
-    bar = progress_bar(total=steps, unit="call", desc=f"profile {name}", delay=0.5)
-    with closing(bar):
-        for _ in range(warmup):
-            counted()
-            bar.update()
-        subject = _captured(counted) if cuda_graph else counted
-        host_us, wall_us = timer.time_loop(subject, calls, gpu=not no_gpu)
-        bar.update(calls)
-        # Traced last, since tracing slows the host. One more call, if there is any warm-up, pays
-        # for the profiler's start.
-        settle = min(1, warmup)
-        events = trace.trace_calls(subject, calls, gpu=not no_gpu, settle=settle)
-        bar.update(calls)
-    if not no_gpu and not spans.saw_cuda(events):
+    timed = _time_and_trace(
+        call,
+        name=name,
+        calls=calls,
+        warmup=warmup,
+        cuda_graph=cuda_graph,
+        gpu=not no_gpu,
+    )
+    if not no_gpu and not spans.saw_cuda(timed.events):
         raise RuntimeError(BLIND)
-    recorded_spans = spans.read_spans(events)
+    recorded_spans = spans.read_spans(timed.events)
     on_gpu = bool(gpu_work(recorded_spans))
     if not on_gpu and (device == "cuda" or cuda_graph):
         option = "cuda_graph=True" if cuda_graph else "device='cuda'"
@@ -455,15 +443,59 @@ def _profiled(
         torch_version=torch.__version__,
         taken_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         calls=calls,
-        ran=next(ran),
+        ran=timed.ran,
         cuda_graph=cuda_graph,
         spans=recorded_spans,
-        host_us=host_us,
-        wall_us=wall_us,
-        packed_trace=gzip.compress(json.dumps(events).encode(), mtime=0),
+        host_us=timed.host_us,
+        wall_us=timed.wall_us,
+        packed_trace=gzip.compress(json.dumps(timed.events).encode(), mtime=0),
         call=words,
         versions=machine.describe_versions(RECORDED),
     )
+
+
+class _Timed(NamedTuple):
+    """Times of untraced calls, the events of traced ones, and how often the callable ran."""
+
+    host_us: tuple[float, ...]
+    wall_us: float
+    events: Any
+    ran: int
+
+
+def _time_and_trace(
+    call: Callable[[], object],
+    *,
+    name: str,
+    calls: int,
+    warmup: int,
+    cuda_graph: bool,
+    gpu: bool,
+) -> _Timed:
+    """Warm `call` up, time `calls` of it, then trace as many."""
+    from ..measure import timer, trace
+
+    ran = count()
+
+    def counted() -> None:
+        next(ran)
+        call()
+
+    steps = warmup + 2 * calls
+    bar = progress_bar(total=steps, unit="call", desc=f"profile {name}", delay=0.5)
+    with closing(bar):
+        for _ in range(warmup):
+            counted()
+            bar.update()
+        subject = _captured(counted) if cuda_graph else counted
+        host_us, wall_us = timer.time_loop(subject, calls, gpu=gpu)
+        bar.update(calls)
+        # Traced last, since tracing slows the host. One more call, if there is any warm-up, pays
+        # for the profiler's start.
+        settle = min(1, warmup)
+        events = trace.trace_calls(subject, calls, gpu=gpu, settle=settle)
+        bar.update(calls)
+    return _Timed(host_us=host_us, wall_us=wall_us, events=events, ran=next(ran))
 
 
 def _require(fn: object, calls: int, warmup: int, device: str) -> None:

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from ..core.spec import MLA_HEAD_DIM, AttnSpec, require_word
 from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.mla.case import MlaCase
 from ..run import store
-from ..run.look_up import distances, recorded_as, sizes_of
+from ..run.look_up import recorded_as, sizes_of
 from ..run.releases import Version
 from ..studies import STUDIES, plan_rivals, random_batches
 from ..studies.splits import split_cap
@@ -54,7 +53,9 @@ def draws_for(layer: AttnSpec, gpu: str) -> Sequence[str]:
     if is_h100:
         return ["h100", "all layers"]
     is_usual = layer.head_dim == 128 and "float8" not in layer.dtypes
-    return ["all rivals", "all layers"] if is_usual else ["all layers"]
+    if is_usual:
+        return ["all rivals", "all layers"]
+    return ["all layers"]
 
 
 def batches_for(layer: AttnSpec, draw: str) -> pd.DataFrame:
@@ -152,45 +153,3 @@ def _latent_rows(drawn: Draw) -> pd.DataFrame:
     rows = split_cap.load_all(drawn.gpu.lower())
     is_plain = rows.case.map(lambda case: isinstance(case, MlaCase) and case.q_len == 1)
     return rows[is_plain & rows.release.isin(["", drawn.release])]
-
-
-def neighbour_loss(backends: Sequence[str] = random_batches.BACKENDS) -> pd.Series:
-    """How much slower the backend is that the nearest batches of *other layers* choose.
-
-    The choice is the backend with the least mean of log(time / best) over the 8 nearest.
-
-    Parameters
-    ----------
-    backends : sequence of str
-        Names of backends; batches that lack one of them are left out.
-
-    Returns
-    -------
-    pandas.Series
-        Time of the choice over that of the best backend, less 1: a value per recorded batch.
-
-    Raises
-    ------
-    KeyError
-        For a backend that no batch was measured with.
-
-    Examples
-    --------
-    >>> import attnlib
-    >>> bool(attnlib.neighbour_loss().mean() < 0.05)
-    True
-    """
-    names = [*backends]
-    batches = recorded_batches().dropna(subset=names).reset_index(drop=True)
-    times = batches[names].to_numpy()
-    over_best = times / times.min(axis=1, keepdims=True)
-    specs = np.array([case.spec for case in batches.case], dtype=object)
-    layers, _ = pd.factorize(specs)
-    losses = []
-    for place, case in enumerate(batches.case):
-        far = distances(case, batches)
-        far[layers == layers[place]] = np.inf
-        nearest = np.argsort(far)[:NEAREST]
-        chosen = np.log(over_best[nearest]).mean(axis=0).argmin()
-        losses.append(over_best[place, chosen] - 1)
-    return pd.Series(losses, name="loss")

@@ -61,7 +61,9 @@ class Build:
         """The backend whose known problems are this build's."""
         if self.kernel == FA2:
             return "flashinfer-fa2"
-        return "vllm-flash-attn-3" if self.library == "vllm" else layout.backend
+        if self.library == "vllm":
+            return "vllm-flash-attn-3"
+        return layout.backend
 
 
 SGLANG = "SGLang 0.5.23"
@@ -290,7 +292,10 @@ def _by_fa2(case: Any, layout: Layout, build: Build) -> Schedule:
     spec = getattr(case, "cached", case).spec
     shape = PlanShape.of(spec, lens, HOPPER_SMS, int(q_lens.max()))
     choice = choose(shape, lens)
-    chunk = choice.chunk if build.cap == "ours" else int(choice.chunks[-1])
+    if build.cap == "ours":
+        chunk = choice.chunk
+    else:
+        chunk = int(choice.chunks[-1])
     splits = ceil_div(lens, chunk)
     requests = np.repeat(np.arange(len(lens)), splits)
     first = np.cumsum(splits) - splits

@@ -24,6 +24,7 @@ from ..core.call_text import Lens, shortened
 from ..core.spec import require_int
 from ..measure.stats import FASTER, LONG_MARGIN, NOT_SLOWER, SAME, SLOWER
 from ..run import store
+from ..run.missing import NoGpuError
 from ..run.rows import machine_slug
 from ..run.study import describe, mode
 from ..studies import captured
@@ -44,6 +45,13 @@ OUTPUT = 256
 TURNS = 3
 ROUNDS = 4
 NOT_DECIDED = "not decided"
+PLANNED = ("decode", "planned")
+"""What plans FlashInfer's decode, as a variable of an arm."""
+FLASHINFER = "flashinfer"
+NO_EFFECT = (
+    "decode=planned changes FlashInfer's decode alone: is that the backend of these servers? "
+    "Choose it with --options='--attention-backend ...'"
+)
 PROVED = (NOT_SLOWER, FASTER, SAME)
 JUDGED = ("time per token", "ITL p50", "ITL p99")
 """What the outcome stands on."""
@@ -157,7 +165,7 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="attnlib-serve-") as folder:
         plan = plan_of(asked, engine, Path(folder), say)
         if mode() != "live":
-            raise RuntimeError(
+            raise NoGpuError(
                 f"serve must run on a CUDA GPU, where it takes {_about(plan)}; none is here"
             )
         say(_size(plan))
@@ -183,6 +191,8 @@ def announced(asked: Asked) -> str:
         options[options.index(str(plan.setup.model))] = asked.model
         command = shlex.join([*words, "python", *options])
         lines.append(f"server {arm.text}: {command}")
+        if PLANNED in arm.variables and FLASHINFER not in command.lower():
+            lines.append(f"  {NO_EFFECT}")
     for load in plan.loads:
         case = load.case
         prompts = [request.prompt for request in case.requests()]

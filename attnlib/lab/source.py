@@ -30,6 +30,7 @@ from ..run import store
 from ..run.frame import item_of
 from ..run.jobs import Job
 from ..run.look_up import calls_on_record, look_up
+from ..run.missing import NoGpuError
 from ..run.rows import machine_slug
 from ..run.study import Sweep, describe, mode
 from ..studies import STUDIES
@@ -307,7 +308,7 @@ def _moves(choice: ChosenCase) -> bool:
 def live_source(model: str) -> Source:
     """What was measured on this GPU; RuntimeError where nothing can be."""
     if reason := why_not_live(model):
-        raise RuntimeError(f"{model} must be measured on a CUDA GPU: {reason}")
+        raise NoGpuError(f"{model} must be measured on a CUDA GPU: {reason}")
     here = machine_slug(describe(DEVICE))
     frame = store.find(EXPLORER, here)
     return Source(LIVE, here, frame)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -26,12 +27,22 @@ from ..select.asked import (
     layer_said,
 )
 from ..select.changes import ProblemChange, ProblemChanges, add_changes, change_in_words
-from ..select.known import HOLDS, Found, known_problems, problem_lines, to_data
+from ..select.known import (
+    HOLDS,
+    Found,
+    known_problems,
+    others_in_brief,
+    problem_lines,
+    size_in_brief,
+    sized_in_brief,
+    to_data,
+)
 from ..select.layers import LayerChoice, own_class
 from ..select.libraries import AUTO, find
-from ..select.situation import parse_stack, situation_of, with_dp_attention
+from ..select.lines import DETAILS
+from ..select.situation import card_named, parse_stack, situation_of, with_dp_attention
 from .advise import LATENT_DTYPE, MLA_MODE, advise_layer, known_facts, require_decode_text
-from .cards import NO_VALUE, Card, Shown
+from .cards import NO_VALUE, Brief, Card, in_columns
 
 NOT_HERE = "not slower here"
 """Of a problem that costs the call nothing, by its own records."""
@@ -80,6 +91,38 @@ class Answer:
         return lines
 
 
+class InRows(NamedTuple):
+    """A known problem that holds in rows of a table: the name of each row -> its answer."""
+
+    answers: Mapping[str, Found]
+
+    @property
+    def head(self) -> Found:
+        """The answer of a row that it costs time; of a row that it does not only where it costs
+        none."""
+        return min(self.answers.values(), key=lambda answer: answer.is_harmless)
+
+    @property
+    def on_record(self) -> list[str]:
+        """What the records say of the call of each row."""
+        return [f"{name}: {answer.here}" for name, answer in self.answers.items() if answer.here]
+
+    @property
+    def fix_of(self) -> str:
+        """The rows that the fix is for, where it is not for all."""
+        costly = [name for name, answer in self.answers.items() if not answer.is_harmless]
+        return "" if len(costly) == len(self.answers) else ", ".join(costly)
+
+    def brief(self, card: str) -> list[str]:
+        """What it is, its size, and what to do, as `advise` says it of one call."""
+        size = "; ".join(self.on_record) or size_in_brief(self.head.problem, card)
+        return sized_in_brief(self.head, size, self.fix_of)
+
+    def lines(self) -> list[str]:
+        """The same with all that is known."""
+        return problem_lines(self.head, self.on_record, self.fix_of)
+
+
 @dataclass(frozen=True)
 class Row:
     """A kind of a model's layers, and the answer of each library."""
@@ -117,12 +160,15 @@ class Row:
         """Ids of the problems that may hold in the newer stack, and do not in the older."""
         old, new = self.answers
         known = {answer.problem.id for answer in old.known}
-        ids = [answer.problem.id for answer in new.known if answer.missing]
+        ids = []
+        for answer in new.known:
+            if answer.missing:
+                ids.append(answer.problem.id)
         return [name for name in ids if name not in known]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stacks(Shown):
+class Stacks(Brief):
     """The rows of one library, or of two stacks, OLD and NEW, with problems that come or end."""
 
     libraries: Sequence[str]
@@ -168,21 +214,74 @@ class Stacks(Shown):
         columns = ["model", "layers", *self.libraries, "known problems"]
         return pd.DataFrame(lines, columns=columns)
 
+    @cached_property
+    def _told(self) -> list[InRows]:
+        """The problems of the newer stack that hold, each with its rows; of two stacks those that
+        stay."""
+        told: dict[str, dict[str, Found]] = {}
+        for row in self.rows:
+            *before, now = row.answers
+            for answer in now.holding:
+                name = answer.problem.id
+                if all(name in old.ids_holding for old in before):
+                    told.setdefault(name, {})[row.name] = answer
+        return [InRows(answers) for answers in told.values()]
+
     @property
     def notes(self) -> list[str]:
         """The problems of the table's ids in full, then what the records say, then open facts."""
-        notes: list[str] = []
-        if self.is_diff:
-            for change in self.changes:
-                notes += change_in_words(change)
-        else:
-            for answer in _distinct(row.answers[0].holding for row in self.rows):
-                notes += problem_lines(replace(answer, here=None))
-        for row in self.rows:
-            notes += [f"{row.name}: {words}" for words in row.answers[-1].on_record]
+        notes = self._changed()
+        for problem in self._told:
+            head, *more = problem.lines()
+            notes += [f"- stays: {head}" if self.is_diff else head, *more]
+        notes += self._on_record()
         if not self.is_diff:
             notes += self._open_facts()
         return notes
+
+    def _changed(self) -> list[str]:
+        """The problems that come or end."""
+        lines: list[str] = []
+        for change in self.changes:
+            lines += change_in_words(change)
+        return lines
+
+    def _on_record(self) -> list[str]:
+        """What the records say of each row, without what stands below a problem that is told."""
+        told = {line for problem in self._told for line in problem.on_record}
+        lines: list[str] = []
+        for row in self.rows:
+            answer = row.answers[-1]
+            if answer.slower:
+                lines.append(f"{row.name}: {answer.slower}")
+            for found in answer.holding:
+                if found.here and f"{row.name}: {found.here}" not in told:
+                    lines.append(f"{row.name}: {found.problem.id}, {found.here}")
+        return lines
+
+    def brief(self) -> list[str]:
+        """What each layer runs, and the problems in short; of two stacks those that come or end,
+        and the ids of those that stay."""
+        lines = [self._title, *self._changed()]
+        if self.is_diff:
+            ids = [problem.head.problem.id for problem in self._told]
+            if ids:
+                lines.append(f"In both releases: {_listed(ids)}. Sizes and fixes: {DETAILS}")
+        else:
+            lines += self._told_in_brief()
+        table = in_columns(self._shown_table())
+        end = f"Sources: {DETAILS}. Nearest records: advise with one model and one engine."
+        return [*lines, *self._on_record(), "", *table, "", end]
+
+    def _told_in_brief(self) -> list[str]:
+        """The problems that hold, as `advise` says them of one call."""
+        card = card_named(self.gpu)
+        lines: list[str] = []
+        for problem in self._told:
+            if problem.head.is_sized:
+                lines += problem.brief(card)
+        known = _distinct(row.answers[0].known for row in self.rows)
+        return lines + others_in_brief(known, is_first=not lines)
 
     def _open_facts(self) -> list[str]:
         """In one line the problems that may hold, and what confirms each."""
@@ -210,17 +309,23 @@ class Stacks(Shown):
             "notes": self.notes,
         }
 
+    @property
+    def _title(self) -> str:
+        libraries = " to ".join(self.libraries)
+        return f"{libraries} on {self.gpu}, decode, lens={self.lens}"
+
+    def _shown_table(self) -> pd.DataFrame:
+        """The table, without the models where none is named."""
+        table = self.table()
+        return table if table.model.any() else table.drop(columns="model")
+
     def card(self) -> Card:
         """The table, and what its problems are."""
-        table = self.table()
-        if not table.model.any():
-            table = table.drop(columns="model")
-        libraries = " to ".join(self.libraries)
         return Card(
-            title=f"{libraries} on {self.gpu}, decode, lens={self.lens}",
+            title=self._title,
             notes=self.notes,
             facts=[],
-            table=table,
+            table=self._shown_table(),
             caption="what runs, by kind of layers",
             footer="advise with one model and one engine shows the nearest records.",
         )
@@ -293,13 +398,19 @@ def advise_stacks(
 
 def _versions(library: str) -> dict[str, Version]:
     """Package -> release of a library with its release; none of one that has no releases."""
-    return parse_stack(library) if "==" in library else {}
+    if "==" in library:
+        return parse_stack(library)
+    return {}
 
 
 def _layers_of(said: CallText, facts: Call) -> list[Layer]:
     """The kinds of layers of a model, or the layer that is said by its heads."""
     if not is_checkpoint(said.model or ""):
-        spec, mode, call = asked(str(said), "", facts)
+        spec, mode, call = asked(
+            call=str(said),
+            mode="",
+            facts=facts,
+        )
         words = f"{spec.heads} heads, head_dim {spec.head_dim}"
         return [Layer(words, spec, mode, call)]
     given = layer_said(said)
@@ -335,7 +446,14 @@ def _answer(
     call = replace(layer.call, kv_lens=lengths, graph=True)
     try:
         if layer.mode == DECODE or is_latent:
-            advice = advise_layer(spec, lengths, layer.call, known, library=library, **how)
+            advice = advise_layer(
+                call=spec,
+                kv_lens=lengths,
+                given=layer.call,
+                known=known,
+                library=library,
+                **how,
+            )
             return Answer(
                 picked=LayerChoice("", choice=advice.choice).chosen,
                 known=advice.known,

@@ -93,7 +93,12 @@ def host_rows(trace: Trace, kind: str, steps: list[Step]) -> list[Row]:
         under_us[IN_NO_CALL] += max(0.0, idle_us - sum(in_calls.values()))
     rows = []
     for name, us in sorted(under_us.items(), key=lambda item: -item[1]):
-        rows.append({"step": kind, "call": name, "us the GPU idles, a step": us / len(steps)})
+        row = {
+            "step": kind,
+            "call": name,
+            "us the GPU idles, a step": us / len(steps),
+        }
+        rows.append(row)
     return rows
 
 

@@ -48,10 +48,14 @@ def require_release(name: str, release: Any) -> None:
 
 def situation_in(trace: Trace, steps: Sequence[Step], shape: Shape) -> Situation:
     """The facts that steps of one kind show, and the releases that are stated."""
-    stack = {name: Version(str(shape[name])) for name in PACKAGES if name in shape}
+    stack = {}
+    for name in PACKAGES:
+        if name in shape:
+            stack[name] = Version(str(shape[name]))
     facts: dict[str, Any] = _of_gpu(trace.gpu)
     step = steps[len(steps) // 2]
-    family = next(filter(None, (family_of(span.name) for span in step.attention)), "")
+    families = [family_of(span.name) for span in step.attention]
+    family = next(filter(None, families), "")
     engine = step.mark.engine.lower()
     if engine:
         facts["engine"] = engine
@@ -98,8 +102,13 @@ def possible(problems: Sequence[Problem], situation: Situation) -> list[Problem]
     """The problems that no fact and no stated release rules out; a pattern shows that one holds."""
     left = []
     for problem in problems:
-        spans = [(name, span) for name, span in problem.releases.items() if name in situation.stack]
-        has = [span.has(situation.stack[name]) for name, span in spans[:1]]
+        spans = []
+        for name, span in problem.releases.items():
+            if name in situation.stack:
+                spans.append((name, span))
+        has = []
+        for name, span in spans[:1]:
+            has.append(span.has(situation.stack[name]))
         holds = [truth(part, situation.facts) for part in problem.when]
         if False not in (*has, *holds):
             left.append(problem)

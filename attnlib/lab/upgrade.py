@@ -25,8 +25,8 @@ from ..measure.calls.cases import parse_cases
 from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.form import Item, NamedCase
 from ..measure.stats import (
-    AMBIGUOUS,
     FASTER,
+    INCONCLUSIVE,
     LONG_MARGIN,
     NOT_SLOWER,
     SAME,
@@ -34,6 +34,7 @@ from ..measure.stats import (
     SHORT_US,
     SLOWER,
     Ratio,
+    tally,
 )
 from ..run import store
 from ..run.pairs import PREFIX, Comparison, families_of, next_round
@@ -139,7 +140,9 @@ class Upgrade(Shown):
         if self.slower:
             return SLOWER
         proved = self.rows.verdict.isin(PROVED)
-        return NOT_SLOWER if len(proved) and proved.all() else NOT_DECIDED
+        if len(proved) and proved.all():
+            return NOT_SLOWER
+        return NOT_DECIDED
 
     @property
     def conclusion(self) -> str:
@@ -150,9 +153,12 @@ class Upgrade(Shown):
         if self.outcome == SLOWER:
             named = self.rows.groupby("verdict", sort=False).case.agg(", ".join)
             return "; ".join(f"{word}: {named[word]}" for word in FAILING if word in named)
-        open_verdicts = self.rows.verdict[~self.rows.verdict.isin(PROVED)]
-        parts = [f"not decided: {_tally(open_verdicts)}, of {calls}", self.next_step]
+        rows = self.rows[~self.rows.verdict.isin(PROVED)]
+        parts = [f"not decided: {tally(rows.verdict, rows['rounds'])}, of {calls}", self.next_step]
         for near in self.nearest.itertuples():
+            if near.case in set(self.rows.case):
+                parts.append(f"this call is on record: --base {near.base} --new {near.new}")
+                continue
             parts.append(f"near {near.case}, {near.base} to {near.new}, on record: {near.verdict}")
         return "; ".join(filter(None, parts))
 
@@ -174,6 +180,7 @@ class Upgrade(Shown):
         is_other = ~self.rows.case.isin(self.slower)
         order = is_other.argsort(kind="stable")
         rows = _shown(self.rows.iloc[order])
+        verdicts = tally(self.rows.verdict, self.rows["rounds"])
         near = _shown(self.nearest)
         if (rows.verdict == NOT_ON_RECORD).all():  # the title says so
             rows = rows.head(0)
@@ -182,7 +189,7 @@ class Upgrade(Shown):
             for row in table.dropna(subset="study").itertuples():
                 origins[f"{row.study} on {row.machine}"] = None
         return Card(
-            title=f"FlashInfer {self.base} (base) to {self.new} (new): {_tally(self.rows.verdict)}",
+            title=f"FlashInfer {self.base} (base) to {self.new} (new): {verdicts}",
             notes=self.notes,
             facts=[],
             table=_headed(rows, CALL + TIME_COLUMNS),
@@ -415,11 +422,6 @@ def _fill(comparison: Comparison, items: list[Item], builds: Builds) -> None:
             _require_known(comparison.both)
 
 
-def _tally(verdicts: pd.Series) -> str:
-    counts = verdicts.value_counts()
-    return ", ".join(f"{count} {word}" for word, count in counts.items())
-
-
 def _shown(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows in words; of a call with many lengths the first ones."""
     shown = rows.assign(case=rows.case.map(shortened))
@@ -492,7 +494,7 @@ def _row(comparison: Comparison, item: Item, verdict: Ratio | None) -> Row:
         row["verdict"] = FAILS if failed.release == new else "not run"
         return row
     if verdict is None:
-        row["verdict"] = AMBIGUOUS if pairs else NOT_ON_RECORD
+        row["verdict"] = INCONCLUSIVE if pairs else NOT_ON_RECORD
         return row
     base_records = [record for record, _ in pairs]
     new_records = [record for _, record in pairs]
@@ -556,7 +558,12 @@ def _upgrade(comparison: Comparison, builds: Builds, taken: list[str]) -> Upgrad
     missing = _first_missing(comparison)
     if missing:
         for both, item in nearest_items(missing, comparison.both).items():
-            near = replace(comparison, both=both, pairs={}, failed={})
+            near = replace(
+                comparison,
+                both=both,
+                pairs={},
+                failed={},
+            )
             _replay(near, [item])
             nearest.append(near)
         if not nearest:
@@ -600,7 +607,13 @@ def _known_notes(comparison: Comparison) -> list[str]:
             sides.append(answers)
         before, after = sides
         where = f"{mode_of(item.case)} on {record.gpu}"
-        add_changes(changes, before, after, stack=stack, where=where)
+        add_changes(
+            changes=changes,
+            before=before,
+            after=after,
+            stack=stack,
+            where=where,
+        )
     lines: list[str] = []
     for change in changes.values():
         lines += change_in_words(change)
@@ -613,7 +626,11 @@ def _rows(*comparisons: Comparison) -> pd.DataFrame:
     for comparison in comparisons:
         verdicts = comparison.verdicts()
         for item in comparison.pairs:
-            row = _row(comparison, item, verdicts.get(item))
+            row = _row(
+                comparison=comparison,
+                item=item,
+                verdict=verdicts.get(item),
+            )
             rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
 

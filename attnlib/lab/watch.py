@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from fnmatch import filter as matching
 from fnmatch import fnmatchcase as fits
 from functools import cache
@@ -68,7 +69,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a release changed of `compared` definitions of `base`; the FlashInfer it requires."""
+    """What a release changed of `compared` definitions of `base`; the FlashInfer it requires.
+
+    `built` is the day of the wheel of `base`, if it has one.
+    """
 
     package: str
     base: str
@@ -76,6 +80,15 @@ class Verdict:
     flashinfer: str | None
     compared: int
     changes: tuple[Change, ...]
+    built: date | None = None
+
+    def age(self, today: date) -> str:
+        """The package, the release that was read, and how old that one is, if it is known."""
+        name = f"{self.package} {self.base}"
+        if self.built is None:
+            return name
+        days = (today - self.built).days
+        return f"{name}, {days} days old"
 
     def __str__(self) -> str:
         title = f"## {self.package} {self.base} to {self.release}"
@@ -115,6 +128,17 @@ class Watch:
     def changed(self) -> bool:
         """Whether there is something to read again."""
         return any(verdict.changes for verdict in self.verdicts)
+
+    def badge(self, today: date) -> dict[str, Any]:
+        """A badge as shields.io reads it from a file: `newest`, or how old the newest read release
+        is of each package that has a later one to read."""
+        old = [verdict.age(today) for verdict in self.verdicts if verdict.changes]
+        return {
+            "schemaVersion": 1,
+            "label": "newest releases read",
+            "message": "; ".join(old) or "newest",
+            "color": "orange" if old else "green",
+        }
 
     def __str__(self) -> str:
         parts = ["# Releases after the last one that was read", *map(str, self.verdicts)]
@@ -237,6 +261,7 @@ def compare(
                 )
                 changes.append(change)
         flashinfer = new.flashinfer
+        built = old.built
     is_unread = read_flashinfer is not None and flashinfer not in read_flashinfer
     if flashinfer and is_unread:
         change = Change(
@@ -253,6 +278,7 @@ def compare(
         flashinfer=flashinfer,
         compared=len(wanted),
         changes=tuple(changes),
+        built=built,
     )
 
 

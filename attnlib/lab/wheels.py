@@ -5,15 +5,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import BadZipFile, ZipFile
 from zlib import error as ZlibError
 
+from ..run.releases import pip_words
 from .definitions import Definitions, definitions_of
 
 REQUIRES = re.compile(r"^Requires-Dist: flashinfer[-_]python\b[^=;\n]*==\s*([\w.]+)", re.I | re.M)
+
+FIRST_YEAR = 2021
+"""Reproducible builds give files a day of 1980 or 2020, which says nothing."""
 
 
 class Wheel:
@@ -59,6 +64,12 @@ class Wheel:
         except (BadZipFile, ZlibError, EOFError, OSError) as error:
             raise self._broken(error) from error
 
+    @property
+    def built(self) -> date | None:
+        """The day of its newest file; None where files have no day of their own."""
+        year, month, day = max(entry.date_time[:3] for entry in self.archive.infolist())
+        return date(year, month, day) if year >= FIRST_YEAR else None
+
     @cached_property
     def flashinfer(self) -> str | None:
         """The release of FlashInfer that it requires, None without one."""
@@ -80,7 +91,7 @@ def fetched(package: str, release: str) -> Iterator[Wheel]:
         done = subprocess.run(command, capture_output=True, text=True)
         paths = list(Path(folder).glob("*.whl"))
         if done.returncode or len(paths) != 1:
-            words = " ".join(done.stderr.split())[-300:]
+            words = pip_words(done.stderr)
             raise RuntimeError(f"pip could not fetch the wheel of {package} {release}: {words}")
         wheel = Wheel(paths[0], package, release)
         with wheel.archive:

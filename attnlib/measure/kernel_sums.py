@@ -87,7 +87,11 @@ def read_sums(path: Path) -> KernelSums | None:
     kernels = sorted(found, key=lambda kernel: -kernel.us)
     if not kernels:
         raise ValueError(f"{path} has no kernel of a GPU: profile with ProfilerActivity.CUDA")
-    return KernelSums(path.name, source, tuple(kernels))
+    return KernelSums(
+        path=path.name,
+        source=source,
+        kernels=tuple(kernels),
+    )
 
 
 def _of_nsys(path: Path, lines: list[str]) -> Iterator[KernelSum]:
@@ -137,7 +141,12 @@ def _sum_of(name: str, us: float, launches: int) -> KernelSum:
     whole = cut.removesuffix(CUT)
     if is_cut:  # within its template arguments, which tell nothing then
         whole = whole.partition("<")[0]
-    return KernelSum(short_name(whole), us, launches, is_cut)
+    return KernelSum(
+        name=short_name(whole),
+        us=us,
+        launches=launches,
+        is_cut=is_cut,
+    )
 
 
 def _time_us(path: Path, column: str, text: str) -> float:

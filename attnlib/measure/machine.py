@@ -95,7 +95,9 @@ def nvml_of(gpu_id: str) -> Iterator[tuple[Any, Any]]:
 
 
 def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    if isinstance(value, bytes):
+        return value.decode()
+    return value
 
 
 @contextmanager

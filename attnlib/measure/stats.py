@@ -13,7 +13,8 @@ is stricter: Holm's steps keep the chance of any wrong verdict in the table near
 (simulated in tests/measure/test_stats.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -38,11 +39,12 @@ DRAWS = 4000
 FASTER = "faster"
 SLOWER = "slower"
 SAME = "same"
-AMBIGUOUS = "ambiguous"  # inconclusive
+INCONCLUSIVE = "inconclusive"
 NOT_SLOWER = "not slower"
 
 ALL_ALIKE = 1e9
 """Degrees of freedom of a prior that replaces the variance of every row."""
+SPANS = "the interval spans the margin"
 Floats = NDArray[np.float64]
 Pair = tuple[Sequence[float], Sequence[float]]
 Word = Callable[[int, float, float], str]
@@ -54,7 +56,7 @@ class Ratio:
     """Time of side a over time of side b: geometric mean over rounds, interval, verdict on a.
 
     With one round there is no spread to judge by: `low` and `high` are NaN. With fewer than
-    `LEAST_ROUNDS` the verdict is ambiguous.
+    `LEAST_ROUNDS` the verdict is inconclusive.
     """
 
     ratio: float
@@ -95,6 +97,29 @@ class _Means:
     def with_interval(self, confidence: float) -> Floats:
         """Mean, low and high of each row, [rows, 3]."""
         return np.stack([self.mean, *self.interval(confidence)], axis=1)
+
+
+def why_inconclusive(rounds: int) -> str:
+    """Why a row of so many rounds has no verdict."""
+    if rounds >= LEAST_ROUNDS:
+        return SPANS
+    counted = "1 round" if rounds == 1 else f"{rounds} rounds"
+    return f"{counted}: no verdict, it needs {LEAST_ROUNDS}"
+
+
+def tally(verdicts: Iterable[str], rounds: Iterable[int]) -> str:
+    """How many rows have each verdict, the most first; of those that are inconclusive why.
+
+    Examples
+    --------
+    >>> tally(["same", "inconclusive", "inconclusive"], [4, 2, 2])
+    '2 inconclusive (2 rounds: no verdict, it needs 3), 1 same'
+    """
+    words: Counter[str] = Counter()
+    for verdict, count in zip(verdicts, rounds, strict=True):
+        why = f" ({why_inconclusive(count)})" if verdict == INCONCLUSIVE else ""
+        words[verdict + why] += 1
+    return ", ".join(f"{count} {word}" for word, count in words.most_common())
 
 
 def margin_of(us: float) -> float:
@@ -147,7 +172,7 @@ def judge_ratios(
 
     `faster` and `slower` need an interval that excludes 1 and an effect beyond the margin
     (`margin_of` the shorter of both medians). `same` needs the whole interval inside the margin.
-    Everything else is `ambiguous`, and so is a row of fewer than `LEAST_ROUNDS` rounds.
+    Everything else is `inconclusive`, and so is a row of fewer than `LEAST_ROUNDS` rounds.
 
     Parameters
     ----------
@@ -204,9 +229,14 @@ def judge_ratios(
         if not_slower and high <= edge:
             return NOT_SLOWER
         is_inside = -edge <= low and high <= edge
-        return SAME if is_inside else AMBIGUOUS
+        return SAME if is_inside else INCONCLUSIVE
 
-    verdicts = _by_holm(means, _rows_with_rounds(log_ratios), word, looks)
+    verdicts = _by_holm(
+        means=means,
+        rows=_rows_with_rounds(log_ratios),
+        word=word,
+        looks=looks,
+    )
     ratios = []
     ends = np.exp(means.with_interval(CONFIDENCE))
     for row, (ratio, low, high) in enumerate(ends.tolist()):
@@ -225,7 +255,7 @@ def judge_ratios(
 def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
     """What each row of a table saves; a pair is (times before, times after), round by round.
 
-    `faster` or `slower` where the interval excludes 0, else `ambiguous`, as with fewer than
+    `faster` or `slower` where the interval excludes 0, else `inconclusive`, as with fewer than
     `LEAST_ROUNDS` rounds. Noise grows with the length of a call, so variances are shared over the
     rows relative to the time before.
     Raises ValueError as `judge_ratios`.
@@ -251,7 +281,7 @@ def judge_savings(pairs: Sequence[Pair]) -> list[Saving]:
     ) -> str:
         if low > 0:
             return FASTER
-        return SLOWER if high < 0 else AMBIGUOUS
+        return SLOWER if high < 0 else INCONCLUSIVE
 
     verdicts = _by_holm(means, _rows_with_rounds(shares), word)
     savings = []
@@ -292,19 +322,19 @@ def _by_holm(
     word: Word,
     looks: int = 1,
 ) -> list[str]:
-    """The verdict of each row by Holm's steps; of those that are not in `rows` `ambiguous`.
+    """The verdict of each row by Holm's steps; of those that are not in `rows` `inconclusive`.
 
     With n undecided rows each is judged at confidence 1 - 5 % / n / looks, until a step decides no
     more.
     """
-    verdicts = [AMBIGUOUS] * len(means.mean)
+    verdicts = [INCONCLUSIVE] * len(means.mean)
     undecided = list(rows)
     while undecided:
         error = (1 - CONFIDENCE) / len(undecided) / looks
         low, high = means.interval(1 - error)
         for row in undecided:
             verdicts[row] = word(row, low[row], high[row])
-        still = [row for row in undecided if verdicts[row] == AMBIGUOUS]
+        still = [row for row in undecided if verdicts[row] == INCONCLUSIVE]
         if len(still) == len(undecided):
             break
         undecided = still

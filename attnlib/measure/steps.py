@@ -147,7 +147,10 @@ def find_steps(
             kind = EITHER
         else:
             kind = kinds[first]
-        before_us = math.inf if is_first else latest_us[own[0] - 1]
+        if is_first:
+            before_us = math.inf
+        else:
+            before_us = latest_us[own[0] - 1]
         begin_us = min(work[own[0]].start_us, before_us)
         step = Step(
             kind=kind,

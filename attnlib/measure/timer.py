@@ -104,7 +104,12 @@ def time_graph_behind(call: Work) -> Timing:
     alone = capture([neighbour], calls).replay
     for replay in (both, alone):
         warm_up(replay)
-    return _settled_samples(both, calls, _queue_us(both), less=alone)
+    return _settled_samples(
+        replay=both,
+        calls=calls,
+        queue_us=_queue_us(both),
+        less=alone,
+    )
 
 
 def cold_copies(bytes_read: int, l2_bytes: int) -> int:
@@ -152,7 +157,9 @@ def time_loop(
         marks.append(time.perf_counter_ns())
     _wait(gpu)
     wall_us = (time.perf_counter_ns() - marks[0]) / 1e3 / calls
-    host_us = [(after - before) / 1e3 for before, after in pairwise(marks)]
+    host_us = []
+    for before, after in pairwise(marks):
+        host_us.append((after - before) / 1e3)
     rounded = tuple(round(us, 3) for us in host_us)
     return rounded, round(wall_us, 3)
 
@@ -209,7 +216,11 @@ def _time_replay(rotation: Sequence[Work]) -> Timing:
     turns = max(1, calls // len(rotation))
     replay = capture(rotation, turns).replay
     warm_up(replay)
-    return _settled_samples(replay, turns * len(rotation), _queue_us(replay))
+    return _settled_samples(
+        replay=replay,
+        calls=turns * len(rotation),
+        queue_us=_queue_us(replay),
+    )
 
 
 def _calls_per_sample(call_us: float) -> int:

@@ -266,7 +266,9 @@ def _event(
     names: Mapping[Any, str],
 ) -> Event:
     """A row of an export as torch.profiler would write it; Nsight Systems counts nanoseconds."""
-    ids = [row.get(key) for key in ("demangledName", "nameId", "textId")]
+    ids = []
+    for key in ("demangledName", "nameId", "textId"):
+        ids.append(row.get(key))
     known = [each for each in ids if each is not None]
     number = known[0] if known else None
     if number is not None and number not in names:

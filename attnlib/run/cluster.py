@@ -33,6 +33,7 @@ from ..measure.calls.form import NamedCase
 from ..measure.machine import has_driver
 from . import store
 from .jobs import Job, Machine, StoppedError
+from .missing import NoGpuError
 from .rows import Row, machine_slug, rows_of
 from .study import Study, Sweep, describe
 
@@ -126,7 +127,11 @@ def _wait_for(left: Tasks, client: Client, sweep: Sweep, bar: Any) -> None:
             for task, (gpu, job) in list(left.items()):
                 if task.done():
                     if task.status == "finished":
-                        _keep(job.study, gpu.machine, task.result())
+                        _keep(
+                            study=job.study,
+                            machine=gpu.machine,
+                            rows=task.result(),
+                        )
                     else:
                         failures[gpu.id] = str(task.exception())
                 elif now - seen[gpu.address] > START_S:  # Dask would wait for it for good
@@ -257,7 +262,7 @@ def asked_gpus(text: str) -> list[str]:
     import torch
 
     if not (has_driver() and torch.cuda.is_available()):
-        raise RuntimeError("--gpus must be used on a machine with a CUDA GPU; none is here")
+        raise NoGpuError("--gpus must be used on a machine with a CUDA GPU; none is here")
     count = torch.cuda.device_count()
     wanted = count if text == "all" else int(text)
     if wanted > count:

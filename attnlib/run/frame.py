@@ -190,9 +190,13 @@ def _member(table: pa.Table, column: schema.Column) -> object:
     """A column that a table may lack: empty, or 0, where it or the row has none."""
     if column.type == schema.TEXT:
         has_column = column.name in table.column_names
-        return table[column.name].to_pandas() if has_column else ""
+        if has_column:
+            return table[column.name].to_pandas()
+        return ""
     values = _numbers(table, column.name)
-    return values.astype(int) if column.type == schema.COUNT else values
+    if column.type == schema.COUNT:
+        return values.astype(int)
+    return values
 
 
 def item_of(row: Any) -> Item:

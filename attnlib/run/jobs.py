@@ -49,7 +49,12 @@ class Job:
 
     def id_of(self, item: Item, machine: Machine) -> str:
         """The id of the item's record on a machine."""
-        return record_id(self.study, self.round, item, machine["gpu_id"])
+        return record_id(
+            study=self.study,
+            round_=self.round,
+            item=item,
+            gpu_id=machine["gpu_id"],
+        )
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,10 @@ def worker_environment(overlay: Path | None = None) -> dict[str, str]:
     """Environment of a worker process: the overlay first, then this very package, then ours."""
     package = Path(__file__).resolve().parents[2]
     others = os.environ.get("PYTHONPATH")
-    paths = [str(path) for path in (overlay, package, others) if path]
+    paths = []
+    for path in (overlay, package, others):
+        if path:
+            paths.append(str(path))
     data = store.data_root().resolve()
     return {
         **os.environ,

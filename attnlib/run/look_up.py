@@ -38,7 +38,7 @@ SLOTS_WEIGHT = 4.0
 them some kernels split no request."""
 LONGEST_WEIGHT = 2.0
 """The weight of a factor of two in the longest request. All weights were chosen among 108 settings
-by how well the nearest batches of other layers choose (`lab.recorded.neighbour_loss`)."""
+by how well the nearest batches of other layers choose."""
 LOGARITHM = "log_"
 """How the names of sizes begin that are logarithms; others are alike or not."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from ..measure.calls.form import Item
-from ..measure.stats import AMBIGUOUS, Ratio, judge_ratios
+from ..measure.stats import INCONCLUSIVE, Ratio, judge_ratios
 from . import store
 from .frame import item_of
 from .jobs import Job
@@ -87,7 +87,9 @@ class Comparison:
         looks = 1
         for item, pairs in self.pairs.items():
             count = len(pairs)
-            study = pairs[0][0].study if pairs else ""
+            study = ""
+            if pairs:
+                study = pairs[0][0].study
             if study == self.study:
                 looks = len(self.looks)
                 passed = [look for look in self.looks if look <= count]
@@ -111,7 +113,7 @@ class Comparison:
         """The items that neither failed nor have a verdict."""
         done = set(self.failed)
         for item, ratio in self.verdicts().items():
-            if ratio.verdict != AMBIGUOUS:
+            if ratio.verdict != INCONCLUSIVE:
                 done.add(item)
         return [item for item in self.pairs if item not in done]
 

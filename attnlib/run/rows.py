@@ -66,7 +66,11 @@ def row_of(
         item,
         gpu_id,
     )
-    form = {"id": identity, "schema": schema.VERSION, "machine": machine}
+    form = {
+        "id": identity,
+        "schema": schema.VERSION,
+        "machine": machine,
+    }
     return flat_row(form | item.to_dict() | found)
 
 

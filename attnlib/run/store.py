@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from ..measure.calls.form import Item, NamedCase
 from ..measure.files import remove_unfinished, write_whole
+from .missing import NotOnRecordError
 from .rows import (
     Row,
     RowError,
@@ -90,7 +91,10 @@ def on_machine(
 ) -> list[Source]:
     """The (study, machine) pairs with `wish` in the machine; else a ValueError for `name`."""
     pairs = list(sources)
-    kept = [pair for pair in pairs if wish.lower() in pair[1]]
+    kept = []
+    for pair in pairs:
+        if wish.lower() in pair[1]:
+            kept.append(pair)
     if pairs and not kept:
         known = dict.fromkeys(machine for _, machine in pairs)
         names = ", ".join(known)
@@ -164,7 +168,11 @@ def load(
     >>> bool((frame.run_us[frame.status == "ok"] > 0).all())
     True
     """
-    frame = _frame_of(study, machine, stamp(study, machine))
+    frame = _frame_of(
+        study=study,
+        machine=machine,
+        stamp=stamp(study, machine),
+    )
     if case is None:
         return frame.copy()
     is_case = frame.case == case
@@ -276,7 +284,9 @@ def _files_of(place: Path) -> list[Path]:
     """A file, or the records in a folder by name; none where there is nothing."""
     if place.is_dir():
         return sorted(place.glob("*.json"))
-    return [place] if place.exists() else []
+    if place.exists():
+        return [place]
+    return []
 
 
 def _path_of(row: Row) -> Path:
@@ -309,7 +319,7 @@ def _read(study: str, machine: str) -> Checked:
         if published is None:
             have = ", ".join(machines(study)) or "none"
             words = f"no records of study {study!r} on {machine!r}; machines: {have}"
-            raise FileNotFoundError(words)
+            raise NotOnRecordError(words)
         return published
     if published is None:
         return measured

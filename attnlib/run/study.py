@@ -32,6 +32,7 @@ from ..measure.progress import progress_bar
 from . import store
 from .jobs import WORKER, Job, Machine, Watch, run_job, worker_environment
 from .lock import hold_gpu
+from .missing import NoGpuError
 from .releases import overlay_for
 from .rows import machine_slug
 
@@ -147,7 +148,10 @@ class Study:
         matches = [case for case in self.cases if case.label == wanted]
         if not matches:  # the context may be left out where there is one alone
             start = f"{wanted} context="
-            matches = [case for case in self.cases if case.label.startswith(start)]
+            matches = []
+            for case in self.cases:
+                if case.label.startswith(start):
+                    matches.append(case)
         if len(matches) != 1:
             texts = [case.label for case in self.cases]
             nearest = get_close_matches(wanted, texts, n=5, cutoff=0)
@@ -230,7 +234,7 @@ def mode() -> str:
     if wanted not in MODES:
         raise ValueError(f"ATTNLIB_MODE must be one of {', '.join(MODES)}, got {wanted!r}")
     if wanted == "live" and not _has_cuda():
-        raise RuntimeError("ATTNLIB_MODE must be replay or auto here: live needs a CUDA GPU")
+        raise NoGpuError("ATTNLIB_MODE must be replay or auto here: live needs a CUDA GPU")
     if wanted == "auto":
         return "live" if _has_cuda() else "replay"
     return wanted
@@ -334,7 +338,7 @@ class Sweep:
             items = sum(len(job.items) for job in jobs)
             time = in_about((len(jobs), items), pace=study)
             words = f"{study.name!r} must be measured on a CUDA GPU{time}; none is here"
-            raise RuntimeError(f"study {words}")
+            raise NoGpuError(f"study {words}")
         return self.run(jobs)
 
     def jobs(self, study: Study) -> list[Job]:
@@ -364,7 +368,11 @@ class Sweep:
             releases = {job.release for job in left} - {""}
             words = " ".join([jobs[0].study, *sorted(releases)])
             bar = self.progress(total=total, unit="item", desc=words)
-            watch = Watch(bar.update, self.stop, (held,))
+            watch = Watch(
+                on_done=bar.update,
+                stop=self.stop,
+                held=(held,),
+            )
             with closing(bar):
                 for job in left:
                     overlay = _overlay(job, self.overlays)

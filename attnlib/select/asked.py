@@ -63,7 +63,10 @@ def layer_said(said: CallText) -> Words:
     """The arguments of `parse_layer` that a text says."""
     if said.heads and said.model:
         raise ValueError(f"pass either heads or model, got {said.heads} and {said.model}")
-    layer = {LAYER_WORDS[word]: value for word, value in said.given.items() if word in LAYER_WORDS}
+    layer = {}
+    for word, value in said.given.items():
+        if word in LAYER_WORDS:
+            layer[LAYER_WORDS[word]] = value
     if said.kv_format and said.kv_format != "bfloat16":
         layer["kv_dtype"] = "float8_e4m3fn"
     return layer
@@ -156,7 +159,9 @@ def asked_kinds(
 
 def facts_of_kind(kind: LayerKind) -> dict[str, Any]:
     """The facts of a call that a kind of layers states."""
-    facts: dict[str, Any] = {"window": True} if kind.window and not kind.mode else {}
+    facts: dict[str, Any] = {}
+    if kind.window and not kind.mode:
+        facts["window"] = True
     return facts | ({"topk": kind.topk} if kind.topk else {})
 
 

@@ -155,20 +155,43 @@ def tried_calls(
     library = _library_of("old", old)
     if _library_of("new", new) is not library:
         raise ValueError(f"new must be a release of {library.name} as old is, got {new!r}")
-    require_word("model", model or MLA, (*MODELS, MLA))
-    wanted = _modes_tried(library, model, layer, modes, policy)
-    dtypes = _dtypes_tried(library, None if every_dtype else layer, fields)
+    require_word(
+        name="model",
+        value=model or MLA,
+        words=(*MODELS, MLA),
+    )
+    wanted = _modes_tried(
+        library=library,
+        model=model,
+        layer=layer,
+        modes=modes,
+        policy=policy,
+    )
+    dtypes = _dtypes_tried(
+        library=library,
+        layer=None if every_dtype else layer,
+        fields=fields,
+    )
     sizes = {name: fields[name] for name in ("head_dim", "page_size") if name in fields}
     tried = []
     for mode, dtype, gpu in product(wanted, dtypes, gpus):
         call = _usual_call(mode, facts)
         for name, usual in _layers(mode, model, dtypes[dtype], layer):
             spec = replace(usual, **sizes)
-            how = {"mode": mode, "gpu": gpu, "policy": policy, "call": call}
+            how = {
+                "mode": mode,
+                "gpu": gpu,
+                "policy": policy,
+                "call": call,
+            }
             before = _choice(spec, library=old, **how)
             after = _choice(spec, library=new, **how)
             tried.append(Tried(name, dtype, spec, call, before, after, facts))
-    require_tested(library.name, {*facts, *fields} if stated is None else stated, tried)
+    require_tested(
+        library=library.name,
+        stated={*facts, *fields} if stated is None else stated,
+        tried=tried,
+    )
     return tried
 
 
@@ -381,7 +404,10 @@ def known_changes(
     """
     found: ProblemChanges = {}
     for each in tried:
-        call = each.call if "kv_lens" in each.stated else replace(each.call, kv_lens=(), q_lens=())
+        if "kv_lens" in each.stated:
+            call = each.call
+        else:
+            call = replace(each.call, kv_lens=(), q_lens=())
         sides = []
         stack: Mapping[str, Version] = {}
         new_pick = _pick(each.before) != _pick(each.after)
@@ -398,16 +424,28 @@ def known_changes(
             sides.append(known_problems(situation))
         before, after = sides
         where = f"{each.after.mode} on {each.after.gpu}"
-        came = add_changes(found, before, after, stack=stack, where=where)
+        came = add_changes(
+            changes=found,
+            before=before,
+            after=after,
+            stack=stack,
+            where=where,
+        )
         for change in came:
             change.new_pick |= new_pick
             change.open_conditions = _open_conditions(change.answer, situation.facts)
-    return sorted(found.values(), key=lambda change: change.comes and bool(change.answer.missing))
+    return sorted(
+        found.values(),
+        key=lambda change: change.comes and bool(change.answer.missing),
+    )
 
 
 def _open_conditions(answer: Found, facts: Mapping[str, Any]) -> Names:
     """The conditions of a problem that the facts leave open."""
-    words = [str(part) for part in answer.problem.when if truth(part, facts) is None]
+    words = []
+    for part in answer.problem.when:
+        if truth(part, facts) is None:
+            words.append(str(part))
     return tuple(re.sub("^with ", "it has ", condition) for condition in words)
 
 

@@ -52,7 +52,9 @@ class Choice:
     @property
     def backend(self) -> str:
         """The chosen candidate, or the empty string if none can run the call."""
-        return self.order[0] if self.order else ""
+        if self.order:
+            return self.order[0]
+        return ""
 
     @property
     def picked(self) -> str:
@@ -65,7 +67,9 @@ class Choice:
     @property
     def kernel(self) -> str:
         """The backend that computes: the innermost choice."""
-        return self.inner.kernel if self.inner else self.backend
+        if self.inner:
+            return self.inner.kernel
+        return self.backend
 
     @property
     def ours(self) -> str:
@@ -94,7 +98,10 @@ class Choice:
     @property
     def decided_by(self) -> Reason:
         """The row that decided: the last one that chose a backend (limits aside)."""
-        chosen = [row for row in self.reasons if row.matched and row.kind in DECISIVE]
+        chosen = []
+        for row in self.reasons:
+            if row.matched and row.kind in DECISIVE:
+                chosen.append(row)
         return chosen[-1]
 
 
@@ -176,7 +183,10 @@ def explain(
         facts["flashinfer"] = flashinfer
     facts, settled = _settled(rules, facts)
     tested = rules.tests(mode, policy, release)
-    unused = [name for name in facts_stated(call) if not decided(name, call) & tested]
+    unused = []
+    for name in facts_stated(call):
+        if not decided(name, call) & tested:
+            unused.append(name)
     choice = Choice(
         library=rules.name if release is None else f"{rules.name}=={release}",
         mode=mode,
@@ -197,7 +207,12 @@ def explain(
     choice = _with_pages(choice, rules, facts)
     called = rules.called(choice.backend, release)
     if called and called.policy in find(called.library)[0].policies_for(mode):
-        return _calling(choice, called.beside(beside), spec, call)
+        return _calling(
+            choice=choice,
+            called=called.beside(beside),
+            spec=spec,
+            call=call,
+        )
     if beside and "flashinfer" not in choice.tested:
         choice = replace(choice, unused=(*choice.unused, beside))
     return choice
@@ -220,8 +235,15 @@ def _settled(library: Library, facts: Facts) -> tuple[Facts, Reasons]:
         if row.failing(facts):
             continue
         facts = Facts({**facts, **row.sets})
-        said = [settles(fact, value) for fact, value in row.sets.items()]
-        reason = Reason("settled", ", ".join(said), row.why, row.source)
+        said = []
+        for fact, value in row.sets.items():
+            said.append(settles(fact, value))
+        reason = Reason(
+            kind="settled",
+            subject=", ".join(said),
+            why=row.why,
+            source=row.source,
+        )
         reasons.append(reason)
     return facts, tuple(reasons)
 
@@ -290,7 +312,10 @@ def _with_pages(choice: Choice, library: Library, facts: Facts) -> Choice:
     """The choice with the page size that the backend takes in place of the user's, or of none."""
     asked = facts["block_size"]
     taken = holding(library.pages, choice.backend, facts)
-    pages = taken[0].sets["page_size"] if taken else asked
+    if taken:
+        pages = taken[0].sets["page_size"]
+    else:
+        pages = asked
     if pages == asked:
         return choice
     return replace(choice, pages=pages, refused_page=asked)
@@ -312,7 +337,12 @@ def _calling(choice: Choice, called: Called, spec: AttnSpec, call: Call) -> Choi
         policy=called.policy,
         call=call,
     )
-    row = Reason("settled", called.library, called.why, called.source)
+    row = Reason(
+        kind="settled",
+        subject=called.library,
+        why=called.why,
+        source=called.source,
+    )
     unused = [name for name in choice.unused if name in inner.unused]
     return replace(
         choice,

@@ -300,7 +300,10 @@ def _lengths(spec: AttnSpec, call: Call, mode: str) -> dict[str, Any]:
     one query token for each request."""
     decode = mode in DECODE_MODES
     kv_lens = call.kv_lens or (1,)
-    usual = (1,) * len(kv_lens) if decode else kv_lens
+    if decode:
+        usual = (1,) * len(kv_lens)
+    else:
+        usual = kv_lens
     q_lens = call.q_lens or usual
     heads = spec.num_qo_heads
     total_q = sum(q_lens)

@@ -165,10 +165,14 @@ class Found:
     here: Here | None = None
 
     @property
+    def is_sized(self) -> bool:
+        """Whether it holds, and records or threads say by how much."""
+        return self.verdict == HOLDS and self.problem.has_size
+
+    @property
     def costs(self) -> bool:
         """Whether it holds, has a size, and no record says that it costs this call nothing."""
-        is_sized = self.verdict == HOLDS and self.problem.has_size
-        return is_sized and (self.here is None or self.here.costs)
+        return self.is_sized and (self.here is None or self.here.costs)
 
     @property
     def is_harmless(self) -> bool:
@@ -229,7 +233,9 @@ def _option_for(name: str) -> str:
         return "--model NAME"
     if name == LENGTHS:
         return "--call kv_lens=LENS"
-    option = "--server" if name in (*SERVER, *SERVER_NUMBERS) else "--call"
+    option = "--call"
+    if name in (*SERVER, *SERVER_NUMBERS):
+        option = "--server"
     is_flag = name in (*SERVER, *FLAGS)
     return f"{option} {name}" if is_flag else f"{option} {name}=N"
 
@@ -279,7 +285,11 @@ def found(problem: Problem, situation: Situation) -> Found | None:
         if missing:
             return None
         missing = {f"{name} after {problem.releases[name].until}"}
-    return Found(problem, tuple(sorted(missing)), name)
+    return Found(
+        problem=problem,
+        missing=tuple(sorted(missing)),
+        package=name,
+    )
 
 
 def known_problems(
@@ -302,7 +312,12 @@ def load_problems(folder: Path = KNOWN_FOLDER) -> dict[str, Problem]:
                 where = f"{getattr(entry, 'place', path.name)}, {name}"
                 if name in problems:
                     raise ValueError(f"{where}: an id must be unique, another file has it")
-                problems[name] = _problem(name, entry, path.stem, where)
+                problems[name] = _problem(
+                    name=name,
+                    entry=entry,
+                    component=path.stem,
+                    where=where,
+                )
     return problems
 
 
@@ -387,8 +402,7 @@ def how_much(problem: Problem) -> list[str]:
         spread = f"{size['least']:.2f} to {size['most']:.2f}"
         words = f"{_median_slowdown(size)} {size['unit']} ({spread})"
         if "us" in size:
-            slow, fast = size["us"]
-            words += f", the largest {slow:.1f} us instead of {fast:.1f}"
+            words = _us_per_step(size, f", median {size['median']:.2f}")
         lines.append(f"on record: {words}; {problem.record['study']}, {size['gpu']}")
     loaded = sizes().get(problem.id, {}).get("loaded")
     if loaded:
@@ -404,11 +418,11 @@ def _median_slowdown(size: Mapping[str, Any]) -> str:
     return f"median slowdown {size['median']:.2f} over {size['cases']}"
 
 
-def _us_per_step(size: Mapping[str, Any]) -> str:
+def _us_per_step(size: Mapping[str, Any], more: str = "") -> str:
     """Of metadata, which is a small part of a step: the times, where the ratio is largest."""
     slow, fast = size["us"]
     ratio = f"largest ratio of {size['cases']} on record"
-    return f"{slow:.1f} us of metadata per step instead of {fast:.1f} ({ratio})"
+    return f"{slow:.1f} us of metadata per step instead of {fast:.1f} ({ratio}{more})"
 
 
 def size_in_brief(problem: Problem, card: str) -> str:
@@ -443,20 +457,29 @@ def size_on_record(problem: Problem) -> str:
     return ", ".join(words)
 
 
-def what_to_do(problem: Problem) -> str:
-    """`fix: ...`, or that no setting mends it."""
-    return problem.do if problem.do.startswith(NO_SETTING) else f"fix: {problem.do}"
+def what_to_do(problem: Problem, of: str = "") -> str:
+    """`fix: ...`, or `fix of NAME: ...`, or that no setting mends it."""
+    if problem.do.startswith(NO_SETTING):
+        return problem.do
+    if of:
+        return f"fix of {of}: {problem.do}"
+    return f"fix: {problem.do}"
 
 
-def problem_lines(answer: Found) -> list[str]:
-    """A problem that holds: what it is, how much, what to do, where to read; a line each."""
+def problem_lines(answer: Found, here: Iterable[str] | None = None, fix_of: str = "") -> list[str]:
+    """A problem that holds: what it is, how much, what to do, where to read; a line each.
+
+    `here` is what the records say of the calls that were asked, where they are several; `fix_of`
+    names those that the fix is for, where it is not for all.
+    """
     problem = answer.problem
     lines = [f"{answer.heading}: {problem.says} [{problem.id}]"]
-    if answer.here:
-        lines.append(f"  {answer.here}")
+    if here is None:
+        here = [str(answer.here)] if answer.here else []
+    lines += [f"  {line}" for line in here]
     lines += [f"  {line}" for line in how_much(problem)]
     where = "at other calls, " if answer.is_harmless else ""
-    lines.append(f"  {where}{what_to_do(problem)}")
+    lines.append(f"  {where}{what_to_do(problem, fix_of)}")
     if problem.links:
         lines.append(f"  see: {', '.join(problem.links)}")
     return lines
@@ -488,23 +511,32 @@ def report_in_brief(answers: Iterable[Found], card: str = "") -> list[str]:
     `card` is the one whose records say the size, where none are of the call or of calls like it.
     One that costs the call nothing has no line of what to do.
     """
+    answers = list(answers)
     lines: list[str] = []
-    unsized = 0
-    possible = 0
     for answer in answers:
-        problem = answer.problem
-        if answer.missing:
-            possible += 1
-        elif not problem.has_size:
-            unsized += 1
-        else:
-            first_sentence, _, _ = problem.says.partition(". ")
-            what = f"{first_sentence.removesuffix('.')}. [{problem.id}]"
-            lines.append(f"{answer.heading}: {what}")
-            lines.append(f"  size: {answer.here or size_in_brief(problem, card)}")
-            if not answer.is_harmless:
-                lines.append(f"  {what_to_do(problem)}")
-    is_first = not lines
+        if answer.is_sized:
+            size = answer.here or size_in_brief(answer.problem, card)
+            lines += sized_in_brief(answer, str(size))
+    return lines + others_in_brief(answers, is_first=not lines)
+
+
+def sized_in_brief(answer: Found, size: str, fix_of: str = "") -> list[str]:
+    """A problem that holds and has a size, in three lines; what costs nothing has no fix."""
+    problem = answer.problem
+    first_sentence, _, _ = problem.says.partition(". ")
+    what = f"{first_sentence.removesuffix('.')}. [{problem.id}]"
+    lines = [f"{answer.heading}: {what}", f"  size: {size}"]
+    if not answer.is_harmless:
+        lines.append(f"  {what_to_do(problem, fix_of)}")
+    return lines
+
+
+def others_in_brief(answers: Iterable[Found], is_first: bool) -> list[str]:
+    """How many problems hold without a size, and how many may hold."""
+    answers = list(answers)
+    possible = sum(bool(answer.missing) for answer in answers)
+    unsized = sum(not answer.missing and not answer.problem.has_size for answer in answers)
+    lines = []
     if unsized:
         lines.append(f"{_others(unsized, is_first)} without a measured size: {DETAILS}")
     if possible:

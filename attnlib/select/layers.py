@@ -61,10 +61,20 @@ def layers_of_model(
     for asked in kinds:
         name, count = asked.kind.name, asked.kind.count
         if asked.spec is None:
-            said = own_class(name, asked.call, how["library"])
+            said = own_class(
+                kind=name,
+                call=asked.call,
+                library=how["library"],
+            )
             rows.append(LayerChoice(name, count=count, said=said))
         else:
-            row = _chosen(name, asked.spec, asked.call, mode=asked.mode, **how)
+            row = _chosen(
+                name=name,
+                spec=asked.spec,
+                call=asked.call,
+                mode=asked.mode,
+                **how,
+            )
             rows.append(replace(row, count=count))
     first = kinds[0]
     if first.call.model != OTHER and first.spec is not None and first.mode in BESIDE:
@@ -81,11 +91,13 @@ def layers_of_family(spec: AttnSpec, call: Call, *, mode: str, **how: Any) -> li
         rows.append(_chosen(beside, spec, call, mode=beside, **how))
     for kind, differs in LAYERS.get(FAMILIES[call.model], {}).items():
         if "own" in differs:
-            rows.append(LayerChoice(kind, said=own_class(kind, call, how["library"])))
+            said = own_class(kind, call, how["library"])
+            rows.append(LayerChoice(kind, said=said))
             continue
         facts = dict(differs)
         layer = replace(spec, head_dim=facts.pop("head_dim", spec.head_dim))
-        rows.append(_chosen(kind, layer, replace(call, **facts), mode=mode, **how))
+        differing = replace(call, **facts)
+        rows.append(_chosen(kind, layer, differing, mode=mode, **how))
     return rows
 
 
@@ -131,7 +143,10 @@ def tried_of_model(
 
 def kinds_left_out(model: str) -> str:
     """The kinds of a model's layers for which no selector is asked, in words; of none, nothing."""
-    names = [asked.kind.name for asked in asked_kinds(model, DECODE, {}) if asked.spec is None]
+    names = []
+    for asked in asked_kinds(model, DECODE, {}):
+        if asked.spec is None:
+            names.append(asked.kind.name)
     if not names:
         return ""
     return f"{' and '.join(names)} layers of {model}, which take a class of their own"
@@ -147,6 +162,10 @@ def own_class(kind: str, call: Call, library: str) -> str:
 
 def _chosen(name: str, spec: AttnSpec, call: Call, **how: Any) -> LayerChoice:
     try:
-        return LayerChoice(name, spec, choice=explain(spec, call=call, **how))
+        return LayerChoice(
+            layer=name,
+            spec=spec,
+            choice=explain(spec, call=call, **how),
+        )
     except (ValueError, RuntimeError) as error:
         return LayerChoice(name, spec, said=f"no answer: {error}")

@@ -143,7 +143,10 @@ class Library:
 
     def policies_for(self, mode: str) -> Names:
         """Every policy there is in a mode, backends asked for by name included."""
-        named = [name for name, tables in self.policies.items() if mode in tables]
+        named = []
+        for name, tables in self.policies.items():
+            if mode in tables:
+                named.append(name)
         return (*named, *self.backends[mode])
 
     def policy_named(self, text: str, mode: str) -> str:
@@ -165,7 +168,9 @@ class Library:
             if caller == str(release or MAIN)
         ]
         found = [beside] if beside else required
-        return _release(found[0]) if found else None
+        if found:
+            return _release(found[0])
+        return None
 
     def require_policy(
         self,
@@ -256,7 +261,12 @@ def load_libraries(folder: Path = RULES_FOLDER) -> dict[str, Library]:
     documents = []
     for path in sorted(folder.glob("*.yaml")):
         for document in read_yaml(path):
-            require_fields(document, document.place, {"library": str}, DOCUMENT_KEYS)
+            require_fields(
+                entry=document,
+                where=document.place,
+                required={"library": str},
+                optional=DOCUMENT_KEYS,
+            )
             name = document["library"]
             library = libraries.setdefault(name, Library(name))
             _describe(library, document)
@@ -285,7 +295,11 @@ def _describe(library: Library, document: Entry) -> None:
     for modes in backends:
         library.backends |= dict.fromkeys(modes.split(), _names(backends, modes))
     if "calls" in document:
-        _describe_calls(library, document["calls"], _read_of(document))
+        _describe_calls(
+            library=library,
+            written=document["calls"],
+            releases=_read_of(document),
+        )
 
 
 def _read_of(document: Entry) -> dict[str, str | None]:
@@ -414,8 +428,19 @@ def _rule(
     if not set(sets) <= {*FLAGS, *NUMBERS}:
         raise ValueError(f"{where}: no such fact: {', '.join(sets)}")
     for fact, value in sets.items():
-        require_kind(value, f"{where}: {fact} of sets", bool if fact in FLAGS else int)
-    return Rule(when, names, row["why"], row["source"], sets, instead_of)
+        require_kind(
+            value=value,
+            name=f"{where}: {fact} of sets",
+            kind=bool if fact in FLAGS else int,
+        )
+    return Rule(
+        when=when,
+        then=names,
+        why=row["why"],
+        source=row["source"],
+        sets=sets,
+        instead_of=instead_of,
+    )
 
 
 def _flat(names: Any) -> list[str]:

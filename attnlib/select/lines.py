@@ -82,13 +82,20 @@ def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
 def _widths(columns: Sequence[Sequence[str]]) -> list[int]:
     """The width of each column: its widest cell's; where that is too much, first heads are cut,
     then what has blanks, then words."""
-    widths = [max(1, *map(len, column)) for column in columns]
-    heads = [max(_longest_word([head]), *map(len, cells)) for head, *cells in columns]
+    widths = []
+    for column in columns:
+        widths.append(max(1, *map(len, column)))
+    heads = []
+    for head, *cells in columns:
+        heads.append(max(_longest_word([head]), *map(len, cells)))
     words = [_longest_word(column) for column in columns]
     room = WIDTH - len(GAP) * (len(widths) - 1)
     for least in (heads, words, [NARROWEST] * len(widths)):
         while sum(widths) > room:
-            slack = [place for place, width in enumerate(widths) if width > least[place]]
+            slack = []
+            for place, width in enumerate(widths):
+                if width > least[place]:
+                    slack.append(place)
             if not slack:
                 break
             widths[max(slack, key=widths.__getitem__)] -= 1

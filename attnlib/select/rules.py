@@ -69,7 +69,9 @@ class Condition:
     @property
     def values(self) -> tuple[Any, ...]:
         """The value, or each of several."""
-        return self.value if isinstance(self.value, tuple) else (self.value,)
+        if isinstance(self.value, tuple):
+            return self.value
+        return (self.value,)
 
     @cached_property
     def tests(self) -> set[str]:
@@ -118,7 +120,9 @@ class Group:
     def holds(self, facts: Facts) -> bool:
         """Whether any (or), or all (and), of the conditions hold."""
         parts = (condition.holds(facts) for condition in self.of)
-        return any(parts) if self.joint == "or" else all(parts)
+        if self.joint == "or":
+            return any(parts)
+        return all(parts)
 
     def __str__(self) -> str:
         words = f" {self.joint} ".join(map(str, self.of))
@@ -155,7 +159,10 @@ class Rule:
 
     def may_match(self, known: Facts) -> bool:
         """Whether the row can match a call of which these facts alone are known."""
-        decidable = [when for when in self.when if when.tests <= known.keys()]
+        decidable = []
+        for when in self.when:
+            if when.tests <= known.keys():
+                decidable.append(when)
         return all(when.holds(known) for when in decidable)
 
     def failing(self, facts: Facts) -> When | None:
@@ -241,16 +248,27 @@ def conditions(
 
 
 def _all_of(parts: tuple[When, ...]) -> When:
-    return parts[0] if len(parts) == 1 else Group("and", parts)
+    if len(parts) == 1:
+        return parts[0]
+    return Group("and", parts)
 
 
 def _condition(text: str, vocabulary: Vocabulary) -> Condition:
     flag = text.removeprefix("not ")
     if flag in vocabulary.flags:
-        return Condition(flag, "is", flag == text, words=vocabulary.flags[flag])
+        return Condition(
+            fact=flag,
+            op="is",
+            value=flag == text,
+            words=vocabulary.flags[flag],
+        )
     fact, _, rest = text.partition(" ")
     if fact in RELEASE_WORDS:
-        return Condition("release", RELEASE_WORDS[fact], Version(rest))
+        return Condition(
+            fact="release",
+            op=RELEASE_WORDS[fact],
+            value=Version(rest),
+        )
     if fact not in vocabulary.compared:
         known = ", ".join((*vocabulary.flags, *vocabulary.compared))
         raise ValueError(f"no such fact in {text!r}; there are {known}")

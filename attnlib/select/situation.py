@@ -127,7 +127,10 @@ def card_named(text: str) -> str:
     """The card that a text such as `h20` or `NVIDIA H200` names, or the empty string."""
     words = re.sub(r"[\s-]+", " ", text.lower())
     squeezed = words.replace(" ", "")
-    named = [card for card in CARDS if card in words.split() or card == squeezed]
+    named = []
+    for card in CARDS:
+        if card in words.split() or card == squeezed:
+            named.append(card)
     named += [card for card in CARDS if card in squeezed and len(card) > 4]
     return named[0] if named else ""
 
@@ -213,6 +216,15 @@ def situation_of(
     return Situation(stack, {**facts, **picked})
 
 
+def _taken(given: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The named facts, which `given` has no longer."""
+    taken = {}
+    for name in names:
+        if name in given:
+            taken[name] = given.pop(name)
+    return taken
+
+
 def _is_by_name(choice: Choice) -> bool:
     """Whether the library of the kernel was asked for a backend by its name."""
     while choice.inner is not None:
@@ -252,16 +264,22 @@ def situation_from(written: Mapping[str, Any]) -> Situation:
     if latent:
         layer["head_dim"] = MLA_HEAD_DIM
     layer |= {name: given.pop(name) for name in LAYER_WORDS if name in given}
-    lens = parse_lengths("lens", str(given.pop("lens"))) if "lens" in given else ()
+    if "lens" in given:
+        lens = parse_lengths("lens", str(given.pop("lens")))
+    else:
+        lens = ()
     q_tokens = given.pop("q_tokens", 0)
-    q_lens = (q_tokens,) * len(lens) if q_tokens else ()
+    if q_tokens:
+        q_lens = (q_tokens,) * len(lens)
+    else:
+        q_lens = ()
     of_call = {field.name for field in fields(Call)} & {*given}
     stated = {name: given.pop(name) for name in of_call}
     if mode == "sparse_mla":
         stated.setdefault("topk", 2048)
     call = Call(kv_lens=lens, q_lens=q_lens, **stated)
-    server = {name: given.pop(name) for name in (*SERVER, *SERVER_NUMBERS) if name in given}
-    picked = {name: given.pop(name) for name in (*PICKED_WORDS, "by_name") if name in given}
+    server = _taken(given, (*SERVER, *SERVER_NUMBERS))
+    picked = _taken(given, (*PICKED_WORDS, "by_name"))
     if card := card_named(named):
         picked["card"] = card
     if given:
@@ -288,7 +306,13 @@ def _facts(
     server: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The facts of a call that are known, those of the server, and what models say of the rest."""
-    of_call = facts_of(spec, call, mode=mode, gpu=gpu, release=None)
+    of_call = facts_of(
+        spec=spec,
+        call=call,
+        mode=mode,
+        gpu=gpu,
+        release=None,
+    )
     facts: dict[str, Any] = dict(of_call)
     for name in UNSTATED:
         if name not in stated:
@@ -321,7 +345,11 @@ def _by_models(
         said["near_context"] = bool(lens.max() + ahead > server["context"])
     context = max(server.get("context", SERVED_CONTEXT), int(lens.max()))
     with_model: dict[str, Any] = {"lens": lens, "facts": facts, "context": context}
-    sglang = _schedule(replace(spec, dtype=spec.kv_dtype), "sglang", **with_model)
+    sglang = _schedule(
+        spec=replace(spec, dtype=spec.kv_dtype),
+        build="sglang",
+        **with_model,
+    )
     if sglang is not None:
         default = _splits(sglang, lens, DEFAULT)
         bounded = _splits(sglang, lens, BOUNDED)

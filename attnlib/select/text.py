@@ -90,7 +90,8 @@ def answer(
     given = dict(options)
     facts = parse_call(given.pop("call", []))
     layer = {name: given.pop(name) for name in LAYER_OPTIONS if name in given}
-    _take_text(" ".join(given.pop("words", [])), given, layer, facts)
+    text = " ".join(given.pop("words", []))
+    _take_text(text, given, layer, facts)
     facts |= cache_of(layer)
     stated = list(facts)
     stated += [name for name in FIELDS if name in layer]
@@ -113,7 +114,14 @@ def answer(
         layer = {"head_dim": MLA_HEAD_DIM, "page_size": LATENT_PAGE} | layer
     if not is_one and given.get("mode") == "sparse_mla":
         facts.setdefault("topk", TOPK)
-    beside = Beside(facts, stated, cards, server, as_json, details)
+    beside = Beside(
+        facts=facts,
+        stated=stated,
+        cards=cards,
+        server=server,
+        as_json=as_json,
+        is_whole=details,
+    )
     if "diff" in given:
         return _answer_diff(given, layer, beside, is_one)
     if is_one:
@@ -136,7 +144,9 @@ def _cards_of(given: Words) -> dict[str, str]:
 
 def _models_of_diff(given: Words) -> Sequence[str]:
     """The models that `changes` knows by name."""
-    return (*MODELS, MLA) if "diff" in given else ()
+    if "diff" in given:
+        return (*MODELS, MLA)
+    return ()
 
 
 def _answer_model(
@@ -150,9 +160,26 @@ def _answer_model(
     mode = given.pop("mode", DECODE)
     first = asked_kinds(model, mode, beside.facts, **sizes)[0]
     assert first.spec is not None
-    choice = explain(first.spec, mode=first.mode, call=first.call, **given)
-    layers = layers_of_model(model, mode, beside.facts, sizes, **given)
-    return _said(choice, first.spec, first.call, layers, beside)
+    choice = explain(
+        first.spec,
+        mode=first.mode,
+        call=first.call,
+        **given,
+    )
+    layers = layers_of_model(
+        model=model,
+        mode=mode,
+        facts=beside.facts,
+        sizes=sizes,
+        **given,
+    )
+    return _said(
+        choice=choice,
+        spec=first.spec,
+        call=first.call,
+        layers=layers,
+        beside=beside,
+    )
 
 
 def _said(
@@ -172,7 +199,12 @@ def _said(
         server=beside.server,
     )
     known = known_problems(situation)
-    choice = _with_unused(choice, call, beside.stated, known)
+    choice = _with_unused(
+        choice=choice,
+        call=call,
+        stated=beside.stated,
+        known=known,
+    )
     if not beside.as_json and beside.is_whole:
         return render(choice, layers, known)
     if not beside.as_json:
@@ -281,8 +313,12 @@ def _answer_diff(
     old, new = given["diff"]
     # Known problems ask for lengths, if no rule does.
     by_rules = [name for name in beside.stated if name not in LENGTH_FIELDS]
-    how: Words = {"stated": by_rules, "gpus": given.get("gpu", tuple(GPUS))}
-    modes = given["mode"].split(",") if "mode" in given else ()
+    gpus = given.get("gpu", tuple(GPUS))
+    how: Words = {"stated": by_rules, "gpus": gpus}
+    if "mode" in given:
+        modes = given["mode"].split(",")
+    else:
+        modes = ()
     if "policy" in given:
         how["policy"] = given["policy"]
     if "library" in given:
@@ -291,11 +327,23 @@ def _answer_diff(
     if is_one:
         model = layer.pop("model")
         how |= {"old": old, "new": new}
-        tried = tried_of_model(model, modes, beside.facts, layer, **how)
+        tried = tried_of_model(
+            model=model,
+            modes=modes,
+            facts=beside.facts,
+            sizes=layer,
+            **how,
+        )
         left_out = kinds_left_out(model)
     else:
         how |= _layer_of_diff(layer, beside.facts)
-        tried = tried_calls(old, new, modes=modes, facts=beside.facts, **how)
+        tried = tried_calls(
+            old=old,
+            new=new,
+            modes=modes,
+            facts=beside.facts,
+            **how,
+        )
     table = table_of(tried)
     if beside.as_json:
         return str(table.to_json(orient="records", indent=2))
@@ -321,9 +369,15 @@ def render(
 ) -> str:
     """The choice and its known problems, then every row considered, without repeats, matches
     first."""
-    head = [headline(choice), *_notes(choice), *report(known), *_layers_said(layers)]
+    head = [
+        headline(choice),
+        *_notes(choice),
+        *report(known),
+        *_layers_said(layers),
+    ]
     rows = rules_of(choice)
-    lines = [*head, "", *table_lines([(*RULE_COLUMNS, SOURCE_COLUMN), *rows])]
+    columns = (*RULE_COLUMNS, SOURCE_COLUMN)
+    lines = [*head, "", *table_lines([columns, *rows])]
     folded = sum(reason.of_other_model for reason in choice.reasons)
     if folded:
         lines.append(f"{folded} rules of other models do not apply (--json lists them)")
@@ -338,7 +392,9 @@ def render_in_brief(
 ) -> str:
     """The choice, its known problems with their sizes on a card, and why not the next ones."""
     head = [headline(choice), *_notes(choice), *_layers_said(layers)]
-    rows = [(taken, backend, why) for taken, backend, why, _ in rules_of(choice)]
+    rows = []
+    for taken, backend, why, _ in rules_of(choice):
+        rows.append((taken, backend, why))
     rows = [*dict.fromkeys(rows)]
     lines = [*head, *report_in_brief(known, card), ""]
     lines += table_lines([RULE_COLUMNS, *rows[:SHOWN_RULES]])
@@ -356,7 +412,9 @@ def rules_of(choice: Choice) -> list[tuple[str, str, str, str]]:
     ours = [reason for reason in choice.reasons if not reason.of_other_model]
     rows: dict[tuple[str, str, str, str], None] = {}
     for reason in sorted(ours, key=lambda reason: not reason.matched):
-        taken = "yes" if reason.matched and reason.kind != "limit" else "no"
+        taken = "no"
+        if reason.matched and reason.kind != "limit":
+            taken = "yes"
         rows[taken, _short(reason.subject), reason.why, reason.source] = None
     return [*rows]
 
@@ -374,7 +432,8 @@ def _notes(choice: Choice) -> list[str]:
         notes.append(f"{why}: {choice.library} takes pages of {choice.pages}")
     if choice.unused:
         notes.append(f"makes no difference to its choice: {', '.join(choice.unused)}")
-    if any(reason.of_other_model and reason.why.endswith(OTHER) for reason in choice.reasons):
+    others = [reason for reason in choice.reasons if reason.of_other_model]
+    if any(reason.why.endswith(OTHER) for reason in others):
         notes.append("an engine has rules for some models: --model NAME, or --call model=NAME")
     return notes
 

@@ -58,7 +58,12 @@ def _paged(
     """Paged prefill, first without and then with 8,192 tokens before the queries."""
     cases = []
     for q_len, prefix, batch in product(q_lens, (0, 8192), batches):
-        cached = _cached(heads, batch, q_len + prefix, page_size)
+        cached = _cached(
+            heads=heads,
+            batch=batch,
+            kv_len=q_len + prefix,
+            page_size=page_size,
+        )
         cases.append(ExtendCase(cached, "prefill_paged", q_len))
     return _not_too_long(cases)
 
@@ -204,8 +209,18 @@ def _mixed(
     tokens: int,
 ) -> tuple[ExtendCase, tuple[DecodeCase, ExtendCase]]:
     """A batch of decoding requests and, last, a chunk of a prompt; and both of them apart."""
-    decodes = _cached(LLAMA, requests, 8192, page_size=16)
-    alone = _cached(LLAMA, 1, 8192, page_size=16)
+    decodes = _cached(
+        heads=LLAMA,
+        batch=requests,
+        kv_len=8192,
+        page_size=16,
+    )
+    alone = _cached(
+        heads=LLAMA,
+        batch=1,
+        kv_len=8192,
+        page_size=16,
+    )
     lengths = ["8192"] * (requests + 1)
     queries = ["1"] * requests + [str(tokens)]
     batch = replace(
@@ -312,7 +327,11 @@ def mode_rows(frame: pd.DataFrame) -> pd.DataFrame:
     eager = decode_rows(frame, timer=EAGER)
     rows = pd.concat([in_graphs, eager])
     # Decode cases have no such fields.
-    usual = {"mode": "decode", "mask": "causal", "q_len": 1}
+    usual = {
+        "mode": "decode",
+        "mask": "causal",
+        "q_len": 1,
+    }
     columns = rows.columns.union(list(usual), sort=False)
     rows = rows.reindex(columns=columns)
     rows = rows.astype(dict.fromkeys(usual, object))

@@ -25,7 +25,6 @@ from ..run.frame import (
     decode_rows,
     intervals,
     over,
-    release_order,
     times,
 )
 from ..run.study import Grid, Study
@@ -176,7 +175,11 @@ def headline(frame: pd.DataFrame, release: str) -> pd.DataFrame:
 
 def slowdown_grid(frame: pd.DataFrame, release: str) -> pd.DataFrame:
     """fa3 / fa2 of every case of a release, with its verdict."""
-    table = over(decode_rows(frame, release=release), FA3, FA2)
+    table = over(
+        rows=decode_rows(frame, release=release),
+        a=FA3,
+        b=FA2,
+    )
     return table[[*SHAPE, "ratio", "verdict"]]
 
 
@@ -234,16 +237,3 @@ def slowdown_chart(frame: pd.DataFrame, release: str, *, page_size: int) -> char
         axis.set_xticks([1024, 8192, 65536], ["1k", "8k", "64k"])
     axes[0].legend(fontsize=7.5, loc="upper left")
     return figure
-
-
-def by_release(frame: pd.DataFrame) -> pd.DataFrame:
-    """`auto` of both wrappers vs. the pinned fa2 of the same release, and the kernel that ran."""
-    tables = []
-    for release in release_order(frame):
-        rows = decode_rows(frame, release=release)
-        for backend in (AUTO, GRAPH_AUTO):
-            ran = rows[rows.backend == backend].drop_duplicates("case")
-            families = ran[["case", "kernel_family"]]
-            table = over(rows, backend, FA2).merge(families, on="case")
-            tables.append(table.assign(release=release, backend=backend))
-    return pd.concat(tables, ignore_index=True)

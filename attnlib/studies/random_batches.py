@@ -158,7 +158,12 @@ def ratios(
     """Backend a / backend b of each batch of `load_all`, judged GPU by GPU (`over`)."""
     tables = []
     for machine, part in rows.groupby("machine", sort=False):
-        table = over(part, a, b, not_slower=not_slower)
+        table = over(
+            rows=part,
+            a=a,
+            b=b,
+            not_slower=not_slower,
+        )
         tables.append(table.assign(machine=machine))
     return _with_slots(pd.concat(tables, ignore_index=True))
 
@@ -176,7 +181,12 @@ def gain_summary(
     """
     lines = []
     for rival in rivals:
-        judged = ratios(rows, PLANNED, rival, not_slower=MOST_LOSS)
+        judged = ratios(
+            rows=rows,
+            a=PLANNED,
+            b=rival,
+            not_slower=MOST_LOSS,
+        )
         table = judged.assign(ratio=1 / judged.ratio)
         of_rival = rows[rows.backend == rival]
         plan_us = of_rival.plan_us.median()

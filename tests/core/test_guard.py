@@ -224,10 +224,9 @@ def test_a_graph_is_judged_before_each_replay_by_what_lies_in_its_buffer(engines
         graph.replay()
 
 
-def test_a_plan_is_held_to_the_lengths_that_a_graph_is_replayed_for(engines, monkeypatch):
-    """TensorRT-LLM #18769: no new plan was made for the second replay."""
+def planned_wrapper(lens):
+    """A wrapper of FlashInfer with the plan that the library makes for `lens`."""
     shape = PlanShape(32, 8, 128, 2, 8, 8192, 132, page_size=16)
-    lens = torch.tensor([8192, *[1] * 7])
     words = plan_words(
         shape,
         lens.numpy(),
@@ -235,13 +234,32 @@ def test_a_plan_is_held_to_the_lengths_that_a_graph_is_replayed_for(engines, mon
     ).image(PlanLayout.of(shape).int_bytes // 4)
     wrapper = SimpleNamespace(_plan_info=PlanLayout.of(shape).info, _window_left=-1)
     wrapper._int_workspace_buffer = torch.tensor(words).view(torch.uint8)
-    monkeypatch.setattr(plans, "GUARD_EVERY", 1)
+    return wrapper
+
+
+def guard_plans(monkeypatch, every):
+    """The guard of plans, which checks one in `every`; returns what an engine's hook calls."""
+    monkeypatch.setattr(plans, "GUARD_EVERY", every)
     monkeypatch.setattr(
         plans,
         "STATE",
         State({"guard": "raise"}, guard=attnlib.guard("sglang")),
     )
-    plans.guard_plan(wrapper, lens, page_size=16, num_pages=lambda: 0, layers="layers 0 to 7")
+    return lambda wrapper, lens: plans.guard_plan(
+        wrapper,
+        lens,
+        page_size=16,
+        num_pages=lambda: 0,
+        layers="layers 0 to 7",
+    )
+
+
+def test_a_plan_is_held_to_the_lengths_that_a_graph_is_replayed_for(engines, monkeypatch):
+    """TensorRT-LLM #18769: no new plan was made for the second replay."""
+    lens = torch.tensor([8192, *[1] * 7])
+    wrapper = planned_wrapper(lens)
+    hook = guard_plans(monkeypatch, every=1)
+    hook(wrapper, lens)
     graph = Graph()
     later = Graph()
     for each in (graph, later):
@@ -254,6 +272,36 @@ def test_a_plan_is_held_to_the_lengths_that_a_graph_is_replayed_for(engines, mon
         RuntimeError, match="all 4096 tokens of request 1, it reads 320 .7 of 8.*layers 0 to 7"
     ):
         graph.replay()
+
+
+def test_a_plan_that_sglangs_graph_of_metadata_froze_is_seen_by_the_decode_graph(
+    engines, monkeypatch
+):
+    """SGLang's metadata_glue_graph.py: two eager steps, a capture of the preparation, replays of it
+    from then on, in which no hook and no planner of the host runs."""
+    every = 5
+    lens = torch.tensor([8192, *[1] * 7])
+    wrapper = planned_wrapper(lens)
+    hook = guard_plans(monkeypatch, every)
+    hook(wrapper, lens)
+    decode = Graph()
+    decode.capture_begin()
+    decode.capture_end()
+    for _ in range(2):
+        hook(wrapper, lens)
+        decode.replay()
+    glue = Graph()
+    glue.capture_begin()
+    hook(wrapper, lens)
+    glue.capture_end()
+    replays = 2
+    with pytest.raises(RuntimeError, match=r"all 4096 tokens of request 1.*layers 0 to 7"):
+        while replays < 10 * every:
+            lens.fill_(4096)
+            glue.replay()
+            replays += 1
+            decode.replay()
+    assert replays == every + 1, "one replay in so many is checked"
 
 
 def test_a_tensor_in_freed_memory_is_not_taken_for_the_words_that_lay_there(engines):

@@ -16,6 +16,10 @@ from support.metadata_cases import DEVICE, POISON, SCHEDULES, SMS, Shape
 from support.schedule_words import candidates, wrong_parts
 
 from attnlib.core import schedule_words
+from attnlib.core.metadata import device
+from attnlib.core.metadata.decode import NO_SCHEDULES, launch_of
+from attnlib.core.metadata.device import span_width
+from attnlib.core.metadata.require import DecodeTensors
 from attnlib.core.metadata.schedules import build_step_schedules
 from attnlib.core.schedule import library
 from attnlib.core.schedule.caps import CAPS, num_splits
@@ -162,6 +166,39 @@ def test_over_992_requests_nothing_is_split_and_992_are_sorted_among_themselves(
         schedules = assert_twins(facts, lens, q_lens)
         is_split = int(schedules["mla"].words[:batch_size].max()) > 1
         assert is_split == (batch_size == most)
+
+
+@pytest.mark.parametrize("part", [8, 32, 64])
+def test_requests_are_ordered_in_one_part_or_in_many(monkeypatch, part):
+    monkeypatch.setattr(device, "MAX_PART", part)
+    rng = np.random.default_rng(part)
+    facts = step_of(cap="upstream", batch_size=45, tokens=2, columns=2**17)
+    lens = rng.integers(0, 4097, 45)
+    lens[44] = 2**17
+    schedules = assert_twins(facts, lens, rng.integers(0, 3, 45))
+    assert int(schedules["mla"].words[:45].max()) > 1
+
+
+def test_a_program_that_orders_among_many_requests_has_more_warps():
+    batch = 2048
+    numbers = torch.zeros(batch, dtype=torch.int32)
+    table = torch.zeros(batch, 16, dtype=torch.int32)
+    tensors = DecodeTensors(
+        seq_lens=numbers,
+        req_pool_indices=numbers,
+        req_to_token=table,
+        cache_seqlens=numbers.clone(),
+        cu_seqlens_k=torch.zeros(batch + 1, dtype=torch.int32),
+        page_table=table.clone(),
+    )
+    warps = []
+    for schedules in (
+        NO_SCHEDULES,
+        NO_SCHEDULES._replace(kinds=1, programs=256, span=span_width(batch)),
+    ):
+        grid, constants, of_a_program = launch_of(tensors, 16, schedules).cut(0, 16)
+        warps.append(of_a_program)
+    assert warps == [1, 4]
 
 
 def test_query_tokens_decide_tiles_and_order_under_a_causal_mask():

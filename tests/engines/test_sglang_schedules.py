@@ -51,6 +51,13 @@ PREPARED = {
     "verification of MLA": 61,
 }
 """Schedules that SGLang's layers prepare in a step, beside the one of a step."""
+SAID = {
+    "gpt-oss-120b": "full attention, kind 1; a window of 127, kind 2",
+    "DeepSeek-V3": "MLA, kind 1",
+    "verification of 32 layers": "full attention, kind 1",
+    "verification of MLA": "MLA, kind 1",
+}
+"""What the log says of our launch."""
 
 
 class Graphs(Capped):
@@ -159,6 +166,8 @@ def test_one_launch_writes_every_schedule_of_a_step(graphs, name, splits):
         assert kind.facts.split_cap == (call["num_splits"] or kind.facts.split_cap)
         assert kind.words.tolist() == schedule_words(kind.facts, lens, tokens).tolist()
     assert arms.STATE.calls["metadata=one-launch"] == 1
+    said = [words for words in arms.STATE.said if "one launch writes" in words]
+    assert said == [f"attnlib: one launch writes the schedules of: {SAID[name]}"]
 
 
 def test_each_graph_has_words_of_its_own(graphs):

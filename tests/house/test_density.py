@@ -5,9 +5,17 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from support.density import LONG_LINE, ROOT, Density, modules
+from support.density import (
+    LONG_FUNCTION,
+    LONG_LINE,
+    ROOT,
+    Density,
+    long_functions,
+    long_functions_in,
+    modules,
+)
 
-MOST_TOKENS_A_LINE = 7.8
+MOST_TOKENS_A_LINE = 7.5
 MOST_LONG_LINES = 0.005
 """Share of code lines with `LONG_LINE` tokens or more."""
 PACKAGE = ROOT / "attnlib"
@@ -84,6 +92,28 @@ def test_lines_have_few_tokens():
     mean = sum(tokens.values()) / len(tokens)
     densest = sorted(tokens, key=tokens.__getitem__)[-20:]
     assert mean <= MOST_TOKENS_A_LINE, "\n".join(densest)
+
+
+def test_functions_are_short():
+    found = long_functions(PACKAGE)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "above, docstring, lines, is_long",
+    [
+        ("", "", LONG_FUNCTION - 1, False),
+        ("", "", LONG_FUNCTION, True),
+        ("", '    """One.\n\n    Two.\n    """\n', LONG_FUNCTION - 1, False),
+        ("", '    """One.\n\n    Two.\n    """\n', LONG_FUNCTION, True),
+        ("@triton.jit\n", "", LONG_FUNCTION, False),
+        ("@triton.jit(do_not_specialize=['n'])\n", "", LONG_FUNCTION, False),
+        ("@cache\n", "", LONG_FUNCTION, True),
+    ],
+)
+def test_only_kernels_and_docstrings_may_be_long(above, docstring, lines, is_long):
+    text = f"{above}def name():\n{docstring}" + lines * "    pass\n"
+    assert bool(list(long_functions_in(text))) == is_long
 
 
 def test_nothing_is_written_out_to_be_splatted():

@@ -136,7 +136,7 @@ def test_the_short_text_says_what_runs_what_is_known_what_is_faster_and_how_sure
 @pytest.mark.parametrize(
     "gpu, words",
     [
-        ("h200", "This call is not on record; the 8 nearest batches (NVIDIA H200):"),
+        ("h200", "This call is not on record; expected by all batches (NVIDIA H200):"),
         ("h20", "No batch is on record of an H20: these are of NVIDIA H200"),
     ],
 )

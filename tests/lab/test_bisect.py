@@ -160,7 +160,7 @@ def test_rounds_cut_short_or_of_another_search_do_not_count_for_a_pair(lab):
         (20, 20),
     ],
 )
-def test_a_step_that_stays_ambiguous_fails_and_names_the_release(lab, rounds, most):
+def test_a_step_that_stays_inconclusive_fails_and_names_the_release(lab, rounds, most):
     lab.us, lab.noise = (
         {"0.6.1": 15.0},
         {
@@ -169,7 +169,7 @@ def test_a_step_that_stays_ambiguous_fails_and_names_the_release(lab, rounds, mo
             "0.6.3": (1.0,),
         },
     )
-    words = rf"release 0\.6\.1 must get .*ambiguous after {most} rounds"
+    words = rf"release 0\.6\.1 must get .*inconclusive after {most} rounds"
     with pytest.raises(RuntimeError, match=words):
         run(rounds=rounds)
     assert sum(release == "0.6.1" for _, release in lab.order()) == most
@@ -242,6 +242,23 @@ def replay(lab, monkeypatch):
 def test_replay_says_which_release_is_not_on_record(replay, options, words):
     with pytest.raises(FileNotFoundError, match=words):
         run(**options)
+
+
+def test_a_backend_that_fits_no_release_is_refused_with_those_of_the_case():
+    study = STUDIES["split_cap"]
+    case = next(case for case in study.cases if case.label.startswith("mode=mla heads=128/1"))
+    ends = {"package": "sglang-kernel", "good": "0.4.9", "bad": "0.4.10"}
+    with pytest.raises(ValueError, match="backend for sglang-kernel must be") as refused:
+        bisect(study, case, **ends)
+    told = str(refused.value)
+    assert "sglang-flash-attn-3-mla" in told and "extend" not in told
+
+
+def test_what_is_not_on_record_has_the_status_of_what_is_not_decided(capsys):
+    call = "heads=32/8 head_dim=128 page=16 lens=8192x16"
+    asked = ["--package", "flashinfer-python", "--good", "0.5.3", "--bad", "0.6.3"]
+    assert cli.main(["bisect", *asked, "--study", "suite", "--case", call]) == cli.UNDECIDED
+    assert "no bisection of suite is on record of this case" in capsys.readouterr().err
 
 
 def test_pre_releases_are_searched_if_they_are_given(lab):

@@ -52,11 +52,12 @@ def test_every_claim_has_a_verdict_and_its_records_are_in_the_store(published_re
             assert set(row.records) <= ids
 
     counts = Counter(row.verdict for row in judged)
-    shown = {"confirmed": 29, "partly": 14, "not measured": 7, "not measurable here": 6}
+    shown = {"confirmed": 29, "partly": 14, "not measured": 6, "not measurable here": 7}
     assert counts == shown, "a new claim, or a verdict that changed: if that is meant, set it here"
     for row in judged:
         if row.verdict == claims.NOT_HERE:
-            assert "lackwell" in row.claim.measured_on + row.claim.quote, row.claim.id
+            said = row.claim.measured_on + row.claim.quote + row.claim.note
+            assert "lackwell" in said or "eight GPUs" in said, row.claim.id
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_a_vote_needs_a_case():
     [
         ((1.5, "faster"), "faster", "confirmed"),
         ((1.5, "faster"), "slower", "refuted"),
-        ((0.2, "ambiguous"), "slower", "open"),
+        ((0.2, "inconclusive"), "slower", "open"),
     ],
 )
 def test_a_load_on_a_server_is_judged_by_what_an_arm_saves(
@@ -138,6 +139,62 @@ def test_a_load_on_a_server_is_judged_by_what_an_arm_saves(
             write({"served": form | change})
 
 
+@pytest.fixture
+def of_servers(monkeypatch):
+    """Make the records of servers: what an arm makes of 100 tokens per second of its base."""
+    served = claims.studies.served
+    monkeypatch.setattr(served, "good_rows", lambda frame, timer: frame)
+    monkeypatch.setattr(served, "require_comparable", lambda rows: None)
+
+    def make(asked, rates, rounds=3):
+        arm, base, loads = served.QUESTIONS[asked]
+        rows = []
+        for case, rate in zip(loads, rates, strict=True):
+            for number in range(rounds):
+                for backend, mean in ((arm, rate), (base, 100.0)):
+                    tokens_per_s = mean + 0.1 * number
+                    row = {"case": case, "backend": backend, "round": number, "gpu_id": "one"}
+                    row |= {"tokens_per_s": tokens_per_s, "id": f"{backend} {number}"}
+                    row |= {"started_us": [0.0], "ended_us": [1e8 / tokens_per_s]}
+                    rows.append(row)
+        monkeypatch.setattr(served, "load_all", lambda: pd.DataFrame(rows))
+        monkeypatch.setattr(store, "machines", lambda study: list(served.MACHINES))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("asked", "rates", "verdicts"),
+    [
+        (
+            "schedule",
+            (104, 103, 102),
+            {"sglang-21104-2-percent": "confirmed", "sglang-21104-bs1-throughput": "confirmed"},
+        ),
+        (
+            "schedule",
+            (96, 103, 102),
+            {"sglang-21104-2-percent": "partly", "sglang-21104-bs1-throughput": "refuted"},
+        ),
+        (
+            "metadata",
+            (103, 102),
+            {
+                "sglang-20778-end-to-end-best": "confirmed",
+                "sglang-20778-end-to-end-worst": "refuted",
+            },
+        ),
+    ],
+)
+def test_claims_of_a_loaded_server_wait_for_their_records(of_servers, asked, rates, verdicts):
+    of_servers(asked, rates)
+    judged = claims.verdicts([*verdicts])
+    assert {row.claim.id: row.verdict for row in judged} == verdicts
+    of_servers("flashinfer", (100, 100))
+    for row in claims.verdicts([*verdicts]):
+        assert (row.verdict, row.records) == (claims.NOT_MEASURED, ())
+
+
 @pytest.mark.parametrize(
     ("expect", "somewhere", "verdict"),
     [
@@ -151,7 +208,7 @@ def test_a_load_on_a_server_is_judged_by_what_an_arm_saves(
 def test_a_pair_is_judged_by_what_is_expected(write, monkeypatch, expect, somewhere, verdict):
     table = pd.DataFrame({"ratio": [2.1, 0.5], "verdict": ["slower", "faster"]})
     if verdict == "open":
-        undecided = pd.DataFrame({"ratio": [1.0] * 3, "verdict": ["ambiguous"] * 3})
+        undecided = pd.DataFrame({"ratio": [1.0] * 3, "verdict": ["inconclusive"] * 3})
         table = pd.concat([table, undecided])
     backends = ["a", "b"]
     rows = pd.DataFrame({"backend": backends, "release": "", "id": ["1", "2"]})

@@ -62,12 +62,12 @@ def each(*calls):
         (
             each(10, 30, 10, 30),
             each(12, 40, 12, 40),
-            "ambiguous",
+            "inconclusive",
         ),
         (
             each(10, 10, 10, 10),
             each(10, 10, 10, 90),
-            "ambiguous",
+            "inconclusive",
         ),  # one slow call is no change
         (each(10), each(12), "slower"),
         (

@@ -399,7 +399,7 @@ def test_a_batch_size_that_no_mark_tells_is_taken_from_the_shape(path):
         runs(traces.MERGE, 2.0),
     )
     found = attnlib.diagnose(served(*split).save(path))
-    assert found.patterns.empty and "--shape 'lens=8192x16' to check" in repr(found)
+    assert found.patterns.empty and "--shape 'lens=TOKENSxREQUESTS' to check" in repr(found)
     full = attnlib.diagnose(path, batch_size=64)
     assert attnlib.diagnose(path, batch_size=1).patterns.empty, "one request delays no other"
     with pytest.raises(ValueError, match="heads must have 8 KV heads, as fa2's grid has, got"):
@@ -478,7 +478,45 @@ def test_what_is_no_path_is_said_by_its_argument():
 
 
 def test_lengths_are_asked_for_as_many_requests_as_the_trace_has():
-    assert "--shape 'lens=8192x33'" in str(attnlib.diagnose(TRACES / "fa2_unsplit.json.gz"))
+    """No request count is made up, and the release is asked for where the engine is known."""
+    for name, words in {
+        "fa2_unsplit": "'lens=32768+2048x32 sglang=RELEASE'",
+        "fa3_decode": "'lens=TOKENSxREQUESTS'",
+        "sglang_0523": "'lens=32768+2048x31 sglang=RELEASE'",
+    }.items():
+        assert f"--shape {words}" in flat(str(attnlib.diagnose(TRACES / f"{name}.json.gz"))), name
+    stated = attnlib.diagnose(TRACES / "sglang_0523.json.gz", sglang="0.5.23")
+    assert "sglang=RELEASE" not in repr(stated)
+
+
+@pytest.mark.parametrize(
+    "lens, patterns, saving",
+    [
+        ("8192x33", [], ""),
+        ("8000+8192x32", [], ""),
+        ("131072+2048x32", ["fa2 splits no request"], "6,277.7 us"),
+    ],
+)
+def test_equal_lengths_lose_nothing_by_a_request_that_is_not_split(lens, patterns, saving):
+    layer = {"heads": "32/8", "head_dim": 128, "page": 16}
+    found = attnlib.diagnose(TRACES / "fa2_unsplit.json.gz", lens=lens, **layer)
+    names = [] if found.patterns.empty else found.patterns.pattern.tolist()
+    assert names == patterns
+    told = "Not slower at these lengths, at others: fa2 splits no request." in repr(found)
+    assert told == (not patterns) and saving in flat(repr(found))
+
+
+def test_a_batch_that_one_trace_does_not_tell_decides_nothing(capsys):
+    both = [str(TRACES / f"{name}.json.gz") for name in ("fa3_decode", "fa2_unsplit")]
+    for order, side in ((both, "before"), (both[::-1], "after")):
+        assert cli.main(["diagnose", *order, "--fail-on", "slower"]) == 3
+        words = f"Not decided: the batch size of {side} is unknown, the other trace has 33 requests"
+        assert words in flat(capsys.readouterr().out)
+    same = [both[0], both[0]]
+    assert cli.main(["diagnose", *same, "--fail-on", "slower"]) == 3
+    assert "batch sizes of both traces are unknown" in flat(capsys.readouterr().out)
+    stated = ["--shape", "lens=8192x16"]
+    assert cli.main(["diagnose", *same, "--fail-on", "slower", *stated]) == 0
 
 
 def test_a_pattern_and_the_known_problem_that_it_is_are_one_knowledge():

@@ -92,6 +92,18 @@ def test_without_a_gpu_what_is_on_record_is_judged(lab, monkeypatch):
     assert store.machines("suite") == [SLUG]
 
 
+def test_two_rounds_on_record_are_said_and_decide_nothing(lab, monkeypatch, capsys):
+    monkeypatch.setattr(measured, "ROUNDS", 2)
+    measured.measure(PACKAGE)
+    monkeypatch.setattr(measured, "mode", lambda: "replay")
+    assert cli.main(["watch", PACKAGE, "--measure"]) == cli.UNDECIDED
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0].endswith("8 inconclusive (2 rounds: no verdict, it needs 3)")
+    assert ("no GPU here: what is on record is read, with its rounds; to measure are") in err
+    empty = measured.Measured(PACKAGE, "1", "2", measured.measure(PACKAGE, "0.1", "0.2").rows)
+    assert empty.outcome == "not decided"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -100,7 +100,7 @@ def test_a_server_that_fails_is_one_line(words, monkeypatch, capsys):
 
 def test_without_a_gpu_it_says_how_long_it_would_take(capsys):
     words = ["serve", "--model=llama-3.1-8b", "--arm=default", "--arm=splits=bounded"]
-    assert cli.main(words) == 1
+    assert cli.main(words) == cli.UNDECIDED
     assert "on a CUDA GPU, where it takes about 12 minutes; none is here" in capsys.readouterr().err
 
 
@@ -122,6 +122,16 @@ def test_a_dry_run_says_what_it_would_start_and_starts_nothing(capsys, monkeypat
     assert "--port 31000" in bounded
     load = "41 clients x 3 requests, prompts of 512 to 100,000 tokens, 256 to make"
     assert (closed, opened) == (f"closed loop: {load}", f"open loop at 60 %: {load}")
+
+
+def test_a_dry_run_says_that_a_plan_of_flashinfer_changes_no_other_backend(capsys):
+    words = ["serve", "--engine=vllm", "--model=llama-3.1-8b", "--arm=default", "--dry-run"]
+    words.append("--arm=decode=planned")
+    said = "decode=planned changes FlashInfer's decode alone"
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out.count(said) == 1
+    assert cli.main([*words, "--options=--attention-backend FLASHINFER"]) == 0
+    assert said not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """`advise` for several models and for two stacks: a row per kind of layers, what changes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from attnlib import cli
 from attnlib.core.call_text import CallText
-from attnlib.lab.stacks import advise_stacks
+from attnlib.lab.stacks import Stacks, advise_stacks
 
 pytestmark = [pytest.mark.usefixtures("published_records"), pytest.mark.slow]
 UPGRADE = ("sglang==0.5.15", "sglang==0.5.23")
@@ -71,6 +72,41 @@ def test_one_library_lists_what_holds_and_what_may_hold():
     ids = [each.problem.id for each in found.holding]
     assert ids == [CAP, "sglang-schedule-mla", "sglang-schedule-dp-attention"]
     assert any("Possible, if you confirm it: " in note for note in found.notes)
+
+
+def test_a_problem_that_costs_no_model_anything_has_no_fix_as_with_one_model():
+    one = str(asked("DeepSeek-V3", libraries=UPGRADE[1:], dp=1))
+    both = str(asked("DeepSeek-V3", "Llama-3.1-70B", libraries=UPGRADE[1:], dp=1))
+    for text in (one, both):
+        assert "Not slower at this call, at others since SGLang 0.5.16" in text
+        assert "Slower since SGLang 0.5.16" not in text and "SPLITS=bounded" not in text
+        assert "the fix is slower (speedup 0.92)" in text
+
+
+def test_a_fix_names_the_model_that_it_is_for_where_another_gains_nothing():
+    first, *_ = asked("DeepSeek-V3", libraries=UPGRADE[1:], dp=8).rows
+    last, *_ = asked("DeepSeek-V3", libraries=UPGRADE[1:], dp=1).rows
+    rows = [replace(last, layers="TP"), replace(first, layers="DP")]
+    text = " ".join(str(Stacks(UPGRADE[1:], SKEWED, "h100", rows)).split())
+    assert "Slower since SGLang 0.5.16" in text
+    assert "fix of DeepSeek-V3 DP: ATTNLIB_SGLANG_SPLITS=bounded" in text
+    assert "DeepSeek-V3 TP: on record of this call the fix is slower" in text
+
+
+def test_problems_that_stay_have_a_line_and_their_size_and_fix_in_details():
+    both = ("vllm==0.19", "vllm==0.33")
+    call = CallText.read(f"lens={SKEWED}")
+    table = advise_stacks(call, both, models=["Gemma-3-27B"], gpu="h100")
+    assert "In both releases: vllm-triton-unsplit. Sizes and fixes: --details" in str(table)
+    assert "median slowdown" not in str(table)
+    assert "- stays: Slower in vLLM" in table.details
+    assert "median slowdown" in table.details and "fix: " in table.details
+
+
+def test_the_shell_prints_details_of_two_stacks(capsys):
+    line = "--diff vllm==0.19 vllm==0.33 --gpu h100 --model Gemma-3-27B --lens 8192x16"
+    cli.main(["advise", *line.split(), "--details"])
+    assert "- stays: Slower in vLLM" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

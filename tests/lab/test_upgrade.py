@@ -74,7 +74,7 @@ def test_only_cases_without_a_verdict_take_more_rounds_up_to_the_last_look(lab):
     one, other = KEYS
     lab.us[one, NEW], lab.noise[other, NEW] = 11.0, (0.5, 1.0, 2.0)
     found = compare()
-    assert words(found) == {one: "slower", other: "ambiguous"} and found.slower == [one]
+    assert words(found) == {one: "slower", other: "inconclusive"} and found.slower == [one]
     assert found.next_step == "24 rounds, the last look, do not decide it: only a wider margin can"
     assert found.rows.rounds.tolist() == [4, LOOKS[-1]]
     counts = [count for *_, count in lab.order()]
@@ -117,10 +117,10 @@ def test_a_round_of_the_base_belongs_to_one_comparison(lab):
     assert [(jobs[n][0], {jobs[n][1], jobs[n + 1][1]}) for n in range(0, len(jobs), 2)] == sides
 
 
-def test_a_throttled_round_is_measured_again_and_an_item_without_a_look_is_ambiguous(lab):
+def test_a_throttled_round_is_measured_again_and_an_item_without_a_look_is_inconclusive(lab):
     lab.is_hot = lambda item, number: number > 0 if item.case.label == KEYS[0] else number == 1
     found = compare()
-    assert words(found) == {KEYS[0]: "ambiguous", KEYS[1]: "same"}
+    assert words(found) == {KEYS[0]: "inconclusive", KEYS[1]: "same"}
     assert found.rows.rounds.tolist() == [1, 4] and found.outcome == "not decided"
     assert max(number for number, *_ in lab.order()) == LOOKS[0] + SPARE_ROUNDS - 1
 
@@ -248,7 +248,11 @@ def test_the_command_prints_a_table_or_json_and_its_status_is_the_outcome(lab, t
     assert out.splitlines()[-1] == "not slower: proved of 2 calls"
     lab.noise[KEYS[0], "0.9.0"] = (0.5, 1.0, 2.0)
     assert cli.main([*COMMAND[:-1], "0.9.0", *listed]) == 3
-    assert capsys.readouterr().out.splitlines()[-1].startswith("not decided: 1 ambiguous, of 2")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith("not decided: 1 inconclusive (the interval spans the margin), of 2")
+    )
     lab.us[KEYS[1], "0.8.0"] = 12.0
     slower = (*COMMAND[:-1], "0.8.0", *listed, "--not-slower", "2.5%")
     assert cli.main(slower) == 1
@@ -326,9 +330,9 @@ def test_captured_steps_are_cases_too(lab, capsys):
         (["--new", "empty"], "it has none; pip install --target FOLDER SOURCE"),
         (["--new", "probe-1.0-py3-none-any.whl"], f"must be of {PACKAGE}, for this Python"),
         (["--new", "flashinfer_python-1.0-cp39-cp39-win32.whl"], f"must be of {PACKAGE}, for"),
-        (["--cases", "none.txt"], "No such file"),
         (["--cases", "blank.txt"], "cases must hold one that can be run"),
         (["--cases", "odd.txt"], "line 2 of the cases: a call must be words such as heads=32/8"),
+        (["--cases", "none.txt"], "none.txt must be a file, there is none"),
         (["--new", "0.9.9"], "pip could not install flashinfer-python==0.9.9"),
     ],
 )
@@ -368,6 +372,15 @@ def test_without_a_gpu_and_records_it_is_not_decided(capsys, fails, without_gpu)
         compare_releases("0.5.3", "0.6.3", heads=8)
     with pytest.raises(ValueError, match=r"not_slower must lie in 0\.\.1, .*got 2"):
         compare(not_slower=2)
+
+
+def test_a_release_after_the_asked_one_that_has_the_call_is_named(published_records):
+    found = compare_releases("0.6.3", "0.7.2", cases=KEYS[0])
+    assert found.outcome == "not decided"
+    assert "this call is on record: --base 0.6.3 --new 0.7.2.post1" in found.conclusion
+    other = "heads=32/8 head_dim=128 page=16 lens=8191x17"
+    elsewhere = compare_releases("0.6.3", "0.7.2", cases=other)
+    assert "this call is on record" not in elsewhere.conclusion
 
 
 def test_known_problems_that_come_or_end_are_told_of_the_calls_that_were_timed(published_records):

@@ -119,7 +119,7 @@ def test_without_ceilings_there_is_no_share_and_of_one_round_no_interval(
     assert seen.times.share.isna().all()
     assert any(note.startswith("No share of a ceiling") for note in seen.notes)
     assert "share" not in seen.card().table and "share" not in seen.card().footer
-    assert seen.comparison.verdict.tolist() == ["ambiguous"]
+    assert seen.comparison.verdict.tolist() == ["inconclusive"]
     assert "one round" in repr(seen)
 
 

@@ -2,8 +2,10 @@
 
 import json
 import re
+from datetime import date, timedelta
 from fnmatch import fnmatchcase
 from types import SimpleNamespace
+from zipfile import ZipFile, ZipInfo
 
 import pytest
 from support.tiny_wheels import make_wheel
@@ -11,7 +13,7 @@ from support.tiny_wheels import make_wheel
 from attnlib import cli
 from attnlib.core import releases
 from attnlib.core.releases import read_releases
-from attnlib.lab import watch
+from attnlib.lab import watch, wheels
 from attnlib.lab.citing import CITATION, rows_of
 
 pytestmark = pytest.mark.slow
@@ -145,6 +147,32 @@ def test_a_change_is_named_with_the_rows_to_read_again_and_ends_what_is_covered(
     assert "Not compared yet: attnlib-engine 1.3." in out
 
 
+def test_a_badge_says_how_old_the_newest_read_release_is(index, capsys, tmp_path, monkeypatch):
+    path = tmp_path / "badge.json"
+    index("1.1")
+    assert run(capsys, ENGINE, "--badge", str(path))[0] == 0
+    badge = json.loads(path.read_text())
+    assert (badge["message"], badge["color"]) == ("newest", "green")
+    index("1.2", {"engine/pick.py": PICK.replace("heads", "group")})
+    monkeypatch.setattr(wheels.Wheel, "built", date.today() - timedelta(days=29))
+    assert run(capsys, ENGINE, "--badge", str(path))[0] == 6
+    badge = json.loads(path.read_text())
+    assert badge["message"] == f"{ENGINE} 1.1, 29 days old" and badge["color"] == "orange"
+    assert badge["schemaVersion"] == 1 and badge["label"]
+
+
+def test_a_wheel_says_its_day_unless_its_build_gives_all_files_one_day(tmp_path):
+    for number, days in enumerate([[(1980, 1, 1)], [(2020, 2, 2)], [(2026, 11, 1), (2026, 11, 3)]]):
+        path = tmp_path / f"{number}.whl"
+        with ZipFile(path, "w") as archive:
+            for entry, day in enumerate(days):
+                archive.writestr(ZipInfo(f"file{entry}", (*day, 0, 0, 0)), "")
+        expected = date(2026, 11, 3) if number == 2 else None
+        assert wheels.Wheel(path, ENGINE, "1.0").built == expected
+    verdict = watch.Verdict(ENGINE, "1.0", "1.1", None, 0, ())
+    assert verdict.age(date(2026, 11, 28)) == f"{ENGINE} 1.0"
+
+
 def test_the_rows_are_those_that_cite_the_definition(index):
     changed = PICK.replace("LIMIT = 64", "LIMIT = 128").replace('"fa3" if', '"fa4" if')
     index("1.1", {"engine/pick.py": changed, "engine/kernel.so": b"\x7fELF2"})
@@ -255,6 +283,7 @@ def test_without_an_index_there_is_one_error(index, capsys, monkeypatch, tmp_pat
         (["sglangs"], "package must be one of flashinfer-python, attnlib-engine, got 'sglangs'"),
         ([ENGINE, "--base", "1.0"], "--base and --new must be given together, for one PACKAGE"),
         (["--base", "1.0", "--new", "1.1"], "for one PACKAGE"),
+        ([ENGINE, "--measure", "--badge", "x"], "--badge must go without --measure"),
     ],
 )
 def test_wrong_use(index, capsys, words, message):

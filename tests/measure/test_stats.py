@@ -13,6 +13,8 @@ from attnlib.measure.stats import (
     judge_ratios,
     judge_savings,
     mean_interval,
+    tally,
+    why_inconclusive,
 )
 
 LOOKS = (4, 8, 16, 24)
@@ -66,7 +68,7 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_claims(rounds):
 @pytest.mark.parametrize("judge", [judge_ratios, judge_savings])
 def test_one_round_decides_nothing_and_rounds_that_do_not_pair_are_refused(judge):
     (result,) = judge([([3.0], [1.0])])
-    assert result.verdict == "ambiguous"
+    assert result.verdict == "inconclusive"
     assert result.rounds == 1
     assert math.isnan(result.low)
     assert math.isnan(result.high)
@@ -87,7 +89,7 @@ def test_one_round_decides_nothing_and_rounds_that_do_not_pair_are_refused(judge
         ([2.0, 2.01, 1.99], 100.0, "slower"),
         ([0.5, 0.501, 0.499], 100.0, "faster"),
         ([1.001, 1.0, 0.999], 100.0, "same"),
-        ([0.9, 1.0, 1.1], 100.0, "ambiguous"),
+        ([0.9, 1.0, 1.1], 100.0, "inconclusive"),
         ([1.03, 1.031, 1.029], 100.0, "slower"),
         ([1.03, 1.031, 1.029], 10.0, "same"),
         ([0.97, 0.969, 0.971], 10.0, "same"),
@@ -107,8 +109,8 @@ def test_a_verdict_needs_an_interval_and_an_effect_beyond_the_margin(numerators,
         (1.015, 0.001, "not slower"),
         (0.95, 0.001, "faster"),
         (1.04, 0.001, "slower"),
-        (1.0, 0.05, "ambiguous"),
-        (1.0195, 0.001, "ambiguous"),
+        (1.0, 0.05, "inconclusive"),
+        (1.0195, 0.001, "inconclusive"),
     ],
 )
 def test_not_slower_than_a_margin_needs_an_interval_that_ends_below_it(ratio, spread, word):
@@ -129,7 +131,7 @@ def assert_rarely_wrong(tables, draw_table, judge):
     for _ in range(tables):
         truths, pairs = draw_table(rng)
         rows = zip(truths, judge(pairs), strict=True)
-        decided = [(truth, row.verdict) for truth, row in rows if row.verdict != "ambiguous"]
+        decided = [(truth, row.verdict) for truth, row in rows if row.verdict != "inconclusive"]
         wrong += any(verdict not in RIGHT[truth] for truth, verdict in decided)
     # More than two standard errors above 5 % would show a wrong rule.
     assert wrong / tables <= error + 2 * math.sqrt(error / tables)
@@ -198,14 +200,14 @@ def test_large_tables_of_unequal_noise_have_few_wrong_verdicts(rows, tables, rou
 
 def test_two_rounds_decide_nothing_and_do_not_share_the_error():
     clear = ([200.0, 201.0], [100.0, 100.1])
-    assert judged(clear).verdict == "ambiguous" and judged(clear).low > 1
+    assert judged(clear).verdict == "inconclusive" and judged(clear).low > 1
     barely = np.exp(np.log(1.05) + 0.004 * np.array([-1, 1, -1, 1]))
     alone = judged((barely, np.ones(4)))
     beside = judge_ratios([(barely, np.ones(4)), *[clear] * 50])
     assert (alone.verdict, beside[0].verdict) == ("slower", "slower")
-    assert {row.verdict for row in beside[1:]} == {"ambiguous"}
+    assert {row.verdict for row in beside[1:]} == {"inconclusive"}
     (saving,) = judge_savings([([20.0, 20.1], [10.0, 10.1])])
-    assert saving.verdict == "ambiguous"
+    assert saving.verdict == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ def test_looking_again_and_again_gives_no_more_wrong_tables(truths):
             judge_ratios([(a[:n], b[:n]) for a, b in pairs], looks=len(LOOKS)) for n in LOOKS
         ]
         rows = zip(*by_look, strict=True)
-        return [next((v for v in row if v.verdict != "ambiguous"), row[-1]) for row in rows]
+        return [next((v for v in row if v.verdict != "inconclusive"), row[-1]) for row in rows]
 
     assert_rarely_wrong(300, drawing(truths, 3, 0.02, LOOKS[-1]), judge)
 
@@ -271,7 +273,7 @@ def test_a_saving_is_the_mean_difference_with_students_interval():
         result.low,
         result.high,
     ) == pytest.approx((3.0, 3 - reach, 3 + reach))
-    assert result.verdict == "ambiguous"
+    assert result.verdict == "inconclusive"
 
 
 def test_the_interval_of_a_mean_over_batches_holds_the_truth_about_as_often_as_it_claims():
@@ -283,3 +285,13 @@ def test_the_interval_of_a_mean_over_batches_holds_the_truth_about_as_often_as_i
         held += low <= np.exp(0.05) <= high
     assert held / 200 == pytest.approx(CONFIDENCE, abs=0.04)
     assert all(math.isnan(end) for end in mean_interval([1.5]))
+
+
+def test_why_a_row_is_inconclusive_is_said_by_its_rounds():
+    verdicts = ["same", "inconclusive", "inconclusive", "inconclusive"]
+    told = tally(verdicts, [4, 2, 2, 4])
+    assert told == (
+        "2 inconclusive (2 rounds: no verdict, it needs 3), 1 same, "
+        "1 inconclusive (the interval spans the margin)"
+    )
+    assert why_inconclusive(1).startswith("1 round: ")

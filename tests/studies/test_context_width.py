@@ -34,11 +34,11 @@ def test_means_tails_and_the_widest_case_are_of_the_pair_that_is_named(make_reco
     assert max(grid.rounds for grid in study.STUDY.grids) == 2
     table = study.width_ratios(frame).set_index(["time of", "over"])[SHOWN]
     unguarded = table.loc["SGLang 0.5.16", "SGLang 0.5.14"]
-    assert unguarded.tolist() == [2.0, 1.0, 8.0, 0, 0, 8.0, "ambiguous"]
+    assert unguarded.tolist() == [2.0, 1.0, 8.0, 0, 0, 8.0, "inconclusive"]
     guarded = table.loc["SGLang 0.5.17", "SGLang 0.5.16"]
-    assert guarded.tolist() == [0.794, 1.0, 1.0, 0, 0, 0.5, "ambiguous"]
+    assert guarded.tolist() == [0.794, 1.0, 1.0, 0, 0, 0.5, "inconclusive"]
     ours = table.loc[study.ALONE, "SGLang 0.5.14"]
-    assert ours.tolist() == [0.5, 0.5, 0.5, 0, 0, 0.5, "ambiguous"]
+    assert ours.tolist() == [0.5, 0.5, 0.5, 0, 0, 0.5, "inconclusive"]
     panels = study.width_chart(frame).axes
     assert [len(axis.lines) for axis in panels] == [4, 4, 4]
     unguarded_line = panels[0].lines[1].get_ydata()

@@ -18,14 +18,15 @@ from attnlib.cli import build_parser
 from attnlib.measure.calls.cases import read_case
 from attnlib.run import store
 from attnlib.run.rows import machine_slug
+from attnlib.studies.metadata.schedules import MODELS as SCHEDULED
 from attnlib.studies.serving import measure as measuring
 from attnlib.studies.serving import served as study
 from attnlib.studies.serving import server as servers
-from attnlib.studies.serving.case import Request, ServingCase
+from attnlib.studies.serving.case import WORDS, Request, ServingCase
 from attnlib.studies.serving.engine import ENGINES, ServerError, engine_named, read_arm
 from attnlib.studies.serving.measure import Answer, reduced, window
 from attnlib.studies.serving.models import MODELS, make_model
-from attnlib.studies.serving.rounds import Load, Plan, backend_of, drive
+from attnlib.studies.serving.rounds import Load, Plan, backend_of, drive, drive_all
 from attnlib.studies.serving.served import compared, requests_of, tokens_over_time
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -61,10 +62,18 @@ def data(tmp_path, monkeypatch):
 def plan_of(data, free_port):
     """A plan over the stand-in: two arms, one load, two rounds."""
 
-    def make(*, engine="sglang", arms=("default", "splits=bounded"), cases=(CASE,), **fields):
+    def make(
+        *,
+        engine="sglang",
+        arms=("default", "splits=bounded"),
+        cases=(CASE,),
+        logs="logs",
+        port=free_port,
+        **fields,
+    ):
         stand_in = replace(ENGINES[engine], module=MODULE)
-        (data / "logs").mkdir(exist_ok=True)
-        setup = servers.Setup(stand_in, data / "model", (), data / "logs")
+        (data / logs).mkdir(exist_ok=True)
+        setup = servers.Setup(stand_in, data / "model", (), data / logs)
         rounds = fields.pop("rounds", 2)
         return Plan(
             study="served",
@@ -72,7 +81,7 @@ def plan_of(data, free_port):
             setup=setup,
             arms=tuple(read_arm(arm, stand_in) for arm in arms),
             loads=tuple(Load(case, rounds) for case in cases),
-            port=free_port,
+            port=port,
             **{"say": lambda words: None, **fields},
         )
 
@@ -122,6 +131,51 @@ def test_arms_take_turns_and_each_round_has_a_record_of_every_arm(plan_of, data,
     assert len(gaps) == measuring.MOST_SAMPLES < requests.output.sum() - len(requests)
     assert gaps.itl_ms.min() <= row.itl_p50_us / 1e3 <= gaps.itl_ms.max()
     assert len([line for line in said if "ready" in line]) == 4
+
+
+def two_plans(plan_of, free_port, **fields):
+    """Plans over two models, whose servers may be up side by side."""
+    other = replace(CASE, model="other")
+    first = plan_of(together=True, **fields)
+    second = plan_of(together=True, cases=(other,), logs="more", port=free_port + 2, **fields)
+    return first, second
+
+
+def test_servers_of_two_models_are_up_side_by_side(plan_of, data, free_port):
+    said = []
+    plans = two_plans(plan_of, free_port, say=said.append)
+    assert drive_all(plans, CPU) == 8
+    order = [" ready " if " ready " in line else "load" for line in said]
+    assert order == ([" ready "] * 4 + ["load"] * 4) * 2
+    assert nothing_is_left(data) and list((data / "more").glob("*.log"))
+    frame = store.load("served", SLUG)
+    assert frame.groupby(["case", "round"], sort=False).size().tolist() == [2] * 4
+    assert drive_all(plans, CPU) == 0
+    with pytest.raises(ValueError, match="plans must each be together"):
+        drive_all([plans[0], replace(plans[1], together=False)], CPU)
+
+
+@pytest.mark.parametrize("how", ["ends at once", "dies"])
+def test_a_plan_whose_server_fails_leaves_the_others_going(
+    plan_of, data, free_port, monkeypatch, how
+):
+    plans = two_plans(plan_of, free_port)
+    real = servers.Setup.environment
+
+    def environment(setup, arm):
+        bad = setup.logs.name == "more" and arm.variables
+        return real(setup, arm) | {"STAND_IN": how if bad else ""}
+
+    monkeypatch.setattr(servers.Setup, "environment", environment)
+    with pytest.raises(ServerError, match="'splits=bounded'"):
+        drive_all(plans, CPU)
+    frame = store.load("served", SLUG)
+    assert frame[frame.case == CASE].groupby("round").size().tolist() == [2, 2]
+    of_failed = frame[frame.case != CASE]
+    kept = [] if how == "ends at once" else [[0, "sglang"]]
+    assert of_failed[["round", "backend"]].values.tolist() == kept
+    assert not list((data / "more").glob("sglang-1-*.log")), "no server of it starts again"
+    assert nothing_is_left(data)
 
 
 def test_the_faster_arm_is_found_and_a_second_run_measures_nothing(plan_of, monkeypatch):
@@ -375,8 +429,8 @@ def test_a_case_reads_its_own_text_and_asks_for_the_same_everywhere():
         assert CASE.tokens_of(first) == CASE.tokens_of(second)
         assert case.tokens_of(first) != case.tokens_of(second)
     assert CASE.tokens_of(requests[0])[:3] == [17886, 29937, 21883]
-    alone = replace(CASE, turns=1)
-    assert {request.output for request in alone.requests()} == {40}
+    for exact in (replace(CASE, turns=1), replace(CASE, prompts="new")):
+        assert {request.output for request in exact.requests()} == {40}
     times = case.arrivals_s(10.0)
     assert len(times) == 6 and times == sorted(times) and 0.2 < times[-1] < 2
 
@@ -456,9 +510,17 @@ def test_the_loads_of_the_study_are_of_models_that_can_be_made_up():
     assert {load.model for load in loads} <= {*MODELS}
     assert [load.lengths for load in study.CONTROLS] == ["fixed", "fixed"]
     assert study.CONVERSATION[0].batch_size == 32
-    for text in (study.BOUNDED, study.EAGER):
+    asked = {study.VLLM}
+    for arm, base, loads in study.QUESTIONS.values():
+        asked |= {arm, base}
+        assert {load.model for load in loads} <= {*MODELS}
+    for text in asked:
         engine, _, arm = text.partition(" ")
-        assert backend_of(engine, read_arm(arm, engine_named(engine))) == text
+        found = read_arm(arm or "default", engine_named(engine))
+        assert backend_of(engine, found) == text
+    for load in (*study.BEST, *study.WORST):
+        outputs = {request.output for request in load.requests()}
+        assert outputs == {load.output_len}, "batches of a benchmark"
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -477,6 +539,47 @@ def test_a_model_folder_has_a_config_and_no_weights(tmp_path, name):
     assert "dummy" not in setup.command(read_arm("default", setup.engine), 30_000)
 
 
+def heads_of(name):
+    """Query heads, KV heads and head_dim of a model that is served."""
+    config = MODELS[name]
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim", config["hidden_size"] // heads)
+    return heads, config["num_key_value_heads"], head_dim
+
+
+def test_models_of_one_gpu_and_with_windows_have_the_attention_of_the_real_ones():
+    rank = MODELS["llama-3.1-70b-tp8"]
+    assert heads_of("llama-3.1-70b-tp8") == (64 // 8, 8 // 8, 128)
+    assert (rank["intermediate_size"], rank["num_hidden_layers"]) == (28_672 // 8, 80)
+    window = SCHEDULED["gpt-oss-120b"].layers["window"]
+    assert heads_of("gpt-oss-120b-dense") == (
+        window.num_qo_heads,
+        window.num_kv_heads,
+        window.head_dim,
+    )
+    config = MODELS["gpt-oss-120b-dense"]
+    assert config["sliding_window"] == window.window
+    kinds = config["layer_types"]
+    assert len(kinds) == config["num_hidden_layers"] == 36
+    assert kinds.count("sliding_attention") == kinds.count("full_attention") == 18
+    for name, config in MODELS.items():
+        assert config["vocab_size"] > WORDS, f"{name} knows the words of every load"
+
+
+@pytest.mark.parametrize(
+    "text", ["splits=bounded", "splits=bounded metadata=one-launch", "metadata=one-launch"]
+)
+def test_arms_of_the_schedules_are_read_and_set_both_variables(text):
+    engine = engine_named("sglang")
+    arm = read_arm(text, engine)
+    assert arm.text == text
+    expected = {}
+    for word in text.split():
+        name, _, value = word.partition("=")
+        expected[f"ATTNLIB_SGLANG_{name.upper()}"] = value
+    assert arm.environment(engine) == expected
+
+
 def of_loads(rates):
     """Records of `default` and `bounded` in the rounds of a load: tokens per second of each."""
     rows = []
@@ -486,7 +589,7 @@ def of_loads(rates):
                 row = {"case": case, "backend": arm, "round": number, "tokens_per_s": rate}
                 rows.append(row | dict.fromkeys(("itl_p50_us", "itl_p99_us", "ttft_p50_us"), 5e3))
     lives = {"started_us": [[0.0]] * len(rows), "ended_us": [[1e6]] * len(rows)}
-    return pd.DataFrame(rows).assign(**lives)
+    return pd.DataFrame(rows).assign(gpu_id="one", **lives)
 
 
 def test_a_load_has_its_speedup_and_fewer_than_three_rounds_no_verdict(monkeypatch):
@@ -516,18 +619,88 @@ def test_a_load_has_its_speedup_and_fewer_than_three_rounds_no_verdict(monkeypat
     assert flat.speedup.tolist() == [1.0, 1.0, 1.0]
     with pytest.raises(ValueError, match="metric must be one of .*ITL p90.*, got 'ITL'"):
         study.speedups(frame, study.DEEPSEEK, "ITL")
+    with pytest.raises(ValueError, match="asked must be one of .*one launch.*, got 'split'"):
+        study.speedups(frame, "split")
+
+
+@pytest.fixture
+def made_rows(monkeypatch):
+    """Tables take made rows as they are."""
+    monkeypatch.setattr(study, "good_rows", lambda frame, timer: frame)
+    monkeypatch.setattr(study, "require_comparable", lambda rows: None)
+
+
+def of_arms(case, rates, gpu_id="one", tokens="aa"):
+    """Records of a load on a GPU: tokens per second of each arm, a round each."""
+    rows = []
+    for arm, of_rounds in rates.items():
+        for number, rate in enumerate(of_rounds):
+            row = {"case": case, "backend": arm, "round": number, "tokens_per_s": rate}
+            row |= dict.fromkeys(("itl_p50_us", "itl_p99_us", "ttft_p50_us"), 5e3)
+            row |= {"gpu_id": gpu_id, "reported_backend": f"fa3; tokens {tokens}"}
+            row |= {"started_us": [0.0], "ended_us": [1e9 / rate]}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.usefixtures("made_rows")
+def test_arms_are_compared_where_one_gpu_has_both():
+    kimi = study.CONVERSATION[0]
+    old = of_arms(kimi, {study.NOW: [100, 101, 100], study.BOUNDED: [150, 151, 150]})
+    new = of_arms(
+        kimi,
+        {study.BOUNDED: [200, 202, 200], study.BOUNDED_ONCE: [210, 212, 210]},
+        gpu_id="two",
+    )
+    frame = pd.concat([old, new], ignore_index=True)
+    assert study.reach_table(frame, study.DEEPSEEK)["tokens/s"].tolist() == ["100 / 150"]
+    launch = study.reach_table(frame, study.ONE_LAUNCH)
+    assert launch["tokens/s"].tolist() == ["200 / 210"]
+    assert launch.load.tolist() == ["DeepSeek-V3: Kimi, 32 in flight"]
+    assert launch["speedup (95 % CI)"][0].startswith("1.05 (")
+    assert len(study.side_by_side(frame, (study.NOW, study.BOUNDED_ONCE))) == 0
+    assert study.speedups(frame, study.SCHEDULE).empty
+
+
+@pytest.mark.usefixtures("made_rows")
+def test_tokens_agree_where_both_arms_made_the_same():
+    alone, four, _ = study.DECODE_HEAVY
+    rates = {study.NOW: [100], study.PER_LAYER: [98]}
+    other = of_arms(four, rates)
+    other.loc[0, "reported_backend"] = "fa3; tokens bb"
+    frame = pd.concat([of_arms(alone, rates), other], ignore_index=True)
+    assert study.tokens_agree(frame, study.SCHEDULE).to_dict() == {
+        "Qwen3-32B, TP 4: 1 x 500": True,
+        "Qwen3-32B, TP 4: 4 x 500": False,
+    }
+
+
+@pytest.mark.usefixtures("made_rows")
+def test_rivals_are_shown_where_one_gpu_served_both():
+    kimi = study.CONVERSATION[0]
+    here = of_arms(kimi, {study.BOUNDED: [100, 200, 120], study.VLLM: [130]})
+    is_vllm = here.backend == study.VLLM
+    here.loc[is_vllm, "reported_backend"] = "FLASH_ATTN_MLA; tokens cc"
+    elsewhere = of_arms(kimi, {study.NOW: [90]}, gpu_id="two")
+    table = study.rival_table(pd.concat([here, elsewhere], ignore_index=True))
+    assert table.server.tolist() == [study.BOUNDED, study.VLLM]
+    assert table.attention.tolist() == ["fa3", "FLASH_ATTN_MLA"]
+    assert table["tokens/s"].tolist() == ["120", "130"]
+    assert table.rounds.tolist() == [3, 1]
+    assert study.rival_table(elsewhere).empty
 
 
 @pytest.mark.usefixtures("published_records")
 def test_both_machines_are_published_and_every_load_of_theirs_has_words():
-    frame = study.load_all()
+    published = study.load_all()
+    frame = study.side_by_side(published, (study.NOW, study.BOUNDED))
     assert set(frame.case) == set(study.LOADS)
     for _, of_case in frame.groupby("case", sort=False):
         assert of_case.gpu_id.nunique() == 1, "a load is of one GPU"
-        hashes = {ran.partition("tokens ")[2] for ran in of_case.reported_backend}
-        assert len(hashes) == 1, "both arms make the same tokens"
-    assert set(frame.backend) == {study.NOW, study.BOUNDED}
+    asked = {arm for question in study.QUESTIONS.values() for arm in question[:2]}
+    assert set(published.backend) <= asked | {study.VLLM}
     for model in study.MODELS:
+        assert study.tokens_agree(published, model).all(), "both arms make the same tokens"
         table = study.speedups(frame, model).set_index("case")
         control = next(case for case in study.CONTROLS if case.model == model)
         assert table.verdict[control] == "same"

@@ -1,6 +1,7 @@
 """How dense the code is: tokens, code lines, and lines that are hard to skim, per folder.
 
     python tests/support/density.py [FOLDER ...]      by default the package, core and the tests
+    python tests/support/density.py --at COMMIT ...   the same tokens at commits, a row each
 
 Tokens are those of Python's tokenizer without comments, docstrings and line ends; a code line is
 one that has a token. `comments` are lines with a comment, over all lines.
@@ -8,16 +9,22 @@ one that has a token. `comments` are lines with a comment, over all lines.
 
 import ast
 import io
+import subprocess
 import sys
 import tokenize
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("attnlib", "attnlib/core", "tests")
 LONG_LINE = 25
 """Tokens from which a line is hard to read at first sight."""
+LONG_FUNCTION = 60
+"""Lines that a function may have."""
+LINK = "120000"
+"""The mode of a symbolic link in git."""
 BLANK = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -83,28 +90,78 @@ def figures(folder: Path) -> dict[str, float]:
             100 * sum(number >= LONG_LINE for number in per_line) / len(per_line), 2
         ),
         "comments, %": round(100 * sum(count.comments for count in counts) / lines, 2),
-        "functions over 60 lines": len(long_functions(folder)),
+        f"functions over {LONG_FUNCTION} lines": len(long_functions(folder)),
     }
 
 
-def long_functions(folder: Path, most: int = 60) -> list[str]:
-    """Functions of more than `most` lines without their docstring, Triton kernels aside."""
+def long_functions(folder: Path) -> list[str]:
+    """The functions of a folder that are too long, with their lines."""
     found = []
     for path in modules(folder):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            first = node.body[0]
-            prose = 0
-            if ast.get_docstring(node) is not None:
-                prose = (first.end_lineno or 0) - first.lineno + 1
-            length = (node.end_lineno or 0) - node.lineno + 1 - prose
-            is_kernel = any("jit" in ast.unparse(each) for each in node.decorator_list)
-            if length > most and not is_kernel:
-                found.append(f"{path.relative_to(ROOT)}:{node.name} {length}")
+        for node, length in long_functions_in(path.read_text()):
+            found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} {length}")
     return found
 
 
+def long_functions_in(text: str):
+    """Functions of more than `LONG_FUNCTION` lines without their docstring, but Triton kernels.
+
+    Those are all that `triton.jit` decorates; what launches them is not exempt.
+    """
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_kernel(node):
+            continue
+        length = lines_of(node)
+        if ast.get_docstring(node) is not None:
+            length -= lines_of(node.body[0])
+        if length > LONG_FUNCTION:
+            yield node, length
+
+
+def lines_of(node) -> int:
+    return node.end_lineno - node.lineno + 1
+
+
+def is_kernel(function) -> bool:
+    """Whether `@triton.jit` or `@triton.jit(...)` stands above a function."""
+    decorators = [ast.unparse(each) for each in function.decorator_list]
+    return any(text.partition("(")[0] == "triton.jit" for text in decorators)
+
+
+def git(*words: str) -> str:
+    """What git prints in this checkout."""
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@cache
+def tokens_of_blob(blob: str) -> int:
+    return Density.of(git("cat-file", "blob", blob)).tokens.total()
+
+
+def tokens_at(commit: str) -> dict[str, int]:
+    """Tokens of each of `FOLDERS` at a commit; links, such as the data's, are not followed."""
+    total = dict.fromkeys(FOLDERS, 0)
+    for line in git("ls-tree", "-r", commit, *FOLDERS).splitlines():
+        about, _, path = line.partition("\t")
+        mode, _, blob = about.split()
+        if not path.endswith(".py") or mode == LINK:
+            continue
+        for folder in FOLDERS:
+            if path.startswith(f"{folder}/"):
+                total[folder] += tokens_of_blob(blob)
+    return total
+
+
+def print_commits(commits: list[str]) -> None:
+    for commit in commits:
+        about = git("log", "-1", "--format=%h %ad %s", "--date=format:%d %b %H:%M", commit)
+        print(tokens_at(commit), about.strip())
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or FOLDERS:
-        print(name, figures(ROOT / name))
+    if sys.argv[1:2] == ["--at"]:
+        print_commits(sys.argv[2:])
+    else:
+        for name in sys.argv[1:] or FOLDERS:
+            print(name, figures(ROOT / name))

@@ -65,9 +65,15 @@ def own_temporary_folder(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def small_grids():
     """What `metadata_cases.FEWER` says, fewer searches, and without a GPU fewer times."""
-    sizes = (device, "MAX_SCAN"), (decode, "MANY_ROWS"), (kv_indices, "SMALL_GRID")
+    sizes = (
+        (device, "MAX_SCAN"),
+        (device, "MAX_PART"),
+        (decode, "MANY_ROWS"),
+        (kv_indices, "SMALL_GRID"),
+        (kv_indices, "MANY_REQUESTS"),
+    )
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in (*sizes, (kv_indices, "MANY_REQUESTS")):
+        for module, name in sizes:
             patch.setattr(module, name, getattr(module, name) // FEWER)
         if not torch.cuda.is_available():
             make_quick(patch)
@@ -156,7 +162,7 @@ def fails(capsys):
     """Run a command that must fail as expected; returns its one line on stderr."""
 
     def run(*arguments):
-        assert cli.main(arguments) in (cli.COMMANDS[arguments[0]].status, cli.USAGE)
+        assert cli.main(arguments) in (cli.COMMANDS[arguments[0]].status, cli.USAGE, cli.UNDECIDED)
         printed = capsys.readouterr()
         assert printed.out == ""
         (line,) = printed.err.splitlines()

@@ -101,8 +101,10 @@ if __name__ == "__main__":
         print(f"Using {backend} attention backend out of potential backends: [...].", flush=True)
     elif backend:
         print(f"Attention backend not specified. Use {backend} backend by default.", flush=True)
-    splits = os.environ.get("ATTNLIB_SGLANG_SPLITS")
-    if splits and HOW != "ignores the arm":
-        print(f"attnlib runs splits={splits}", flush=True)
+    for variable, value in os.environ.items():
+        name = variable.removeprefix("ATTNLIB_SGLANG_").lower()
+        if variable.startswith("ATTNLIB_SGLANG_") and HOW != "ignores the arm":
+            print(f"attnlib runs {name}={value}", flush=True)
+    if "ATTNLIB_SGLANG_SPLITS" in os.environ and HOW != "ignores the arm":
         TOKEN_S *= float(os.environ.get("STAND_IN_RATIO", "0.5"))
     asyncio.run(serve())

@@ -142,7 +142,13 @@ def attend(
         return launch(q, kv, batch, facts)
     metadata.require_fits(facts, device=q.device)
     capped = facts_of(batch, **options | {"num_splits": metadata.facts.num_splits})
-    out = launch(q, kv, batch, capped, words=metadata.words)
+    out = launch(
+        q=q,
+        kv=kv,
+        batch=batch,
+        facts=capped,
+        words=metadata.words,
+    )
     metadata.mark_used()
     return out
 

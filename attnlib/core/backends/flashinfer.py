@@ -56,7 +56,9 @@ class Decode(Backend[DecodeBatch, PagedKV]):
 
     def reported(self, state: Any) -> str:
         """The wrapper's own report, which it has for tensor cores alone."""
-        return reported_backend(state[0]) if self._tensor_cores else self.entry.asks
+        if self._tensor_cores:
+            return reported_backend(state[0])
+        return self.entry.asks
 
     def attend(self, q: Tensor, cache: PagedKV, plan: Plan[DecodeBatch]) -> Tensor:
         """FlashInfer's own run."""
@@ -91,7 +93,12 @@ class Decode(Backend[DecodeBatch, PagedKV]):
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
         """The limits of the kernels that the mode asks for."""
         release = installed_version(entry.distribution)
-        return why_not(entry.asks, spec, mode="decode", release=release)
+        return why_not(
+            kernel=entry.asks,
+            spec=spec,
+            mode="decode",
+            release=release,
+        )
 
 
 class GraphDecode(Decode):

@@ -87,7 +87,9 @@ def why_not(
     facts["mode"] = mode
     facts["release"] = version
     kernels = ("fa2", "fa3") if kernel == "auto" else (kernel,)
-    limits = [next(limits_of(name, facts), None) for name in kernels]
+    limits = []
+    for name in kernels:
+        limits.append(next(limits_of(name, facts), None))
     first = limits[0]
     if first is None or None in limits:
         return ""
@@ -102,7 +104,10 @@ def limits_of(kernel: str, facts: Facts) -> Iterator[Limit]:
 
 def tested(mode: str) -> set[str]:
     """The facts of `PLAIN` and of a layer that these rules test in a mode."""
-    of_call = {"sinks"} if mode in LATENT_MODES else {*PLAIN} - {"sinks"}
+    if mode in LATENT_MODES:
+        of_call = {"sinks"}
+    else:
+        of_call = {*PLAIN} - {"sinks"}
     of_layer = {
         "dtype",
         "dtypes",

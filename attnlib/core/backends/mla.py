@@ -40,7 +40,10 @@ class FlashInferMla(Backend[MlaBatch, Tensor]):
     def prepare(self, batch: MlaBatch, held: Any) -> tuple[Any, bool]:
         """FlashInfer's own plan, after chosen tokens were checked. Synchronises."""
         sums, pages, lens, page_size = attended_pages(batch)
-        wrapper = self._wrapper(batch) if held is None else held[0]
+        if held is None:
+            wrapper = self._wrapper(batch)
+        else:
+            wrapper = held[0]
         lengths = {
             "qo_indptr": batch.paged.qo_indptr * batch.q_len,
             "kv_indptr": sums,
@@ -96,7 +99,10 @@ class FlashInferMla(Backend[MlaBatch, Tensor]):
         workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
         if not self.cuda_graph:
             return cls(workspace, backend=self.entry.asks)
-        indices = batch.paged.page_table if batch.chosen is None else batch.chosen
+        if batch.chosen is None:
+            indices = batch.paged.page_table
+        else:
+            indices = batch.chosen
         return cls(
             workspace,
             use_cuda_graph=True,
@@ -118,7 +124,12 @@ class FlashInferMla(Backend[MlaBatch, Tensor]):
             kv_dtype=_dtype(spec),
         )
         release = installed_version(entry.distribution)
-        limit = why_not(entry.asks, layer, mode="mla", release=release)
+        limit = why_not(
+            kernel=entry.asks,
+            spec=layer,
+            mode="mla",
+            release=release,
+        )
         return _other_format(spec, "bfloat16", "fp8-576") or limit
 
 
@@ -335,7 +346,9 @@ class FlashAttn3Mla(Backend[MlaBatch, Tensor]):
 
 def _pages(cache: Tensor, spec: MlaSpec) -> Tensor:
     """The cache as a call reads it: chosen tokens are pages of one token."""
-    return cache.view(-1, 1, MLA_HEAD_DIM) if spec.top_k else cache
+    if spec.top_k:
+        return cache.view(-1, 1, MLA_HEAD_DIM)
+    return cache
 
 
 def _latent_and_rope(tokens: Tensor) -> tuple[Tensor, Tensor]:

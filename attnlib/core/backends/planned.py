@@ -45,7 +45,11 @@ class PlannedDecode(_Planned[DecodeBatch], Decode):
     def prepare(self, batch: DecodeBatch, held: Any) -> State:
         """FlashInfer's plan once, which synchronises, then ours over it; of one held ours alone."""
         if held is None:
-            held = _taken_over(super().prepare(batch, None), batch, 1)
+            held = _taken_over(
+                first=super().prepare(batch, None),
+                paged=batch,
+                q_len=1,
+            )
         return _replanned(held, batch)
 
 
@@ -60,7 +64,10 @@ class PlannedPrefill(_Planned[ExtendBatch], Prefill):
     ) -> Plan[ExtendBatch]:
         """As any backend. ValueError for a ragged cache, for requests with unlike numbers of
         queries, and for others than first planned."""
-        q_len = batch.max_q_len if out is None else out.batch.max_q_len
+        if out is None:
+            q_len = batch.max_q_len
+        else:
+            q_len = out.batch.max_q_len
         if batch.ragged or bool((batch.q_lens_cpu != q_len).any()):
             cache = "contiguous" if batch.ragged else "paged"
             raise ValueError(
@@ -72,7 +79,11 @@ class PlannedPrefill(_Planned[ExtendBatch], Prefill):
     def prepare(self, batch: ExtendBatch, held: Any) -> State:
         """As `PlannedDecode.prepare`."""
         if held is None:
-            held = _taken_over(super().prepare(batch, None), batch.paged, batch.max_q_len)
+            held = _taken_over(
+                first=super().prepare(batch, None),
+                paged=batch.paged,
+                q_len=batch.max_q_len,
+            )
         return _replanned(held, batch.paged)
 
 

@@ -497,4 +497,9 @@ def entry_of(name: str, plans: str = "") -> Entry:
     from ..schedule.caps import require_cap
 
     require_cap(cap)
-    return replace(entry, name=name, cap=cap, label=f"{entry.label}, {cap}")
+    return replace(
+        entry,
+        name=name,
+        cap=cap,
+        label=f"{entry.label}, {cap}",
+    )

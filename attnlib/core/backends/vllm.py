@@ -58,7 +58,12 @@ class _Vllm(Backend[DecodeBatch, PagedKV]):
         """The library's call."""
         cache.require_pages_of(plan.batch.spec)
         out = torch.empty_like(q)
-        plan.state(q=q, k=cache.k_cache, v=cache.v_cache, out=out)
+        plan.state(
+            q=q,
+            k=cache.k_cache,
+            v=cache.v_cache,
+            out=out,
+        )
         return out
 
     @classmethod
@@ -107,7 +112,10 @@ class VllmFlashAttn3(_Vllm):
         """Copy lengths and page table, make the schedule; a replan overwrites its words."""
         library = importlib.import_module("vllm.vllm_flash_attn")
         spec = batch.spec
-        options = self.options(batch) if held is None else held.keywords
+        if held is None:
+            options = self.options(batch)
+        else:
+            options = held.keywords
         words = library.get_scheduler_metadata(
             batch_size=batch.batch_size,
             max_seqlen_q=1,

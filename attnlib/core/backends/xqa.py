@@ -71,7 +71,12 @@ class Xqa(Backend[DecodeBatch, PagedKV]):
     def unsupported(cls, entry: Entry, spec: AttnSpec, mask: str) -> str:
         """The limits of the kernel, and FP8 caches."""
         release = installed_version(entry.distribution)
-        limit = why_not(entry.asks, spec, mode="decode", release=release)
+        limit = why_not(
+            kernel=entry.asks,
+            spec=spec,
+            mode="decode",
+            release=release,
+        )
         if limit or "float8" not in spec.kv_dtype:
             return limit
         why = "up to head_dim 256 Hopper's kernel rounds the query to FP8 over an FP8 cache"

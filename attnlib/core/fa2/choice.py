@@ -172,7 +172,9 @@ class PlanShape(Grouped):
     @property
     def most_seen(self) -> int:
         """Tokens of a request that its blocks read at most: of a window, to the end of its tile."""
-        return INT32_MAX if self.window < 0 else self.window + self.tile
+        if self.window < 0:
+            return INT32_MAX
+        return self.window + self.tile
 
     @property
     def max_blocks(self) -> int:

@@ -50,7 +50,9 @@ class Blocks:
             mask = words("block_valid_mask", ceil_div(count, WORD)).view(np.uint8)
             numbers = np.flatnonzero(mask[:count])
         indices = {name: words(name, count)[numbers] for name in INDICES}
-        chunk = int(words("kv_chunk_size_ptr", 1)[0]) if facts["split_kv"] else 0
+        chunk = 0
+        if facts["split_kv"]:
+            chunk = int(words("kv_chunk_size_ptr", 1)[0])
         return cls(count, numbers, indices, chunk)
 
     def tokens_read(self, seq_lens: np.ndarray) -> np.ndarray:
@@ -64,9 +66,11 @@ class Blocks:
         if not self.chunk:
             is_read = np.isin(np.arange(len(lens)), requests)
             return np.where(is_read, lens, 0)
-        pairs = np.unique(np.stack([requests, self.indices["kv_tile_indices"]]), axis=1)
+        stacked = np.stack([requests, self.indices["kv_tile_indices"]])
+        pairs = np.unique(stacked, axis=1)
         requests, tiles = pairs[:, pairs[0] < len(lens)]
-        tokens = np.clip(lens[requests] - tiles * self.chunk, 0, self.chunk)
+        left = lens[requests] - tiles * self.chunk
+        tokens = np.clip(left, 0, self.chunk)
         return np.bincount(requests, tokens, len(lens)).astype(np.int64)
 
     def require_entries(self, batch_size: int) -> None:

@@ -140,7 +140,10 @@ def offsets(counts: dict[str, int]) -> dict[str, int]:
     places = {}
     end = 0
     for name, count in counts.items():
-        at = end if name == "kv_chunk_size_ptr" else ceil_div(end, 16) * 16
+        if name == "kv_chunk_size_ptr":
+            at = end
+        else:
+            at = ceil_div(end, 16) * 16
         places[f"{name}_offset"] = at
         end = at + WORD * count
     return places

@@ -33,6 +33,8 @@ from torch import Tensor
 from ..schedule.kinds import COLUMNS
 from ..spec import ceil_div
 from .device import (
+    PER_WARP,
+    part_width,
     scan_width,
     wait_for_predecessor,
     write_lengths,
@@ -137,6 +139,7 @@ def decode_metadata_kernel(
     VECTOR: tl.constexpr,
     SCAN: tl.constexpr,
     SPAN: tl.constexpr,
+    PART: tl.constexpr,
     COLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -145,11 +148,11 @@ def decode_metadata_kernel(
     Programs of dimension 0: the lengths, `kind_programs` for each kind of layer with a schedule,
     and from `first_row` on a request each.
     """
-    wait_for_predecessor(OVERLAP)
-    part = tl.program_id(0)
-    if part >= first_row:
+    program = tl.program_id(0)
+    if program >= first_row:
+        wait_for_predecessor(OVERLAP)
         write_pages(
-            part - first_row,
+            program - first_row,
             seq_lens_ptr,
             req_pool_indices_ptr,
             req_to_token_ptr,
@@ -168,18 +171,21 @@ def decode_metadata_kernel(
             COLS,
         )
     elif tl.program_id(1) == 0:
-        if part == 0:
+        if program == 0:
+            wait_for_predecessor(OVERLAP)
             write_lengths(seq_lens_ptr, cache_seqlens_ptr, cu_seqlens_k_ptr, batch, delta, SCAN)
         elif words_ptr is not None:
             write_schedule(
-                (part - 1) % kind_programs,
-                table_ptr + (part - 1) // kind_programs * WIDTH,
+                (program - 1) % kind_programs,
+                table_ptr + (program - 1) // kind_programs * WIDTH,
                 seq_lens_ptr,
                 cu_seqlens_q_ptr,
                 words_ptr,
                 batch,
                 delta,
                 SPAN,
+                PART,
+                OVERLAP,
             )
 
 
@@ -223,11 +229,13 @@ def launch_of(
         vector,
         scan_width(batch),
         schedules.span,
+        part_width(schedules.span),
     )
 
     def cut(seq_len_delta: int, max_pages: int) -> Cut:
         cols, warps, turns = tiling_of(batch, max_pages, page_size)
         programs = ceil_div(max_pages, cols * turns) or 1
+        warps = max(warps, schedules.span // PER_WARP)
         return (first_row + batch, programs), (*constants, cols), warps
 
     # Without a delta int32 lengths are rewritten with the same values, whoever reads them.

@@ -12,12 +12,15 @@ from ..spec import INT32_MAX
 
 MAX_SCAN = 4096
 """Lengths scanned at once; a larger batch takes several turns."""
+MAX_PART = 256
+"""Requests that others are compared with at once; more take several turns, in as few registers."""
+PER_WARP = 256
+"""Requests that a warp compares others with: one warp alone takes too long for a thousand."""
 CTA = tl.constexpr(BATCHES_PER_CTA)
 LONGEST = tl.constexpr(INT32_MAX)
 """A length beyond it counts as it."""
 ROWS = tl.constexpr(8)
-"""Requests that one program schedules: it compares each with all others at once, and the programs
-that copy must not pay for the registers. A block lies in one CTA's share of the library's order."""
+"""Requests that one program schedules. A block lies in one CTA's share of the library's order."""
 
 
 def scan_width(batch: int) -> int:
@@ -28,6 +31,11 @@ def scan_width(batch: int) -> int:
 def span_width(batch: int) -> int:
     """Requests that one is ordered among, with room: a power of two from 32 on."""
     return max(32, triton.next_power_of_2(min(batch, BATCHES_PER_CTA)))
+
+
+def part_width(span: int) -> int:
+    """Of those, the requests that are compared at once."""
+    return min(MAX_PART, span)
 
 
 @triton.jit
@@ -139,10 +147,13 @@ def write_schedule(
     batch,
     delta,
     SPAN: tl.constexpr,
+    PART: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """The words of requests `block` * ROWS and up; SPAN holds all that they are ordered among.
 
-    `kind_ptr` is a row of `kinds.StepSchedules.table`.
+    `kind_ptr` is a row of `kinds.StepSchedules.table`, which no kernel writes: it is read before
+    the wait. The others are read in parts of PART, so that few registers hold them.
     """
     split_cap = tl.load(kind_ptr)
     query_tokens = tl.load(kind_ptr + 1)
@@ -156,50 +167,54 @@ def write_schedule(
     sorts = tl.load(kind_ptr + 9) != 0
     swizzles = tl.load(kind_ptr + 10) != 0
     words_ptr += tl.load(kind_ptr + 11)
+    wait_for_predecessor(OVERLAP)
     rows = block * ROWS + tl.arange(0, ROWS)
     first = block * ROWS // CTA * CTA
-    others = first + tl.arange(0, SPAN)
+    end = tl.minimum(batch, first + CTA)
     live = rows < batch
-    inside = (others < batch) & (others < first + CTA)
     blocks = kv_blocks(seq_lens_ptr, rows, live, delta, block_n)
-    others_blocks = kv_blocks(seq_lens_ptr, others, inside, delta, block_n)
     m_blocks = query_blocks(cu_seqlens_q_ptr, rows, live, query_tokens, token_rows, block_m)
-    others_m_blocks = query_blocks(
-        cu_seqlens_q_ptr, others, inside, query_tokens, token_rows, block_m
-    )
+    tiles = tl.zeros([PART], tl.int32)
+    for start in range(0, SPAN, PART):
+        others = first + start + tl.arange(0, PART)
+        inside = others < end
+        n = kv_blocks(seq_lens_ptr, others, inside, delta, block_n)
+        m = query_blocks(cu_seqlens_q_ptr, others, inside, query_tokens, token_rows, block_m)
+        tiles += n * m
     # In float32 and in this order: the library rounds after each step.
-    tiles = tl.sum(others_blocks * others_m_blocks, 0)
-    work = tiles.to(tl.float32) * 1.1 * heads.to(tl.float32)
+    work = tl.sum(tiles, 0).to(tl.float32) * 1.1 * heads.to(tl.float32)
     share = tl.ceil(tl.div_rn(work, sms.to(tl.float32)))
     share = tl.maximum(share.to(tl.int32), 1)
-    splits = tl.minimum((blocks + share - 1) // share, split_cap)
-    splits = tl.maximum(splits, 1)
+    splits = splits_of(blocks, share, split_cap)
     split_blocks = (blocks + splits - 1) // splits
     places = rows
     if sorts:
-        others_splits = tl.minimum((others_blocks + share - 1) // share, split_cap)
-        others_splits = tl.maximum(others_splits, 1)
-        keys = split_blocks
-        others_keys = (others_blocks + others_splits - 1) // others_splits
-        if swizzles:  # of what is sorted, a causal mask alone
-            keys = keys * block_n - m_blocks * block_m
-            others_keys = others_keys * block_n - others_m_blocks * block_m
-        others_keys = tl.where(inside, others_keys, -LONGEST)
-        earlier = others[None, :] < rows[:, None]
-        ahead = others_keys[None, :] > keys[:, None]
-        ahead |= (others_keys[None, :] == keys[:, None]) & earlier
-        place = first + tl.sum(ahead.to(tl.int32), 1)
-        places = tl.where(live, place, rows)
+        keys = order_keys(split_blocks, m_blocks, block_n, block_m, swizzles)
+        ahead = tl.zeros([ROWS, PART], tl.int32)
+        for start in range(0, SPAN, PART):
+            others = first + start + tl.arange(0, PART)
+            inside = others < end
+            n = kv_blocks(seq_lens_ptr, others, inside, delta, block_n)
+            m = query_blocks(cu_seqlens_q_ptr, others, inside, query_tokens, token_rows, block_m)
+            others_splits = splits_of(n, share, split_cap)
+            n = (n + others_splits - 1) // others_splits
+            others_keys = order_keys(n, m, block_n, block_m, swizzles)
+            others_keys = tl.where(inside, others_keys, -LONGEST)
+            earlier = others[None, :] < rows[:, None]
+            is_ahead = others_keys[None, :] > keys[:, None]
+            is_ahead |= (others_keys[None, :] == keys[:, None]) & earlier
+            ahead += is_ahead.to(tl.int32)
+        places = tl.where(live, first + tl.sum(ahead, 1), rows)
     padded = (batch + 3) // 4 * 4
     room = rows < padded
     tl.store(words_ptr + places, tl.where(live, splits, 0), mask=room)
     target = words_ptr + padded + places
     tl.store(target, tl.where(live, m_blocks, 0), mask=room)
-    end = 2 * padded
+    words = 2 * padded
     if sorts:
-        target = words_ptr + end + places
+        target = words_ptr + words + places
         tl.store(target, tl.where(live, rows, 0), mask=room)
-        end += padded
+        words += padded
     if swizzles:
         fit = l2_blocks // tl.maximum(split_blocks, 1)
         in_l2 = tl.where(fit >= 2, 2, 1)
@@ -207,11 +222,27 @@ def write_schedule(
         in_l2 = tl.where(fit >= 8, 8, in_l2)
         in_l2 = tl.where(fit >= 16, 16, in_l2)
         in_l2 = tl.minimum(in_l2 * unpacked, heads)
-        target = words_ptr + end + places
+        target = words_ptr + words + places
         tl.store(target, tl.where(live, in_l2, 0), mask=room)
-        end += padded
+        words += padded
     if block == 0:
-        tl.store(words_ptr + end, 0)
+        tl.store(words_ptr + words, 0)
+
+
+@triton.jit
+def splits_of(blocks, share, split_cap):
+    """Splits of requests of `blocks` KV blocks, each of about `share` of them."""
+    splits = tl.minimum((blocks + share - 1) // share, split_cap)
+    return tl.maximum(splits, 1)
+
+
+@triton.jit
+def order_keys(split_blocks, m_blocks, block_n, block_m, swizzles):
+    """What requests are ordered by, largest first."""
+    keys = split_blocks
+    if swizzles:  # of what is sorted, a causal mask alone
+        keys = keys * block_n - m_blocks * block_m
+    return keys
 
 
 @triton.jit

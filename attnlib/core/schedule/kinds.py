@@ -77,7 +77,8 @@ class StepSchedules:
     words : Tensor
         [n] int32, where the words of all kinds lie.
     table : Tensor
-        [kinds, 12] int32 on the same device, what the kernel reads of each kind.
+        [kinds, 12] int32 on the same device, what the kernel reads of each kind, before the
+        previous kernel has ended: none may write it.
 
     Examples
     --------

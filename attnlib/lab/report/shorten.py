@@ -30,7 +30,7 @@ def count_words(soup: Tag) -> int:
     block = None
     for text in soup.find_all(string=True):
         around = text.find_parent(lambda tag: tag.name not in INLINE)
-        if around and around.name in ("style", "script", "title"):
+        if around is None or around.name in ("style", "script", "title"):
             continue
         if around is not block:
             shown.append(" ")

@@ -108,7 +108,9 @@ def attend_rows(
     weights = probs
     if probs_dtype is not None:
         # FP8 kernels scale probabilities to the format's range first, or most would underflow.
-        scale = torch.finfo(probs_dtype).max if probs_dtype.itemsize == 1 else 1.0
+        scale = 1.0
+        if probs_dtype.itemsize == 1:
+            scale = torch.finfo(probs_dtype).max
         weights = (probs * scale).to(probs_dtype).double() / scale
     out = torch.einsum("hgrn,nhd->hgrd", weights, v)
     out /= probs.sum(-1, keepdim=True)

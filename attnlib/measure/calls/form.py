@@ -67,7 +67,9 @@ class NamedCase:
     def to_dict(self) -> dict[str, Any]:
         """Flat dict of the case: its kind and its fields."""
         form = _flat(self)
-        return {"kind": self.kind} | form if self.kind else form
+        if self.kind:
+            return {"kind": self.kind} | form
+        return form
 
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> Self:

@@ -34,7 +34,12 @@ def paged_batch(
 
     The page table is `context` tokens wide, or as wide as the longest request.
     """
-    pages = shuffled_pages(lens, spec.page_size, seed, context)
+    pages = shuffled_pages(
+        lens=lens,
+        page_size=spec.page_size,
+        seed=seed,
+        context=context,
+    )
     table = torch.from_numpy(pages).to(device)
     return DecodeBatch.build(spec, torch.from_numpy(lens), table)
 

@@ -65,8 +65,17 @@ def panels(
             axis.label_outer()
     axes[0].set_ylabel(y_words)
     if title:
-        figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
-    text = source if isinstance(source, str) else style.source_of(source)
+        figure.suptitle(
+            title,
+            fontsize=11,
+            fontweight="bold",
+            x=0.01,
+            ha="left",
+        )
+    if isinstance(source, str):
+        text = source
+    else:
+        text = style.source_of(source)
     _footer(figure, text)
     return figure, axes
 

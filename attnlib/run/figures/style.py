@@ -118,7 +118,10 @@ def source_of(frame: pd.DataFrame) -> str:
     days = sorted({started[:10] for started in frame.started_at})
     names = frame.gpu.replace("", "CPU")
     gpus = (names + " " + frame.gpu_id).unique()
-    span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    if len(days) == 1:
+        span = days[0]
+    else:
+        span = f"{days[0]} to {days[-1]}"
     where = f"{', '.join(frame.study.unique())}: {', '.join(gpus)}, {span}"
     ids = sorted(set(frame.id))
     if len(ids) <= FEW:

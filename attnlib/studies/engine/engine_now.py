@@ -4,16 +4,13 @@ from ...run.study import Study
 from .case import EngineCase
 from .engine_step import (
     EAGER,
-    FA2,
     FUSED,
     LAYER,
     LLAMA,
     NOW,
     ONE_LAUNCH,
-    PLANNED,
     RETIRED,
     SCHEDULE,
-    SPLITS,
 )
 
 CONTEXT = 131_072
@@ -47,8 +44,6 @@ STUDY = Study(
     reference_machine="nvidia-h200-04520efe",
     retired=RETIRED,
 )
-AHEAD_ON = "nvidia-h100-80gb-hbm3-11b7d086"
-"""The machine that published `SERVED` by both timers."""
 ALL = CASES + SERVED + SCHEDULE
 COMPARED = (
     (NOW, EAGER, ALL),
@@ -57,9 +52,3 @@ COMPARED = (
     (NOW, LAYER, SCHEDULE),
 )
 """For `engine_step.savings`."""
-COMPARED_BACKENDS = (
-    (SPLITS, NOW, SERVED),
-    (PLANNED, NOW, SERVED),
-    (PLANNED, FA2, SERVED),
-)
-"""For lengths that differ; `NOW` decodes with FlashAttention-3, in a process of its own."""

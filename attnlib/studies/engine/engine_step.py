@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ...measure.stats import judge_savings
-from ...run.frame import good_rows, launches, release_order, require_comparable
+from ...run.frame import good_rows, release_order, require_comparable
 from ...run.study import Study
 from .case import EngineCase
 
@@ -109,7 +109,7 @@ def savings(
 
     Columns: arm, base, release, case, `SIZES`, step_us (of base), saved_us, low, high, rounds, gain
     (% of the step), own_spread_us and verdict. All rows are judged as one table; where arms took
-    turns, a saving within `own_spread_us` is ambiguous.
+    turns, a saving within `own_spread_us` is inconclusive.
     """
     rows = good_rows(frame, timer)
     lines = []
@@ -140,7 +140,7 @@ def savings(
     table = table.rename(columns={"saved": "saved_us"})
     table["gain"] = 100 * table.saved_us / table.step_us
     within = table.saved_us.abs() <= table.own_spread_us
-    table["verdict"] = table.verdict.mask(within, "ambiguous")
+    table["verdict"] = table.verdict.mask(within, "inconclusive")
     return table[["arm", "base", "release", "case", *SIZES, *JUDGED]]
 
 
@@ -165,10 +165,9 @@ def saved_table(table: pd.DataFrame, *, per: str = "step", unit: str = "us") -> 
     """
     scale = 1e3 if unit == "ms" else 1.0
     first = table.sort_values("gain", ascending=False)
-    interval = [
-        f"{low / scale:.{DECIMALS[unit]}f} to {high / scale:.{DECIMALS[unit]}f}"
-        for low, high in zip(first.low, first.high, strict=True)
-    ]
+    interval = []
+    for low, high in zip(first.low, first.high, strict=True):
+        interval.append(f"{low / scale:.{DECIMALS[unit]}f} to {high / scale:.{DECIMALS[unit]}f}")
     shown = {
         "with": first["arm"].map(ARM_WORDS),
         "against": first["base"].map(ARM_WORDS),
@@ -291,17 +290,3 @@ def group_tokens(frame: pd.DataFrame) -> pd.DataFrame:
             line["engine"] = "stops with an error"
         lines.append(line)
     return pd.DataFrame(lines).astype({"other tokens": "Int64", "of requests": "Int64"})
-
-
-def launches_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Launches of one traced step, all and those that prepare the schedule, with their time."""
-    rows = good_rows(frame[frame.case.notna()], "profiler")
-    prepare_us = []
-    for kernels in rows.kernels:
-        preparing = [kernel.gpu_us for kernel in kernels if PREPARE in kernel.name]
-        prepare_us.append(sum(preparing))
-    table = rows[["model", "batch_size", "kv_len", "backend"]].copy()
-    table["launches"] = launches(rows)
-    table["prepare"] = launches(rows, PREPARE)
-    table["prepare, us"] = np.round(prepare_us, 1)
-    return table.reset_index(drop=True)

@@ -19,7 +19,6 @@ STUDY = Study(
     reference_machine="nvidia-h200-72f2fe22",
     retired=RETIRED,
 )
-SECOND_GPU = "nvidia-h200-b4e95249"
 COMPARED = (
     (FUSED, NOW, (RAGGED,)),
     (ONE_LAUNCH, NOW, (RAGGED,)),

@@ -86,10 +86,9 @@ def speedup_table(layers: int) -> pd.DataFrame:
     out, since they have no interval."""
     judged = step_ratios(layers)
     judged = judged[judged["rounds"] > 1].sort_values("ratio")
-    interval = [
-        f"{1 / high:.2f} to {1 / low:.2f}"
-        for low, high in zip(judged.low, judged.high, strict=True)
-    ]
+    interval = []
+    for low, high in zip(judged.low, judged.high, strict=True):
+        interval.append(f"{1 / high:.2f} to {1 / low:.2f}")
     return pd.DataFrame(
         {
             "batch": judged.batch,

@@ -86,12 +86,18 @@ class MetadataSubject(Subject):
         """Compare every live word with the oracle, then time and trace the call."""
         builder = item.case.builder
         backend = item.backend
-        able = [name for name, builders in BUILDERS.items() if builder in builders]
+        able = []
+        for name, builders in BUILDERS.items():
+            if builder in builders:
+                able.append(name)
         if builder == "decode":
             able += schedules.BACKENDS
         require_word(f"backend of {builder} metadata", backend, able)
         is_sglangs = backend == SGLANG
-        reason = sglang.unavailable() if is_sglangs else schedules.unavailable(backend)
+        if is_sglangs:
+            reason = sglang.unavailable()
+        else:
+            reason = schedules.unavailable(backend)
         if reason:
             return {"status": "refused", "reason": reason}
         self.bench.require_release(sglang.DISTRIBUTION, item.release)

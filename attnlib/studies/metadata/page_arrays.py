@@ -11,7 +11,12 @@ LONGEST = (8192, 32768)
 
 def _case(batch: int, longest: int) -> MetadataCase:
     # SGLang's pages are tokens.
-    return MetadataCase("kv_indices", batch_size=batch, page_size=1, max_ctx=longest)
+    return MetadataCase(
+        "kv_indices",
+        batch_size=batch,
+        page_size=1,
+        max_ctx=longest,
+    )
 
 
 CASES = tuple(_case(batch, longest) for batch, longest in product(BATCHES, LONGEST))

@@ -82,7 +82,10 @@ def facts_of(
         if isinstance(spec, MlaSpec):
             facts[kind] = latent_facts(spec, **call)
         else:
-            window = (spec.window - 1, 0) if spec.window else FULL
+            if spec.window:
+                window = (spec.window - 1, 0)
+            else:
+                window = FULL
             facts[kind] = layer_facts(spec, window=window, **call)
     return facts
 

@@ -113,7 +113,6 @@ for (_kind, _), _case in (SERVED | SELDOM).items():
     KIND_OF[_case] = _kind
 FA2, PLANNED = "flashinfer-fa2", "flashinfer-fa2-planned"
 BOTH = (FA2, PLANNED)
-SEVERAL = ("flashinfer-prefill-fa2", "flashinfer-prefill-fa2-planned")
 PLANNING = ("fa2-plan-alone",)
 
 STUDY = Study(

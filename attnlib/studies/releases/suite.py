@@ -1,8 +1,8 @@
 """Which release of a kernel package made a call that serving makes slower?
 
-The study has `HISTORY`, the decode calls of `calls.CALLS` that FlashInfer runs by one module, over
-the releases of `RELEASES`, so that a step shows where it came. `watch --measure` runs all calls of
-a package on its newest release beside the one before. The L2 is warm.
+The study has the calls of `HISTORY` that each package of `RELEASES` has a kernel for, over its
+releases, so that a step shows where it came. `watch --measure` runs all calls of a package on its
+newest release beside the one before. The L2 is warm.
 """
 
 from __future__ import annotations
@@ -27,17 +27,26 @@ from .calls import (
     BY_REQUESTS,
     CALLS,
     FLASHINFER,
+    LATENT,
     LONG,
     NAMES,
     ONE_LONG,
+    SGLANG,
+    VERIFY,
+    VLLM,
     items_of,
 )
 
-RELEASES = {"0.6.4": 1, "0.6.13": 2, "0.7.2.post1": 2, "0.7.4": 2}
-"""Release of FlashInfer -> whole rounds on record. They are too few for verdicts: time on the GPU
+RELEASES = {
+    FLASHINFER: {"0.6.4": 1, "0.6.13": 2, "0.7.2.post1": 2, "0.7.4": 2},
+}
+"""Package -> its releases -> whole rounds on record. They are too few for verdicts: time on the GPU
 was over within the second round of 0.6.4, before other packages and calls of other modules."""
+EQUAL_RELEASES = {SGLANG: {"0.4.10": "0.4.9"}}
+"""Package -> a release -> one before it whose kernels of FlashAttention-3 are all the same machine
+code, by hash (17 of 17), so that its times are the same, too."""
 
-HISTORY = (
+_DECODE = (
     *BY_GROUP,
     *BY_REQUESTS,
     *LONG,
@@ -51,7 +60,13 @@ HISTORY = (
     "azure-code, 64 in flight",
     "a tree of 4 drafts of 32 users of 8k",
 )
-"""Calls of one module of FlashInfer: fa2, head_dim 128, 16 bits, without a window."""
+"""16 bits, head_dim 128, without a window: FlashInfer runs all of these by one module of fa2."""
+HISTORY = {
+    FLASHINFER: _DECODE,
+    SGLANG: (*_DECODE, *VERIFY, *LATENT),
+    VLLM: _DECODE,
+}
+"""Package -> names of its calls; it is asked for those that it has a kernel for."""
 SHARED = ("1 user of 4k", "16 users of 8k, 4 query heads per KV head", "128 users of 4k")
 """Calls that are measured twice a round (A/A), and live in notebooks."""
 LARGE_STEP = 1.05
@@ -78,19 +93,22 @@ def grids_of(items: Sequence[Item], releases: Sequence[str], rounds: int) -> lis
 
 
 def _grids() -> tuple[Grid, ...]:
-    """The history, the A/A items of the newest release, and what notebooks measure live."""
-    items = items_of(FLASHINFER, HISTORY)
+    """The histories, the A/A items of FlashInfer's newest release, and what notebooks measure
+    live."""
     grids = []
-    for release, rounds in RELEASES.items():
-        grids += grids_of(items, (release,), rounds)
+    for package, rounds_of in RELEASES.items():
+        names = dict.fromkeys(HISTORY[package])
+        items = items_of(package, names)
+        for release, rounds in rounds_of.items():
+            grids += grids_of(items, (release,), rounds)
     shared = tuple(CALLS[name] for name in SHARED)
-    *_, newest = RELEASES
+    *_, newest = RELEASES[FLASHINFER]
     decode = (BACKENDS[FLASHINFER][""],)
     once = Grid(
         shared,
         decode,
         releases=(newest,),
-        rounds=RELEASES[newest],
+        rounds=RELEASES[FLASHINFER][newest],
     )
     again = replace(once, again=decode)
     live = replace(once, headline=True)
@@ -231,22 +249,63 @@ def _rows_of(frame: pd.DataFrame, package: str) -> pd.DataFrame:
     return rows[rows.backend.isin(backends)]
 
 
-def draw_history(frame: pd.DataFrame, package: str) -> Any:
-    """Time of each call of a package over its time in the oldest release, a line per call.
+def draw_history(frame: pd.DataFrame, *packages: str) -> Any:
+    """Time of each call over its time in the oldest release: a panel per package, a line per call.
 
     A call with a step of `LARGE_STEP` or more, up or down, has a colour and its name; all others
-    are grey. No verdict: `steps` has those, where the rounds suffice.
+    are grey. A release with equal machine code is named beside its twin (`EQUAL_RELEASES`). No
+    verdict: `steps` has those, where the rounds suffice.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        Records of `suite` on one GPU, as `load` gives them; the footer names it.
+    *packages : str
+        Of `BACKENDS`; by default those with two releases in the frame.
+
+    Raises
+    ------
+    ValueError
+        For another package, and for one with fewer than two releases in the frame.
+
+    Examples
+    --------
+    >>> import attnlib
+    >>> from attnlib.studies import suite
+    >>> frame = attnlib.load("suite", suite.STUDY.reference_machine)  # doctest: +SKIP
+    >>> suite.draw_history(frame)  # doctest: +SKIP
     """
-    table = history(frame, package)
-    if "largest step" not in table:
-        raise ValueError(f"frame must have two releases of {package}, got {[*table.columns]}")
-    figure, (axis,) = charts.panels(
-        titles=[package],
-        size=(7.5, 4.6),
+    shown = packages or _with_a_history(frame)
+    tables = {package: history(frame, package) for package in shown}
+    for package, table in tables.items():
+        if "largest step" not in table:
+            raise ValueError(f"frame must have two releases of {package}, got {[*table.columns]}")
+    if not tables:
+        raise ValueError("frame must have two releases of a package, got none")
+    figure, axes = charts.panels(
+        titles=[*tables],
+        size=(7.5 * len(tables), 4.6),
         source=frame,
         words=("release", "time over that of the oldest release"),
         title="Calls that serving makes, release by release",
     )
+    for axis, (package, table) in zip(axes, tables.items(), strict=True):
+        _draw_lines(axis, table, EQUAL_RELEASES.get(package, {}))
+    return figure
+
+
+def _with_a_history(frame: pd.DataFrame) -> list[str]:
+    """Packages of which the frame has two releases at least."""
+    found = []
+    for package in BACKENDS:
+        releases = release_order(_rows_of(frame, package))
+        if len(releases) > 1:
+            found.append(package)
+    return found
+
+
+def _draw_lines(axis: Any, table: pd.DataFrame, equal: dict[str, str]) -> None:
+    """The lines of a `history`, and the releases below them."""
     releases = [name for name in table.columns if name not in ("largest step", "at")]
     oldest = table[releases[0]]
     lines = table[releases].div(oldest, axis=0)
@@ -267,9 +326,13 @@ def draw_history(frame: pd.DataFrame, package: str) -> Any:
             label=call,
         )
     axis.axhline(1, color="0.4", linewidth=0.8)
+    ticks = []
+    for release in releases:
+        twin = equal.get(release)
+        ticks.append(f"{release}\n= {twin}" if twin else release)
+    axis.set_xticks(range(len(releases)), ticks)
     if named:
         axis.legend(fontsize=7, loc="best")
-    return figure
 
 
 def _with_large_steps(table: pd.DataFrame) -> list[str]:

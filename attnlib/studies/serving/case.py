@@ -10,8 +10,9 @@
 | | 60 % of the rate that the base's closed loop has served, whoever is still waiting |
 | `late_s` | seconds after which the first client begins: it has the longest prompt |
 
-With several `turns` the tokens of a request are drawn within a quarter of `output_len`, so that
-requests do not all end together; else a request makes exactly `output_len`.
+With several `turns` of cached prompts the tokens of a request are drawn within a quarter of
+`output_len`, so that requests do not all end together. Else a request makes exactly `output_len`:
+several turns of new prompts are one batch after the other, as a benchmark of batches sends them.
 """
 
 from collections.abc import Iterator
@@ -132,7 +133,8 @@ class ServingCase(NamedCase):
         """Every request, client by client in each turn; the same on every machine."""
         prompts = sample_seq_lens(self).tolist()
         rng = np.random.default_rng(self.seed)
-        quarter = self.output_len // 4 if self.turns > 1 else 0
+        is_drawn = self.turns > 1 and self.prompts == CACHED
+        quarter = self.output_len // 4 if is_drawn else 0
         for turn in range(self.turns):
             outputs = rng.integers(
                 low=self.output_len - quarter,

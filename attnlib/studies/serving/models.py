@@ -92,13 +92,54 @@ DEEPSEEK: Config = _COMMON | {
         "original_max_position_embeddings": 4_096,
     },
 }
+# What one GPU of four holds under tensor parallelism: a quarter of the heads, the MLP and the
+# vocabulary.
+QWEN_TP4: Config = QWEN | {
+    "intermediate_size": 6_400,
+    "vocab_size": 37_984,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+}
+# What one GPU of eight holds under tensor parallelism: an eighth of the heads and of the MLP. An
+# eighth of the vocabulary is fewer words than a load draws, so it is a quarter.
+LLAMA_TP8: Config = LLAMA | {
+    "hidden_size": 8_192,
+    "intermediate_size": 3_584,
+    "vocab_size": 32_064,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 80,
+}
+# gpt-oss-120b's attention without sinks, in dense layers with as many weights as four experts: its
+# own experts need kernels of their own, Cohere2's layers do not.
+GPT_OSS: Config = _COMMON | {
+    "architectures": ["Cohere2ForCausalLM"],
+    "model_type": "cohere2",
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.25,
+    "tie_word_embeddings": True,
+    "hidden_size": 4_096,
+    "intermediate_size": 8_192,
+    "vocab_size": 201_088,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 36,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 150_000,
+}
 MODELS: dict[str, Config] = {
     "llama-3.1-8b": LLAMA,
     "llama-3.1-8b-8-layers": LLAMA | {"num_hidden_layers": 8},
     "qwen3-32b": QWEN,
+    "qwen3-32b-tp4": QWEN_TP4,
+    "llama-3.1-70b-tp8": LLAMA_TP8,
+    "gpt-oss-120b-dense": GPT_OSS,
     "deepseek-v3-8-layers": DEEPSEEK,
 }
-"""Name of a model -> its config. DeepSeek-V3 has its attention, 8 layers, and no experts."""
+"""Name of a model -> its config. DeepSeek-V3 has its attention, 8 layers, and no experts.
+Of Llama-3.1-70B a GPU's part of eight, of Qwen3-32B of four; nothing is sent between GPUs."""
 
 
 def make_model(folder: Path, name: str) -> Path:

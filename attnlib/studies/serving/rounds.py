@@ -2,7 +2,8 @@
 
 What is on record is not measured again, so a run that was stopped goes on where it was. Where
 `together` is set, the servers of a round are started at once and stay up side by side; they take
-turns at each case, and while one is loaded the others idle. That halves the time that starts take.
+turns at each case, and while one is loaded the others idle. That halves the time that starts take,
+and plans of several models may share it (`drive_all`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 from ...core.backends.table import RECORDED
@@ -123,40 +125,77 @@ def drive(plan: Plan, machine: dict[str, Any]) -> int:
     Raises ServerError for a server that fails, RuntimeError for a GPU or port that is taken. What
     was kept stays. It ends before its time where `until` leaves too little for another server.
     """
-    run = _Run(plan, machine)
-    held_ports = hold_ports(plan.port, len(plan.arms))
-    with hold_gpu(machine["gpu_id"]), held_ports as ports:
-        for number in range(plan.rounds):
-            if not run.round(number, ports):
-                plan.say(f"time is up in round {number}: {run.kept} records were kept")
+    return drive_all([plan], machine)
+
+
+def drive_all(plans: Sequence[Plan], machine: dict[str, Any]) -> int:
+    """`drive` for plans of several models: the servers of a round are all up side by side.
+
+    Of several plans each must be `together`, with ports of its own. One whose server fails is left
+    out from then on; the others go on, and its error is raised in the end.
+    """
+    if len(plans) > 1 and not all(plan.together for plan in plans):
+        raise ValueError("plans must each be together where there are several")
+    with ExitStack() as held:
+        held.enter_context(hold_gpu(machine["gpu_id"]))
+        runs = []
+        for plan in plans:
+            ports = held.enter_context(hold_ports(plan.port, len(plan.arms)))
+            runs.append(_Run(plan, machine, ports))
+        for number in range(max(plan.rounds for plan in plans)):
+            if not _round(runs, number):
+                kept = sum(run.kept for run in runs)
+                plans[0].say(f"time is up in round {number}: {kept} records were kept")
                 break
-    return run.kept
+    for run in runs:
+        if run.failed is not None:
+            raise run.failed
+    return sum(run.kept for run in runs)
+
+
+def _round(runs: Sequence[_Run], number: int) -> bool:
+    """Measure a round; whether there was time for all of it."""
+    groups = [run.groups(number) for run in runs]
+    for turns in zip_longest(*groups, fillvalue=[]):
+        with ExitStack() as started:
+            for run, group in zip(runs, turns, strict=True):
+                if not run.start(number, group, started):
+                    return False
+            for run in runs:
+                if not run.wait(number):
+                    return False
+            for run in runs:
+                if not run.load(number):
+                    return False
+    return True
 
 
 class _Run:
     """A plan on its way."""
 
-    def __init__(self, plan: Plan, machine: dict[str, Any]) -> None:
+    def __init__(self, plan: Plan, machine: dict[str, Any], ports: Sequence[int]) -> None:
         self.plan = plan
         self.machine = machine
+        self.ports = ports
         self.versions = describe_versions(RECORDED)
         self.memory = Memory(machine["gpu_id"])
         self.kept = 0
+        self.failed: ServerError | None = None
+        self._servers: list[Server] = []
         self._start_s = 0.0
 
-    def round(self, number: int, ports: Sequence[int]) -> bool:
-        """Measure a round; whether there was time for all of it."""
+    def groups(self, number: int) -> list[list[tuple[Arm, int]]]:
+        """The arms of a round that lack a record, with their ports; those of a group start at
+        once."""
         turns = []
-        for arm, port in zip(self.plan.arms, ports, strict=True):
+        for arm, port in zip(self.plan.arms, self.ports, strict=True):
             if self.missing(number, arm):
                 turns.append((arm, port))
         if number % 2:
             turns.reverse()
-        groups = [turns] if self.plan.together else [[turn] for turn in turns]
-        for group in groups:
-            if group and not self.servers(number, group):
-                return False
-        return True
+        if self.plan.together:
+            return [turns]
+        return [[turn] for turn in turns]
 
     def missing(self, number: int, arm: Arm) -> list[ServingCase]:
         """The cases of an arm that have no record of that round."""
@@ -174,34 +213,56 @@ class _Run:
                 found.append(load.case)
         return found
 
-    def servers(self, number: int, group: Sequence[tuple[Arm, int]]) -> bool:
-        """Start the servers of a group, load one after the other, end them all."""
+    def start(self, number: int, group: Sequence[tuple[Arm, int]], started: ExitStack) -> bool:
+        """Start the servers of a group, which `started` ends; whether there is time for it."""
         plan = self.plan
+        self._servers = []
+        if not group or self.failed is not None:
+            return True
         if time.monotonic() + self._start_s > plan.until:
             return False
-        with ExitStack() as started:
-            servers = []
-            for arm, port in group:
-                place = plan.arms.index(arm)
-                name = f"{plan.engine}-{number}-{place}"
-                server = Server(plan.setup, arm, port, name)
-                started.callback(server.stop)
-                servers.append(server)
-            for server in servers:
-                left_s = plan.until - time.monotonic()
-                try:
-                    self._start_s = server.wait(min(plan.start_s, left_s))
-                except ServerError:
-                    if time.monotonic() < plan.until:
-                        raise
-                    return False
-                plan.say(f"round {number}: {server.arm.text} ready in {self._start_s:.0f} s")
-            for load in plan.loads:  # the servers take turns at each case
-                for server in servers:
-                    is_missing = load.case in self.missing(number, server.arm)
-                    if is_missing and not self.case(number, server, load.case):
-                        return False
+        for arm, port in group:
+            place = plan.arms.index(arm)
+            server = Server(plan.setup, arm, port, f"{plan.engine}-{number}-{place}")
+            started.callback(server.stop)
+            self._servers.append(server)
         return True
+
+    def wait(self, number: int) -> bool:
+        """Wait until they are ready; whether there was time for it."""
+        plan = self.plan
+        for server in self._servers:
+            left_s = plan.until - time.monotonic()
+            try:
+                self._start_s = server.wait(min(plan.start_s, left_s))
+            except ServerError as error:
+                if time.monotonic() >= plan.until:
+                    return False
+                self._fail(error)
+                return True
+            plan.say(f"round {number}: {server.arm.text} ready in {self._start_s:.0f} s")
+        return True
+
+    def load(self, number: int) -> bool:
+        """One load after the other; whether there was time for all."""
+        for load in self.plan.loads:  # the servers take turns at each case
+            for server in self._servers:
+                if load.case not in self.missing(number, server.arm):
+                    continue
+                try:
+                    is_kept = self.case(number, server, load.case)
+                except ServerError as error:
+                    self._fail(error)
+                    return True
+                if not is_kept:
+                    return False
+        return True
+
+    def _fail(self, error: ServerError) -> None:
+        self.failed = error
+        for server in self._servers:
+            server.stop()
+        self._servers = []
 
     def case(self, number: int, server: Server, case: ServingCase) -> bool:
         """Keep the record of a case; whether there was time for it."""

@@ -2,12 +2,21 @@
 
 A ratio is the time of `arm` over that of `base`, round by round: below 1 `arm` is faster. Time per
 token is the inverse of tokens per second. Each round has a fresh server for each arm. Each model
-was served on a GPU of its own, so a machine has the records of one of them (`load_all`).
+was served on a GPU of its own, so a machine has the records of one of them (`load_all`). Two arms
+are compared where one GPU has both.
+
+| question | arm | base |
+|---|---|---|
+| `DEEPSEEK`, `LLAMA` | splits=bounded | default |
+| `ONE_LAUNCH` | all schedules of a step in one launch | splits=bounded |
+| `SCHEDULE` | the schedule once per step: default | in every layer |
+| `METADATA` | SGLang's metadata kernel: default | op by op |
+| `FLASHINFER` | FlashInfer's fa2 | its fa3 |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -26,7 +35,7 @@ from .case import NEW, ServingCase
 from .measure import TIMER
 
 MACHINES = ("nvidia-h200-b7fa7e16", "nvidia-h200-a0e83bb0")
-"""Who has the published records: of `DEEPSEEK`, of `LLAMA`."""
+"""Who has the published records: of `DEEPSEEK`, of `LLAMA`; a later one is added behind them."""
 STUDY = Study(
     name="served",
     question="Does a fix reach the user of a loaded server, at the 50th and the 99th percentile?",
@@ -35,9 +44,18 @@ STUDY = Study(
 )
 LLAMA = "llama-3.1-8b"
 DEEPSEEK = "deepseek-v3-8-layers"
+GPT_OSS = "gpt-oss-120b-dense"
+LLAMA_TP8 = "llama-3.1-70b-tp8"
+QWEN_TP4 = "qwen3-32b-tp4"
+FEW_LAYERS = "llama-3.1-8b-8-layers"
 NOW = "sglang"
 BOUNDED = "sglang splits=bounded"
+BOUNDED_ONCE = "sglang splits=bounded metadata=one-launch"
+PER_LAYER = "sglang schedule=layer"
 EAGER = "sglang metadata=eager"
+FA2 = "sglang --attention-backend flashinfer"
+FA3 = "sglang decode=fa3 --attention-backend flashinfer"
+VLLM = "vllm"
 
 
 def _load(
@@ -90,11 +108,27 @@ CONTROLS = (
     _load(LLAMA, [512] * 40, 320),
 )
 """Requests that are alike: both caps allow the same splits."""
-_LARGEST_GAIN = _load(LLAMA, [128] * 32, 128)
-_LOSS = _load(LLAMA, [64] * 32, 64)
+BATCHES = 8
+"""Batches of new prompts, one after the other, of which a request's median life is taken."""
+_LARGEST_GAIN = _load(LLAMA, [128] * 32, 128, BATCHES)
+_LOSS = _load(LLAMA, [64] * 32, 64, BATCHES)
 BEST = (replace(_LARGEST_GAIN, prompts=NEW),)
 WORST = (replace(_LOSS, prompts=NEW),)
-"""The rows of #20778's table with the largest gain, and with a loss; not measured yet."""
+"""The rows of #20778's table with the largest gain, and with a loss."""
+ALONE = (_load(QWEN_TP4, [500], 1024),)
+DECODE_HEAVY = (
+    *ALONE,
+    _load(QWEN_TP4, [500] * 4, 512),
+    _load(QWEN_TP4, [500] * 16, 512),
+)
+"""#21104's loads with many tokens out, on one of the four GPUs; it has 8k tokens out."""
+FLASHINFER_DECODE = (
+    _load(FEW_LAYERS, [8192] * 16, 256),
+    _load(FEW_LAYERS, [512] * 16, 512),
+)
+WINDOWS = (_load(GPT_OSS, _traffic("azure-conversation", 64), 512),)
+SHARED_HEADS = (_load(LLAMA_TP8, _traffic("azure-conversation", 64), 512),)
+"""Layers with a window, and 8 query heads that share one KV head."""
 LOADS = {
     CONVERSATION[0]: "Kimi, 32 in flight",
     CLOSED[0]: "Kimi, closed loop",
@@ -108,7 +142,7 @@ LOADS = {
     LATE[0]: "the same, 1 s later",
     CONTROLS[1]: "control, 40 x 512",
 }
-"""What is on record -> words for it, in the order of a table."""
+"""Loads of `bounded` over the default -> words for each, in the order of a table."""
 MODELS = {
     DEEPSEEK: "DeepSeek-V3",
     LLAMA: "Llama-3.1-8B",
@@ -116,6 +150,70 @@ MODELS = {
 """Models on record, in words; of the first the attention, with 8 dense layers."""
 ARMS = {NOW: "default", BOUNDED: "SPLITS=bounded"}
 """Arms on record, in words."""
+
+
+class Question(NamedTuple):
+    """What `arm` gains over `base`, both as records call them; loads with words for each."""
+
+    arm: str
+    base: str
+    loads: Mapping[ServingCase, str]
+
+
+def _of_model(model: str) -> dict[ServingCase, str]:
+    return {case: words for case, words in LOADS.items() if case.model == model}
+
+
+ONE_LAUNCH = "one launch"
+SCHEDULE = "schedule"
+METADATA = "metadata"
+FLASHINFER = "flashinfer"
+QUESTIONS = {
+    DEEPSEEK: Question(BOUNDED, NOW, _of_model(DEEPSEEK)),
+    LLAMA: Question(BOUNDED, NOW, _of_model(LLAMA)),
+    ONE_LAUNCH: Question(
+        BOUNDED_ONCE,
+        BOUNDED,
+        {
+            CONVERSATION[0]: "DeepSeek-V3: Kimi, 32 in flight",
+            CLOSED[0]: "DeepSeek-V3: Kimi, closed loop",
+            CONTROLS[0]: "DeepSeek-V3: control, 64 x 2,048",
+            WINDOWS[0]: "gpt-oss-120b: Azure, 64 in flight",
+            SHARED_HEADS[0]: "Llama-3.1-70B, TP 8: Azure, 64 in flight",
+        },
+    ),
+    SCHEDULE: Question(
+        NOW,
+        PER_LAYER,
+        {
+            DECODE_HEAVY[0]: "Qwen3-32B, TP 4: 1 x 500",
+            DECODE_HEAVY[1]: "Qwen3-32B, TP 4: 4 x 500",
+            DECODE_HEAVY[2]: "Qwen3-32B, TP 4: 16 x 500",
+        },
+    ),
+    METADATA: Question(
+        NOW,
+        EAGER,
+        {
+            BEST[0]: "Llama-3.1-8B: 32 x 128, 128 out",
+            WORST[0]: "Llama-3.1-8B: 32 x 64, 64 out",
+        },
+    ),
+    FLASHINFER: Question(
+        FA2,
+        FA3,
+        {
+            FLASHINFER_DECODE[0]: "8 layers of Llama-3.1-8B: 16 x 8,192",
+            FLASHINFER_DECODE[1]: "8 layers of Llama-3.1-8B: 16 x 512",
+        },
+    ),
+}
+"""What the tables answer: `bounded` by model, and the others by name."""
+RIVALS = {
+    CONVERSATION[0]: "DeepSeek-V3: Kimi, 32 in flight",
+    BEST[0]: "Llama-3.1-8B: 32 x 128, 128 out",
+}
+"""Loads of SGLang and vLLM -> words for each."""
 METRICS = {
     "time per token": "us_per_token",
     "ITL p50": "itl_p50_us",
@@ -144,11 +242,6 @@ def load_all() -> pd.DataFrame:
     """The records of `MACHINES`; FileNotFoundError if there are none."""
     frames = [store.load(STUDY.name, machine) for machine in MACHINES]
     return pd.concat(frames, ignore_index=True)
-
-
-def loads_of(model: str) -> list[ServingCase]:
-    """The loads on record of a model."""
-    return [case for case in LOADS if case.model == model]
 
 
 def compared(
@@ -225,12 +318,11 @@ def _paired(
     pairs: Sequence[tuple[str, str]],
     column: str,
 ) -> Iterator[_Pair]:
-    """The rounds that both arms of a pair have, case by case."""
+    """The rounds that both arms of a pair have on one GPU, case by case."""
     rows = served_rows(frame)
-    for case in dict.fromkeys(rows.case):
-        of_case = rows[rows.case == case]
+    for (case, _), of_gpu in rows.groupby(["case", "gpu_id"], sort=False):
         for arm, base in pairs:
-            both = of_case[of_case.backend.isin((arm, base))]
+            both = of_gpu[of_gpu.backend.isin((arm, base))]
             require_comparable(both)
             wide = both.pivot(index="round", columns="backend", values=column)
             wide = wide.reindex(columns=[arm, base]).dropna()
@@ -254,28 +346,35 @@ def served_rows(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def side_by_side(frame: pd.DataFrame, arms: Sequence[str]) -> pd.DataFrame:
+    """The records of these arms at the loads that one GPU has of all of them."""
+    rows = frame[frame.backend.isin(arms)]
+    of_load = rows.groupby(["case", "gpu_id"], sort=False)
+    return rows[of_load.backend.transform("nunique") == len({*arms})]
+
+
 def speedups(
     frame: pd.DataFrame,
-    model: str,
+    asked: str,
     metric: str = "time per token",
 ) -> pd.DataFrame:
-    """What `BOUNDED` gains over the default, a row per load of a model; all judged as one table.
+    """What the arm of a question gains over its base, a row per load; all judged as one table.
 
-    Columns: case, load (in words), speedup, low, high, rounds and verdict, which is `none` below
-    three rounds. In one round there is no interval.
+    `asked` is a key of `QUESTIONS`. Columns: case, load (in words), speedup, low, high, rounds and
+    verdict, which is `none` below three rounds. In one round there is no interval.
     """
-    require_word("model", model, MODELS)
+    require_word("asked", asked, QUESTIONS)
     require_word("metric", metric, METRICS)
-    cases = loads_of(model)
-    rows = frame[frame.case.isin(cases)]
-    judged = compared(rows, [(BOUNDED, NOW)], metrics=[metric])
-    in_order = judged.set_index("case").reindex(cases)
+    arm, base, loads = QUESTIONS[asked]
+    rows = frame[frame.case.isin([*loads])]
+    judged = compared(rows, [(arm, base)], metrics=[metric])
+    in_order = judged.set_index("case").reindex([*loads])
     table = in_order.dropna(subset="ratio").reset_index()
     few = table.rounds < LEAST_ROUNDS
     return pd.DataFrame(
         {
             "case": table.case,
-            "load": table.case.map(LOADS),
+            "load": table.case.map(loads),
             "speedup": 1 / table.ratio,
             "low": 1 / table.high,
             "high": 1 / table.low,
@@ -287,23 +386,22 @@ def speedups(
 
 def reach_table(
     frame: pd.DataFrame,
-    model: str,
+    asked: str,
     metric: str = "time per token",
 ) -> pd.DataFrame:
-    """The loads of a model as a reader wants them: default / `bounded`, and the speedup of a
-    metric. Times are milliseconds, medians over rounds."""
-    judged = speedups(frame, model, metric)
-    rows = served_rows(frame)
+    """The loads of a question as a reader wants them: base / arm, and the speedup of a metric.
+
+    Times are milliseconds, medians over rounds. `asked` is a key of `QUESTIONS`.
+    """
+    judged = speedups(frame, asked, metric)
+    arm, base, _ = QUESTIONS[asked]
+    rows = side_by_side(served_rows(frame), (arm, base))
     shown = pd.DataFrame({"load": judged.load})
-    for words, (column, scale, digits) in _SHOWN.items():
+    for words in _SHOWN:
         cells = []
         for case in judged.case:
             of_case = rows[rows.case == case]
-            sides = []
-            for arm in (NOW, BOUNDED):
-                values = of_case[of_case.backend == arm][column]
-                side = values.median() / scale
-                sides.append(f"{side:,.{digits}f}")
+            sides = [_median(of_case, side, words) for side in (base, arm)]
             cells.append(" / ".join(sides))
         shown[words] = cells
     gains = []
@@ -316,6 +414,46 @@ def reach_table(
         verdicts.append(f"{row.verdict} ({row.rounds})")
     shown["verdict (rounds)"] = verdicts
     return shown
+
+
+def rival_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """SGLang and vLLM at the same load on one GPU, a row per engine and arm, without a verdict.
+
+    Columns: load, server, attention (the backend that ran), those of `reach_table`, rounds.
+    Medians over rounds, times in ms.
+    """
+    rows = served_rows(frame)
+    rows = rows[rows.case.isin([*RIVALS])]
+    lines = []
+    for (case, _), of_gpu in rows.groupby(["case", "gpu_id"], sort=False):
+        engines = set(of_gpu.backend.str.partition(" ")[0])
+        if len(engines) < 2:
+            continue
+        for backend, of_arm in of_gpu.groupby("backend"):
+            line = {"load": RIVALS[case], "server": backend}
+            line["attention"] = of_arm.reported_backend.iloc[0].split()[0].rstrip(";")
+            for words in _SHOWN:
+                line[words] = _median(of_gpu, backend, words)
+            line["rounds"] = of_arm["round"].nunique()
+            lines.append(line)
+    return pd.DataFrame(lines, columns=["load", "server", "attention", *_SHOWN, "rounds"])
+
+
+def tokens_agree(frame: pd.DataFrame, asked: str) -> pd.Series:
+    """Whether arm and base made the same tokens in all rounds, by load of a question, in words."""
+    require_word("asked", asked, QUESTIONS)
+    arm, base, loads = QUESTIONS[asked]
+    rows = side_by_side(served_rows(frame), (arm, base))
+    hashes = rows.reported_backend.str.partition("tokens ")[2]
+    counts = hashes.groupby(rows.case.map(loads), sort=False).nunique()
+    return counts == 1
+
+
+def _median(rows: pd.DataFrame, backend: str, words: str) -> str:
+    """A cell of a table: the median of what `words` names in `_SHOWN`."""
+    column, scale, digits = _SHOWN[words]
+    value = rows[rows.backend == backend][column].median() / scale
+    return f"{value:,.{digits}f}"
 
 
 _SHOWN = {
@@ -335,7 +473,7 @@ def reach_chart(frame: pd.DataFrame) -> charts.Figure:
     figure, (axis,) = charts.panels(
         titles=[""],
         size=(8.6, 4.2),
-        source=served_rows(frame),
+        source=side_by_side(served_rows(frame), (BOUNDED, NOW)),
         words=("tokens/s with SPLITS=bounded / tokens/s by default", ""),
     )
     tables = []
@@ -402,8 +540,7 @@ def life_chart(
     The first round of each arm; a dot is a token, and only some are drawn (`measure.MOST_SAMPLES`).
     """
     rows = served_rows(frame)
-    is_case = rows.case == case
-    rows = rows[is_case & rows.backend.isin(arms)]
+    rows = side_by_side(rows[rows.case == case], arms)
     by_arm = rows.sort_values("round").groupby("backend")
     drawn = by_arm.first().reindex(arms)
     words = ("seconds after the load began", "time between two tokens, ms")

@@ -59,7 +59,11 @@ def judged_table() -> pd.DataFrame:
     rows = judged()
     lines = []
     for page_size, arm, other in PAIRS:
-        values = ratios(rows[rows.page_size == page_size], arm, other)
+        values = ratios(
+            rows=rows[rows.page_size == page_size],
+            arm=arm,
+            other=other,
+        )
         line = {
             "time by": ARMS[arm],
             "over time by": ARMS[other],

@@ -82,7 +82,11 @@ def tiles_in_time(plan: SplitPlan) -> Work:
     requests = np.repeat(order, tiles_of[order])
     blocks = np.array(_tiles(plan)) + START_BLOCKS
     _, block_n = plan.facts.tile
-    return in_turn(requests, blocks * block_n, plan.facts.usable_sms)
+    return in_turn(
+        requests=requests,
+        tokens=blocks * block_n,
+        workers=plan.facts.usable_sms,
+    )
 
 
 def in_turn(requests: np.ndarray, tokens: np.ndarray, workers: int) -> Work:

@@ -243,7 +243,12 @@ def by_caps(
 ) -> Grid:
     """A backend of SGLang's, of today's release, over these cases by each cap."""
     names = tuple(capped(backend, cap) for cap in caps)
-    return Grid(cases, names, releases=(NOW,), **options)
+    return Grid(
+        cases=cases,
+        backends=names,
+        releases=(NOW,),
+        **options,
+    )
 
 
 def capped(backend: str, cap: str) -> str:
@@ -396,7 +401,12 @@ def facts_of(case: Any) -> SchedulerFacts:
 def splits_of(case: Any, cap: str) -> np.ndarray:
     """Splits of each request [bs] int64 under a cap, by the model."""
     q_lens, lens = lengths_of(case)
-    return splits_under(facts_of(case), lens, q_lens, cap)
+    return splits_under(
+        facts=facts_of(case),
+        seq_lens=lens,
+        q_lens=q_lens,
+        cap=cap,
+    )
 
 
 def loses_splits(case: Any) -> bool:
@@ -446,7 +456,9 @@ def captured_table(path: str | Path, layouts: Iterable[Layout] = ()) -> pd.DataF
             heads=step.num_qo_heads,
             kv_heads=0 if is_latent else step.num_kv_heads,
         )
-        tokens = [int(length) for length in step.lengths.split("+")]
+        tokens = []
+        for length in step.lengths.split("+"):
+            tokens.append(int(length))
         line: dict[str, Any] = {
             "requests": step.batch_size,
             "longest": max(tokens),
@@ -483,7 +495,9 @@ def traffic_table(
         for trace, part in judged.groupby("trace", sort=False):
             lines.append(_traffic_line(layout, str(trace), part))
     table = pd.DataFrame(lines)
-    return table if by_trace else table.drop(columns="trace")
+    if by_trace:
+        return table
+    return table.drop(columns="trace")
 
 
 def named_table(rows: pd.DataFrame, layouts: Iterable[Layout]) -> pd.DataFrame:
@@ -531,7 +545,12 @@ def alike_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Batches of requests that are all alike: time by `bounded` over the default, a row each."""
     lines = []
     for layout in LAYOUTS:
-        table = sides_of(_pages_of_one(rows), layout, "bounded", "default")
+        table = sides_of(
+            rows=_pages_of_one(rows),
+            layout=layout,
+            a="bounded",
+            b="default",
+        )
         alike_ones = table[table.rows == layout.group]
         for _, row in alike_ones.iterrows():
             line = {

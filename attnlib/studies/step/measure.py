@@ -77,5 +77,10 @@ def run_layers(
         metadata = precompute(facts_of(batch), batch.seq_lens)
     for layer in range(layers):
         cache = caches[layer % len(caches)]
-        out = attend(work.q, cache, batch, metadata=metadata)
+        out = attend(
+            q=work.q,
+            kv=cache,
+            batch=batch,
+            metadata=metadata,
+        )
     return out

@@ -154,7 +154,11 @@ def mismatch_table() -> pd.DataFrame:
         if error is None and told["without guard"] == "wrong":
             line[WORST_ROW] = "not finite"
         lines.append(line)
-    severity = {"wrong": 0, "refused by the library": 1, "right": 2}
+    severity = {
+        "wrong": 0,
+        "refused by the library": 1,
+        "right": 2,
+    }
     return pd.DataFrame(lines).sort_values(
         "output without guard",
         key=lambda outputs: outputs.map(severity),
@@ -173,7 +177,9 @@ def _sides(told: dict[str, Any]) -> str:
     if said := SIDES.get(told["name"]):
         return said
     values = re.search("must be (.*), got (.*)", told["with guard"])
-    return " -> ".join(values.groups()) if values else "-"
+    if values:
+        return " -> ".join(values.groups())
+    return "-"
 
 
 def savings(frame: pd.DataFrame, *, timer: str = "graph") -> pd.DataFrame:

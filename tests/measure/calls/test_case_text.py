@@ -22,8 +22,6 @@ from attnlib.measure.calls.mla.case import MlaCase
 from attnlib.run import store
 from attnlib.studies import STUDIES
 
-NAMED = DecodeCase | ExtendCase | MlaCase
-"""What older releases had keys of that can be read."""
 WORDS = re.compile(r"[a-z_]+=\S+( [a-z_]+=\S+)*")
 SIZES = st.integers(1, 9000)
 PAGES = st.sampled_from([1, 16, 64])

@@ -126,7 +126,10 @@ def decode_call(
     torch.Size([2, 8, 64])
     """
     entry_of(backend, "decode")
-    workload = read_case(case) if isinstance(case, str) else case
+    if isinstance(case, str):
+        workload = read_case(case)
+    else:
+        workload = case
     if not isinstance(workload, DecodeCase):
         raise ValueError(f"case must be a DecodeCase or its text, got {case!r}")
 

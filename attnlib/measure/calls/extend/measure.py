@@ -28,7 +28,10 @@ BLOCK_SCORES = 2**28
 def build_extend_workload(case: ExtendCase, *, device: str) -> Workload:
     """Batch, query and cache on `device`; pages of a ragged call are in order."""
     q_lens, kv_lens = sample_extend_lens(case)
-    seed = None if case.ragged else case.cached.seed + 1
+    if case.ragged:
+        seed = None
+    else:
+        seed = case.cached.seed + 1
     paged = paged_batch(
         case.spec,
         kv_lens,

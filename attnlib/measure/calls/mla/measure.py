@@ -56,7 +56,11 @@ def build_mla_workload(case: MlaCase, *, device: str) -> Workload:
     rows = case.batch_size * case.q_len
     q_shape = (rows, case.spec.num_qo_heads, MLA_HEAD_DIM)
     q = normal_values(q_shape, "bfloat16", generator)
-    cache = _draw_cache(case.spec, len(batch.paged.kv_indices), generator)
+    cache = _draw_cache(
+        spec=case.spec,
+        pages=len(batch.paged.kv_indices),
+        generator=generator,
+    )
     return Workload(case, batch, q, cache)
 
 
