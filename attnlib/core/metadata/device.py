@@ -12,7 +12,7 @@ from ..spec import INT32_MAX
 
 MAX_SCAN = 4096
 """Lengths scanned at once; a larger batch takes several turns."""
-MAX_PART = 256
+MAX_PART = 512
 """Requests that others are compared with at once; more take several turns, in as few registers."""
 PER_WARP = 256
 """Requests that a warp compares others with: one warp alone takes too long for a thousand."""
