@@ -404,14 +404,13 @@ class Advice(Brief):
         return f"{problem.record['study']}, {rows.gpu.iloc[0]}", sizes
 
     def _cap_in_brief(self) -> list[str]:
-        """Where the table has another build's times of a pick that loses splits: that it is so,
-        what the nearest call that loses splits takes, and the splits of this one."""
+        """Of a pick that loses splits: whether the table has another build's times, what the
+        nearest call that loses splits takes, and the splits of this one."""
         where, sizes = self._capped_nearby()
-        other_build = self._other_build(self.ours)
-        if not sizes or not other_build:
+        if not sizes:
             return []
         nearest = f"Nearest call on record that loses splits, with these heads ({where}):"
-        return [*other_build, f"{nearest} {sizes[0]}.", self._splits_lost()]
+        return [*self._other_build(self.ours), f"{nearest} {sizes[0]}.", self._splits_lost()]
 
     def _how_sure(self) -> list[str]:
         """Whether one backend wins, whose heads the nearest batch has, and of whose build it is."""

@@ -103,6 +103,11 @@ def test_problems_that_stay_have_a_line_and_their_size_and_fix_in_details():
     assert "median slowdown" in table.details and "fix: " in table.details
 
 
+def test_a_problem_that_comes_is_none_of_both_releases():
+    (stays,) = [line for line in str(asked("DeepSeek-V3")).splitlines() if "In both" in line]
+    assert "sglang-schedule-mla" in stays and CAP not in stays
+
+
 def test_the_shell_prints_details_of_two_stacks(capsys):
     line = "--diff vllm==0.19 vllm==0.33 --gpu h100 --model Gemma-3-27B --lens 8192x16"
     cli.main(["advise", *line.split(), "--details"])
