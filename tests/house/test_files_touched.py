@@ -1,7 +1,8 @@
 """How many files a new backend and a new column touch: both are added to a copy of the tree.
 
-A backend of a new library is its module and its rows in the table; a column is its entry in the
-schema. All else follows: the contract of backends, the versions of records, frames, the doctor.
+A backend of a new library, in two modes, is its module and its rows in the table, also where the
+library needs Hopper and tests have no stand-in for it. A column is its entry in the schema. All
+else follows: the contract of backends, the versions of records, frames, the doctor.
 """
 
 import os
@@ -15,6 +16,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BACKEND = '''"""A library that no release of ours knows: attention by matrix products, anywhere."""
 
+from importlib import import_module
+
+from ..batch import PagedKV
+from ..extend import ExtendBatch
+from .base import Backend
 from .sdpa import Sdpa
 from .table import Entry
 
@@ -28,12 +34,30 @@ class Toy(Sdpa):
         if spec.head_dim == 256:
             return "head_dim must be at most 128, got 256"
         return super().unsupported(entry, spec, mask)
+
+
+class ToyExtend(Backend[ExtendBatch, PagedKV]):
+    """Several queries per request, by a library that no machine has."""
+
+    def prepare(self, batch, held):
+        """Nothing is planned."""
+        import_module("toy_attention")
+
+    def attend(self, q, cache, plan):
+        """The library's call."""
+        return import_module("toy_attention").extend(q, cache, plan)
+
+    @classmethod
+    def unavailable(cls, entry: Entry) -> str:
+        """Anywhere."""
+        return "needs toy_attention"
 '''
 ROWS = {
     "LIBRARIES = {\n": 'LIBRARIES = {\n    "toy": Library(("packaging",)),\n',
-    "FAMILIES = {\n": 'FAMILIES = {\n    "toy": Family(("toy_kernel",), library="Toy"),\n',
+    "FAMILIES = {\n": 'FAMILIES = {\n    "toy": Family(("toy_kernel",), True, library="Toy"),\n',
     "_ENTRIES = (\n": (
         "_ENTRIES = (\n"
+        '    Entry("toy-extend", "extend", "toy:ToyExtend", "toy"),\n'
         '    Entry("toy-attention", "decode", "toy:Toy", label="toy", words=("TOY",)),\n'
     ),
 }
