@@ -46,14 +46,13 @@ class ToyExtend(Backend[ExtendBatch, PagedKV]):
     def attend(self, q, cache, plan):
         """The library's call."""
         return import_module("toy_attention").extend(q, cache, plan)
-
-    @classmethod
-    def unavailable(cls, entry: Entry) -> str:
-        """Anywhere."""
-        return "needs toy_attention"
 '''
 ROWS = {
-    "LIBRARIES = {\n": 'LIBRARIES = {\n    "toy": Library(("packaging",)),\n',
+    "LIBRARIES = {\n": (
+        "LIBRARIES = {\n"
+        '    "toy": Library(("packaging",)),\n'
+        '    "toy-extend": Library(("toy-attention-nobody-has",)),\n'
+    ),
     "FAMILIES = {\n": 'FAMILIES = {\n    "toy": Family(("toy_kernel",), True, library="Toy"),\n',
     "_ENTRIES = (\n": (
         "_ENTRIES = (\n"
