@@ -1000,7 +1000,7 @@ BISECT: Options = {
         help=f"the case, such as '{EXAMPLE}'",
     ),
     "--backend": dict(
-        help="default: flashinfer-auto",
+        help="default: flashinfer-auto, which is of flashinfer-python",
     ),
     "--rounds": dict(
         type=int,

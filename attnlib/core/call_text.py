@@ -63,6 +63,13 @@ MAY_BE_ZERO = ("window", "top_k", "seed", "context")
 LENS_HELP = "tokens of each request: 8192x16, 8192x15+300, 2048..30720x64, ragged:8192x16"
 
 
+def _of_files(text: str) -> str:
+    """Where a file of calls is taken, if a text names one that was captured."""
+    if not text.endswith(".jsonl"):
+        return ""
+    return " (a file of captured steps is for compare --cases, measure and serve --traffic)"
+
+
 @dataclass(frozen=True)
 class Lens:
     """Tokens of each request, as a text says them and as the fields of a case have them.
@@ -193,7 +200,7 @@ def parse_lengths(
     for item in items:
         if item is None:
             words = "TOKENS or TOKENSxCOUNT joined by +, such as 8192x15+300, or 1..9x4"
-            raise ValueError(f"{name} must be {words}, got {text!r}")
+            raise ValueError(f"{name} must be {words}{_of_files(text)}, got {text!r}")
         if batch and (item[3] or len(items) > 1):
             raise ValueError(f"batch must be left out where {name} has the counts, got {batch}")
         low = int(item[1])
@@ -260,7 +267,8 @@ class CallText:
         for word in text.split():
             name, given, value = word.partition("=")
             if not given or not value:
-                raise ValueError(f"a call must be words such as {EXAMPLE}, got {word!r}")
+                words = f"a call must be words such as {EXAMPLE}{_of_files(word)}"
+                raise ValueError(f"{words}, got {word!r}")
             if name not in read:
                 known = ", ".join(read)
                 near = did_you_mean(OTHER_NAMES.get(name, name), read)

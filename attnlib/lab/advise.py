@@ -333,6 +333,13 @@ class Advice(Brief):
             notes.append(f"The rule's pick cannot run: {choice.problem}.")
         return notes
 
+    def _of_another_gpu(self, gpu: str) -> str:
+        """That the table of this call is of another GPU, on which more or fewer backends run."""
+        asked = self.card_name.upper() or self.choice.gpu
+        return (
+            f"Not of {asked}: these times are of {gpu}, and not all of its backends may run there."
+        )
+
     def _not_of_gpu(self) -> list[str]:
         """That the nearest batches are of another GPU."""
         gpus = _listed(self.nearest.gpu)
@@ -371,22 +378,40 @@ class Advice(Brief):
 
     def _sizes_of_heads(self) -> list[str]:
         """Of SGLang's cap of splits over grouped queries: the nearest recorded calls with these
-        heads that lose splits, without and with the bounded cap, a line each."""
+        heads that lose splits, a line each."""
+        where, sizes = self._capped_nearby()
+        if not sizes:
+            return []
+        head = f"Nearest calls on record that lose splits, with these heads ({where}):"
+        lines = [f"  {size}" for size in sizes]
+        return [head, *lines]
+
+    def _capped_nearby(self) -> tuple[str, list[str]]:
+        """Study and GPU of those calls, and the time of each without and with the bounded cap."""
         names = [answer.problem.id for answer in self.holding]
         if SPLIT_CAP_GQA not in names:
-            return []
+            return "", []
         problem = PROBLEMS[SPLIT_CAP_GQA]
         gpu = "h100" if "H100" in self.nearest.gpu.iloc[0] else "h200"
         call = _case_of(self.layer, self.lengths)
         rows = nearest_sizes(problem, gpu, call).head(SHOWN_BATCHES)
         if not len(rows):
-            return []
-        where = f"{problem.record['study']}, {rows.gpu.iloc[0]}"
-        notes = [f"Nearest calls on record that lose splits, with these heads ({where}):"]
+            return "", []
+        sizes = []
         for row in rows.itertuples():
             times = f"{row.slow_us:.1f} us, {row.fast_us:.1f} us with SPLITS=bounded"
-            notes.append(f"  {shortened(row.case.label)}: {times}")
-        return notes
+            sizes.append(f"{shortened(row.case.label)}: {times}")
+        return f"{problem.record['study']}, {rows.gpu.iloc[0]}", sizes
+
+    def _cap_in_brief(self) -> list[str]:
+        """Where the table has another build's times of a pick that loses splits: that it is so,
+        what the nearest call that loses splits takes, and the splits of this one."""
+        where, sizes = self._capped_nearby()
+        other_build = self._other_build(self.ours)
+        if not sizes or not other_build:
+            return []
+        nearest = f"Nearest call on record that loses splits, with these heads ({where}):"
+        return [*other_build, f"{nearest} {sizes[0]}.", self._splits_lost()]
 
     def _how_sure(self) -> list[str]:
         """Whether one backend wins, whose heads the nearest batch has, and of whose build it is."""
@@ -560,7 +585,7 @@ class Advice(Brief):
             return None
         notes = [
             confidence_of_call(int(pick.rounds.min()), bool(own), is_here),
-            *([] if is_here else self._not_of_gpu()),
+            *([] if is_here else [self._of_another_gpu(first.gpu)]),
             *self._no_help(),
         ]
         return Told(
@@ -599,6 +624,7 @@ class Advice(Brief):
             *off,
             *self._of_other_cards(rows),
             *self._other_heads(),
+            *self._cap_in_brief(),
         ]
         return Told(
             caption=caption,

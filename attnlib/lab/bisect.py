@@ -289,7 +289,7 @@ def bisect(
     >>> found.changed
     '0.6.0'
     """
-    _require_backend(study, backend, package)
+    _require_backend(study, case, backend, package)
     require_int("rounds", rounds)
     study.case_named(case.label)
     good_version = parse_release("good", good)
@@ -333,18 +333,25 @@ def bisect(
 
 def _require_backend(
     study: Study,
+    case: NamedCase,
     backend: str,
     package: str,
 ) -> None:
-    """ValueError unless the backend is one of those whose releases are the package's."""
+    """ValueError unless the backend is one of those whose releases are the package's; it lists
+    those that the study has for the case."""
     names = list(BACKENDS)
+    of_case: set[str] = set()
     for grid in study.grids:
         names += grid.backends
+        if case in grid.cases:
+            of_case.update(grid.backends)
     packages = {name: compared_package(name) for name in names}
     known = dict.fromkeys(filter(None, packages.values()))
     require_word("package", package, list(known))
     able = [name for name in packages if packages[name] == package]
-    require_word(f"backend for {package}", backend, able)
+    if backend not in able:
+        fitting = [name for name in able if name in of_case]
+        require_word(f"backend for {package}", backend, fitting or able)
 
 
 @dataclass(frozen=True)

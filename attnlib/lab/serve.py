@@ -45,6 +45,13 @@ OUTPUT = 256
 TURNS = 3
 ROUNDS = 4
 NOT_DECIDED = "not decided"
+PLANNED = ("decode", "planned")
+"""What plans FlashInfer's decode, as a variable of an arm."""
+FLASHINFER = "flashinfer"
+NO_EFFECT = (
+    "decode=planned changes FlashInfer's decode alone: is that the backend of these servers? "
+    "Choose it with --options='--attention-backend ...'"
+)
 PROVED = (NOT_SLOWER, FASTER, SAME)
 JUDGED = ("time per token", "ITL p50", "ITL p99")
 """What the outcome stands on."""
@@ -184,6 +191,8 @@ def announced(asked: Asked) -> str:
         options[options.index(str(plan.setup.model))] = asked.model
         command = shlex.join([*words, "python", *options])
         lines.append(f"server {arm.text}: {command}")
+        if PLANNED in arm.variables and FLASHINFER not in command.lower():
+            lines.append(f"  {NO_EFFECT}")
     for load in plan.loads:
         case = load.case
         prompts = [request.prompt for request in case.requests()]

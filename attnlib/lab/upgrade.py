@@ -156,6 +156,9 @@ class Upgrade(Shown):
         rows = self.rows[~self.rows.verdict.isin(PROVED)]
         parts = [f"not decided: {tally(rows.verdict, rows['rounds'])}, of {calls}", self.next_step]
         for near in self.nearest.itertuples():
+            if near.case in set(self.rows.case):
+                parts.append(f"this call is on record: --base {near.base} --new {near.new}")
+                continue
             parts.append(f"near {near.case}, {near.base} to {near.new}, on record: {near.verdict}")
         return "; ".join(filter(None, parts))
 

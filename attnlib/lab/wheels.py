@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from zipfile import BadZipFile, ZipFile
 from zlib import error as ZlibError
 
+from ..run.releases import pip_words
 from .definitions import Definitions, definitions_of
 
 REQUIRES = re.compile(r"^Requires-Dist: flashinfer[-_]python\b[^=;\n]*==\s*([\w.]+)", re.I | re.M)
@@ -90,7 +91,7 @@ def fetched(package: str, release: str) -> Iterator[Wheel]:
         done = subprocess.run(command, capture_output=True, text=True)
         paths = list(Path(folder).glob("*.whl"))
         if done.returncode or len(paths) != 1:
-            words = " ".join(done.stderr.split())[-300:]
+            words = pip_words(done.stderr)
             raise RuntimeError(f"pip could not fetch the wheel of {package} {release}: {words}")
         wheel = Wheel(paths[0], package, release)
         with wheel.archive:

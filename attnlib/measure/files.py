@@ -31,7 +31,10 @@ def write_whole(path: Path, data: bytes) -> Path:
 
 
 def read_limited(path: Path) -> bytes:
-    """The bytes of a file; ValueError if it has more than `MOST_BYTES`."""
+    """The bytes of a file; ValueError if it has more than `MOST_BYTES`, FileNotFoundError that says
+    so where there is none."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} must be a file, there is none")
     with path.open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:

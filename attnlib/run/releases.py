@@ -25,6 +25,8 @@ from packaging.version import InvalidVersion, Version
 from ..core.backends.table import installed_version
 
 ROOT = Path(__file__).resolve().parents[2] / "build" / "overlays"
+MOST_WORDS = 600
+"""Letters of what pip says that are told."""
 COMPANIONS = {"flashinfer-python": ("apache-tvm-ffi<0.2",)}
 """What a release needs at import beyond this project's own requirements (its Requires-Dist)."""
 
@@ -46,13 +48,19 @@ def available_releases(
     return ordered(releases)
 
 
+def pip_words(printed: str) -> str:
+    """What pip says, in one line without the releases that it lists."""
+    words = " ".join(printed.split())
+    return re.sub(r" ?\(from versions: [^)]*\)", "", words)[-MOST_WORDS:]
+
+
 def index_releases(distribution: str) -> list[str]:
     """Releases that pip finds for this Python and platform; RuntimeError with pip's words."""
     command = [sys.executable, "-m", "pip", "index", "versions", distribution]
     done = subprocess.run(command, capture_output=True, text=True)
     listed = re.search(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
     if done.returncode or listed is None:
-        words = " ".join(f"{done.stdout} {done.stderr}".split())[-300:]
+        words = pip_words(f"{done.stdout} {done.stderr}")
         raise RuntimeError(f"pip could not list the releases of {distribution}: {words}")
     return ordered(listed[1].split(", "))
 
@@ -220,7 +228,7 @@ def _install(requirement: str, target: Path) -> None:
             has_it = canonicalize_name(distribution) in _installed(unfinished)
             if done.returncode or not has_it:
                 shutil.rmtree(unfinished, ignore_errors=True)
-                words = done.stderr.strip()[-800:]
+                words = pip_words(done.stderr)
                 raise RuntimeError(f"pip could not install {requirement}: {words}")
             unfinished.rename(target)
     finally:

@@ -252,7 +252,6 @@ def provenance(study: str, machine: str) -> dict[str, Any]:
         "machine": members(last, "machine"),
         "versions": _versions(table),
         "measured": first_day if len(days) == 1 else f"{first_day} to {last_day}",
-        "commands": sorted(table["command"].unique().to_pylist()),
     }
 
 

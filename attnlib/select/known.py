@@ -402,8 +402,7 @@ def how_much(problem: Problem) -> list[str]:
         spread = f"{size['least']:.2f} to {size['most']:.2f}"
         words = f"{_median_slowdown(size)} {size['unit']} ({spread})"
         if "us" in size:
-            slow, fast = size["us"]
-            words += f", the largest {slow:.1f} us instead of {fast:.1f}"
+            words = _us_per_step(size, f", median {size['median']:.2f}")
         lines.append(f"on record: {words}; {problem.record['study']}, {size['gpu']}")
     loaded = sizes().get(problem.id, {}).get("loaded")
     if loaded:
@@ -419,11 +418,11 @@ def _median_slowdown(size: Mapping[str, Any]) -> str:
     return f"median slowdown {size['median']:.2f} over {size['cases']}"
 
 
-def _us_per_step(size: Mapping[str, Any]) -> str:
+def _us_per_step(size: Mapping[str, Any], more: str = "") -> str:
     """Of metadata, which is a small part of a step: the times, where the ratio is largest."""
     slow, fast = size["us"]
     ratio = f"largest ratio of {size['cases']} on record"
-    return f"{slow:.1f} us of metadata per step instead of {fast:.1f} ({ratio})"
+    return f"{slow:.1f} us of metadata per step instead of {fast:.1f} ({ratio}{more})"
 
 
 def size_in_brief(problem: Problem, card: str) -> str:

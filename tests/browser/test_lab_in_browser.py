@@ -98,11 +98,16 @@ def test_the_start_notebook_ones_own_function_a_control_advice_and_a_saved_figur
     assert hosts == {urlsplit(lab.url).hostname}
 
 
-def test_the_notebook_of_traces_and_releases_runs_from_top_to_bottom(lab, page):
+def test_the_notebook_of_traces_runs_from_top_to_bottom_and_then_reads_a_dropped_one(lab, page):
     cells = nbformat.read(NOTEBOOKS / "02_something_got_slower.ipynb", as_version=4).cells
-    lab.run(page, *cells)
+    lab.run(page, "import attnlib")
+    files = page.locator(".jp-DirListing-content")
+    drop(page, files, ROOT / "data" / "traces" / "verify_128.json.gz")
+    files.get_by_text("verify_128.json.gz", exact=True).wait_for()
+    lab.run(page, *cells, 'attnlib.diagnose("verify_128.json.gz")')
     assert errors_on(page) == []
     assert page.get_by_text("first slower release 0.6.0").count()
+    assert page.locator(".attnlib-card h4").last.inner_text().startswith("verify_128.json.gz: ")
 
 
 def test_a_drag_of_a_slider_draws_the_schedule_at_once_and_nothing_is_cut(lab, page):

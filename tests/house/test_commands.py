@@ -131,3 +131,22 @@ def test_readme_shows_what_its_commands_print(published_records, capsys, shown):
     status = cli.main(shlex.split(command.removeprefix("python -m attnlib")))
     assert status == (cli.KNOWN_PROBLEM if "advise" in command else 0)
     assert capsys.readouterr().out.splitlines()[: int(count or 99)] == output.splitlines()
+
+
+def test_readme_and_the_page_of_switches_say_the_same_of_a_later_release():
+    (said,) = re.findall(r"A later release starts [^.]+\.", README)
+    assert said in text_of("notebooks/07_fixes_you_can_switch_on.ipynb")
+
+
+def test_jupyterlab_opens_where_the_links_of_its_first_page_lead():
+    page = ROOT / "notebooks" / "01_start.ipynb"
+    linked = re.findall(r"\]\((\.\./[^)#]+)", text_of("notebooks/01_start.ipynb"))
+    assert linked and all((page.parent / link).resolve().is_relative_to(ROOT) for link in linked)
+    for text in (README, (ROOT / "Makefile").read_text()):
+        lines = [line for line in text.replace("\\\n", "").splitlines() if "jupyter lab" in line]
+        assert lines and all("--ServerApp.root_dir=." in line for line in lines)
+
+
+def test_pages_that_contributors_are_sent_to_exist():
+    sent = re.findall(r"notebook (\d\d)", (ROOT / "CONTRIBUTING.md").read_text())
+    assert sent and all([*ROOT.glob(f"notebooks/{number}_*.ipynb")] for number in sent)

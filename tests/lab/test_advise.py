@@ -712,6 +712,23 @@ def test_backends_that_lie_close_are_no_clear_winner(lens, is_clear):
     assert said == ([] if is_clear else [f"No clear winner, means within 6 %: {names}."])
 
 
+def test_the_times_of_a_call_on_another_gpu_are_said_to_be_of_that_gpu():
+    told = str(attnlib.advise("heads=32/8 head_dim=128 page=16 lens=8192x16", gpu="a100"))
+    assert "This call on record (fa3_decode_regression, NVIDIA H100" in told
+    assert "Not of A100: these times are of NVIDIA H100 80GB HBM3" in told and "H200" not in told
+
+
+def test_another_builds_times_are_told_beside_what_the_limit_of_splits_costs():
+    """The table has that build's times: with it alone the engine's pick looks as fast as any."""
+    asked = {"library": "sglang==0.5.23", "gpu": "h100"}
+    told = " ".join(str(attnlib.advise("heads=8/1 lens=100000x2+1024x30", **asked)).split())
+    assert "are of another build, which lacks SGLang's cap." in told
+    assert "lens=100000+512x39 context=131072: 54.9 us, 39.2 us with SPLITS=bounded." in told
+    assert "Splits of the longest request: 29 now, 49 with SPLITS=bounded" in told
+    alike = str(attnlib.advise("heads=8/1 lens=8000x32", **asked))
+    assert "another build, which lacks" not in alike and "SPLITS=bounded (model" not in alike
+
+
 ON_RECORD = "heads=32/8 page=16 lens=8192x16"
 NOT_ON_RECORD = "heads=8/1 page=16 lens=8192x16+512x48"
 

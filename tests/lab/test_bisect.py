@@ -244,6 +244,16 @@ def test_replay_says_which_release_is_not_on_record(replay, options, words):
         run(**options)
 
 
+def test_a_backend_that_fits_no_release_is_refused_with_those_of_the_case():
+    study = STUDIES["split_cap"]
+    case = next(case for case in study.cases if case.label.startswith("mode=mla heads=128/1"))
+    ends = {"package": "sglang-kernel", "good": "0.4.9", "bad": "0.4.10"}
+    with pytest.raises(ValueError, match="backend for sglang-kernel must be") as refused:
+        bisect(study, case, **ends)
+    told = str(refused.value)
+    assert "sglang-flash-attn-3-mla" in told and "extend" not in told
+
+
 def test_what_is_not_on_record_has_the_status_of_what_is_not_decided(capsys):
     call = "heads=32/8 head_dim=128 page=16 lens=8192x16"
     asked = ["--package", "flashinfer-python", "--good", "0.5.3", "--bad", "0.6.3"]

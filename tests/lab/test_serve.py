@@ -124,6 +124,16 @@ def test_a_dry_run_says_what_it_would_start_and_starts_nothing(capsys, monkeypat
     assert (closed, opened) == (f"closed loop: {load}", f"open loop at 60 %: {load}")
 
 
+def test_a_dry_run_says_that_a_plan_of_flashinfer_changes_no_other_backend(capsys):
+    words = ["serve", "--engine=vllm", "--model=llama-3.1-8b", "--arm=default", "--dry-run"]
+    words.append("--arm=decode=planned")
+    said = "decode=planned changes FlashInfer's decode alone"
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out.count(said) == 1
+    assert cli.main([*words, "--options=--attention-backend FLASHINFER"]) == 0
+    assert said not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [

@@ -279,3 +279,9 @@ def test_explain_takes_heads_alone_and_a_card(capsys):
     line = "explain --library sglang==0.5.23 --gpu h100"
     head = told(capsys, f"{line} --heads 32/8").splitlines()[0]
     assert head == told(capsys, f"{line} heads=32/8").splitlines()[0]
+
+
+@pytest.mark.parametrize("words", [["steps.jsonl"], ["--heads=32/8", "--lens=steps.jsonl"]])
+def test_a_file_of_captured_steps_is_sent_to_the_commands_that_take_it(words, fails):
+    taken = "(a file of captured steps is for compare --cases, measure and serve --traffic)"
+    assert taken in fails("advise", *words)

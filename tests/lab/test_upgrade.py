@@ -330,9 +330,9 @@ def test_captured_steps_are_cases_too(lab, capsys):
         (["--new", "empty"], "it has none; pip install --target FOLDER SOURCE"),
         (["--new", "probe-1.0-py3-none-any.whl"], f"must be of {PACKAGE}, for this Python"),
         (["--new", "flashinfer_python-1.0-cp39-cp39-win32.whl"], f"must be of {PACKAGE}, for"),
-        (["--cases", "none.txt"], "No such file"),
         (["--cases", "blank.txt"], "cases must hold one that can be run"),
         (["--cases", "odd.txt"], "line 2 of the cases: a call must be words such as heads=32/8"),
+        (["--cases", "none.txt"], "none.txt must be a file, there is none"),
         (["--new", "0.9.9"], "pip could not install flashinfer-python==0.9.9"),
     ],
 )
@@ -372,6 +372,15 @@ def test_without_a_gpu_and_records_it_is_not_decided(capsys, fails, without_gpu)
         compare_releases("0.5.3", "0.6.3", heads=8)
     with pytest.raises(ValueError, match=r"not_slower must lie in 0\.\.1, .*got 2"):
         compare(not_slower=2)
+
+
+def test_a_release_after_the_asked_one_that_has_the_call_is_named(published_records):
+    found = compare_releases("0.6.3", "0.7.2", cases=KEYS[0])
+    assert found.outcome == "not decided"
+    assert "this call is on record: --base 0.6.3 --new 0.7.2.post1" in found.conclusion
+    other = "heads=32/8 head_dim=128 page=16 lens=8191x17"
+    elsewhere = compare_releases("0.6.3", "0.7.2", cases=other)
+    assert "this call is on record" not in elsewhere.conclusion
 
 
 def test_known_problems_that_come_or_end_are_told_of_the_calls_that_were_timed(published_records):

@@ -157,3 +157,9 @@ def test_an_index_that_does_not_answer_is_told_in_pips_words(said, words, monkey
     pip_says(monkeypatch, *said)
     with pytest.raises(RuntimeError, match=f"not list the releases of {PACKAGE}: {words}"):
         releases.index_releases(PACKAGE)
+
+
+def test_what_pip_says_has_no_list_of_releases():
+    listed = ", ".join(f"0.6.{number}" for number in range(200))
+    printed = f"ERROR: No version of x==9\n (from versions: {listed})\nERROR: none found"
+    assert releases.pip_words(printed) == "ERROR: No version of x==9 ERROR: none found"

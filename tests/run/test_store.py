@@ -300,7 +300,6 @@ def test_provenance_names_file_and_folder_hashes_machine_versions_and_days():
         "machine": GPU,
         "versions": {"flashinfer-python": ["0.6.3"], "torch": ["2.13.0", "2.13.1"]},
         "measured": "2026-01-02 to 2026-01-04",
-        "commands": ["python -m attnlib measure demo"],
     }
 
 
