@@ -161,7 +161,8 @@ def wrong_value(row: Row) -> str:
     """Why no table can hold a row, or the empty string."""
     unknown = row.keys() - BY_NAME.keys()
     if unknown:
-        return f"must have the columns of attnlib/run/schema.py, not {sorted(unknown)}"
+        declared = "the columns of attnlib/run/schema.py, where a new one is declared"
+        return f"must have {declared}, not {sorted(unknown)}"
     for name, value in row.items():
         kind = BY_NAME[name].type
         if not _holds(kind, value):
@@ -253,7 +254,7 @@ def decode(data: bytes) -> pa.Table:
     wrong = unknown | missing | doubled
     if wrong:
         words = f"differs in {sorted(wrong)}"
-        raise ValueError(f"must have the columns of attnlib/run/schema.py, {words}")
+        raise ValueError(f"must have the columns of attnlib/run/schema.py; {words}")
     table = {}
     for name in in_order(schema.PLAIN.union(given)):
         column = BY_NAME[name]

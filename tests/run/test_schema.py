@@ -91,7 +91,6 @@ def test_a_number_that_records_lack_is_nan_in_a_frame_and_never_0():
 
 def test_meanings_name_what_there_is():
     named = {"timer": RUN_TIMERS, "status": STATUSES}
-    named["case.kind"] = kinds()
     for name, words in named.items():
         unsaid = [word for word in words if f"`{word}`" not in BY_NAME[name].meaning]
         assert unsaid == [], f"name it in the meaning of {name}: attnlib/run/schema.py"
