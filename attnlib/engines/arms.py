@@ -33,13 +33,24 @@ OWN_CAP = "0.5.16"
 """The first SGLang whose kernels (sglang-kernel 0.4.5) cap splits by the rows of all requests."""
 ONE_LAUNCH = "one-launch"
 """The value of the arm that writes all schedules of a step with its metadata."""
-ARMS = {
-    "metadata": ("eager", "sglang", "fused", ONE_LAUNCH),
-    "schedule": ("once", "layer"),
-    "splits": (UPSTREAM, BOUNDED, SPLITS),
-    "decode": ("fa2", "fa3", "planned"),
-    "guard": ("raise", "log"),
+
+
+class Arm(NamedTuple):
+    """An arm of SGLang's plugin: its values, and the attention backends that it is for, in
+    SGLang's words."""
+
+    values: tuple[str, ...]
+    backends: tuple[str, ...]
+
+
+SGLANG_ARMS = {
+    "metadata": Arm(("eager", "sglang", "fused", ONE_LAUNCH), backends=("fa3",)),
+    "schedule": Arm(("once", "layer"), backends=("fa3",)),
+    "splits": Arm((UPSTREAM, BOUNDED, SPLITS), backends=("fa3",)),
+    "decode": Arm(("fa2", "fa3", "planned"), backends=("flashinfer",)),
+    "guard": Arm(("raise", "log"), backends=("fa3", "flashinfer")),
 }
+ARMS = {name: arm.values for name, arm in SGLANG_ARMS.items()}
 """Name of an arm -> its values; "fa2" and "fa3" of decode are FlashInfer's kernels."""
 RUNS = "attnlib runs"  # then the arm's name and value: a line of the log
 SGLANG = Engine("sglang", "SGLang", PREFIX, ARMS)

@@ -13,7 +13,7 @@ from ..core.metadata.require import DecodeTensors
 from . import sglang_schedules as schedules
 from . import sglang_splits as splits
 from . import sglang_steps as steps
-from .arms import ONE_LAUNCH, OWN_CAP, PREFIX, STATE
+from .arms import ARMS, ONE_LAUNCH, OWN_CAP, PREFIX, STATE
 from .plans import OWN, guard_plan, guarding, take_over
 from .points import Function, Point, defaults_of, named, require_met
 
@@ -298,7 +298,6 @@ _WORDS_OF_CALL = ("scheduler_metadata",)
 _ONE_LAUNCH = (f"metadata={ONE_LAUNCH}",)
 _OF_LAYERS = (*_ONE_LAUNCH, "splits")
 _ANY_SCHEDULE = ("metadata", "schedule", "splits")
-_ALL_ARMS = ("metadata", "schedule", "splits", "decode", "guard")
 POINTS = (
     Point(("metadata",), _REPLAY, "before", prepare_step, before="0.5.13"),
     Point(("metadata",), _PREPARE, "before", prepare_step, _STEP, since="0.5.13"),
@@ -312,7 +311,7 @@ POINTS = (
     Point(_ONE_LAUNCH, _KVCACHE, "around", schedules.give_words, _WORDS_OF_CALL, since=OWN_CAP),
     Point(("decode",), _MAKE, "after", pin_decode, _INIT),
     Point(("decode", "guard"), _BEGIN, "around", begin_forward, _LENGTHS, _PLANS),
-    Point(_ALL_ARMS, _FORWARD, "after", steps.judge_step, _BATCH),
+    Point(tuple(ARMS), _FORWARD, "after", steps.judge_step, _BATCH),
     Point(("guard",), _FORWARD, "before", steps.guard_step, _BATCH),
     Point(("capture",), _FORWARD, "before", steps.capture_step, _BATCH),
 )

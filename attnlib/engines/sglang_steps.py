@@ -10,21 +10,13 @@ import torch
 from ..core.backends.base import installed_version
 from ..core.schedule.pages import require_table
 from ..core.spec import dtype_name
-from .arms import PREFIX, SGLANG, STATE, Pool
+from .arms import PREFIX, SGLANG, SGLANG_ARMS, STATE, Pool
 from .capture import CapturedStep, joined
 from .known import decode_mode_of, warn_once
 from .plans import guarding, sample
 from .points import ending_capture
 
 logger = logging.getLogger(__name__)
-NEEDS = {
-    "metadata": ("fa3",),
-    "schedule": ("fa3",),
-    "splits": ("fa3",),
-    "decode": ("flashinfer",),
-    "guard": ("fa3", "flashinfer"),
-}
-"""Name of an arm -> the attention backends that it is for, in SGLang's words."""
 DECODES = ("DECODE", "TARGET_VERIFY")
 """Steps in which an arm should run; the others are prefills, or idle."""
 SLOTS = "guard, slots of decode steps"
@@ -153,8 +145,9 @@ def _reasons(name: str, runner: Any, batch: Any) -> Iterator[str]:
     """Why an arm may have done nothing in a step."""
     server = runner.server_args
     backend = getattr(runner, "decode_attention_backend_str", server.attention_backend)
-    if backend not in NEEDS[name]:
-        yield f"it is for the attention backend {' or '.join(NEEDS[name])}, this is {backend}"
+    able = SGLANG_ARMS[name].backends
+    if backend not in able:
+        yield f"it is for the attention backend {' or '.join(able)}, this is {backend}"
         return
     for word in STATE.calls:
         if word.startswith(f"{name}: "):

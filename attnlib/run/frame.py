@@ -144,14 +144,21 @@ def frame_of(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
         frame["steps_us"] = steps.where(keeps_samples, None)
     for name in table.column_names:
         if name.startswith(SERVED):
-            frame[name.removeprefix(SERVED)] = table[name].to_pandas()
+            _add(frame, name, table[name].to_pandas())
     before = _numbers(table, "state_before.throttle_reasons").astype(int)
     after = _numbers(table, "state_after.throttle_reasons").astype(int)
     frame["throttled"] = ((before | after) & THROTTLED) > 0
     for column in MEMBERS:
-        _, _, name = column.name.partition(".")
-        frame[name] = _member(table, column)
+        _add(frame, column.name, _member(table, column))
     return frame
+
+
+def _add(frame: pd.DataFrame, column: str, values: object) -> None:
+    """Append a member without its group's name; ValueError where a frame has that name."""
+    _, _, name = column.partition(".")
+    if name in frame:
+        raise ValueError(f"{column} must have a name of its own: a frame has {name} already")
+    frame[name] = values
 
 
 def _case_columns(table: pa.Table, items: Sequence[Item]) -> pd.DataFrame:
@@ -187,16 +194,15 @@ def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
 
 
 def _member(table: pa.Table, column: schema.Column) -> object:
-    """A column that a table may lack: empty, or 0, where it or the row has none."""
-    if column.type == schema.TEXT:
-        has_column = column.name in table.column_names
-        if has_column:
-            return table[column.name].to_pandas()
-        return ""
-    values = _numbers(table, column.name)
-    if column.type == schema.COUNT:
-        return values.astype(int)
-    return values
+    """A column that a table may lack: empty, or of numbers NaN, where it or the row has none."""
+    is_text = column.type == schema.TEXT
+    if column.name not in table.column_names:
+        return "" if is_text else nan
+    values = table[column.name].to_pandas()
+    if is_text:
+        return values
+    is_whole = column.type == schema.COUNT and values.notna().all()
+    return values.astype(int if is_whole else float)
 
 
 def item_of(row: Any) -> Item:

@@ -161,7 +161,8 @@ def wrong_value(row: Row) -> str:
     """Why no table can hold a row, or the empty string."""
     unknown = row.keys() - BY_NAME.keys()
     if unknown:
-        return f"must have the columns of data/README.md, not {sorted(unknown)}"
+        declared = "the columns of attnlib/run/schema.py, where a new one is declared"
+        return f"must have {declared}, not {sorted(unknown)}"
     for name, value in row.items():
         kind = BY_NAME[name].type
         if not _holds(kind, value):
@@ -252,7 +253,8 @@ def decode(data: bytes) -> pa.Table:
     doubled = {name for name in given if given.count(name) > 1}
     wrong = unknown | missing | doubled
     if wrong:
-        raise ValueError(f"must have the columns of data/README.md; differs in {sorted(wrong)}")
+        words = f"differs in {sorted(wrong)}"
+        raise ValueError(f"must have the columns of attnlib/run/schema.py; {words}")
     table = {}
     for name in in_order(schema.PLAIN.union(given)):
         column = BY_NAME[name]

@@ -217,8 +217,8 @@ COLUMNS = (
     Column(
         "case.kind",
         TEXT,
-        "what a call is: `extend`, `mla`, `metadata`, `step`, `plan`, `engine` (read only) or "
-        "`serving`; null: decode",
+        "what a call is: `extend`, `mla`, or a folder of `attnlib/studies` that has cases of its "
+        "own, such as `metadata`, `step`, `plan`, `serving` and `engine` (read only); null: decode",
     ),
     Column("case.kv_dtype", TEXT, "of the cache"),
     Column(

@@ -9,11 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.metadata_cases import (
     BUILDERS,
-    DECODE,
-    KV_INDICES,
     OTHER_NUMBERS,
     POISON,
-    SCHEDULES,
     poison,
 )
 
@@ -138,48 +135,11 @@ def wrong_tensors(call, name):
         yield tensor.to("meta"), f"{name} must be on {first}'s device"
 
 
-POOL = [
-    ("page_size", 3, "a power of two, got 3"),
-    ("page_size", 4.0, "an integer >= 1"),
-    ("max_pages", -1, "an integer >= 0"),
-    ("max_pages", True, "an integer >= 0"),
-    ("seq_len_delta", -1, "an integer >= 0, got -1"),
-    ("seq_len_delta", 1.0, "an integer >= 0"),
-]
-PAIR = "given where the other one of the SWA pair is"
-PAGES = [
-    *POOL,
-    ("max_pages", 99, "<= 18 (page_table has 26 columns, req_to_token 72 tokens a request, page_"),
-    ("swa_page_table", None, PAIR),
-    ("swa_slot_map", None, PAIR),
-    ("swa_page_table", lambda c: c["page_table"][:, :5].contiguous(), "[4, 26] int32, got [4, 5]"),
-    (
-        "swa_page_table",
-        lambda c: torch.cat([c["page_table"]] * 2, 1)[:, :26],
-        "laid out as page_table, rows 26 words apart, got 52",
-    ),
-    ("cache_seqlens = seq_lens", ..., {"seq_len_delta": 1}),
-]
-WRONG = {
-    DECODE: PAGES,
-    SCHEDULES: PAGES,
-    KV_INDICES: [
-        *POOL,
-        ("max_pages", 22, "<= 21 (int32 counts the pages of 4 requests, req_to_token 84 tokens a"),
-        ("kv_last_page_len = seq_lens", ...),
-        ("kv_indptr = seq_lens", ...),
-        ("kv_last_page_len = kv_start", ...),
-    ],
-}
-"""The argument, its value or how it follows from the right call, and what the error says after
-"must be". `(a = b, ...)` puts input b into output a's memory, in a call with those numbers."""
-
-
 def wrong_calls(builder, call):
     """Arguments to change in a right call, and what the error must say."""
     for name in [name for name in call if torch.is_tensor(call[name])]:
         yield from (({name: value}, message) for value, message in wrong_tensors(call, name))
-    for name, value, *said in WRONG[builder]:
+    for name, value, *said in builder.wrong:
         if value is ...:
             # The input takes the output's memory: outputs are int32, which both may be.
             output, source = name.split(" = ")

@@ -69,8 +69,10 @@ def test_an_arm_of_another_attention_backend_says_so_at_the_first_decode_step(
     assert idle(caplog) == [], "a prefill is no decode step"
     for _ in range(3):
         assert runner.forward(step_of()) == "logits"
-    (message,) = idle(caplog)
-    needs = " or ".join(sglang_steps.NEEDS[name])
+    said = idle(caplog)
+    assert len(said) == 1, f"{name} must do nothing with {backend}: it is for its `backends` alone"
+    message = said[0]
+    needs = " or ".join(arms.SGLANG_ARMS[name].backends)
     did = "checked slots alone" if name == "guard" else "did nothing"
     start = f"attnlib: ATTNLIB_SGLANG_{name.upper()}={value} is set and {did} in a decode step"
     assert message.startswith(f"{start} of 3 requests")

@@ -1,7 +1,9 @@
-"""How many files a new backend and a new column touch: both are added to a copy of the tree.
+"""How many files a new backend, column and kernel touch: each is added to a copy of the tree.
 
-A backend of a new library is its module and its rows in the table; a column is its entry in the
-schema. All else follows: the contract of backends, the versions of records, frames, the doctor.
+A backend of a new library, in two modes, is its module and its rows in the table, also where the
+library needs Hopper and tests have no stand-in for it. A column is its entry in the schema. A
+kernel of metadata is itself, its rival and oracle, and its row of the contract. All else follows:
+contracts, measuring, the versions of records, frames, the doctor.
 """
 
 import os
@@ -15,6 +17,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BACKEND = '''"""A library that no release of ours knows: attention by matrix products, anywhere."""
 
+from importlib import import_module
+
+from ..batch import PagedKV
+from ..extend import ExtendBatch
+from .base import Backend
 from .sdpa import Sdpa
 from .table import Entry
 
@@ -28,12 +35,29 @@ class Toy(Sdpa):
         if spec.head_dim == 256:
             return "head_dim must be at most 128, got 256"
         return super().unsupported(entry, spec, mask)
+
+
+class ToyExtend(Backend[ExtendBatch, PagedKV]):
+    """Several queries per request, by a library that no machine has."""
+
+    def prepare(self, batch, held):
+        """Nothing is planned."""
+        import_module("toy_attention")
+
+    def attend(self, q, cache, plan):
+        """The library's call."""
+        return import_module("toy_attention").extend(q, cache, plan)
 '''
 ROWS = {
-    "LIBRARIES = {\n": 'LIBRARIES = {\n    "toy": Library(("packaging",)),\n',
-    "FAMILIES = {\n": 'FAMILIES = {\n    "toy": Family(("toy_kernel",), library="Toy"),\n',
+    "LIBRARIES = {\n": (
+        "LIBRARIES = {\n"
+        '    "toy": Library(("packaging",)),\n'
+        '    "toy-extend": Library(("toy-attention-nobody-has",)),\n'
+    ),
+    "FAMILIES = {\n": 'FAMILIES = {\n    "toy": Family(("toy_kernel",), True, library="Toy"),\n',
     "_ENTRIES = (\n": (
         "_ENTRIES = (\n"
+        '    Entry("toy-extend", "extend", "toy:ToyExtend", "toy"),\n'
         '    Entry("toy-attention", "decode", "toy:Toy", label="toy", words=("TOY",)),\n'
     ),
 }
@@ -42,6 +66,39 @@ COLUMN = {
         'COLUMNS = (\n    Column("host.letters", COUNT, "of the device", in_frame=True, ask=len),\n'
     ),
 }
+KERNEL = '''"""Page arrays, by another name."""
+
+from .kv_indices import OUTPUTS, build_kv_indices
+
+build_toy = build_kv_indices
+'''
+BUILDER = '''"""Our kernel, and what is right."""
+
+from ....core.metadata.toy import OUTPUTS, build_toy
+from .. import oracle
+from . import Builder
+
+BUILDER = Builder({"metadata-fused": build_toy}, outputs=OUTPUTS, oracle=oracle.kv_indices)
+'''
+CONTRACT = {
+    "import decode, device, kv_indices, schedules\n": (
+        "import decode, device, kv_indices, schedules, toy\n"
+    ),
+    "BUILDERS = {\n": 'BUILDERS = {\n    "toy": replace(KV_INDICES, ours=toy.build_toy),\n',
+}
+KERNEL_MEASURED = """
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from support.records import measure
+
+from attnlib.measure.calls.form import Item
+from attnlib.studies.metadata.case import MetadataCase
+
+record = measure(Item("metadata-fused", "host", MetadataCase("toy", 2, 16, 64)))
+assert (record.status, record.oracle_error) == ("ok", 0.0), record
+"""
 MEASURED = """
 from support.studies import SPEC, grid_of, study_of
 
@@ -107,6 +164,9 @@ def run(folder, *command):
     return done.stdout
 
 
+QUICK = ("-m", "pytest", "-q", "-p", "no:nbval", "-p", "no:cacheprovider")
+
+
 @pytest.mark.slow
 def test_a_backend_of_a_new_library_touches_two_files_and_a_column_one(copy):
     backends = copy / "attnlib" / "core" / "backends"
@@ -115,7 +175,17 @@ def test_a_backend_of_a_new_library_touches_two_files_and_a_column_one(copy):
     change(copy / "attnlib" / "run" / "schema.py", COLUMN)
     (copy / "measured.py").write_text(MEASURED)
     run(copy, "measured.py")
-    quick = ("-m", "pytest", "-q", "-p", "no:nbval", "-p", "no:cacheprovider")
-    contract = run(copy, *quick, "tests/core/test_backends.py", "-k", "toy or new_backend")
+    contract = run(copy, *QUICK, "tests/core/test_backends.py", "-k", "toy or new_backend")
     assert "passed" in contract and "test_a_new_backend" not in contract, contract
-    run(copy, *quick, "tests/run/test_schema.py", "-k", "not readme")
+    run(copy, *QUICK, "tests/run/test_schema.py", "-k", "not readme")
+
+
+@pytest.mark.slow
+def test_a_kernel_of_metadata_touches_three_files(copy):
+    (copy / "attnlib" / "core" / "metadata" / "toy.py").write_text(KERNEL)
+    (copy / "attnlib" / "studies" / "metadata" / "builders" / "toy.py").write_text(BUILDER)
+    change(copy / "tests" / "support" / "metadata_cases.py", CONTRACT)
+    contract = run(copy, *QUICK, "tests/core/test_metadata_contract.py", "-k", "toy")
+    assert "passed" in contract, contract
+    (copy / "measured.py").write_text(KERNEL_MEASURED)
+    run(copy, "measured.py")

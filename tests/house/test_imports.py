@@ -134,9 +134,14 @@ def test_there_are_seven_rooms_at_most():
 
 QUESTIONS = {
     "fa3_decode_regression": set(),
-    "page_arrays": {"attnlib.studies", "attnlib.studies.metadata", "attnlib.studies.metadata.case"},
+    "page_arrays": {
+        "attnlib.studies",
+        "attnlib.studies.metadata",
+        "attnlib.studies.metadata.builders",
+        "attnlib.studies.metadata.case",
+    },
 }
-"""Study -> what of `studies` is imported to read its records: the module of its case alone."""
+"""Study -> what of `studies` is imported to read its records: its case, and the builders' names."""
 
 
 @pytest.mark.parametrize("study", QUESTIONS)

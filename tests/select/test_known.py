@@ -86,7 +86,8 @@ def test_every_condition_of_a_problem_is_turned(problem):
     tried += [situation for _, situation in neighbours(problem)]
     for leaf in leaves(problem.when):
         answers = {truth(leaf, situation.facts) for situation in tried}
-        assert answers >= {True, False}, str(leaf)
+        change = "a change in `silent` must turn it, one in `example` or `also` must meet it"
+        assert answers >= {True, False}, f"{leaf}: {change}"
 
 
 @pytest.mark.parametrize("problem", ALL, ids=NAMES)
@@ -152,15 +153,17 @@ def test_a_card_is_not_its_compute_capability():
 
 
 def test_sizes_are_the_records_and_no_text_has_a_number_of_times():
+    write = "write data/known/sizes.json (data/known/README.md, last section)"
     for problem in ALL:
         if problem.record:
+            assert problem.id in sizes(), f"{problem.id}: {write}"
             lines = how_much(problem)
             if "loaded" in problem.record:
                 assert lines.pop().startswith("under load: "), problem.id
             assert lines and all(line.startswith("on record: ") for line in lines), problem.id
         else:
             assert how_much(problem)
-            assert problem.id not in sizes()
+            assert problem.id not in sizes(), f"{problem.id} has no record: {write}"
         assert not re.search(r"\d times as|\d %", problem.says), problem.id
     assert set(sizes()) == {problem.id for problem in ALL if problem.record}
 

@@ -9,13 +9,14 @@ from support.records import measure
 
 from attnlib.measure.calls.base import Bench
 from attnlib.measure.calls.form import Item
-from attnlib.studies.metadata import eager, schedules, sglang
+from attnlib.studies.metadata import builders, eager, schedules, sglang
 from attnlib.studies.metadata.case import ONCE, MetadataCase
-from attnlib.studies.metadata.measure import BUILDERS, POISON, MetadataSubject
+from attnlib.studies.metadata.measure import POISON, MetadataSubject
 
 CASE = MetadataCase("decode", 5, 4, 70, pool_size=9)
 EAGER = Item("metadata-eager", "host", CASE)
-OURS = [name for name in BUILDERS if name.startswith("metadata-")]
+DESIGNS = builders.named("decode").designs
+OURS = [name for name in DESIGNS if name.startswith("metadata-")]
 WINDOWED = replace(CASE, swa=True)
 PAGES = MetadataCase("kv_indices", 5, 4, 70, pool_size=9)
 WIDE = replace(WINDOWED, context=300, lengths="41+9+60+1+70")
@@ -62,7 +63,7 @@ def test_one_wrong_word_is_incorrect_and_has_no_times(output, monkeypatch):
         honest(**call)
         call[output].view(-1)[0] = POISON  # as if it had not been written
 
-    monkeypatch.setitem(BUILDERS["metadata-eager"], "decode", wrong)
+    monkeypatch.setitem(DESIGNS, "metadata-eager", wrong)
     record = measure(replace(EAGER, case=WINDOWED))
     assert record.status == "incorrect"
     assert record.reason == "wrong words 1 over budget 0"
@@ -148,7 +149,7 @@ def test_sglang_copies_the_longest_requests_pages_or_from_0_5_15_on_the_whole_wi
 
 def test_outputs_are_poisoned_before_each_call(monkeypatch):
     subject = MetadataSubject(Bench("cpu", {}, {}))
-    monkeypatch.setitem(BUILDERS["metadata-eager"], "decode", lambda **call: None)
+    monkeypatch.setitem(DESIGNS, "metadata-eager", lambda **call: None)
     for _ in range(2):
         subject.prepared(CASE).outputs["page_table"].zero_()
         assert subject.measure(EAGER)["status"] == "incorrect"

@@ -46,7 +46,8 @@ def test_every_item_of_a_study_is_on_record_and_live_ones_are_a_part(study):
         for row in store.load(study.name, machine).itertuples():
             found.add((row.round, item_of(row)))
     recorded = Counter(item for _, item in asked) <= Counter(item for _, item in found)
-    publish = f"python -m attnlib measure {study.name} on a GPU, then publish {study.name}"
+    where = " on a GPU" if study.device == "cuda" else ""
+    publish = f"python -m attnlib measure {study.name}{where}, then publish {study.name}"
     assert recorded, f"items of {study.name} are on no record: {publish}"
 
     live = {item for job in study.jobs(headline=True) for item in job.items}

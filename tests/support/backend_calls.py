@@ -8,6 +8,7 @@ import torch
 from support.workloads import judge_of, work_of
 
 from attnlib.core import DecodeBatch, MlaBatch, PagedKV, backends
+from attnlib.core.backends.table import library_of
 from attnlib.core.spec import CUSTOM_MASKS, AttnSpec, MlaSpec
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.measure.calls.extend.case import ExtendCase
@@ -33,7 +34,10 @@ MODES = (
     ExtendCase(BESIDE, "prefill_paged", 40, q_lengths="1+1+30+40"),
 )
 """Every mode with several queries per request, over its masks; last, chunks beside decodes."""
-ALL_MODES = [(name, case) for case in MODES for name in backends.EXTEND_BACKENDS]
+_STAND_INS = ("flashinfer", "flash-attn-3", "sglang-flash-attn-3")
+"""Libraries whose calls with several queries `library_fakes` has."""
+EXTEND_FAKED = [name for name in backends.EXTEND_BACKENDS if library_of(name) in _STAND_INS]
+ALL_MODES = [(name, case) for case in MODES for name in EXTEND_FAKED]
 PLANNED, UNIFORM = (f"flashinfer-prefill-fa2-{how}" for how in ("planned", "uniform"))
 SGLANG, SGLANG_MLA, SGLANG_EXTEND = (
     f"sglang-flash-attn-3{mode}" for mode in ("", "-mla", "-extend")
@@ -151,7 +155,7 @@ STANDARD = {
         *(DecodeCase(AttnSpec(8, 2, dim, 16, *dtypes), 5, 999, "ragged") for dim, *dtypes in KINDS),
         *WINDOWS,
     ],
-    "extend": list(MODES),
+    "extend": [case for case in MODES if case.mode != "prefill_ragged"],
     "mla": [mla_case("", top_k=top_k) for top_k in (0, 70)],
 }
 """Of each mode the calls of a backend that has none above: those that it says it can run."""

@@ -280,11 +280,46 @@ DRAWN_SHAPES = st.builds(
 )
 
 
+POOL = [
+    ("page_size", 3, "a power of two, got 3"),
+    ("page_size", 4.0, "an integer >= 1"),
+    ("max_pages", -1, "an integer >= 0"),
+    ("max_pages", True, "an integer >= 0"),
+    ("seq_len_delta", -1, "an integer >= 0, got -1"),
+    ("seq_len_delta", 1.0, "an integer >= 0"),
+]
+PAIR = "given where the other one of the SWA pair is"
+PAGES = [
+    *POOL,
+    ("max_pages", 99, "<= 18 (page_table has 26 columns, req_to_token 72 tokens a request, page_"),
+    ("swa_page_table", None, PAIR),
+    ("swa_slot_map", None, PAIR),
+    ("swa_page_table", lambda c: c["page_table"][:, :5].contiguous(), "[4, 26] int32, got [4, 5]"),
+    (
+        "swa_page_table",
+        lambda c: torch.cat([c["page_table"]] * 2, 1)[:, :26],
+        "laid out as page_table, rows 26 words apart, got 52",
+    ),
+    ("cache_seqlens = seq_lens", ..., {"seq_len_delta": 1}),
+]
+KV_PAGES = [
+    *POOL,
+    ("max_pages", 22, "<= 21 (int32 counts the pages of 4 requests, req_to_token 84 tokens a"),
+    ("kv_last_page_len = seq_lens", ...),
+    ("kv_indptr = seq_lens", ...),
+    ("kv_last_page_len = kv_start", ...),
+]
+"""Wrong arguments: the name, its value or how it follows from the right call, and what the error
+says after "must be". `(a = b, ...)` puts input b into output a's memory, in a call with those
+numbers."""
+
+
 @dataclass(frozen=True, eq=False)
 class Builder:
     """A builder under contract: a shape gives its call, a call says which words are right.
 
-    `expected` has the live words of each output, row by row.
+    `expected` has the live words of each output, row by row; `wrong` the arguments of a small call
+    that it refuses, beside wrong tensors.
     """
 
     ours: Callable[..., None]
@@ -296,6 +331,7 @@ class Builder:
     drawn: st.SearchStrategy[Any]
     small: Any
     large: Any
+    wrong: list[tuple[Any, ...]]
     eager: Callable[..., None] | None = None
 
     def assert_right(self, call: Call, *, tails: bool = True) -> None:
@@ -347,6 +383,7 @@ DECODE = Builder(
     drawn=DRAWN_SHAPES,
     small=SMALL,
     large=LARGE,
+    wrong=PAGES,
 )
 SCHEDULES = Builder(
     ours=schedules.build_step_schedules,
@@ -359,6 +396,7 @@ SCHEDULES = Builder(
     drawn=DRAWN_SHAPES.filter(lambda shape: shape.batch),
     small=SMALL,
     large=LARGE,
+    wrong=PAGES,
 )
 KV_INDICES = Builder(
     ours=kv_indices.build_kv_indices,
@@ -370,6 +408,7 @@ KV_INDICES = Builder(
     drawn=DRAWN_SHAPES,
     small=Shape(4, 64, 4, moved=True),
     large=Shape(2500, 900, 4),
+    wrong=KV_PAGES,
 )
 BUILDERS = {
     "decode": DECODE,

@@ -230,7 +230,10 @@ FAMILIES = {
         splits_by="the unified kernel, whose segments share a request",
     ),
 }
-"""Function names are those of the libraries' sources or of published traces."""
+"""Function names are those of the libraries' sources or of published traces.
+
+The first pattern that fits a name decides: put a longer one before a shorter one.
+"""
 
 FAMILY_OF = {kernel: name for name, family in FAMILIES.items() for kernel in family.kernels}
 """How the function name of a kernel begins -> its family."""
@@ -330,8 +333,11 @@ class Entry:
 
     @property
     def library(self) -> Library:
-        """The library with the longest prefix of the name."""
-        return LIBRARIES[library_of(self.name)]
+        """The library with the longest prefix of the name; KeyError if there is none."""
+        prefix = library_of(self.name)
+        if not prefix:
+            raise KeyError(f"{self.name} must begin with a key of LIBRARIES")
+        return LIBRARIES[prefix]
 
     @property
     def distribution(self) -> str:

@@ -59,16 +59,16 @@ def tensors_named(kind: Any, tensors: Mapping[str, Any]) -> Any:
 
 def require_decode(t: DecodeTensors, page_size: int) -> None:
     """Raise unless these are tensors of `build_decode_metadata`."""
-    batch = _require_requests(t)
-    _require(t, "cache_seqlens", batch)
-    _require(t, "cu_seqlens_k", batch + 1)
-    _require(t, "page_table", batch, None)
+    batch = require_requests(t)
+    require_shape(t, "cache_seqlens", batch)
+    require_shape(t, "cu_seqlens_k", batch + 1)
+    require_shape(t, "page_table", batch, None)
     if (t.swa_slot_map is None) != (t.swa_page_table is None):
         missing = "swa_slot_map" if t.swa_slot_map is None else "swa_page_table"
         raise ValueError(f"{missing} must be given where the other one of the SWA pair is")
     if t.swa_page_table is not None:
-        _require(t, "swa_slot_map", None)
-        _require(t, "swa_page_table", *t.page_table.shape)
+        require_shape(t, "swa_slot_map", None)
+        require_shape(t, "swa_page_table", *t.page_table.shape)
         if row_stride(t.swa_page_table) != row_stride(t.page_table):
             raise ValueError(
                 f"swa_page_table must be laid out as page_table, rows {row_stride(t.page_table)} "
@@ -80,12 +80,12 @@ def require_decode(t: DecodeTensors, page_size: int) -> None:
 
 def require_kv_indices(t: PageArrays, page_size: int) -> None:
     """Raise unless these are tensors of `build_kv_indices`."""
-    batch = _require_requests(t)
-    _require(t, "kv_indptr", batch + 1)
-    _require(t, "kv_indices", None)
+    batch = require_requests(t)
+    require_shape(t, "kv_indptr", batch + 1)
+    require_shape(t, "kv_indices", None)
     for name in ("kv_last_page_len", "kv_start"):
         if getattr(t, name) is not None:
-            _require(t, name, batch)
+            require_shape(t, name, batch)
     require_page_size(page_size)
     require_one_device(t._asdict())
 
@@ -127,7 +127,7 @@ def require_values(
 
 
 def values_of(
-    t: DecodeTensors | PageArrays,
+    t: Any,
     page_size: int,
     max_pages: int,
     seq_len_delta: int,
@@ -142,9 +142,7 @@ def values_of(
     )
 
 
-def page_bounds(
-    t: DecodeTensors | PageArrays, page_size: int, room: int, reason: str
-) -> tuple[Bound, Bound]:
+def page_bounds(t: Any, page_size: int, room: int, reason: str) -> tuple[Bound, Bound]:
     """Bounds of `seq_len_delta` and `max_pages`: the output holds `room` pages, and `req_to_token`
     must hold their first tokens."""
     max_ctx = t.req_to_token.shape[1]
@@ -185,16 +183,17 @@ def row_stride(tensor: Tensor) -> int:
     return tensor.stride(0) if len(tensor) > 1 else tensor.shape[1]
 
 
-def _require_requests(t: DecodeTensors | PageArrays) -> int:
+def require_requests(t: Any) -> int:
     """Check what all builders read; the batch size."""
-    _require(t, "seq_lens", None)
+    require_shape(t, "seq_lens", None)
     batch = len(t.seq_lens)
-    _require(t, "req_pool_indices", batch)
-    _require(t, "req_to_token", None, None)
+    require_shape(t, "req_pool_indices", batch)
+    require_shape(t, "req_to_token", None, None)
     return batch
 
 
-def _require(bundle: Any, name: str, *size: int | None) -> None:
+def require_shape(bundle: Any, name: str, *size: int | None) -> None:
+    """Raise unless a tensor of a builder's has this size (None: any), its dtype and its layout."""
     tensor = getattr(bundle, name)
     dtypes = ("int32", "int64") if name in EITHER_WIDTH else ("int32",)
     contiguous = name not in IN_ROWS or not has_separate_rows(tensor)

@@ -11,8 +11,8 @@ from ...core.spec import LENGTHS, require_int, require_lengths, require_page_siz
 from ...measure.calls.cost import INT32_BYTES, INT64_BYTES
 from ...measure.calls.form import NamedCase, later
 from ...measure.calls.lengths import sample_seq_lens
+from . import builders
 
-BUILDERS = ("decode", "kv_indices")
 POOL_SIZE = 1024
 YES = "yes"
 ONCE = "once"
@@ -58,7 +58,7 @@ class MetadataCase(NamedCase):
     context: int = later(0)
 
     def __post_init__(self) -> None:
-        require_word("builder", self.builder, BUILDERS)
+        require_word("builder", self.builder, builders.NAMES)
         require_lengths(
             "lengths",
             self.lengths,

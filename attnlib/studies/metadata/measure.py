@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.metadata.decode import build_decode_metadata
-from ...core.metadata.kv_indices import build_kv_indices
 from ...core.metadata.launch import without_overlap
 from ...core.spec import require_word
 from ...measure.calls.base import Subject
@@ -19,33 +17,12 @@ from ...measure.calls.check import OracleCheck
 from ...measure.calls.form import Item
 from ...measure.calls.lengths import sample_seq_lens
 from ...measure.timer import run_timer
-from . import eager, oracle, schedules, sglang
+from . import builders, schedules, sglang
 from .case import MetadataCase
 
 POISON = -77
 SLOTS = 2**20
 """KV slots that a request pool's tokens point into."""
-SGLANG = "sglang-metadata"
-FUSED = {"decode": build_decode_metadata, "kv_indices": build_kv_indices}
-BUILDERS: dict[str, dict[str, Callable[..., None]]] = {
-    "metadata-eager": {"decode": eager.build_decode_metadata},
-    "metadata-fused": FUSED,
-    "metadata-fused-alone": FUSED,
-    SGLANG: {
-        "decode": sglang.build_decode_metadata,
-        "kv_indices": sglang.build_kv_indices,
-    },
-}
-"""Backend -> builder of the case -> function; `alone` starts after the previous kernel ended."""
-OUTPUTS = {
-    "decode": ("cache_seqlens", "cu_seqlens_k", "page_table", "swa_page_table"),
-    "kv_indices": ("kv_indptr", "kv_indices", "kv_last_page_len"),
-}
-"""In the order of the oracles' results."""
-ORACLES: dict[str, Callable[..., Any]] = {
-    "decode": oracle.decode_metadata,
-    "kv_indices": oracle.kv_indices,
-}
 
 
 @dataclass(frozen=True)
@@ -80,20 +57,18 @@ class BuilderCall:
 
 
 class MetadataSubject(Subject):
-    """Measures one builder of `BUILDERS`."""
+    """Measures one design of a builder."""
 
     def measure(self, item: Item[MetadataCase]) -> dict[str, Any]:
         """Compare every live word with the oracle, then time and trace the call."""
         builder = item.case.builder
         backend = item.backend
-        able = []
-        for name, builders in BUILDERS.items():
-            if builder in builders:
-                able.append(name)
+        designs = builders.named(builder).designs
+        able = [*designs]
         if builder == "decode":
             able += schedules.BACKENDS
         require_word(f"backend of {builder} metadata", backend, able)
-        is_sglangs = backend == SGLANG
+        is_sglangs = backend == sglang.BACKEND
         if is_sglangs:
             reason = sglang.unavailable()
         else:
@@ -112,7 +87,7 @@ class MetadataSubject(Subject):
             run, wrong_words = schedules.step_of(backend, item.case, arguments)
             check = partial(call.check, wrong_words=wrong_words)
         else:
-            run = partial(BUILDERS[backend][builder], **arguments)
+            run = partial(designs[backend], **arguments)
         is_alone = backend == "metadata-fused-alone"
         with without_overlap() if is_alone else nullcontext():
             return timed_call(
@@ -151,10 +126,11 @@ def build_call(case: MetadataCase, device: str) -> BuilderCall:
     arrays = {}
     for name, tensor in inputs.items():
         arrays[name] = tensor.cpu().numpy()
-    results = ORACLES[case.builder](**arrays, **numbers)
+    builder = builders.named(case.builder)
+    results = builder.oracle(**arrays, **numbers)
     wanted: dict[str, list[np.ndarray]] = {}
     outputs: dict[str, torch.Tensor] = {}
-    for name, words in zip(OUTPUTS[case.builder], results, strict=True):
+    for name, words in zip(builder.outputs, results, strict=True):
         if name == "swa_page_table" and not case.swa:
             continue
         size: tuple[int, ...] = (len(words),)

@@ -41,6 +41,7 @@ from ...core.backends.table import installed_version
 from ...core.metadata.require import DecodeTensors
 
 DISTRIBUTION = "sglang"
+BACKEND = "sglang-metadata"
 FOLDERS = (
     "sglang/kernels/ops/attention",
     "sglang/kernels/ops/kvcache",
