@@ -46,7 +46,7 @@ STUDY = Study(
         ),
         Grid(VERIFY, (FUSED, *OF_VERIFY), timers=BEHIND, rounds=4),
     ),
-    reference_machine="nvidia-h200-b7fa7e16",
+    reference_machine="nvidia-h200-affeb91f",
     ceilings=(),
 )
 SHOWN = {
