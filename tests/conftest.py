@@ -1,8 +1,17 @@
 """What makes a run of tests quick. The shared fixtures are in `support/fixtures.py`."""
 
 import gc
+from importlib.util import find_spec
 
 import pytest
+
+OF_LAB = {
+    "lab/report": "nbformat",
+    "lab/test_choice_card.py": "IPython",
+    "lab/test_magic.py": "IPython",
+}
+"""Tests without a GPU, and what they import of `attnlib[lab]`: a machine of GPU tests may lack it."""
+collect_ignore = [path for path, package in OF_LAB.items() if find_spec(package) is None]
 
 # Modules and tests live for good: no time goes to seeking garbage among them, nor at the end.
 gc.disable()
@@ -12,6 +21,12 @@ def pytest_configure(config):
     # The process that only hands tests to workers imports nothing of ours.
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.import_plugin("support.fixtures")
+
+
+def pytest_report_header():
+    if collect_ignore:
+        return f"not collected, attnlib[lab] is not installed: {', '.join(collect_ignore)}"
+    return None
 
 
 def pytest_collection_finish():
