@@ -10,7 +10,7 @@ OF_LAB = {
     "lab/test_choice_card.py": "IPython",
     "lab/test_magic.py": "IPython",
 }
-"""Tests without a GPU -> what they import of `attnlib[lab]`, which a machine of GPU tests may lack."""
+"""Files without a GPU test -> a package of `attnlib[lab]`, which a GPU machine may lack."""
 collect_ignore = [path for path, package in OF_LAB.items() if find_spec(package) is None]
 
 # Modules and tests live for good: no time goes to seeking garbage among them, nor at the end.
