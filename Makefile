@@ -9,7 +9,7 @@ TESTS := $(PYTEST) --dist worksteal -p no:nbval -p no:anyio tests
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check attnlib tests && $(BIN)/mypy attnlib
 # Bytecode is kept, whatever the caller says: each of many processes would compile the package.
 export PYTHONDONTWRITEBYTECODE :=
-NOTEBOOKS := notebooks/
+LAB_ROOT := .
 LAB_FLAGS :=
 
 .DEFAULT_GOAL := help
@@ -63,7 +63,7 @@ watch: $(STAMP) ## build/watch.md: what newer releases of other packages change 
 # To this machine only, and with the token that Jupyter makes. Root needs LAB_FLAGS=--allow-root.
 lab: $(STAMP) ## open JupyterLab on the notebooks
 	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.allow_remote_access=False \
-	    --ServerApp.root_dir=. $(LAB_FLAGS) notebooks/01_start.ipynb
+	    --ServerApp.root_dir=$(LAB_ROOT) $(LAB_FLAGS) $(LAB_ROOT)/notebooks/01_start.ipynb
 
 clean: ## remove build products and caches; .venv stays
 	rm -rf build .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage *.egg-info

@@ -126,7 +126,7 @@ class Lab:
         kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
         notebook = new_notebook(cells=cells, metadata={"kernelspec": kernel})
         nbformat.write(notebook, self.folder / name)
-        page.goto(f"{self.url}lab/tree/{name}?reset&token={self.token}")
+        page.goto(f"{self.url}lab/tree/notebooks/{name}?reset&token={self.token}")
         wait_until_idle(page)
         choose(page, "Run", "Run All Cells")
         page.wait_for_function(ALL_RUN, timeout=1000 * RUN_S)
@@ -172,8 +172,9 @@ def running_lab(folder):
     """JupyterLab as `make lab` starts it, in replay mode, with none of the user's settings."""
     work = folder / "notebooks"
     work.mkdir()
+    shutil.copy(NOTEBOOKS / "01_start.ipynb", work)
     (folder / "data").symlink_to(ROOT / "data")  # beside the notebooks, as in the project
-    command = ["make", "--no-print-directory", "lab", "STAMP=", f"NOTEBOOKS={work}"]
+    command = ["make", "--no-print-directory", "lab", "STAMP=", f"LAB_ROOT={folder}"]
     command += [f"BIN={Path(sys.executable).parent}"]
     flags = ["--allow-root"] if os.geteuid() == 0 else []
     # Two servers that look for a free port at once take the same one, and one of them gives up.

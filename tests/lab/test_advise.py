@@ -105,7 +105,7 @@ def test_every_option_that_is_offered_has_advice_of_one_screen(place, monkeypatc
 
 def test_what_the_records_do_not_have_is_said():
     words = {
-        "No batch is on record of sm100": {"gpu": "b200"},
+        "Not of B200: these times are of NVIDIA H200, and not all of its": {"gpu": "b200"},
         "is on record of head_dim 512: these are of": {"layer": AttnSpec(8, 1, 512, 16)},
         "No batch near it is on record of fa3.": {
             "layer": AttnSpec(32, 8, 128, 16, kv_dtype="float8_e4m3fn"),
