@@ -402,7 +402,7 @@ def how_much(problem: Problem) -> list[str]:
         spread = f"{size['least']:.2f} to {size['most']:.2f}"
         words = f"{_median_slowdown(size)} {size['unit']} ({spread})"
         if "us" in size:
-            words = _us_per_step(size, f", median {size['median']:.2f}")
+            words = _us_per_step(size, f", median slowdown {size['median']:.2f}")
         lines.append(f"on record: {words}; {problem.record['study']}, {size['gpu']}")
     loaded = sizes().get(problem.id, {}).get("loaded")
     if loaded:
@@ -419,10 +419,10 @@ def _median_slowdown(size: Mapping[str, Any]) -> str:
 
 
 def _us_per_step(size: Mapping[str, Any], more: str = "") -> str:
-    """Of metadata, which is a small part of a step: the times, where the ratio is largest."""
+    """Of metadata, which is a small part of a step: the times of the median call."""
     slow, fast = size["us"]
-    ratio = f"largest ratio of {size['cases']} on record"
-    return f"{slow:.1f} us of metadata per step instead of {fast:.1f} ({ratio}{more})"
+    calls = f"lower median of {size['cases']} calls on record"
+    return f"{slow:.1f} us of metadata per step instead of {fast:.1f} ({calls}{more})"
 
 
 def size_in_brief(problem: Problem, card: str) -> str:
