@@ -142,7 +142,9 @@ def test_jupyterlab_opens_where_the_links_of_its_first_page_lead():
     page = ROOT / "notebooks" / "01_start.ipynb"
     linked = re.findall(r"\]\((\.\./[^)#]+)", text_of("notebooks/01_start.ipynb"))
     assert linked and all((page.parent / link).resolve().is_relative_to(ROOT) for link in linked)
-    for text in (README, (ROOT / "Makefile").read_text()):
+    makefile = (ROOT / "Makefile").read_text()
+    assert "\nLAB_ROOT := .\n" in makefile
+    for text in (README, makefile.replace("$(LAB_ROOT)", ".")):
         lines = [line for line in text.replace("\\\n", "").splitlines() if "jupyter lab" in line]
         assert lines and all("--ServerApp.root_dir=." in line for line in lines)
 
