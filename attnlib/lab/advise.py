@@ -588,7 +588,7 @@ class Advice(Brief):
             *self._no_help(),
         ]
         return Told(
-            caption=f"This call on record ({how}):",
+            caption=f"This call on record ({how}; kernels alone):",
             table=shown(table, own, self.runs, self.engine),
             notes=notes,
         )
@@ -613,14 +613,20 @@ class Advice(Brief):
             table = self._as_known(table)
         if not self.ours:
             table = mean_slowdowns(times, self.runs)
-        if table.empty:
+            caption = f"{caption.removesuffix(':')}, slowdown against the fastest of each:"
+        if len(table) == 1:
+            (only,) = table.backend
+            caption = f"This call is not on record{lacks}, and of the engine's backends {near} "
+            caption += f"have {only} alone: nothing is compared."
+            table = table.head(0)
+        elif table.empty:
             near = f"the engine has none of the backends of {near}"
             caption = f"This call is not on record{lacks}, and {near}."
         rows = shown(table, self.ours, self.runs, self.engine)
         off = [*self._not_of_gpu(), *self._not_of_layer()]
         notes = [
-            confidence_of_nearest(self.nearest.distance.iloc[0], not off),
             *off,
+            confidence_of_nearest(self.nearest.distance.iloc[0], not off),
             *self._of_other_cards(rows),
             *self._other_heads(),
             *self._cap_in_brief(),

@@ -15,6 +15,8 @@ MOST_ROWS = 5
 """Backends of a table; the engine's own pick is among them."""
 VLLM = "vllm"
 RUNS_NOW = "(runs now)"
+TIMED_ELSEWHERE = "(runs now, timed in another build)"
+"""For the engine's pick where the records are of another build of its kernel."""
 NO_CUBINS = "cubins=no"
 NEAR = 3
 """The distance of batches that lie about a factor of two apart in tokens or requests."""
@@ -138,13 +140,19 @@ def shown(
     table = in_words(table, {"us": ",.1f", SPEEDUP: ".2f", SLOWDOWN: ".2f"})
     if runs is None:
         return table
-    settings = []
-    for name in table.backend:
-        word = runs.get(name.partition(",")[0], "")
-        runs_now = name == own and not word.endswith(ANOTHER_BUILD)
-        settings.append(RUNS_NOW if runs_now else setting_of(word, engine))
+    settings = [_setting_in(runs, name, own, engine) for name in table.backend]
     table["set in the engine"] = settings
     return table
+
+
+def _setting_in(runs: Mapping[str, str], name: str, own: str, engine: str) -> str:
+    """What to set for a row, or that it runs now, `own` being the row of the engine's pick."""
+    word = runs.get(name.partition(",")[0], "")
+    if name == own:
+        return TIMED_ELSEWHERE if word.endswith(ANOTHER_BUILD) else RUNS_NOW
+    if runs.get(own) == f"{word}, {ANOTHER_BUILD}":
+        return RUNS_NOW
+    return setting_of(word, engine)
 
 
 def confidence_of_call(

@@ -33,6 +33,7 @@ from .fix_gains import LENS, LONGEST, SIZES, STATED, gained
 from .patterns import PATTERNS, WAITING, Pattern, kind_of, ran, tile_rows
 from .step_rows import around, calls_in, host_rows, kernel_rows, lengths_of
 from .trace_known import (
+    ENGINES,
     PACKAGES,
     fixes_of,
     holding_in,
@@ -519,9 +520,11 @@ def _cell(value: Any) -> str:
 def read_diagnosis(path: str | os.PathLike[str], shape: Shape) -> Diagnosis:
     """The diagnosis of one trace; arguments and errors as of `lab.diagnose.diagnose`."""
     _require_shape(shape)
+    asked = shape
     shape = _with_sizes(shape)
     trace = read_trace(path)
     steps = [_with_stated(step, shape) for step in _steps_of(trace)]
+    _require_engine(steps, shape)
     decodes = [step for step in steps if step.kind in DECODES]
     _require_kv_heads(decodes, str(shape.get("heads", "")))
     sizes = [step.batch_size for step in decodes if step.batch_size]
@@ -529,12 +532,23 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Shape) -> Diagnosis:
         return Diagnosis(trace, steps, dict(shape))
     stated = shape.get("batch_size", sizes[0])
     if stated not in sizes:
-        raise ValueError(f"batch_size must be as marked, {sorted({*sizes})}, got {stated}")
+        marked = " or ".join(map(str, sorted({*sizes})))
+        name = "batch_size" if LENS not in asked else f"requests of {LENS}"
+        raise ValueError(f"{name} must be {marked}, as the trace marks its steps, got {stated}")
     known: Row = {"batch_size": round(median(sizes))}
     lengths = [step.mean_kv_len for step in decodes if step.mean_kv_len]
     if lengths:
         known["kv_len"] = round(median(lengths))
     return Diagnosis(trace, steps, {**known, **shape})
+
+
+def _require_engine(steps: list[Step], shape: Shape) -> None:
+    """ValueError for a release of another engine than that which marked the steps."""
+    marked = {step.mark.engine.lower() for step in steps} & {*ENGINES}
+    for name in ENGINES:
+        if marked and name in shape and name not in marked:
+            (engine, *_) = sorted(marked)
+            raise ValueError(f"the release must be of {engine}, which marked the steps, got {name}")
 
 
 def _steps_of(trace: Trace) -> list[Step]:

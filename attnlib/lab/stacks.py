@@ -405,11 +405,7 @@ def advise_stacks(
                 tp=said.tp or 1,
                 dp=said.dp or 1,
             )
-        how = {
-            "backend": backend,
-            "gpu": gpu,
-            "server": started,
-        }
+        how = {"backend": backend, "gpu": gpu, "server": started}
         for layer in _layers_of(said, facts or Call()):
             answers = []
             for library in libraries:
@@ -426,10 +422,7 @@ def advise_stacks(
             )
             for change in came:
                 change.new_pick |= answers[0].picked != answers[-1].picked
-    for change in changes.values():
-        problem = change.answer.problem
-        told = [row for row in rows if row.name in change.where]
-        change.outweighed = all(row.outweighs(problem) for row in told)
+    _mark_outweighed(changes, rows)
     return Stacks(
         libraries=libraries,
         lens=str(call.required("lens")),
@@ -437,6 +430,14 @@ def advise_stacks(
         rows=rows,
         changes=sorted(changes.values(), key=lambda change: not change.comes),
     )
+
+
+def _mark_outweighed(changes: ProblemChanges, rows: Sequence[Row]) -> None:
+    """Mark the problems that come with a new pick which is faster all the same, in every row."""
+    for change in changes.values():
+        problem = change.answer.problem
+        told = [row for row in rows if row.name in change.where]
+        change.outweighed = change.comes and all(row.outweighs(problem) for row in told)
 
 
 def _versions(library: str) -> dict[str, Version]:

@@ -16,9 +16,11 @@ from ..measure.steps import Step
 from ..measure.trace_file import Trace
 from ..select.facts import gpu_named
 from ..select.known import HOLDS, Found, Problem, how_much, known_problems, truth
+from ..select.libraries import find
 from ..select.situation import USUALLY_OFF, Situation, card_named
 
-PACKAGES = ("sglang", "vllm", "flashinfer")
+ENGINES = ("sglang", "vllm")
+PACKAGES = (*ENGINES, "flashinfer")
 """What a caller may state the release of."""
 LAYER_FACTS = ("heads", "head_dim", "page_size", "dtype", "kv_dtype")
 MODE_OF_STEP = {DECODE: "decode", VERIFY: "target_verify"}
@@ -39,11 +41,12 @@ Shape = Mapping[str, Any]
 
 
 def require_release(name: str, release: Any) -> None:
-    """ValueError for a release that is none."""
+    """ValueError for a release that is none, or that no rule is known of."""
     try:
         Version(str(release))
     except InvalidVersion:
         raise ValueError(f"{name} must be a release such as 0.6.3, got {release!r}") from None
+    find(f"{name}=={release}")
 
 
 def situation_in(trace: Trace, steps: Sequence[Step], shape: Shape) -> Situation:

@@ -143,3 +143,23 @@ def test_the_short_text_says_what_runs_what_is_known_what_is_faster_and_how_sure
 def test_a_call_that_is_not_on_record_has_the_nearest_batches(gpu, words):
     told = repr(attnlib.advise("heads=8/1 lens=3500x31", library="sglang==0.5.23", gpu=gpu))
     assert words in told and "Confidence: low, the nearest batch is at distance" in told
+
+
+def test_what_runs_is_marked_where_the_base_is_another_build_of_it():
+    runs = {"own": "FLASH_ATTN", "twin": "FLASH_ATTN, of another build", "other": "TRITON_ATTN"}
+    table = pd.DataFrame({"backend": ["own", "twin", "other"], "speedup": [1.05, 1.0, 0.5]})
+    rows = advised_times.shown(table, "twin", runs, "vllm").set_index("backend")
+    settings = rows["set in the engine"]
+    assert settings["own"] == RUNS_NOW
+    assert settings["twin"] == advised_times.TIMED_ELSEWHERE
+    assert settings["other"] == "--attention-backend TRITON_ATTN"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("published_records")
+def test_one_backend_alone_is_no_comparison_and_the_reason_precedes_the_confidence():
+    call = "model=DeepSeek-V3 tp=8 lens=32768x8+2048x56"
+    lines = repr(attnlib.advise(call, library="vllm==0.33.0", gpu="h100")).splitlines()
+    assert not [line for line in lines if line.startswith("backend ")]
+    reason = lines.index("No batch near it is on record of FLASH_ATTN_MLA.")
+    assert lines[reason + 1].startswith("Confidence: low")

@@ -357,7 +357,7 @@ def test_gains_are_of_shapes_within_a_factor_of_two(published_records, path, cap
     for shape, why in {
         "head=1": "must be one of heads",
         "kv_len=8k": "kv_len must be an",
-        "batch_size=64": "batch_size must be as marked, [16], got 64",
+        "batch_size=64": "batch_size must be 16, as the trace marks its steps, got 64",
         "heads=7/3": "num_qo_heads must be",
         "heads": "--shape must be N=V, got 'heads'",
         "dtype=foo": "dtype must be one of",
@@ -1060,3 +1060,17 @@ def test_steps_that_only_copies_tell_apart_may_be_one_and_have_no_schedule_per_l
     assert len(merged.steps) == 1 and merged.patterns.empty
     assert "told apart by copies only: several may be counted as one" in merged.details
     assert "told apart" not in attnlib.diagnose(TRACES / "vllm_flash_attn.json.gz").details
+
+
+@pytest.mark.parametrize(
+    "shape, words",
+    [
+        ({"sglang": "0.5.30"}, "must be a known one, 0.5.8 to"),
+        ({"vllm": "0.33.0"}, "must be of sglang, which marked the steps, got vllm"),
+        ({"lens": "32768+2048x40"}, "requests of lens must be 16, as the trace marks"),
+        ({"batch_size": 17}, "batch_size must be 16, as the trace marks"),
+    ],
+)
+def test_what_a_caller_states_must_fit_the_engine_and_its_steps(shape, words):
+    with pytest.raises(ValueError, match=words):
+        attnlib.diagnose(ROOT / "data" / "traces" / "sglang_fa3.json.gz", **shape)

@@ -164,7 +164,7 @@ def test_a_cap_that_no_request_meets_is_no_pattern(path):
 def test_lengths_that_are_stated_twice_or_drawn_are_refused(fails):
     for shape, why in {
         "lens=ragged:8192x16": "lens must not be drawn here, got ragged:8192x16",
-        "lens=8192x15": "batch_size must be as marked, [16], got 15",
+        "lens=8192x15": "requests of lens must be 16, as the trace marks its steps, got 15",
     }.items():
         assert why in fails("diagnose", str(REAL), "--shape", shape)
     with pytest.raises(ValueError, match="kv_len must be left out where lens says it, got 8192"):
