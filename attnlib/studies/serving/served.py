@@ -139,7 +139,7 @@ LOADS = {
     CONTROLS[0]: "control, 64 x 2,048",
     ONE_LONG[0]: "100,000 + 40 x 512",
     ONE_LONG[1]: "the same, closed loop",
-    LATE[0]: "the same, 1 s later",
+    LATE[0]: "the same, the 100,000 after 1 s",
     CONTROLS[1]: "control, 40 x 512",
 }
 """Loads of `bounded` over the default -> words for each, in the order of a table."""
