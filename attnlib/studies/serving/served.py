@@ -391,13 +391,14 @@ def reach_table(
 ) -> pd.DataFrame:
     """The loads of a question as a reader wants them: base / arm, and the speedup of a metric.
 
-    Times are milliseconds, medians over rounds. `asked` is a key of `QUESTIONS`.
+    Times are milliseconds, medians over rounds. `asked` is a key of `QUESTIONS`. A metric that is
+    asked for has only its own times.
     """
     judged = speedups(frame, asked, metric)
     arm, base, _ = QUESTIONS[asked]
     rows = side_by_side(served_rows(frame), (arm, base))
     shown = pd.DataFrame({"load": judged.load})
-    for words in _SHOWN:
+    for words in _columns(metric):
         cells = []
         for case in judged.case:
             of_case = rows[rows.case == case]
@@ -450,8 +451,8 @@ def tokens_agree(frame: pd.DataFrame, asked: str) -> pd.Series:
 
 
 def _median(rows: pd.DataFrame, backend: str, words: str) -> str:
-    """A cell of a table: the median of what `words` names in `_SHOWN`."""
-    column, scale, digits = _SHOWN[words]
+    """A cell of a table: the median of what `words` names in `_SHOWN` or `_ASKED`."""
+    column, scale, digits = (_SHOWN | _ASKED)[words]
     value = rows[rows.backend == backend][column].median() / scale
     return f"{value:,.{digits}f}"
 
@@ -463,6 +464,18 @@ _SHOWN = {
     "TTFT p50, ms": ("ttft_p50_us", 1e3, 0),
 }
 """Columns of `reach_table`: their column of the records, its divisor, decimals."""
+_ASKED = {
+    "ITL p90, ms": ("itl_p90_us", 1e3, 1),
+    "request, ms": ("us_per_request", 1e3, 0),
+}
+"""Those of `METRICS` that are shown only if they are asked for."""
+
+
+def _columns(metric: str) -> list[str]:
+    """Columns of `reach_table` for a metric: all usual ones for the time per token."""
+    if metric == "time per token":
+        return [*_SHOWN]
+    return [f"{metric}, ms"]
 
 
 def reach_chart(frame: pd.DataFrame) -> charts.Figure:
