@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import pandas as pd
 
 from ..core.call_text import CallText
 from ..core.spec import AttnSpec
+from ..measure.stats import SLOWER
 from ..run.releases import Version
 from ..select import Call, explain
 from ..select.asked import (
@@ -30,6 +31,7 @@ from ..select.changes import ProblemChange, ProblemChanges, add_changes, change_
 from ..select.known import (
     HOLDS,
     Found,
+    Problem,
     known_problems,
     others_in_brief,
     problem_lines,
@@ -41,8 +43,10 @@ from ..select.layers import LayerChoice, own_class
 from ..select.libraries import AUTO, find
 from ..select.lines import DETAILS
 from ..select.situation import card_named, parse_stack, situation_of, with_dp_attention
-from .advise import LATENT_DTYPE, MLA_MODE, advise_layer, known_facts, require_decode_text
+from .advise import CLOSE, LATENT_DTYPE, MLA_MODE, advise_layer, known_facts, require_decode_text
 from .cards import NO_VALUE, Brief, Card, in_columns
+from .engine_builds import own_build
+from .expected import Expected
 
 NOT_HERE = "not slower here"
 """Of a problem that costs the call nothing, by its own records."""
@@ -60,12 +64,17 @@ class Layer(NamedTuple):
 @dataclass(frozen=True)
 class Answer:
     """What a stack runs for a kind of layers: the pick, known problems, and what the records say of
-    the pick beside the engine's other backends."""
+    the pick beside the engine's other backends.
+
+    `own` is the pick's build as records name it, `expected` what backends take against it.
+    """
 
     picked: str
     known: Sequence[Found] = ()
     slower: str = ""
     cannot_run: bool = False
+    own: str = ""
+    expected: Mapping[str, Expected] = field(default_factory=dict)
 
     @property
     def holding(self) -> list[Found]:
@@ -156,6 +165,32 @@ class Row:
         return "; ".join(words) or NO_VALUE
 
     @property
+    def speedup(self) -> Expected | None:
+        """What the older stack's pick takes against the newer's by all batches, if that is another
+        build and clearly slower; else None."""
+        old, new = self.answers[0], self.answers[-1]
+        if old.own == new.own or old.cannot_run or new.cannot_run:
+            return None
+        found = new.expected.get(old.own)
+        return found if found and found.ratio > CLOSE else None
+
+    @property
+    def faster(self) -> str:
+        """That the newer stack's pick is faster, or the empty string."""
+        if self.speedup is None:
+            return ""
+        ratio, batches, _ = self.speedup
+        old, new = self.answers[0], self.answers[-1]
+        words = f"{new.own} is expected to have a speedup of {ratio:.2f} over {old.own}"
+        return f"- faster by the new pick ({self.name}): by {batches} recorded batches {words}."
+
+    def outweighs(self, problem: Problem) -> bool:
+        """Whether the newer pick, which a problem makes slow, is faster than the older pick."""
+        slow_build, *_ = problem.record.get("pair", [""])
+        is_of_pick = problem.what == SLOWER and slow_build == self.answers[-1].own
+        return is_of_pick and self.speedup is not None
+
+    @property
     def _may_come(self) -> list[str]:
         """Ids of the problems that may hold in the newer stack, and do not in the older."""
         old, new = self.answers
@@ -195,10 +230,12 @@ class Stacks(Brief):
     @property
     def holding(self) -> list[Found]:
         """The known problems that hold, of two stacks those that come, and of which records or
-        threads say by how much; without those that cost the call nothing by its own records."""
+        threads say by how much; without those that cost the call nothing by its own records, and
+        those of a new pick that is faster than the old one all the same."""
         found: list[Found] = []
         if self.is_diff:
-            found = [change.answer for change in self.changes if change.comes]
+            came = [change for change in self.changes if change.comes]
+            found = [change.answer for change in came if not change.outweighed]
         else:
             for row in self.rows:
                 found += row.answers[0].known
@@ -240,8 +277,8 @@ class Stacks(Brief):
         return notes
 
     def _changed(self) -> list[str]:
-        """The problems that come or end."""
-        lines: list[str] = []
+        """The new picks that are faster, then the problems that come or end."""
+        lines = [row.faster for row in self.rows if row.faster]
         for change in self.changes:
             lines += change_in_words(change)
         return lines
@@ -380,13 +417,19 @@ def advise_stacks(
                 answers.append(answer)
             row = Row(model, layer.words, answers)
             rows.append(row)
-            add_changes(
+            came = add_changes(
                 changes,
                 answers[0].known,
                 answers[-1].known,
                 stack=stack,
                 where=row.name,
             )
+            for change in came:
+                change.new_pick |= answers[0].picked != answers[-1].picked
+    for change in changes.values():
+        problem = change.answer.problem
+        told = [row for row in rows if row.name in change.where]
+        change.outweighed = all(row.outweighs(problem) for row in told)
     return Stacks(
         libraries=libraries,
         lens=str(call.required("lens")),
@@ -459,6 +502,8 @@ def _answer(
                 known=advice.known,
                 slower=advice.slower_by_records,
                 cannot_run=advice.cannot_run,
+                own=own_build(advice.choice),
+                expected=advice.expected,
             )
         choice = explain(
             spec,

@@ -351,14 +351,15 @@ def padded(rows: Sequence[Sequence[str]]) -> list[Names]:
 class ProblemChange:
     """A known problem that one of two releases has and the other has not, and where.
 
-    `new_pick` says that the pick is another there, `open_conditions` what decides whether one that
-    may hold does.
+    `new_pick` says that the pick is another there, `outweighed` that it is faster than the old one
+    all the same, `open_conditions` what decides whether one that may hold does.
     """
 
     answer: Found
     comes: bool
     where: dict[str, None]
     new_pick: bool = False
+    outweighed: bool = False
     open_conditions: tuple[str, ...] = ()
 
 
@@ -458,6 +459,8 @@ def change_in_words(change: ProblemChange) -> list[str]:
     head = f"{problem.what} {_since(change)} ({where})"
     if change.answer.missing:
         head = f"may be {head}, {_what_decides(change)}"
+    if change.outweighed:
+        head = f"{problem.what} than the new pick could be ({where})"
     if change.answer.is_harmless:
         head = f"not {problem.what} at this call, at others {_since(change)} ({where})"
     lines = [f"- {head}: {problem.says} [{problem.id}]"]

@@ -295,8 +295,8 @@ def test_every_entry_has_its_class_and_a_family_that_a_kernel_proves(name):
 
 
 def test_a_backend_of_no_library_is_refused_by_name():
-    with pytest.raises(KeyError, match="foo must begin with a key of LIBRARIES"):
-        _ = Entry("foo", "decode", "foo:Foo").library
+    with pytest.raises(KeyError, match="unlisted must begin with a key of LIBRARIES"):
+        _ = Entry("unlisted", "decode", "unlisted:Unlisted").library
 
 
 SGLANG_TRITON = "sglang-triton-mla"

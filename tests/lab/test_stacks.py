@@ -8,6 +8,7 @@ import pytest
 from attnlib import cli
 from attnlib.core.call_text import CallText
 from attnlib.lab.stacks import Stacks, advise_stacks
+from attnlib.select.known import PROBLEMS
 
 pytestmark = [pytest.mark.usefixtures("published_records"), pytest.mark.slow]
 UPGRADE = ("sglang==0.5.15", "sglang==0.5.23")
@@ -165,3 +166,26 @@ def test_json_has_the_rows_and_the_problems_of_each_stack(capsys):
     ids = {library: {row["id"] for row in data["known"][library]} for library in UPGRADE}
     assert CAP in ids[UPGRADE[1]] - ids[UPGRADE[0]]
     assert data["rows"][0]["model"] == "DeepSeek-V3"
+
+
+def of_llama(*both):
+    call = CallText.read("lens=32768+2048x63")
+    return advise_stacks(call, both, models=["Llama-3.1-8B"], gpu="h100")
+
+
+def test_a_known_problem_of_a_faster_pick_is_no_status():
+    found = of_llama("flashinfer==0.6.2", "flashinfer==0.7.2")
+    assert "comes: flashinfer-fa2-unsplit" in found.table()["known problems"][0]
+    assert found.notes[0].startswith("- faster by the new pick (Llama-3.1-8B full): by ")
+    assert "- slower than the new pick could be (Llama-3.1-8B full)" in found.notes[1]
+    assert found.holding == []
+    back = of_llama("flashinfer==0.7.2", "flashinfer==0.6.2")
+    assert [each.problem.id for each in back.holding] == ["flashinfer-fa3-decode-auto"]
+    assert "slower since" in back.notes[0]
+
+
+def test_another_problem_than_that_of_the_faster_pick_stays_a_status():
+    (row,) = of_llama("flashinfer==0.6.2", "flashinfer==0.7.2").rows
+    assert row.outweighs(PROBLEMS["flashinfer-fa2-unsplit"])
+    assert not row.outweighs(replace(PROBLEMS["flashinfer-fa2-unsplit"], what="wrong output"))
+    assert not row.outweighs(PROBLEMS[CAP])
