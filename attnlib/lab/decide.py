@@ -50,15 +50,18 @@ SHORT_NAMES = {
 }
 """Backends of `engine_modes` -> how they are called in every row."""
 TOLD = "fa2 with uniform_q_len"
-OTHERS = "vLLM's Triton; last row: BatchPOD"
+OTHERS = "vLLM's Triton"
 SHOWN = ("fa2", "fa3", "FlashAttention-3", "CUDA cores", "XQA", "BatchAttention", TOLD)
 OF_VLLM = "vLLM's FlashAttention-3"
+POD = "BatchPOD"
 """Names with a look of their own in the figure."""
 TICKS = (1, 1.2, 1.5, 2, 3, 5)
+SHIFT = 0.15
+"""Of a mark from the middle of its row."""
 OWN_WORDS = {
     FLASH_ATTENTION: "FlashAttention-3",
     modes.PROMISED[0]: TOLD,
-    "flashinfer-batch-pod": "BatchPOD",
+    "flashinfer-batch-pod": POD,
 }
 
 
@@ -119,7 +122,7 @@ class Decisions(Shown):
 
         calls = [*self._by_call]
         shown = self.losses.assign(
-            place=self.losses.call.map(calls.index),
+            place=self.losses.call.map(calls.index) + self._shifts(),
             times=1 + self.losses["mean"],
             name=self.losses.use.map(_name_shown),
         )
@@ -129,7 +132,11 @@ class Decisions(Shown):
             "random_batches, plan_rivals, engine_modes: NVIDIA H200, 2026-11-22 to 2026-11-27",
             ("mean time / time of the fastest backend of each call, log scale", ""),
         )
-        looks = {**style.looks(SHOWN), OF_VLLM: style.Look("black", "s")}
+        looks = {
+            **style.looks(SHOWN),
+            OF_VLLM: style.Look("black", "s"),
+            POD: style.Look("black", "*"),
+        }
         charts.dots(axis, shown, "times", "place", by="name", looks=looks)
         charts.categories(axis, "y", calls)
         style.log_axes(axis, "x")
@@ -137,6 +144,11 @@ class Decisions(Shown):
         axis.axvline(1, **style.RULE)
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
         return figure
+
+    def _shifts(self) -> pd.Series:
+        """Of marks within their row, by rank: up and down in turns, so that none hides another."""
+        rank = self.losses.groupby("call")["mean"].rank(method="first")
+        return SHIFT * (2 * (rank % 2) - 1)
 
     def of_decode(self) -> pd.DataFrame:
         """Ways to choose for decode, and the slowdown of each, percent, over all random batches.
@@ -274,6 +286,6 @@ def _word(backend: str) -> str:
 
 def _name_shown(word: str) -> str:
     """The name in the figure: what has no look of its own shares one."""
-    if word in (*SHOWN, OF_VLLM):
+    if word in (*SHOWN, OF_VLLM, POD):
         return word
     return OTHERS

@@ -29,7 +29,7 @@ ATTENTION_CASES = (DecodeCase, MlaCase, ExtendCase)
 STEP_KINDS = ("engine", "step")
 """Kinds of cases that are a whole step of a model."""
 METADATA_UNIT = "metadata calls, one per step"
-"""Preparing a step, not attention: both times of the call with the median ratio are told."""
+"""Preparing a step, not attention: its times are told, least and most."""
 CALLS = "calls"
 """Attention calls."""
 SHOWN = ["case", "ratio", "margin", "rounds", "slow_us", "fast_us", "gpu"]
@@ -173,12 +173,12 @@ def _summary(ratios: pd.DataFrame) -> dict[str, Any]:
         "slower": int((ratios.verdict == SLOWER).sum()),
     }
     if summary["unit"] == METADATA_UNIT:
-        by_ratio = ratio.sort_values().index
-        lower_median = ratios.loc[by_ratio[(len(by_ratio) - 1) // 2]]
-        summary["us"] = [
-            round(float(lower_median.slow_us), 1),
-            round(float(lower_median.fast_us), 1),
-        ]
+        for side in ("slow_us", "fast_us"):
+            times = ratios.loc[ratio.index, side]
+            summary[side] = [
+                round(float(times.min()), 1),
+                round(float(times.max()), 1),
+            ]
     return summary
 
 

@@ -401,7 +401,7 @@ def how_much(problem: Problem) -> list[str]:
     for size in sizes().get(problem.id, {}).get("sizes", ()):
         spread = f"{size['least']:.2f} to {size['most']:.2f}"
         words = f"{_median_slowdown(size)} {size['unit']} ({spread})"
-        if "us" in size:
+        if "slow_us" in size:
             words = _us_per_step(size, f", median slowdown {size['median']:.2f}")
         lines.append(f"on record: {words}; {problem.record['study']}, {size['gpu']}")
     loaded = sizes().get(problem.id, {}).get("loaded")
@@ -419,10 +419,12 @@ def _median_slowdown(size: Mapping[str, Any]) -> str:
 
 
 def _us_per_step(size: Mapping[str, Any], more: str = "") -> str:
-    """Of metadata, which is a small part of a step: the times of the median call."""
-    slow, fast = size["us"]
-    calls = f"lower median of {size['cases']} calls on record"
-    return f"{slow:.1f} us of metadata per step instead of {fast:.1f} ({calls}{more})"
+    """Of metadata, which is a small part of a step: the times, least to most."""
+    slow, fast = (
+        f"{least:.1f} to {most:.1f}" for least, most in (size["slow_us"], size["fast_us"])
+    )
+    calls = f"{size['cases']} calls on record"
+    return f"{slow} us of metadata per step instead of {fast} ({calls}{more})"
 
 
 def size_in_brief(problem: Problem, card: str) -> str:
@@ -437,7 +439,7 @@ def size_in_brief(problem: Problem, card: str) -> str:
     for size in of_card or recorded:
         gpu = card_named(size["gpu"]).upper() or size["gpu"]
         said = f"{_median_slowdown(size)} recorded {size['unit']}"
-        if "us" in size:
+        if "slow_us" in size:
             said = _us_per_step(size)
         elif words:  # the same study on another card
             said = f"{size['median']:.2f} over {size['cases']}"

@@ -1,5 +1,6 @@
 """`attnlib.decisions`: what lost least to the fastest, by kind of call."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -51,4 +52,8 @@ def test_the_ways_to_choose_for_decode_are_those_of_the_table(published_records)
     always = "always FlashAttention-3"
     assert left[always] < ways[always], "the fastest is one that is left"
     (axis,) = attnlib.decisions().figure().axes
+    marks = {entry.get_label(): entry.get_offsets() for entry in axis.collections}
+    assert len(marks["BatchPOD"]) == 1, "a look of its own"
+    places = np.concatenate([*marks.values()])
+    assert len(np.unique(places[:, 1].round(3))) == 2 * len(axis.get_yticklabels())
     assert [label.get_text() for label in axis.get_yticklabels()][0].startswith("decode")

@@ -7,6 +7,7 @@ import pytest
 from attnlib.measure.calls.form import Item
 from attnlib.run import store
 from attnlib.studies import STUDIES
+from attnlib.studies.engine import engine_offline, engine_width
 from attnlib.studies.engine import engine_step as engine
 from attnlib.studies.engine.engine_now import RAGGED
 from attnlib.studies.engine.engine_step import FA2, FA3
@@ -120,3 +121,18 @@ def test_published_records_of_engines_are_there(published_records, study):
     rows = store.load(study.name, study.reference_machine)
     assert {case.kind for case in rows.case} == {"engine"}
     assert (rows[rows.status == "ok"].steps_us.map(len) > 0).all()
+
+
+def test_the_steps_of_a_wide_table_have_one_size_and_one_base(published_records):
+    assert {case.batch_size for _, _, cases in engine_width.COMPARED for case in cases} == {128}
+    assert {base for _, base, _ in engine_width.COMPARED} == {engine.NOW}
+    table = engine_width.width_table()
+    assert len(table) == 8
+    assert not {"against", "requests"} & {*table.columns}, "said by the page"
+
+
+def test_each_mark_of_the_offline_chart_has_its_number(published_records):
+    for axis in engine_offline.served_chart().axes:
+        numbers = [text.get_text() for text in axis.texts]
+        assert len(numbers) == len(engine_offline.COMPARED) - 1
+    assert numbers == ["-1 %", "-4 %", "-3 %", "5 %"]

@@ -580,6 +580,9 @@ def test_arms_of_the_schedules_are_read_and_set_both_variables(text):
     assert arm.environment(engine) == expected
 
 
+TIMES = ("itl_p50_us", "itl_p90_us", "itl_p99_us", "ttft_p50_us")
+
+
 def of_loads(rates):
     """Records of `default` and `bounded` in the rounds of a load: tokens per second of each."""
     rows = []
@@ -587,7 +590,7 @@ def of_loads(rates):
         for arm, of_rounds in zip((study.NOW, study.BOUNDED), of_arms, strict=True):
             for number, rate in enumerate(of_rounds):
                 row = {"case": case, "backend": arm, "round": number, "tokens_per_s": rate}
-                rows.append(row | dict.fromkeys(("itl_p50_us", "itl_p99_us", "ttft_p50_us"), 5e3))
+                rows.append(row | dict.fromkeys(TIMES, 5e3))
     lives = {"started_us": [[0.0]] * len(rows), "ended_us": [[1e6]] * len(rows)}
     return pd.DataFrame(rows).assign(gpu_id="one", **lives)
 
@@ -614,6 +617,11 @@ def test_a_load_has_its_speedup_and_fewer_than_three_rounds_no_verdict(monkeypat
     assert shown["speedup (95 % CI)"][0].startswith("1.50 (1.4")
     assert shown["speedup (95 % CI)"][1] == "1.20"
     assert shown["verdict (rounds)"].tolist() == ["faster (4)", "none (1)", "same (4)"]
+    for metric in study.METRICS:
+        if metric != "time per token":
+            times = [f"{metric}, ms"]
+            asked = study.reach_table(frame, study.DEEPSEEK, metric)
+            assert [*asked.columns] == ["load", *times, "speedup (95 % CI)", "verdict (rounds)"]
     assert study.speedups(frame, study.LLAMA).verdict.tolist() == ["slower"]
     flat = study.speedups(frame, study.DEEPSEEK, "ITL p99")
     assert flat.speedup.tolist() == [1.0, 1.0, 1.0]

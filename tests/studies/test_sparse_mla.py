@@ -20,6 +20,16 @@ def test_the_fastest_kernels_of_both_caches_are_judged_in_every_shape(frame, top
     assert set(table["fastest, FP8"]) == {"FlashMLA"}
 
 
+def test_the_engines_default_over_bfloat16_has_its_own_times(frame):
+    table = study.fp8_over_bf16(frame)
+    name = "FlashAttention-3"
+    default = table[f"{name}, bf16, us"]
+    is_fastest = table["fastest, bf16"] == name
+    assert (default[is_fastest] == table["bf16, us"][is_fastest]).all()
+    assert (default[~is_fastest] > table["bf16, us"][~is_fastest]).all()
+    assert (default / table["bf16, us"]).max() == pytest.approx(1.17, abs=0.005)
+
+
 def test_the_chart_has_a_row_per_shape(frame):
     (axis,) = study.shape_chart(frame, 512).axes
     assert len(axis.get_yticklabels()) == len(study.HEADS) * len(study.SPARSE_BATCHES)

@@ -109,6 +109,14 @@ def served_chart() -> charts.Figure:
                 interval = [share * row.low, share * row.high]
                 axis.plot(interval, [place, place], **style.RULE)
                 axis.plot(row.gain, place, marker="o", color=style.BLUE)
+                axis.annotate(
+                    f"{row.gain:.0f} %",
+                    (row.gain, place),
+                    xytext=(0, 5),
+                    textcoords="offset points",
+                    ha="center",
+                    **style.SMALL,
+                )
         axis.axvline(0, **style.RULE)
     charts.categories(axes[0], "y", names)
     return figure

@@ -29,10 +29,14 @@ TIMERS = {"ahead": "asynchronous", "host": "synchronous"}
 
 
 def width_table(machine: str = "") -> pd.DataFrame:
-    """What our metadata saves of a step with a wide page table, on one GPU."""
+    """What our metadata saves of a step with a wide page table, on one GPU.
+
+    All rows have 128 requests, and SGLang's own metadata is what they are compared with.
+    """
     frame = store.load(STUDY.name, machine or STUDY.reference_machine)
     tables = []
     for timer, words in TIMERS.items():
         table = saved_table(savings(frame, COMPARED, timer))
+        table = table.drop(columns=["against", "requests"])
         tables.append(table.assign(scheduling=words))
     return pd.concat(tables, ignore_index=True)

@@ -139,7 +139,7 @@ LOADS = {
     CONTROLS[0]: "control, 64 x 2,048",
     ONE_LONG[0]: "100,000 + 40 x 512",
     ONE_LONG[1]: "the same, closed loop",
-    LATE[0]: "the same, 1 s later",
+    LATE[0]: "the same, the 100,000 after 1 s",
     CONTROLS[1]: "control, 40 x 512",
 }
 """Loads of `bounded` over the default -> words for each, in the order of a table."""
@@ -391,13 +391,14 @@ def reach_table(
 ) -> pd.DataFrame:
     """The loads of a question as a reader wants them: base / arm, and the speedup of a metric.
 
-    Times are milliseconds, medians over rounds. `asked` is a key of `QUESTIONS`.
+    Times are milliseconds, medians over rounds. `asked` is a key of `QUESTIONS`. A metric that is
+    asked for has only its own times.
     """
     judged = speedups(frame, asked, metric)
     arm, base, _ = QUESTIONS[asked]
     rows = side_by_side(served_rows(frame), (arm, base))
     shown = pd.DataFrame({"load": judged.load})
-    for words in _SHOWN:
+    for words in _columns(metric):
         cells = []
         for case in judged.case:
             of_case = rows[rows.case == case]
@@ -450,8 +451,8 @@ def tokens_agree(frame: pd.DataFrame, asked: str) -> pd.Series:
 
 
 def _median(rows: pd.DataFrame, backend: str, words: str) -> str:
-    """A cell of a table: the median of what `words` names in `_SHOWN`."""
-    column, scale, digits = _SHOWN[words]
+    """A cell of a table: the median of what `words` names in `_SHOWN` or `_ASKED`."""
+    column, scale, digits = (_SHOWN | _ASKED)[words]
     value = rows[rows.backend == backend][column].median() / scale
     return f"{value:,.{digits}f}"
 
@@ -463,6 +464,18 @@ _SHOWN = {
     "TTFT p50, ms": ("ttft_p50_us", 1e3, 0),
 }
 """Columns of `reach_table`: their column of the records, its divisor, decimals."""
+_ASKED = {
+    "ITL p90, ms": ("itl_p90_us", 1e3, 1),
+    "request, ms": ("us_per_request", 1e3, 0),
+}
+"""Those of `METRICS` that are shown only if they are asked for."""
+
+
+def _columns(metric: str) -> list[str]:
+    """Columns of `reach_table` for a metric: all usual ones for the time per token."""
+    if metric == "time per token":
+        return [*_SHOWN]
+    return [f"{metric}, ms"]
 
 
 def reach_chart(frame: pd.DataFrame) -> charts.Figure:
