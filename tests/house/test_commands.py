@@ -62,6 +62,7 @@ RUN_ELSEWHERE = {
     "make lab": "tests/browser/driving.py",
     "make report": ".github/workflows/report.yml",
     "make test": ".ci/run",
+    "python -m attnlib report": "Makefile",
 }
 """README's command -> what runs it. A GPU's and an engine's are run where there is one."""
 SERVER = "python -m sglang.launch_server --model-path MODEL --attention-backend"
