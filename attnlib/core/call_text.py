@@ -212,8 +212,11 @@ def parse_lengths(
         if high < low or (high > low and count < 2):
             words = f"{name} must have a range from low to high of 2 requests or more (1..9x2)"
             raise ValueError(f"{words}, got {item[0]!r} of {count}")
-        spaced = np.linspace(low, high, count).round()
-        lengths += spaced.astype(int).tolist()
+        if low == high:
+            lengths += [low] * count
+        else:
+            spaced = np.linspace(low, high, count).round()
+            lengths += spaced.astype(int).tolist()
     if min(lengths) < 1:
         raise ValueError(f"{name} must be >= 1, got {text!r}")
     return tuple(lengths)

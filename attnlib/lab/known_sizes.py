@@ -81,15 +81,26 @@ def _under_load(model: str) -> dict[str, Any]:
     }
 
 
-def ratios_of(problem: Problem, gpu: str) -> pd.DataFrame:
-    """Time with the problem over time without, a row per recorded call at which it holds."""
+def ratios_of(
+    problem: Problem,
+    gpu: str,
+    shared: tuple[Any, ...] = (),
+) -> pd.DataFrame:
+    """Time with the problem over time without, a row per recorded call at which it holds.
+
+    `shared` leaves only the calls that have it (`alike`).
+    """
     record = problem.record
     slow, fast = record["pair"]
     tables = []
     for machine in store.machines(record["study"]):
         if gpu not in machine:
             continue
-        rows = _chosen(store.load(record["study"], machine), problem)
+        rows = store.load(record["study"], machine)
+        if shared:
+            is_alike = {case: alike(case) == shared for case in rows.case.unique()}
+            rows = rows[rows.case.map(is_alike).astype(bool)]
+        rows = _chosen(rows, problem)
         for timer in TIMER_ORDER:
             timed = good_rows(rows, timer)
             sides = {*timed.backend} | {*(timed.backend + "==" + timed.release)}
@@ -116,23 +127,21 @@ def nearest_sizes(
     The nearest to the call is the first. Columns are those of `SHOWN` and `distance`; empty where
     no call of them has it.
     """
-    ratios = ratios_of(problem, gpu)
-    if not len(ratios):
-        return ratios
-    is_like = [_is_like(each, call) for each in ratios.case]
-    ratios = ratios[is_like].reset_index(drop=True)
+    ratios = ratios_of(problem, gpu, alike(call))
     if not len(ratios):
         return ratios
     sizes = pd.DataFrame([sizes_of(each) for each in ratios.case])
     return nearest_calls(call, ratios[SHOWN].join(sizes))
 
 
-def _is_like(case: Any, call: DecodeCase | MlaCase) -> bool:
-    """Whether a recorded case has the mode, heads and query tokens of a call."""
-    if isinstance(call, DecodeCase):
-        return isinstance(case, DecodeCase) and case.spec.heads == call.spec.heads
-    is_latent = isinstance(case, MlaCase) and case.q_len == call.q_len
-    return is_latent and case.spec.num_qo_heads == call.spec.num_qo_heads
+def alike(case: Any) -> tuple[Any, ...]:
+    """What calls share whose sizes speak for each other: mode, heads and query tokens; empty for a
+    case that is no such call."""
+    if isinstance(case, DecodeCase):
+        return "decode", case.spec.heads
+    if isinstance(case, MlaCase):
+        return "mla", case.spec.num_qo_heads, case.q_len
+    return ()
 
 
 def _chosen(rows: pd.DataFrame, problem: Problem) -> pd.DataFrame:

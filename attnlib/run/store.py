@@ -78,8 +78,9 @@ def machines(study: str, *, published: bool = True) -> list[str]:
     found = []
     for name in sorted(os.listdir(folder)):
         # Asked for every study on every machine, so no Path is made of it.
-        is_published = published and os.path.exists(f"{folder}/{name}/{study}.parquet")
-        if is_published or _measured(study, name):
+        place = f"{folder}/{name}/{study}"
+        is_published = published and os.path.exists(f"{place}.parquet")
+        if is_published or (os.path.isdir(place) and _measured(study, name)):
             found.append(name)
     return found
 

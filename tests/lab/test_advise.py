@@ -18,6 +18,7 @@ from attnlib.core.checkpoints import checkpoints
 from attnlib.core.layer import parse_layer
 from attnlib.core.spec import ELEMENT_BYTES, MlaSpec
 from attnlib.lab.engine_builds import own_build
+from attnlib.lab.known_sizes import ratios_of
 from attnlib.lab.recorded import recorded_calls
 from attnlib.measure.calls.cases import read_case
 from attnlib.measure.calls.decode.case import DecodeCase
@@ -25,6 +26,7 @@ from attnlib.measure.calls.mla.case import MlaCase
 from attnlib.run import store
 from attnlib.run.releases import Version
 from attnlib.select.facts import GPUS, Call
+from attnlib.select.known import PROBLEMS
 from attnlib.select.libraries import LIBRARIES
 from attnlib.studies import STUDIES
 from attnlib.studies.plan_rivals import BACKENDS, FLASH_ATTENTION, PAGES_OF_16
@@ -520,6 +522,11 @@ FEWEST_SLOW = {"sglang==0.5.23": 200, "vllm==0.33.0": 90, "flashinfer==0.7.2": 4
 @pytest.mark.parametrize("engine", OWN)
 def test_a_pick_that_the_records_show_slower_is_never_shown_without_saying_so(engine, monkeypatch):
     monkeypatch.setattr("attnlib.lab.advise.recorded_calls", cache(recorded_calls))
+    once = cache(lambda name, gpu, shared: ratios_of(PROBLEMS[name], gpu, shared))
+    monkeypatch.setattr(
+        "attnlib.lab.known_sizes.ratios_of",
+        lambda problem, gpu, shared: once(problem.id, gpu, shared),
+    )
     calls = slow_calls(engine)
     told = 0
     for case, gpu, own in calls:

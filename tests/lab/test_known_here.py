@@ -7,7 +7,7 @@ import pytest
 import attnlib
 from attnlib import cli
 from attnlib.lab.known_here import here, with_records
-from attnlib.lab.known_sizes import ratios_of
+from attnlib.lab.known_sizes import alike, ratios_of
 from attnlib.lab.recorded import recorded_calls
 from attnlib.measure.calls.cases import read_case
 from attnlib.run.look_up import plain
@@ -101,6 +101,7 @@ def test_calls_left_out_of_the_records_are_told_rightly_by_those_like_them(monke
     seen = []
     for call in dict.fromkeys(calls):
         others = ratios[[each != call for each in calls]]
+        others = others[others.case.map(alike) == alike(call)].reset_index(drop=True)
         monkeypatch.setattr("attnlib.lab.known_sizes.ratios_of", lambda *_, rows=others: rows)
         said = here(problem, call, "h100")
         if said is not None:
