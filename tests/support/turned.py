@@ -154,14 +154,13 @@ def asked_rows() -> Iterator[list[tuple[Rule, Any]]]:
 
 
 def not_turned(
-    libraries: Iterable[Library],
+    tried: Iterable[Mutant],
     answers: Iterable[Callable[[], bool]],
 ) -> list[Mutant]:
-    """The mutants that every answer survives; each of `answers` says whether `explain` is right."""
+    """The mutants that survive every answer; each of `answers` says whether `explain` is right."""
     alive: dict[int, list[Mutant]] = {}
-    for library in libraries:
-        for mutant in mutants(library):
-            alive.setdefault(id(mutant.row), []).append(mutant)
+    for mutant in tried:
+        alive.setdefault(id(mutant.row), []).append(mutant)
     for agrees in answers:
         with asked_rows() as noted:
             assert agrees()
