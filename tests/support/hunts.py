@@ -1,6 +1,6 @@
 """Measurements that LOG predicts and no study has: a lane of calls into a file of JSON lines.
 
-    PYTHONPATH=tests python -m support.hunts LANE OUT --seconds N [--overlay RELEASE=DIR ...]
+    PYTHONPATH=tests python -m support.hunts LANE OUT --seconds N [--overlay NAME==VERSION=DIR ...]
     PYTHONPATH=tests python -m support.hunts show OUT
 
 | lane | what is compared | needs |
@@ -58,6 +58,7 @@ TRACES_BEFORE = (0, 2, 4, 6)
 HOST_REPEATS = 10
 """How often `time_host` takes its samples for a median."""
 UNTRACED = "no traces"
+OVERLAY = "NAME==VERSION=DIR"
 
 
 # ---- what a lane measures, by the key of its row
@@ -321,39 +322,43 @@ def show(rows: list[dict]) -> None:
     """Print each lane of each GPU as one table (Holm), and what has no time."""
     tables: dict[tuple[str, str], list[dict]] = {}
     for row in rows:
-        tables.setdefault((row["lane"], row["gpu"]), []).append(row)
-    for (name, gpu), mine in tables.items():
+        tables.setdefault((row["lane"], row["gpu_id"]), []).append(row)
+    for (name, gpu_id), mine in tables.items():
+        print(f"{name}, {mine[0]['gpu']} {gpu_id}")
         sides = sides_of(name, [row for row in mine if row["status"] == "ok"])
-        print(f"{name}, {gpu}")
-        for words, pair, judged in zip(sides, sides.values(), judge_ratios([*sides.values()])):
+        pairs = [*sides.values()]
+        for words, pair, judged in zip(sides, pairs, judge_ratios(pairs), strict=True):
             new, old = (median(side) for side in pair)
-            interval = f"{judged.low:.3f} to {judged.high:.3f}"
-            print(f"  {words}: {judged.ratio:.3f} ({interval}), {judged.verdict}", end="")
-            print(f"; {new:.2f} over {old:.2f} us, {judged.rounds} rounds")
+            print(
+                f"  {words}: {judged.ratio:.3f} ({judged.low:.3f} to {judged.high:.3f}), "
+                f"{judged.verdict}, {judged.rounds} rounds; {new:.2f} over {old:.2f} us"
+            )
         for row in mine:
             if row["status"] != "ok":
-                print(f"  no time: round {row['round']}, {row['arm']}, {row['call']}", end="")
-                print(f": {row['reason']}")
+                where = f"round {row['round']}, {row['arm']}, {row['call']}"
+                print(f"  no time: {where}: {row['reason']}")
 
 
 def asked(arguments: list[str]) -> argparse.Namespace:
-    """The command line, `overlay` as requirement -> folder."""
+    """The command line, `overlays` as requirement -> folder."""
     parser = argparse.ArgumentParser(prog="hunts", description=__doc__.splitlines()[0])
     verbs = parser.add_subparsers(dest="lane", required=True)
     for name in LANES:
         lane = verbs.add_parser(name)
         lane.add_argument("out", type=Path)
         add_limit(lane)
-        lane.add_argument("--overlay", action="append", default=[], metavar="NAME==VERSION=DIR")
+        if name == "offsets":
+            lane.add_argument("--overlay", action="append", default=[], metavar=OVERLAY)
     verbs.add_parser("show").add_argument("out", type=Path)
     options = parser.parse_args(arguments)
+    options.overlays = {}
     if options.lane == "offsets":
         try:
-            options.overlay = dict(map(parse_overlay, options.overlay))
+            options.overlays = dict(map(parse_overlay, options.overlay))
         except ValueError as error:
             parser.error(str(error))
         needed = [f"{FLASHINFER}=={arm}" for arm in LANES["offsets"].arms]
-        if {*needed} != options.overlay.keys():
+        if {*needed} != options.overlays.keys():
             parser.error(f"offsets must have --overlay of {' and '.join(needed)}")
     return options
 
@@ -364,7 +369,7 @@ def main(arguments: list[str]) -> int:
     if options.lane == "show":
         show(rows_in(options.out))
         return 0
-    overlays = options.overlay or {}
+    overlays = options.overlays
     processes = processes_of(options.lane, overlays)
     if options.process is not None:
         process = processes[options.process]

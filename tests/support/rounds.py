@@ -9,12 +9,15 @@ of another GPU do not count. What failed is a row, too: delete it to measure it 
 import argparse
 import json
 import os
+import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+import torch
 from support.live_run import ended_within
 
 from attnlib.core.backends.table import RECORDED
@@ -22,7 +25,7 @@ from attnlib.measure.files import require_writable
 from attnlib.measure.machine import describe_versions, identify_gpu
 from attnlib.run.lock import hold_gpu
 from attnlib.run.rows import strip_folders
-from attnlib.run.worker import CONTEXT_LOST
+from attnlib.run.worker import CONTEXT_LOST, end_with_stdin
 
 TIME_IS_OVER = 3
 """Exit status where rows are left."""
@@ -75,14 +78,16 @@ def left(process: Process, path: Path, gpu_id: str) -> list[dict]:
     return keys
 
 
-def run(command: list[str], processes: list[Process], path: Path, seconds: float) -> int:
-    """Measure what is left within `seconds`; `command` and a number start that process.
+def run(command: list[str], processes: list[Process], path: Path, limit_s: float) -> int:
+    """Measure what is left within `limit_s`; `command` and a number start that process.
 
     Exit status: 0, or `TIME_IS_OVER`. A process that a signal ends costs its row alone; one that
     fails otherwise is an error.
     """
-    until = time.monotonic() + seconds
+    until = time.monotonic() + limit_s
     require_writable(path)
+    if not torch.cuda.is_available():
+        raise SystemExit("this must be measured on a CUDA GPU, none is here")
     gpu = identify_gpu()
     with hold_gpu(gpu["gpu_id"]) as held:
         for number, process in enumerate(processes):
@@ -91,10 +96,11 @@ def run(command: list[str], processes: list[Process], path: Path, seconds: float
                     max(0.0, until - time.monotonic()),
                     [*command, str(number)],
                     env=os.environ | process.environment,
+                    stdin=subprocess.PIPE,
                     pass_fds=(held,),
                 )
                 if status is None:
-                    print(f"{seconds:g} s are over; the same command measures the rest")
+                    print(f"{limit_s:g} s are over; the same command measures the rest")
                     return TIME_IS_OVER
                 if status not in (0, CONTEXT_LOST):
                     _keep_death(process, path, gpu, status)
@@ -110,7 +116,11 @@ def _keep_death(process: Process, path: Path, gpu: dict, status: int) -> None:
 
 
 def measure_left(process: Process, path: Path, measure) -> int:
-    """In a process: the row of each key that is left, by `measure(key)`; returns exit status."""
+    """In a process: the row of each key that is left, by `measure(key)`; returns exit status.
+
+    It ends with the process that started it, whose pipe stdin is.
+    """
+    threading.Thread(target=end_with_stdin, daemon=True).start()
     gpu = identify_gpu()
     here = {**gpu, "versions": describe_versions(RECORDED), "date": time.strftime("%Y-%m-%d")}
     for key in left(process, path, gpu["gpu_id"]):
@@ -139,17 +149,18 @@ def fields_of(measured: dict) -> dict:
 
 
 def add_limit(parser: argparse.ArgumentParser) -> None:
-    """The options of `run`, and of the processes that it starts, which have no limit of their own."""
+    """The option of `run`, and that of the processes which it starts."""
     limit = parser.add_mutually_exclusive_group(required=True)
-    limit.add_argument("--seconds", type=_seconds, help="measure nothing more after this time")
+    limit.add_argument("--seconds", type=seconds, help="measure nothing more after this time")
     limit.add_argument("--process", type=int, help=argparse.SUPPRESS)
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if seconds <= 0:
+def seconds(text: str) -> float:
+    """A number above 0."""
+    number = float(text)
+    if number <= 0:
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return seconds
+    return number
 
 
 def command_of(module: str, *arguments: object) -> list[str]:
