@@ -165,9 +165,9 @@ def parse_overlay(argument: str) -> tuple[str, Path]:
 def parse_releases(argument: str) -> tuple[str, list[str]]:
     """`NAME==VERSION,VERSION` as (name, releases); ValueError says what was wrong with it."""
     name, _, listed = argument.partition("==")
-    releases = listed.split(",")
-    if not name or len({*releases}) < 2:
+    if not name or not listed:
         raise ValueError(f"--releases must be NAME==VERSION,VERSION, got {argument!r}")
+    releases = listed.split(",")
     for release in releases:
         parse_release("--releases", release)
     return name, releases

@@ -147,6 +147,18 @@ def test_a_wrong_command_line_is_refused_in_one_line(script, arguments, words, c
     assert words in said
 
 
+def test_what_cannot_be_measured_is_refused_and_no_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(hunts, "unavailable", lambda name: f"{name} is not here")
+    out = tmp_path / "rows.jsonl"
+    words = "caps cannot be measured here: vllm-flash-attn-3 is not here"
+    with pytest.raises(SystemExit, match=words):
+        hunts.main(["caps", str(out), "--seconds", "9"])
+    monkeypatch.setattr(hunts, "unavailable", lambda name: "")
+    with pytest.raises(SystemExit, match="out must be in a folder to write to"):
+        hunts.main(["gather", str(out / "rows.jsonl"), "--seconds", "9"])
+    assert not out.exists()
+
+
 # ---- the judge of the advice
 
 

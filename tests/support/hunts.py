@@ -33,7 +33,7 @@ from statistics import median
 import torch
 from support.rounds import Process, add_limit, command_of, measure_left, rows_in, run
 
-from attnlib.core.backends import create, vllm
+from attnlib.core.backends import create, unavailable, vllm
 from attnlib.core.backends.sglang import SCHEDULED_REQUESTS
 from attnlib.core.backends.table import RECORDED
 from attnlib.core.schedule.flash_attn3 import sm_count
@@ -211,12 +211,13 @@ def measure_traced(key: dict) -> dict:
 @dataclass(frozen=True)
 class Lane:
     """Calls by arms, the last of which the others are compared with. Arms that are `apart` have a
-    process each."""
+    process each. `needs` is a backend of the library that must be there."""
 
     measure: Callable[[dict], dict]
     arms: tuple[str, ...]
     calls: tuple[str, ...]
     apart: bool = False
+    needs: str = "sdpa"
 
 
 PAGES_OF_1 = tuple(PAGE_1.values())
@@ -239,8 +240,18 @@ LANES = {
         calls=PAGES_OF_1 + PAGES_OF_16,
         apart=True,
     ),
-    "caps": Lane(measure_caps, arms=("32", "128"), calls=ONE_REQUEST),
-    "triton-splits": Lane(measure_triton, arms=("8", "32"), calls=TRITON_CALLS),
+    "caps": Lane(
+        measure_caps,
+        arms=("32", "128"),
+        calls=ONE_REQUEST,
+        needs="vllm-flash-attn-3",
+    ),
+    "triton-splits": Lane(
+        measure_triton,
+        arms=("8", "32"),
+        calls=TRITON_CALLS,
+        needs="sglang-triton-mla",
+    ),
     "gather": Lane(
         measure_gather,
         arms=("1048576", "131072", "8192"),
@@ -251,6 +262,7 @@ LANES = {
         arms=("TEARDOWN_CUPTI=1", "TEARDOWN_CUPTI=0", UNTRACED),
         calls=("heads=32/8 page=16 lens=4096x64",),
         apart=True,
+        needs="flashinfer-fa2",
     ),
 }
 
@@ -369,11 +381,13 @@ def main(arguments: list[str]) -> int:
     if options.lane == "show":
         show(rows_in(options.out))
         return 0
+    lane = LANES[options.lane]
     overlays = options.overlays
     processes = processes_of(options.lane, overlays)
     if options.process is not None:
-        process = processes[options.process]
-        return measure_left(process, options.out, LANES[options.lane].measure)
+        return measure_left(processes[options.process], options.out, lane.measure)
+    if reason := unavailable(lane.needs):
+        raise SystemExit(f"{options.lane} cannot be measured here: {reason}")
     given = [f"--overlay={requirement}={folder}" for requirement, folder in overlays.items()]
     command = command_of("support.hunts", options.lane, options.out, *given)
     return run(command, processes, options.out, options.seconds)

@@ -85,7 +85,10 @@ def run(command: list[str], processes: list[Process], path: Path, limit_s: float
     fails otherwise is an error.
     """
     until = time.monotonic() + limit_s
-    require_writable(path)
+    try:
+        require_writable(path)
+    except ValueError as error:
+        raise SystemExit(error) from None
     if not torch.cuda.is_available():
         raise SystemExit("this must be measured on a CUDA GPU, none is here")
     gpu = identify_gpu()
