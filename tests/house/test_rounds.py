@@ -193,6 +193,16 @@ def test_all_backends_of_a_call_stand_together_and_each_module_is_compiled_once(
     assert {page for _, page in shapes} == {16, 64}
 
 
+def test_backends_that_are_not_here_are_named_and_one_must_be(monkeypatch, capsys):
+    only = {"flashinfer-xqa": ""}
+    monkeypatch.setattr(judge_advice, "unavailable", lambda name: only.get(name, "no library"))
+    assert judge_advice.runnable() == ["flashinfer-xqa"]
+    assert "not here: vllm-flash-attn-3: no library\n" in capsys.readouterr().err
+    only.clear()
+    with pytest.raises(SystemExit, match="a backend must be able to run here"):
+        judge_advice.runnable()
+
+
 def test_a_row_of_the_judge_has_its_columns_by_a_timer_of_the_host(tmp_path, monkeypatch):
     tiny = DecodeCase(SPEC, 2, 12, "ragged")
     keys = judge_advice.process_of([tiny], ["sdpa"]).keys

@@ -148,8 +148,16 @@ def frozen_calls() -> list[DecodeCase]:
 
 
 def runnable() -> list[str]:
-    """The backends that this environment has."""
-    return [name for name in BACKENDS if not unavailable(name)]
+    """The backends that this environment has; says on stderr why others cannot run."""
+    names = []
+    for name in BACKENDS:
+        if reason := unavailable(name):
+            print(f"not here: {name}: {reason}", file=sys.stderr)
+        else:
+            names.append(name)
+    if not names:
+        raise SystemExit("a backend must be able to run here, none is")
+    return names
 
 
 def process_of(calls: list[DecodeCase], names: list[str]) -> Process:
