@@ -11,6 +11,7 @@ import re
 import shlex
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
@@ -338,15 +339,42 @@ def _measure(
     overlay: Sequence[str] = (),
     gpus: str = "",
     dask: str = "",
+    releases: str = "",
+    minutes: float = 0.0,
     **how: Any,
 ) -> None:
     """Measure on this GPU, or on several, what a study lacks; records go to data/records/."""
-    from .run import store
-    from .run.rows import machine_slug
-    from .run.study import Sweep, describe
+    from .run.jobs import StoppedError
+    from .run.releases import parse_releases
+    from .run.study import Sweep
 
     chosen = _study_named(study)
-    sweep = Sweep(overlays=_overlays(overlay), **how)
+    if releases:
+        package, listed = parse_releases(releases)
+        chosen = chosen.over_releases(package, listed)
+    until = time.monotonic() + 60 * minutes if minutes else float("inf")
+    sweep = Sweep(
+        overlays=_overlays(overlay),
+        stop=lambda: time.monotonic() > until,
+        **how,
+    )
+    try:
+        _sweep(chosen, sweep, gpus, dask)
+    except StoppedError:
+        _say(f"stopped after {minutes:g} minutes; the same command measures the rest")
+
+
+def _sweep(
+    chosen: "Study",
+    sweep: "Sweep",
+    gpus: str,
+    dask: str,
+) -> None:
+    """Measure, and say where the records are."""
+    from .run import store
+    from .run.rows import machine_slug
+    from .run.study import describe
+
     if gpus or dask:
         count, machines = _measure_on_gpus(
             study=chosen,
@@ -505,6 +533,13 @@ def _percent(text: str) -> float:
     if not 0 < share < 1:
         raise argparse.ArgumentTypeError(f"must be above 0% and below 100%, as 2%, got {text!r}")
     return share
+
+
+def _minutes(text: str) -> float:
+    is_number = re.fullmatch(r"\d+(\.\d+)?", text)
+    if not is_number or not float(text):
+        raise argparse.ArgumentTypeError(f"must be above 0, as 9.5, got {text!r}")
+    return float(text)
 
 
 def _claims(ids: Sequence[str] = (), as_json: bool = False) -> None:
@@ -971,6 +1006,15 @@ MEASURE: Options = {
         metavar="ADDRESS",
         help="deal the cases out to the workers of this Dask scheduler, one for each GPU",
     ),
+    "--releases": dict(
+        metavar="NAME==VERSION,VERSION",
+        help="measure the calls of this package alone, over these releases of it, in four rounds",
+    ),
+    "--minutes": dict(
+        type=_minutes,
+        metavar="N",
+        help="measure nothing more after this time; default: no limit",
+    ),
     **OVERLAY,
 }
 BISECT: Options = {
@@ -1107,7 +1151,7 @@ SERVE: Options = {
         help="start the servers of a round at once: half the time, if all fit into the memory",
     ),
     "--minutes": dict(
-        type=float,
+        type=_minutes,
         metavar="N",
         help="measure nothing more after this time; default: no limit",
     ),

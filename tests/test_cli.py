@@ -11,6 +11,8 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from support.studies import SPEC, grid_of, hand_made, study_of
@@ -19,6 +21,8 @@ import attnlib
 from attnlib import cli
 from attnlib.measure.calls.decode.case import DecodeCase
 from attnlib.run import cluster, store
+from attnlib.run.jobs import StoppedError
+from attnlib.run.study import Sweep
 from attnlib.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,6 +118,7 @@ def test_help_is_given_for_every_command_and_lists_the_studies(command, capsys):
         ("profile", "attnlib"),
         ("measure", "attnlib measure"),
         ("measure --rounds x", "attnlib measure"),
+        ("measure tiny --minutes 0", "attnlib measure"),
     ],
 )
 def test_a_command_line_that_is_no_command_is_one_line_that_points_to_help(line, program, capsys):
@@ -234,6 +239,7 @@ def test_a_malformed_argument_is_refused_in_one_line_and_nothing_is_written(
         (["tiny", "--gpus", "0"], "--gpus must be all or a number from 1, got '0'"),
         (["tiny", "--gpus", "all"], "with a CUDA GPU; none is here"),
         (["tiny", "--gpus", "1", "--dask", "one:1"], "must not be given together"),
+        (["tiny", "--releases", "sglang==1,2"], "study 'tiny' has no backend of 'sglang'"),
         (["tiny", "--dask", "tcp://127.0.0.1:1"], attnlib.install_with("cluster")),
     ],
 )
@@ -272,6 +278,25 @@ def test_measure_does_what_its_options_say_and_names_the_file_it_wrote(
     path = store.measured_path("tiny", "cpu-test64")
     count = len(sum(measured, []))
     assert capsys.readouterr().out == f"{count} items measured; records in {path}\n"
+
+
+def test_measure_stops_after_its_minutes_and_goes_on_the_next_time(tiny, monkeypatch, capsys):
+    now = Mock(return_value=0.0)
+    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=now))
+
+    def stopped(sweep, study):
+        assert not sweep.stop()
+        now.return_value = 31.0
+        assert sweep.stop()
+        raise StoppedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sweep, "measure", stopped)
+        assert cli.main(["measure", "tiny", "--minutes", "0.5"]) == 0
+    words = "stopped after 0.5 minutes; the same command measures the rest\n"
+    assert capsys.readouterr().out == words
+    assert cli.main(["measure", "tiny", "--minutes", "0.5"]) == 0
+    assert capsys.readouterr().out.startswith("2 items measured")
 
 
 @pytest.mark.parametrize(

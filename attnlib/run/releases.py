@@ -162,6 +162,17 @@ def parse_overlay(argument: str) -> tuple[str, Path]:
     return f"{name}=={version}", Path(folder).resolve()
 
 
+def parse_releases(argument: str) -> tuple[str, list[str]]:
+    """`NAME==VERSION,VERSION` as (name, releases); ValueError says what was wrong with it."""
+    name, _, listed = argument.partition("==")
+    if not name or not listed:
+        raise ValueError(f"--releases must be NAME==VERSION,VERSION, got {argument!r}")
+    releases = listed.split(",")
+    for release in releases:
+        parse_release("--releases", release)
+    return name, releases
+
+
 def _release_of(requirement: str, distribution: str) -> str:
     name, _, release = requirement.partition("==")
     if canonicalize_name(name) != canonicalize_name(distribution):

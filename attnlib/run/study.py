@@ -15,7 +15,7 @@ import os
 import shlex
 import subprocess
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MODES = ("auto", "live", "replay")
+ROUNDS = 4
+"""Of releases that are compared: A B B A, twice."""
 LONGEST_GAP_S = 300
 """Between two records of one sweep; after a longer one it had been stopped."""
 
@@ -160,6 +162,32 @@ class Study:
                 f"case must be one of study {self.name!r}, got {name!r}{why}; near: {near}"
             )
         return matches[0]
+
+    def over_releases(self, package: str, releases: Sequence[str]) -> Study:
+        """The calls by backends of one package alone, over these releases of it, `ROUNDS` or more.
+
+        ValueError if no grid has such a backend.
+        """
+        grids = []
+        for grid in self.grids:
+            mine = replace(
+                grid,
+                backends=_of_package(package, grid.backends),
+                again=_of_package(package, grid.again),
+                releases=tuple(releases),
+                rounds=max(grid.rounds, ROUNDS),
+            )
+            if mine.backends or mine.again:
+                grids.append(mine)
+        if not grids:
+            words = f"study {self.name!r} has no backend of {package!r}"
+            raise ValueError(f"releases must be of a package that is compared: {words}")
+        options = f"--releases {package}=={','.join(releases)}"
+        return replace(
+            self,
+            grids=tuple(grids),
+            command=f"python -m attnlib measure {shlex.quote(self.name)} {options}",
+        )
 
     def jobs(
         self,
@@ -459,6 +487,10 @@ def _overlay(job: Job, given: dict[str, Path]) -> Path | None:
         words = "a job must have the releases of one distribution"
         raise ValueError(f"{words}, got {distributions}")
     return overlay_for(distributions[0], job.release, given)
+
+
+def _of_package(package: str, backends: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name in backends if compared_package(name) == package)
 
 
 def _has_cuda() -> bool:

@@ -110,11 +110,12 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(describe_machine(arguments[1])))
         return 0
     if arguments[0] == "--end-with-stdin":
-        threading.Thread(target=_end_with_stdin, daemon=True).start()
+        threading.Thread(target=end_with_stdin, daemon=True).start()
     return run_job(Path(arguments[-1]))
 
 
-def _end_with_stdin() -> None:
+def end_with_stdin() -> None:
+    """Wait until stdin is closed, then end this process and its group, whose leader it is."""
     # Blocks without the GIL: it costs the measurement nothing.
     while os.read(0, 1):
         pass

@@ -10,27 +10,15 @@ of other layers, and were judged once after that. Bounds are what came out.
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
+from support.judge_advice import ENGINES, losses_of
 
-import attnlib
 from attnlib.lab.recorded import recorded_batches
 from attnlib.measure.calls.cases import read_case
 
 pytestmark = [pytest.mark.usefixtures("published_records"), pytest.mark.slow]
 CAPTURE = Path(__file__).parents[2] / "data/captures/unseen_batches.jsonl"
 BATCHES = [json.loads(line) for line in CAPTURE.read_text().splitlines()]
-ENGINES = {
-    "flashinfer==0.7.2": (
-        "flashinfer-fa2",
-        "flashinfer-fa3",
-        "flashinfer-cuda-cores",
-        "flashinfer-batch-attention",
-        "flashinfer-xqa",
-    ),
-    "sglang==0.5.23": ("flashinfer-fa2", "flash-attn-3-precomputed"),
-    "vllm==0.33.0": ("vllm-flash-attn-3", "flashinfer-xqa"),
-}
 OUTCOMES = {
     ("flashinfer==0.7.2", 1): (24, 0.008, 0.124, 0.165),
     ("sglang==0.5.23", 1): (24, 0.004, 0.059, 0.107),
@@ -41,29 +29,6 @@ OUTCOMES = {
 
 def judgement_of(batch):
     return batch.get("judged", 1)
-
-
-def losses_of(engine, backends, batches):
-    """Of each batch with two of the engine's backends or more: time of the backend that `advise`
-    expects to be fastest, over the fastest, less 1; and the same of the engine's pick."""
-    advised = []
-    by_engine = []
-    for batch in batches:
-        us = {name: batch["us"][name] for name in backends if name in batch["us"]}
-        if len(us) < 2:
-            continue
-        advice = attnlib.advise(
-            batch["call"],
-            library=engine,
-            gpu=batch.get("gpu", "h200"),
-        )
-        expected = {name: advice.expected[name].ratio for name in us if name in advice.expected}
-        chosen = min(expected, key=expected.__getitem__)
-        fastest = min(us.values())
-        advised.append(us[chosen] / fastest - 1)
-        if advice.ours in batch["us"]:
-            by_engine.append(batch["us"][advice.ours] / fastest - 1)
-    return np.array(advised), np.array(by_engine)
 
 
 @pytest.mark.parametrize(("engine", "judgement"), OUTCOMES)

@@ -10,7 +10,13 @@ import pytest
 from support.studies import hand_made, metadata_of
 
 from attnlib.run import releases
-from attnlib.run.releases import available_releases, overlay_for, own_build, parse_overlay
+from attnlib.run.releases import (
+    available_releases,
+    overlay_for,
+    own_build,
+    parse_overlay,
+    parse_releases,
+)
 
 PACKAGE = "flashinfer-python"
 
@@ -65,6 +71,17 @@ def test_what_is_no_overlay_is_refused_with_the_form_it_must_have(argument):
     words = rf"--overlay must be NAME==VERSION=DIR, got {re.escape(repr(argument))}"
     with pytest.raises(ValueError, match=words):
         parse_overlay(argument)
+
+
+def test_releases_are_those_of_a_package():
+    assert parse_releases("probe==1.0,1.1") == ("probe", ["1.0", "1.1"])
+    assert parse_releases("probe==1.0") == ("probe", ["1.0"])
+    for argument in ("", "probe", "probe==", "==1.0,1.1"):
+        words = f"--releases must be NAME==VERSION,VERSION, got {argument!r}"
+        with pytest.raises(ValueError, match=re.escape(words)):
+            parse_releases(argument)
+    with pytest.raises(ValueError, match=r"--releases must be a version such as 0.6.3, got 'x'"):
+        parse_releases("probe==1.0,x")
 
 
 def test_a_folder_without_the_release_is_refused_naming_what_it_has(tmp_path):

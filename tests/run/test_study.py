@@ -75,6 +75,23 @@ def test_a_failure_counts_as_measured_unless_it_is_to_be_tried_again(instant_job
     assert measure(study_of(grid_of(SMALL)), retry=True) == 1
 
 
+def test_other_releases_are_those_of_one_package_in_rounds_forth_and_back():
+    of_two = grid_of(SMALL, backends=("sdpa", "flashinfer-fa2"), again=("sdpa", "flashinfer-fa3"))
+    study = study_of(of_two, grid_of(LARGE, rounds=6), name="two words")
+    chosen = study.over_releases("flashinfer-python", ["0.6.18", "0.6.17"])
+    jobs = chosen.jobs(headline=False)
+    assert [job.release for job in jobs] == ["0.6.18", "0.6.17", "0.6.17", "0.6.18"] * 2
+    assert [(item.backend, item.again) for item in jobs[0].items] == [
+        ("flashinfer-fa2", 0),
+        ("flashinfer-fa3", 1),
+    ]
+    assert jobs[0].command == (
+        "python -m attnlib measure 'two words' --releases flashinfer-python==0.6.18,0.6.17"
+    )
+    with pytest.raises(ValueError, match="study 'two words' has no backend of 'sglang'"):
+        study.over_releases("sglang", ["0.5.16", "0.5.23"])
+
+
 def test_what_was_published_counts_as_measured_but_not_by_another_machine(
     instant_jobs, make_record
 ):

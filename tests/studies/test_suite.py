@@ -9,7 +9,7 @@ import pytest
 
 from attnlib.core import releases as coverage
 from attnlib.core.backends.limits import why_not
-from attnlib.core.backends.table import entry_of
+from attnlib.core.backends.table import compared_package, entry_of
 from attnlib.core.spec import AttnSpec
 from attnlib.lab import measured
 from attnlib.measure.calls.form import Item
@@ -77,6 +77,18 @@ def test_the_history_has_four_releases_of_flashinfer_and_the_rounds_on_record():
     for (release, _), rounds in asked.items():
         assert rounds == on_record[release]
     assert len(asked) == len(cases) * len(US)
+
+
+@pytest.mark.parametrize(
+    ("package", "calls_of_a_round"), [(calls.FLASHINFER, 29), (calls.SGLANG, 33)]
+)
+def test_any_releases_of_a_package_are_measured_in_four_rounds(package, calls_of_a_round):
+    releases = [*suite.RELEASES[package]]
+    jobs = suite.STUDY.over_releases(package, releases).jobs(headline=False)
+    assert [job.release for job in jobs] == [*releases, *releases[::-1]] * 2
+    for job in jobs:
+        assert len(job.items) == calls_of_a_round
+        assert {compared_package(item.backend) for item in job.items} == {package}
 
 
 def test_what_is_on_record_has_no_verdict_and_the_steps_that_were_seen(published_records):

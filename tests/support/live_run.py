@@ -84,13 +84,14 @@ def run(part: str, limit_s: float, own_lock: bool) -> dict[str, object]:
 
 def ended_within(limit_s: float, command: list[str], **options: object) -> int | None:
     """Exit status of a command, or None: it and its children are killed after `limit_s`."""
-    process = subprocess.Popen(command, start_new_session=True, **options)
-    try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return None
+    with subprocess.Popen(command, start_new_session=True, **options) as process:
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:  # after Ctrl-C, too
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def count_tests(output: str) -> dict[str, object]:

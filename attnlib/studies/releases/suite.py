@@ -39,9 +39,11 @@ from .calls import (
 
 RELEASES = {
     FLASHINFER: {"0.6.4": 1, "0.6.13": 2, "0.7.2.post1": 2, "0.7.4": 2},
+    SGLANG: {"0.4.4": 0, "0.4.5": 0, "0.4.9": 0, "0.4.10": 0},
 }
 """Package -> its releases -> whole rounds on record. They are too few for verdicts: time on the GPU
-was over within the second round of 0.6.4, before other packages and calls of other modules."""
+was over within the second round of 0.6.4, before other packages and calls of other modules.
+`measure suite --releases PACKAGE==...` takes four rounds of any releases."""
 EQUAL_RELEASES = {SGLANG: {"0.4.10": "0.4.9"}}
 """Package -> a release -> one before it whose kernels of FlashAttention-3 are all the same machine
 code, by hash (17 of 17), so that its times are the same, too."""
