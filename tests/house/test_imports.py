@@ -169,11 +169,10 @@ def test_a_table_is_six_modules_of_three_rooms_away(published_records):
     attnlib.load_or_measure(study)  # imports are done, and records come from the file once more
     store._frame_of.cache_clear()
     entered = set()
+    by_file = {str(path): module for path, module in MODULES.items()}
 
     def note(frame, event, _):
-        path = Path(frame.f_code.co_filename)
-        if path in MODULES:
-            entered.add(MODULES[path])
+        entered.add(by_file.get(frame.f_code.co_filename, ""))
 
     sys.setprofile(note)
     try:
