@@ -244,9 +244,14 @@ class Row:
         """What the older stack's pick takes against the newer's by all batches, if that is another
         build; None where no records are of such a call, or one of them cannot run it."""
         old, new = self.answers
-        if self.is_same_pick or old.cannot_run or new.cannot_run or new.unlike:
+        if self.is_same_pick or old.cannot_run or new.cannot_run:
             return None
-        return new.expected.get(old.own)
+        if not new.unlike and old.own in new.expected:
+            return new.expected[old.own]
+        if not old.unlike and new.own in old.expected:
+            found = old.expected[new.own]
+            return found._replace(ratio=1 / found.ratio)
+        return None
 
     @property
     def speedup_in_words(self) -> str:
@@ -269,13 +274,14 @@ class Row:
             return ""
         ratio, batches, gpu = self.expected
         old, new = self.answers
+        confidence = old.confidence if new.unlike else new.confidence
         word = "faster" if ratio > 1 else "slower"
         effect = f"a speedup of {ratio:.2f} over"
         if ratio < 1:
             effect = f"a slowdown of {1 / ratio:.2f} against"
         return (
             f"- {word} by the new pick ({self.name}): by {batches} recorded batches ({gpu}) "
-            f"{new.own} is expected to have {effect} {old.own}. {new.confidence}"
+            f"{new.own} is expected to have {effect} {old.own}. {confidence}"
         )
 
     def outweighed_by(self, problem: Problem) -> str:

@@ -93,25 +93,33 @@ class Stacks(Brief):
         """The known problems that hold, of two stacks those that come, and of which records or
         threads say by how much; without those that cost the call nothing by its own records, and
         those that the upgrade outweighs (`Row.outweighed_by`)."""
-        found: list[Found] = []
+        return [found for _, found in self._costly]
+
+    @property
+    def _costly(self) -> list[tuple[Row, Found]]:
+        """Each of them with its row."""
+        costly = []
         for row in self.rows:
-            found += row.counted if self.is_diff else row.answers[0].known
-        return [each for each in found if each.costs]
+            found = row.counted if self.is_diff else row.answers[0].known
+            costly += [(row, each) for each in found if each.costs]
+        return costly
 
     @property
     def reason(self) -> str:
         """Why the exit status is what it is."""
         reasons = [f"{row.name}: {row.how_it_runs}" for row in self.rows if row.breaks]
         verb = "comes" if self.is_diff else "holds"
-        reasons += dict.fromkeys(f"{found.problem.id} {verb}" for found in self.holding)
+        said = [(f"{found.problem.id} {verb}", row.name) for row, found in self._costly]
+        for words, names in _by_words(said).items():
+            reasons.append(f"{words} ({', '.join(names)})")
         if reasons:
             return "; ".join(reasons)
         if not self.is_diff:
             return "no known problem that has a size costs these calls time"
-        words: dict[str, None] = {}
+        why: dict[str, None] = {}
         for row in self.rows:
-            words |= dict.fromkeys(row.not_counted)
-        return "; ".join(["all calls run that ran before", *(words or ["no known problem comes"])])
+            why |= dict.fromkeys(row.not_counted)
+        return "; ".join(["all calls run that ran before", *(why or ["no known problem comes"])])
 
     def table(self) -> pd.DataFrame:
         """A row per kind of layers: model, layers, the pick of each library, of two the speedup of
