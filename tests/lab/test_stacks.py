@@ -148,7 +148,8 @@ def test_the_shell_takes_models_with_commas_again_and_in_a_text(line, status, wo
             "two releases, both",
         ),
         (
-            f"--diff {' '.join(UPGRADE)} --backend trtllm_mha --model Qwen3-8B,DeepSeek-V3.2 --lens 9",
+            f"--diff {' '.join(UPGRADE)} --backend trtllm_mha --lens 9 "
+            "--model Qwen3-8B,DeepSeek-V3.2",
             "DeepSeek-V3.2: backend of sglang in mode sparse_mla must be",
         ),
         (" ".join(UPGRADE), f"say --diff {' '.join(UPGRADE)}"),
@@ -158,6 +159,10 @@ def test_the_shell_takes_models_with_commas_again_and_in_a_text(line, status, wo
 def test_wrong_use_is_one_line(line, words, fails):
     line = fails("advise", *line.split())
     assert any(word in line for word in words.split("|")), line
+
+
+def test_explain_of_two_releases_names_the_option_that_takes_them(fails):
+    assert f"say --diff {' '.join(UPGRADE)}" in fails("explain", *UPGRADE)
 
 
 def test_json_has_the_rows_and_the_problems_of_each_stack(capsys):
