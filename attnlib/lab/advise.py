@@ -954,8 +954,8 @@ def _layer_of(call: DecodeCase | MlaCase | AttnSpec | MlaSpec) -> AttnSpec:
         return spec
     if spec.top_k or spec.kv_format != "bfloat16":
         words = "a call of MLA must be dense, over a bfloat16 cache"
-        got = f"got top_k {spec.top_k} and a cache of {spec.kv_format}"
-        raise ValueError(f"{words}, {got}: no other times are on record, explain says what runs")
+        got = f"got top_k {spec.top_k} and {spec.kv_format}"
+        raise ValueError(f"{words} (explain: sparse_mla), {got}")
     return AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size)
 
 
