@@ -33,6 +33,7 @@ from .core.spec import MLA, MLA_HEAD_DIM
 from .measure.files import read_limited
 from .measure.printable import printable
 from .run.missing import UNANSWERED
+from .select.lines import fitted
 
 if TYPE_CHECKING:
     from .lab.advise import Advice
@@ -59,7 +60,7 @@ or with diagnose --fail-on pattern if AFTER shows a new one;
 {USAGE} for wrong use;
 {UNDECIDED} if a call is not decided, or if no record answers and there is no GPU;
 {KNOWN_PROBLEM} if advise says a known problem that holds, its size measured or reported,
-or that the pick cannot run the call;
+or that the pick cannot run the call (with --diff: what comes, or cannot run any more);
 {CRASHED} if attnlib itself crashed, which says nothing about any call;
 {CHANGED} if watch names what must be read again, or a call that is slower;
 {128 + signal.SIGINT} after Ctrl-C."""
@@ -581,15 +582,18 @@ def _advise(
 ) -> int:
     """Say what runs a decode call, its known problems, and the nearest records.
 
-    DeepSeek-V3, or heads such as 128/1 with --head-dim 576, are MLA. Several models, or --diff,
-    make a table with a row per kind of layers. Exit status: 4 if a known problem holds of which a
-    size was measured or reported (with --diff: if one comes), unless the records show that it costs
-    this call nothing, or if the pick cannot run the call; else 0; 2 for wrong use.
+    DeepSeek-V3, or heads such as 128/1 with --head-dim 576, are MLA. Several models, --diff, or a
+    model without times on record (sparse MLA) make a table with a row per kind of layers. Exit
+    status: 4 if a known problem holds of which a size was measured or reported, unless the records
+    show that it costs this call nothing, or if the pick cannot run the call; else 0; 2 for wrong
+    use. With --diff: 4 if such a problem comes, unless the new pick is faster all the same or the
+    old one cannot run, or if a call that ran cannot run any more.
     """
     from .select.facts import Call
     from .select.situation import parse_server
     from .select.text import parse_call
 
+    _require_no_release(words)
     stated = parse_call(call)
     stack: dict[str, Any] = {"server": parse_server(server)}
     named = [name for name in ("library", "backend", "gpu") if name in options]
@@ -605,13 +609,14 @@ def _advise(
     )
     if given.text:
         given = given.by_text()
-    if diff or len(given.models) > 1:
-        said = given.said()
-        if measure:
-            raise ValueError("--measure must be left out with --diff and several models")
-        facts = Call(**stated)
-        table = _advised_together(said, given.models, diff, facts, stack)
-        return _advised(table, as_json, text=table.details if details else "")
+    is_several = bool(diff) or len(given.models) > 1
+    if is_several and measure:
+        raise ValueError("--measure must be left out with --diff and several models")
+    facts = Call(**stated)
+    if is_several or (not measure and given.lacks_records(facts)):
+        table = _advised_together(given.said(), given.models, diff, facts, stack)
+        reason = table.reason if diff else ""
+        return _advised(table, as_json, text=table.details if details else "", reason=reason)
     subject, pinned = given.subject()
     facts = Call(**(pinned | stated))
     if measure:
@@ -657,6 +662,17 @@ class _CallGiven(NamedTuple):
         if self.text:
             return CallText.read(self.text)
         return _said_by_options(self.heads, model, self.lengths(), **self.options)
+
+    def lacks_records(self, facts: "Call") -> bool:
+        """Whether `advise` has no times of the first kind of a model's layers."""
+        from .lab.stacks import layers_said
+        from .select.asked import is_checkpoint
+
+        model = "".join(self.models)
+        if not is_checkpoint(model):
+            return False
+        first, *_ = layers_said(self.said(model), facts)
+        return not first.has_records
 
     def subject(self) -> tuple[Subject, dict[str, Any]]:
         """What `advise` is called with, and the facts that the options of a layer pin.
@@ -758,16 +774,29 @@ def _advised(
     advice: "Advice | Stacks",
     as_json: bool,
     text: str = "",
+    reason: str = "",
 ) -> int:
-    """Print advice, or another `text` of it; returns the exit status: `KNOWN_PROBLEM` if one holds
-    that has a size and costs the call, or if the pick cannot run it."""
+    """Print advice, or another `text` of it, and the `reason` of the exit status, if any; returns
+    the status: `KNOWN_PROBLEM` if one holds that has a size and costs the call, or if the pick
+    cannot run it."""
+    status = KNOWN_PROBLEM if advice.holding or advice.cannot_run else 0
     if as_json:
-        _say(_in_json(advice.to_dict()))
-    else:
-        _say(text or advice)
-    if advice.holding or advice.cannot_run:
-        return KNOWN_PROBLEM
-    return 0
+        _say(_in_json(advice.to_dict() | {"status": status}))
+        return status
+    _say(text or advice)
+    if reason:
+        _say(fitted([f"Exit status {status}: {reason}."]))
+    return status
+
+
+def _require_no_release(words: Sequence[str]) -> None:
+    """ValueError for a release among the words of a call, with the option that takes it."""
+    releases = [word for word in words if "==" in word]
+    if not releases:
+        return
+    option = "--diff" if len(releases) > 1 else "--library"
+    named = " ".join(releases)
+    raise ValueError(f"a call must have no release, got {named}: say {option} {named}")
 
 
 def _require_alone(call: str, **options: Any) -> None:
@@ -879,6 +908,7 @@ def _explain(as_json: bool = False, details: bool = False, **given: Any) -> None
     """Show which backend a library picks and why, or what changes between releases (no GPU)."""
     from .select.text import answer
 
+    _require_no_release(given.get("words", ()))
     _say(answer(given, as_json, details))
 
 

@@ -359,6 +359,11 @@ class Advice(Brief):
                 others.setdefault(self.expected[name].gpu, []).append(name)
         return [f"By batches of {gpu}: {', '.join(names)}." for gpu, names in others.items()]
 
+    @property
+    def unlike(self) -> list[str]:
+        """What the nearest batches lack of the GPU, and of the layer."""
+        return [*self._not_of_gpu(), *self._not_of_layer()]
+
     def _not_of_layer(self) -> list[str]:
         """What the nearest batches lack of the call: its size, its layer, the pick."""
         layer = self.layer
@@ -948,8 +953,9 @@ def _layer_of(call: DecodeCase | MlaCase | AttnSpec | MlaSpec) -> AttnSpec:
             raise ValueError(f"{words}, got {spec.dtypes}")
         return spec
     if spec.top_k or spec.kv_format != "bfloat16":
-        words = "an MlaSpec must attend to all tokens of a bfloat16 cache (explain: sparse_mla)"
-        raise ValueError(f"{words}, got top_k {spec.top_k} and {spec.kv_format}")
+        words = "a call of MLA must be dense, over a bfloat16 cache"
+        got = f"got top_k {spec.top_k} and {spec.kv_format}"
+        raise ValueError(f"{words} (explain: sparse_mla), {got}")
     return AttnSpec(spec.num_qo_heads, 1, MLA_HEAD_DIM, spec.page_size)
 
 

@@ -6,8 +6,9 @@ A row is a kind of layers of a model. `advise` answers for one call in full.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,9 +16,8 @@ import pandas as pd
 
 from ..core.call_text import CallText
 from ..core.spec import AttnSpec
-from ..measure.stats import SLOWER
 from ..run.releases import Version
-from ..select import Call, explain
+from ..select import Call, Choice, explain
 from ..select.asked import (
     DECODE,
     PINS,
@@ -27,29 +27,28 @@ from ..select.asked import (
     is_checkpoint,
     layer_said,
 )
-from ..select.changes import ProblemChange, ProblemChanges, add_changes, change_in_words
-from ..select.known import (
-    HOLDS,
-    Found,
-    Problem,
-    known_problems,
-    others_in_brief,
-    problem_lines,
-    size_in_brief,
-    sized_in_brief,
-    to_data,
+from ..select.changes import (
+    CANNOT_RUN,
+    ProblemChange,
+    ProblemChanges,
+    add_changes,
+    change_in_words,
 )
+from ..select.facts import gpu_named
+from ..select.known import SLOWER, Found, how_much, known_problems, others_in_brief, to_data
 from ..select.layers import LayerChoice, own_class
 from ..select.libraries import AUTO, find
 from ..select.lines import DETAILS
 from ..select.situation import card_named, parse_stack, situation_of, with_dp_attention
-from .advise import CLOSE, LATENT_DTYPE, MLA_MODE, advise_layer, known_facts, require_decode_text
-from .cards import NO_VALUE, Brief, Card, in_columns
+from .advise import LATENT_DTYPE, MLA_MODE, advise_layer, known_facts, require_decode_text
+from .advised_times import SPEEDUP, confidence_of_nearest, setting_of
+from .cards import Brief, Card, in_columns
 from .engine_builds import own_build
-from .expected import Expected
+from .stack_rows import NOT_ON_RECORD, Answer, InRows, Row
 
-NOT_HERE = "not slower here"
-"""Of a problem that costs the call nothing, by its own records."""
+NEAREST_RECORDS = "Nearest records: advise with one model and one engine."
+SPARSE_MLA = "sparse_mla"
+SPARSE_PAGE = "notebooks/10_sparse_mla.ipynb"
 
 
 class Layer(NamedTuple):
@@ -60,146 +59,12 @@ class Layer(NamedTuple):
     mode: str
     call: Call
 
-
-@dataclass(frozen=True)
-class Answer:
-    """What a stack runs for a kind of layers: the pick, known problems, and what the records say of
-    the pick beside the engine's other backends.
-
-    `own` is the pick's build as records name it, `expected` what backends take against it.
-    """
-
-    picked: str
-    known: Sequence[Found] = ()
-    slower: str = ""
-    cannot_run: bool = False
-    own: str = ""
-    expected: Mapping[str, Expected] = field(default_factory=dict)
-
     @property
-    def holding(self) -> list[Found]:
-        """The known problems that hold."""
-        return [answer for answer in self.known if answer.verdict == HOLDS]
-
-    @property
-    def ids_holding(self) -> dict[str, str]:
-        """Id of each -> the id in words."""
-        words = {}
-        for answer in self.holding:
-            name = answer.problem.id
-            words[name] = f"{name} ({NOT_HERE})" if answer.is_harmless else name
-        return words
-
-    @property
-    def on_record(self) -> list[str]:
-        """What the records say of the pick, and of each problem that holds."""
-        lines = [self.slower] if self.slower else []
-        for answer in self.holding:
-            if answer.here:
-                lines.append(f"{answer.problem.id}, {answer.here}")
-        return lines
-
-
-class InRows(NamedTuple):
-    """A known problem that holds in rows of a table: the name of each row -> its answer."""
-
-    answers: Mapping[str, Found]
-
-    @property
-    def head(self) -> Found:
-        """The answer of a row that it costs time; of a row that it does not only where it costs
-        none."""
-        return min(self.answers.values(), key=lambda answer: answer.is_harmless)
-
-    @property
-    def on_record(self) -> list[str]:
-        """What the records say of the call of each row."""
-        return [f"{name}: {answer.here}" for name, answer in self.answers.items() if answer.here]
-
-    @property
-    def fix_of(self) -> str:
-        """The rows that the fix is for, where it is not for all."""
-        costly = [name for name, answer in self.answers.items() if not answer.is_harmless]
-        return "" if len(costly) == len(self.answers) else ", ".join(costly)
-
-    def brief(self, card: str) -> list[str]:
-        """What it is, its size, and what to do, as `advise` says it of one call."""
-        size = "; ".join(self.on_record) or size_in_brief(self.head.problem, card)
-        return sized_in_brief(self.head, size, self.fix_of)
-
-    def lines(self) -> list[str]:
-        """The same with all that is known."""
-        return problem_lines(self.head, self.on_record, self.fix_of)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A kind of a model's layers, and the answer of each library."""
-
-    model: str
-    layers: str
-    answers: Sequence[Answer]
-
-    @property
-    def name(self) -> str:
-        """`DeepSeek-V3 latent`, or a layer by its heads."""
-        if not self.model:
-            return self.layers
-        return f"{self.model} {self.layers.partition(' (')[0]}"
-
-    @property
-    def known(self) -> str:
-        """Ids of the known problems that hold; of two stacks which of them come, end, stay, or may
-        come. One that costs this call nothing is marked."""
-        *before, now = [each.ids_holding for each in self.answers]
-        if not before:
-            return _listed(now.values())
-        (old,) = before
-        groups = {
-            "comes": [now[name] for name in now.keys() - old],
-            "ends": [old[name] for name in old.keys() - now],
-            "stays": [now[name] for name in now.keys() & old],
-            "may come": self._may_come,
-        }
-        words = [f"{word}: {_listed(ids)}" for word, ids in groups.items() if ids]
-        return "; ".join(words) or NO_VALUE
-
-    @property
-    def speedup(self) -> Expected | None:
-        """What the older stack's pick takes against the newer's by all batches, if that is another
-        build and clearly slower; else None."""
-        old, new = self.answers[0], self.answers[-1]
-        if old.own == new.own or old.cannot_run or new.cannot_run:
-            return None
-        found = new.expected.get(old.own)
-        return found if found and found.ratio > CLOSE else None
-
-    @property
-    def faster(self) -> str:
-        """That the newer stack's pick is faster, or the empty string."""
-        if self.speedup is None:
-            return ""
-        ratio, batches, _ = self.speedup
-        old, new = self.answers[0], self.answers[-1]
-        words = f"{new.own} is expected to have a speedup of {ratio:.2f} over {old.own}"
-        return f"- faster by the new pick ({self.name}): by {batches} recorded batches {words}."
-
-    def outweighs(self, problem: Problem) -> bool:
-        """Whether the newer pick, which a problem makes slow, is faster than the older pick."""
-        slow_build, *_ = problem.record.get("pair", [""])
-        is_of_pick = problem.what == SLOWER and slow_build == self.answers[-1].own
-        return is_of_pick and self.speedup is not None
-
-    @property
-    def _may_come(self) -> list[str]:
-        """Ids of the problems that may hold in the newer stack, and do not in the older."""
-        old, new = self.answers
-        known = {answer.problem.id for answer in old.known}
-        ids = []
-        for answer in new.known:
-            if answer.missing:
-                ids.append(answer.problem.id)
-        return [name for name in ids if name not in known]
+    def has_records(self) -> bool:
+        """Whether `advise` has times of such layers: of decode, and of dense MLA of 16 bits."""
+        if self.spec is None:
+            return False
+        return self.mode == DECODE or (self.mode == MLA_MODE and self.spec.dtypes == LATENT_DTYPE)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -221,34 +86,53 @@ class Stacks(Brief):
     def cannot_run(self) -> bool:
         """Whether a pick cannot run its call; of two stacks that of the newer, where the older's
         can."""
-        for row in self.rows:
-            *before, now = [answer.cannot_run for answer in row.answers]
-            if now and not any(before):
-                return True
-        return False
+        return any(row.breaks for row in self.rows)
 
     @property
     def holding(self) -> list[Found]:
         """The known problems that hold, of two stacks those that come, and of which records or
         threads say by how much; without those that cost the call nothing by its own records, and
-        those of a new pick that is faster than the old one all the same."""
-        found: list[Found] = []
-        if self.is_diff:
-            came = [change for change in self.changes if change.comes]
-            found = [change.answer for change in came if not change.outweighed]
-        else:
-            for row in self.rows:
-                found += row.answers[0].known
-        return [each for each in found if each.costs]
+        those that the upgrade outweighs (`Row.outweighed_by`)."""
+        return [found for _, found in self._costly]
+
+    @property
+    def _costly(self) -> list[tuple[Row, Found]]:
+        """Each of them with its row."""
+        costly = []
+        for row in self.rows:
+            found = row.counted if self.is_diff else row.answers[0].known
+            costly += [(row, each) for each in found if each.costs]
+        return costly
+
+    @property
+    def reason(self) -> str:
+        """Why the exit status is what it is."""
+        reasons = [f"{row.name}: {row.how_it_runs}" for row in self.rows if row.breaks]
+        verb = "comes" if self.is_diff else "holds"
+        said = [(f"{found.problem.id} {verb}", row.name) for row, found in self._costly]
+        for words, names in _by_words(said).items():
+            reasons.append(f"{words} ({', '.join(names)})")
+        if reasons:
+            return "; ".join(reasons)
+        if not self.is_diff:
+            return "no known problem that has a size costs these calls time"
+        why: dict[str, None] = {}
+        for row in self.rows:
+            why |= dict.fromkeys(row.not_counted)
+        return "; ".join(["all calls run that ran before", *(why or ["no known problem comes"])])
 
     def table(self) -> pd.DataFrame:
-        """A row per kind of layers: model, layers, the pick of each library, known problems."""
+        """A row per kind of layers: model, layers, the pick of each library, of two the speedup of
+        the newer, known problems."""
         lines = []
         for row in self.rows:
             picks = [answer.picked for answer in row.answers]
+            if self.is_diff:
+                picks.append(row.speedup_in_words)
             line = [row.model, row.layers, *picks, row.known]
             lines.append(line)
-        columns = ["model", "layers", *self.libraries, "known problems"]
+        speedup = [SPEEDUP] if self.is_diff else []
+        columns = ["model", "layers", *self.libraries, *speedup, "known problems"]
         return pd.DataFrame(lines, columns=columns)
 
     @cached_property
@@ -267,7 +151,7 @@ class Stacks(Brief):
     @property
     def notes(self) -> list[str]:
         """The problems of the table's ids in full, then what the records say, then open facts."""
-        notes = self._changed()
+        notes = [*self._of_running(), *self._changed(is_whole=True)]
         for problem in self._told:
             head, *more = problem.lines()
             notes += [f"- stays: {head}" if self.is_diff else head, *more]
@@ -276,17 +160,59 @@ class Stacks(Brief):
             notes += self._open_facts()
         return notes
 
-    def _changed(self) -> list[str]:
-        """The new picks that are faster, then the problems that come or end."""
-        lines = [row.faster for row in self.rows if row.faster]
+    def _of_running(self) -> list[str]:
+        """The picks that cannot run the call, or could not before, why, and what to do."""
+        rows = [row for row in self.rows if row.how_it_runs]
+        rows.sort(key=lambda row: not row.breaks)
+        lines: list[str] = []
+        for how, names in _by_words((row.how_it_runs, row.name) for row in rows).items():
+            lines.append(f"- {', '.join(names)}: {how}.")
+            answer = next(row.answers[-1] for row in rows if row.name == names[0])
+            if answer.cannot_run:
+                lines.append(f"  - {self._way_out(answer)}")
+        return lines
+
+    def _way_out(self, answer: Answer) -> str:
+        """What to do about a pick that cannot run the call."""
+        *old, new = self.libraries
+        ways = [*answer.instead]
+        if old:
+            ways.append(f"stay with {old[0]} where it runs")
+        if not ways:
+            return f"no other backend of {new} runs the call"
+        return f"fix: {', or '.join(ways)}"
+
+    def _changed(self, is_whole: bool = False) -> list[str]:
+        """The new picks that are faster or slower, those of which no records are, then the problems
+        that come or end; with the sizes of those that end where `is_whole`."""
+        if not self.is_diff:
+            return []
+        lines = [row.changed_speed for row in self.rows if row.changed_speed]
+        lines += self._unlike()
         for change in self.changes:
             lines += change_in_words(change)
+            if is_whole and not change.comes:
+                lines += [f"  - {line}" for line in how_much(change.answer.problem)]
+        return lines
+
+    def _unlike(self) -> list[str]:
+        """The new picks whose speedup is not on record, and what the records lack."""
+        said = []
+        for row in self.rows:
+            if row.speedup_in_words == NOT_ON_RECORD:
+                lacked = row.answers[-1].unlike or ["No batch has both picks."]
+                said.append((" ".join(lacked), row.name))
+        lines = []
+        for words, names in _by_words(said).items():
+            lines.append(f"- speedup {NOT_ON_RECORD} ({', '.join(names)}): {words}")
         return lines
 
     def _on_record(self) -> list[str]:
         """What the records say of each row, without what stands below a problem that is told."""
         told = {line for problem in self._told for line in problem.on_record}
         lines: list[str] = []
+        if not self.is_diff:
+            lines += self._without_times()
         for row in self.rows:
             answer = row.answers[-1]
             if answer.slower:
@@ -296,19 +222,40 @@ class Stacks(Brief):
                     lines.append(f"{row.name}: {found.problem.id}, {found.here}")
         return lines
 
+    def _without_times(self) -> list[str]:
+        """The layers of which no times are on record at all."""
+        lines = []
+        for row in self.rows:
+            answer = row.answers[-1]
+            if not answer.confidence and answer.unlike:
+                lines.append(f"{row.name}: {' '.join(answer.unlike)}")
+        return lines
+
     def brief(self) -> list[str]:
         """What each layer runs, and the problems in short; of two stacks those that come or end,
-        and the ids of those that stay."""
-        lines = [self._title, *self._changed()]
+        and those that stay in a line each."""
+        lines = [self._title, *self._of_running(), *self._changed()]
         if self.is_diff:
-            ids = [problem.head.problem.id for problem in self._told]
-            if ids:
-                lines.append(f"In both releases: {_listed(ids)}. Sizes and fixes: {DETAILS}")
+            lines += self._stays_in_brief()
         else:
             lines += self._told_in_brief()
         table = in_columns(self._shown_table())
-        end = f"Sources: {DETAILS}. Nearest records: advise with one model and one engine."
-        return [*lines, *self._on_record(), "", *table, "", end]
+        return [*lines, *self._on_record(), "", *table, "", self._more]
+
+    @property
+    def _more(self) -> str:
+        """What says more."""
+        has_times = any(row.answers[-1].confidence for row in self.rows)
+        nearest = f" {NEAREST_RECORDS}" if has_times else ""
+        return f"Sources: {DETAILS}.{nearest}"
+
+    def _stays_in_brief(self) -> list[str]:
+        """The problems of both stacks with their sizes, a line each."""
+        if not self._told:
+            return []
+        card = card_named(self.gpu)
+        lines = [f"In both releases (fixes: {DETAILS}):"]
+        return lines + [f"  {problem.in_a_line(card)}" for problem in self._told]
 
     def _told_in_brief(self) -> list[str]:
         """The problems that hold, as `advise` says them of one call."""
@@ -333,15 +280,26 @@ class Stacks(Brief):
         return [f"Possible, if you confirm it: {listed}."]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form: the table, and the known problems of each library."""
+        """JSON form: the table, the known problems of each library, the reason of the exit status;
+        of two stacks also which problems come, end, stay or may come."""
         known = {}
         for place, library in enumerate(self.libraries):
             answers = _distinct(row.answers[place].known for row in self.rows)
             known[library] = to_data(answers)
+        rows = json.loads(self.table().to_json(orient="records"))
+        groups: dict[str, list[str]] = {}
+        for line, row in zip(rows, self.rows, strict=True):
+            line["cannot_run"] = row.answers[-1].problem
+            if self.is_diff:
+                line |= _keys(row.problems)
+                for key, ids in _keys(row.problems).items():
+                    groups[key] = sorted({*groups.get(key, ()), *ids})
         return {
             "gpu": self.gpu,
             "lens": self.lens,
-            "rows": json.loads(self.table().to_json(orient="records")),
+            "rows": rows,
+            **groups,
+            "reason": self.reason,
             "known": known,
             "notes": self.notes,
         }
@@ -352,9 +310,14 @@ class Stacks(Brief):
         return f"{libraries} on {self.gpu}, decode, lens={self.lens}"
 
     def _shown_table(self) -> pd.DataFrame:
-        """The table, without the models where none is named."""
+        """The table, without the models where none is named, and the speedup where no pick is
+        new."""
         table = self.table()
-        return table if table.model.any() else table.drop(columns="model")
+        if not table.model.any():
+            table = table.drop(columns="model")
+        if self.is_diff and all(row.is_same_pick for row in self.rows):
+            table = table.drop(columns=SPEEDUP)
+        return table
 
     def card(self) -> Card:
         """The table, and what its problems are."""
@@ -364,8 +327,17 @@ class Stacks(Brief):
             facts=[],
             table=self._shown_table(),
             caption="what runs, by kind of layers",
-            footer="advise with one model and one engine shows the nearest records.",
+            footer=NEAREST_RECORDS if NEAREST_RECORDS in self._more else "",
+            more=[("why, and where that was read", self._sources())],
         )
+
+    def _sources(self) -> pd.DataFrame:
+        """A row per kind of layers and library: the pick, why, and where that was read."""
+        lines = []
+        for row in self.rows:
+            for library, answer in zip(self.libraries, row.answers, strict=True):
+                lines.append([row.name, library, answer.picked, answer.why, answer.source])
+        return pd.DataFrame(lines, columns=["layers", "release", "pick", "why", "source"])
 
 
 def advise_stacks(
@@ -383,45 +355,23 @@ def advise_stacks(
     Arguments and errors are those of `advise`; `libraries` are one, or OLD and NEW of one engine,
     `models` stand in place of the model of `call`.
     """
-    names = set()
-    for library in libraries:
-        found, *_ = find(library)
-        names.add(found.name)
-    if len(names) > 1:
-        got = " and ".join(libraries)
-        raise ValueError(f"--diff must be of one library, got {got}")
+    _require_two_releases(libraries)
+    require_decode_text(call)
+    lengths = call.required("lens").tokens
     changes: ProblemChanges = {}
     stack = _versions(libraries[-1])
     rows = []
-    require_decode_text(call)
-    lengths = call.required("lens").tokens
-    for model in models or [call.model or ""]:
-        said = replace(call, model=model or None)
-        started: Mapping[str, Any] = server or {}
-        if is_checkpoint(model):
-            started = with_dp_attention(
-                started,
-                model,
-                tp=said.tp or 1,
-                dp=said.dp or 1,
-            )
-        how = {"backend": backend, "gpu": gpu, "server": started}
-        for layer in _layers_of(said, facts or Call()):
-            answers = []
-            for library in libraries:
-                answer = _answer(layer, lengths, library, how)
-                answers.append(answer)
-            row = Row(model, layer.words, answers)
+    asked_of = _asked_models(call, models, libraries, backend, facts or Call())
+    for said, layers in asked_of:
+        model = said.model or ""
+        how = {"backend": backend, "gpu": gpu, "server": _started(said, server or {})}
+        for layer in layers:
+            with _naming(model, models):
+                answers = [_answer(layer, lengths, library, how) for library in libraries]
+            row = Row(model, layer.words, answers, stack)
             rows.append(row)
-            came = add_changes(
-                changes,
-                answers[0].known,
-                answers[-1].known,
-                stack=stack,
-                where=row.name,
-            )
-            for change in came:
-                change.new_pick |= answers[0].picked != answers[-1].picked
+            if len(answers) > 1:
+                _add_changes(changes, row)
     _mark_outweighed(changes, rows)
     return Stacks(
         libraries=libraries,
@@ -432,12 +382,90 @@ def advise_stacks(
     )
 
 
+def _require_two_releases(libraries: Sequence[str]) -> None:
+    """ValueError for releases of two libraries, or for one release twice."""
+    if len(libraries) == 1:
+        return
+    old, new = libraries
+    if find(old)[0].name != find(new)[0].name:
+        raise ValueError(f"--diff must be of one library, got {old} and {new}")
+    if old == new or _versions(old) == _versions(new) != {}:
+        raise ValueError(f"OLD and NEW of --diff must be two releases, both are {new}")
+
+
+def _asked_models(
+    call: CallText,
+    models: Sequence[str],
+    libraries: Sequence[str],
+    backend: str,
+    facts: Call,
+) -> list[tuple[CallText, list[Layer]]]:
+    """The call of each model, and its kinds of layers; ValueError, before any is answered, for a
+    model or a backend that is not known."""
+    asked_of = []
+    for model in models or [call.model or ""]:
+        said = replace(call, model=model or None)
+        with _naming(model, models):
+            layers = layers_said(said, facts)
+            for layer in layers:
+                for library in libraries:
+                    _require_backend(library, backend, layer)
+        asked_of.append((said, layers))
+    return asked_of
+
+
+def _require_backend(library: str, backend: str, layer: Layer) -> None:
+    """ValueError for a backend that a library does not have for a kind of layers."""
+    if layer.spec is not None:
+        rules, _ = find(library)
+        policy = rules.policy_named(backend, layer.mode)
+        rules.require_policy(policy, [layer.mode], "backend")
+
+
+@contextmanager
+def _naming(model: str, models: Sequence[str]) -> Iterator[None]:
+    """A ValueError inside names the model, where there are several."""
+    try:
+        yield
+    except ValueError as error:
+        if len(models) > 1 and model not in str(error):
+            raise ValueError(f"{model}: {error}") from error
+        raise
+
+
+def _started(said: CallText, server: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The facts of the server with what a model says of them."""
+    model = said.model or ""
+    if not is_checkpoint(model):
+        return server
+    return with_dp_attention(
+        server,
+        model,
+        tp=said.tp or 1,
+        dp=said.dp or 1,
+    )
+
+
+def _add_changes(changes: ProblemChanges, row: Row) -> None:
+    """Add the known problems of a row that come or end."""
+    before, after = row.compared
+    came = add_changes(
+        changes,
+        before,
+        after,
+        stack=row.stack,
+        where=row.name,
+    )
+    for change in came:
+        change.new_pick |= row.answers[0].picked != row.answers[-1].picked
+
+
 def _mark_outweighed(changes: ProblemChanges, rows: Sequence[Row]) -> None:
-    """Mark the problems that come with a new pick which is faster all the same, in every row."""
+    """Mark the problems that come and are outweighed in every row."""
     for change in changes.values():
         problem = change.answer.problem
         told = [row for row in rows if row.name in change.where]
-        change.outweighed = change.comes and all(row.outweighs(problem) for row in told)
+        change.outweighed = change.comes and all(row.outweighed_by(problem) for row in told)
 
 
 def _versions(library: str) -> dict[str, Version]:
@@ -447,7 +475,7 @@ def _versions(library: str) -> dict[str, Version]:
     return {}
 
 
-def _layers_of(said: CallText, facts: Call) -> list[Layer]:
+def layers_said(said: CallText, facts: Call) -> list[Layer]:
     """The kinds of layers of a model, or the layer that is said by its heads."""
     if not is_checkpoint(said.model or ""):
         spec, mode, call = asked(
@@ -481,54 +509,155 @@ def _answer(
     how: Mapping[str, Any],
 ) -> Answer:
     """What a library runs for a kind of layers; by the records too, where its mode has any."""
-    spec = layer.spec
-    if spec is None:
+    if layer.spec is None:
         kind, _, _ = layer.words.partition(" (")
-        return Answer(own_class(kind, layer.call, library))
-    known = known_facts(layer.call, is_stated=True, has_model=True)
-    is_latent = layer.mode == MLA_MODE and spec.dtypes == LATENT_DTYPE
-    call = replace(layer.call, kv_lens=lengths, graph=True)
+        said = own_class(kind, layer.call, library)
+        return Answer(said, unlike=[f"No times are on record of {kind} layers."])
     try:
-        if layer.mode == DECODE or is_latent:
-            advice = advise_layer(
-                call=spec,
-                kv_lens=lengths,
-                given=layer.call,
-                known=known,
-                library=library,
-                **how,
-            )
-            return Answer(
-                picked=LayerChoice("", choice=advice.choice).chosen,
-                known=advice.known,
-                slower=advice.slower_by_records,
-                cannot_run=advice.cannot_run,
-                own=own_build(advice.choice),
-                expected=advice.expected,
-            )
-        choice = explain(
-            spec,
-            mode=layer.mode,
-            call=call,
-            library=library,
-            policy=how["backend"],
-            gpu=how["gpu"],
-        )
+        if layer.has_records:
+            return _by_records(layer, lengths, library, how)
+        return _by_rules(layer, lengths, library, how)
     except RuntimeError as error:
-        return Answer(f"no answer: {error}")
+        return Answer(
+            picked=f"{how['backend']}{CANNOT_RUN}",
+            problem=str(error),
+            instead=_instead(layer, lengths, library, how),
+        )
+
+
+def _by_records(
+    layer: Layer,
+    lengths: tuple[int, ...],
+    library: str,
+    how: Mapping[str, Any],
+) -> Answer:
+    """The answer of `advise` for a kind of layers."""
+    spec = layer.spec
+    assert spec is not None
+    advice = advise_layer(
+        call=spec,
+        kv_lens=lengths,
+        given=layer.call,
+        known=known_facts(layer.call, is_stated=True, has_model=True),
+        library=library,
+        **how,
+    )
+    choice = advice.choice
+    known = advice.known
+    unlike = advice.unlike
+    slower = advice.slower_by_records
+    if unlike and advice.same.empty:
+        slower = ""
+    if 0 < spec.window < max(lengths):  # what is on record reads every token
+        known = [replace(found, here=None) for found in known]
+    return Answer(
+        picked=LayerChoice("", choice=choice).chosen,
+        known=_of_what_runs(known, choice),
+        slower=slower,
+        problem=choice.problem,
+        instead=_instead(layer, lengths, library, how) if choice.problem else (),
+        own=own_build(choice),
+        expected=advice.expected,
+        unlike=unlike,
+        confidence=confidence_of_nearest(advice.nearest.distance.iloc[0], not unlike),
+        why=choice.decided_by.why,
+        source=choice.decided_by.source,
+    )
+
+
+def _by_rules(
+    layer: Layer,
+    lengths: tuple[int, ...],
+    library: str,
+    how: Mapping[str, Any],
+) -> Answer:
+    """The answer for a kind of layers of which no times are on record."""
+    spec = layer.spec
+    assert spec is not None
+    call = replace(layer.call, kv_lens=lengths, graph=True)
+    choice = _chosen(layer, lengths, library, how)
     situation = situation_of(
         choice,
         spec,
         call,
-        stated=known,
+        stated=known_facts(layer.call, is_stated=True, has_model=True),
         gpu=how["gpu"],
         server=how["server"],
     )
     return Answer(
         picked=LayerChoice("", choice=choice).chosen,
-        known=known_problems(situation),
-        cannot_run=bool(choice.problem),
+        known=_of_what_runs(known_problems(situation), choice),
+        problem=choice.problem,
+        instead=_instead(layer, lengths, library, how) if choice.problem else (),
+        unlike=[_without_records(layer)],
+        why=choice.decided_by.why,
+        source=choice.decided_by.source,
     )
+
+
+def _chosen(
+    layer: Layer,
+    lengths: tuple[int, ...],
+    library: str,
+    how: Mapping[str, Any],
+) -> Choice:
+    """The choice of `explain`; RuntimeError for a backend by name that cannot run the call."""
+    assert layer.spec is not None
+    return explain(
+        layer.spec,
+        mode=layer.mode,
+        call=replace(layer.call, kv_lens=lengths, graph=True),
+        library=library,
+        policy=how["backend"],
+        gpu=gpu_named(how["gpu"]),
+    )
+
+
+def _instead(
+    layer: Layer,
+    lengths: tuple[int, ...],
+    library: str,
+    how: Mapping[str, Any],
+) -> list[str]:
+    """What a user sets for the backends of a library that can run the call."""
+    rules, _ = find(library)
+    words = []
+    for policy in rules.policies_for(layer.mode):
+        with suppress(RuntimeError):
+            choice = _chosen(layer, lengths, library, {**how, "backend": policy})
+            if choice.backend == policy and not choice.problem:
+                word = setting_of(policy, rules.name)
+                words.append(f"backend {word}" if word == policy else word)
+    return words
+
+
+def _of_what_runs(known: Sequence[Found], choice: Choice) -> Sequence[Found]:
+    """The known problems; without those of speed where the pick cannot run the call."""
+    if not choice.problem:
+        return known
+    return [found for found in known if found.problem.what != SLOWER]
+
+
+def _without_records(layer: Layer) -> str:
+    """That no times of a kind of layers are on record, and where other builds are compared."""
+    assert layer.spec is not None
+    words = f"No times of the engine's builds are on record of {layer.mode}, {layer.spec.dtypes}"
+    if layer.mode == SPARSE_MLA:
+        return f"{words} (other builds on an H200: {SPARSE_PAGE})."
+    return f"{words}."
+
+
+def _by_words(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """What is said -> the names of what it is said of."""
+    names: dict[str, list[str]] = {}
+    for words, name in said:
+        names.setdefault(words, []).append(name)
+    return names
+
+
+def _keys(groups: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Groups of known problems by keys of JSON."""
+    return {group.replace(" ", "_"): ids for group, ids in groups.items()}
 
 
 def _distinct(groups: Iterable[Iterable[Found]]) -> list[Found]:
@@ -540,7 +669,3 @@ def _distinct(groups: Iterable[Iterable[Found]]) -> list[Found]:
             if name not in found or found[name].missing:
                 found[name] = answer
     return sorted(found.values(), key=lambda answer: bool(answer.missing))
-
-
-def _listed(ids: Iterable[str]) -> str:
-    return ", ".join(sorted(ids)) or NO_VALUE

@@ -14,7 +14,7 @@ from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec, require_word
 from .asked import LATENT_PAGE
 from .explain import Choice, by_name, explain
 from .facts import DECODE_MODES, GPUS, Call, decided
-from .known import Found, how_much, known_problems, truth, what_to_do
+from .known import SLOWER, Found, how_much, known_problems, truth, what_to_do
 from .libraries import AUTO, Library, Names, find
 from .situation import situation_of
 
@@ -27,6 +27,7 @@ CHANGE_COLUMNS = [*CALL_COLUMNS, "before", "after", "why", "source"]
 NO_FACTS: Mapping[str, Any] = {}
 PAGE = 16
 CANNOT_RUN = " (cannot run)"
+THAN_IT_COULD_BE = "than the new pick could be"
 BF16 = "bfloat16"
 FP8 = "float8_e4m3fn"
 DTYPES = {
@@ -351,7 +352,7 @@ def padded(rows: Sequence[Sequence[str]]) -> list[Names]:
 class ProblemChange:
     """A known problem that one of two releases has and the other has not, and where.
 
-    `new_pick` says that the pick is another there, `outweighed` that it is faster than the old one
+    `new_pick` says that the pick is another there, `outweighed` that it is none of the upgrade
     all the same, `open_conditions` what decides whether one that may hold does.
     """
 
@@ -456,11 +457,10 @@ def change_in_words(change: ProblemChange) -> list[str]:
     where = ", ".join(change.where)
     if not change.comes:
         return [f"- ended, {problem.what} ({where}): {problem.says} [{problem.id}]"]
-    head = f"{problem.what} {_since(change)} ({where})"
+    since = THAN_IT_COULD_BE if change.outweighed else _since(change)
+    head = f"{problem.what} {since} ({where})"
     if change.answer.missing:
         head = f"may be {head}, {_what_decides(change)}"
-    if change.outweighed:
-        head = f"{problem.what} than the new pick could be ({where})"
     if change.answer.is_harmless:
         head = f"not {problem.what} at this call, at others {_since(change)} ({where})"
     lines = [f"- {head}: {problem.says} [{problem.id}]"]
@@ -485,7 +485,9 @@ def _since(change: ProblemChange) -> str:
     span = change.answer.problem.releases.get(change.answer.package)
     if span and span.since:
         return f"since {change.answer.package} {span.since}"
-    return "by the new pick" if change.new_pick else "in the new release"
+    if not change.new_pick:
+        return "in the new release"
+    return THAN_IT_COULD_BE if change.answer.problem.what == SLOWER else "by the new pick"
 
 
 def markdown(

@@ -31,7 +31,8 @@ from .situation import (
 
 KNOWN_FOLDER = DATA / "known"
 SIZES_FILE = KNOWN_FOLDER / "sizes.json"
-WHAT = ("slower", "wrong output", "crash", "out of memory", "blocked host")
+SLOWER = "slower"
+WHAT = (SLOWER, "wrong output", "crash", "out of memory", "blocked host")
 EVIDENCE = ("record", "reported", "read")
 NEEDED: dict[str, Kind] = {
     "what": str,
