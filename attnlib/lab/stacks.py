@@ -310,9 +310,13 @@ class Stacks(Brief):
         return f"{libraries} on {self.gpu}, decode, lens={self.lens}"
 
     def _shown_table(self) -> pd.DataFrame:
-        """The table, without the models where none is named, and the speedup where no pick is
-        new."""
+        """The table, without the models where none is named, and the speedup where no pick is new;
+        two releases of one library are named by their numbers."""
         table = self.table()
+        names = {stack.partition("==")[0] for stack in self.libraries}
+        if self.is_diff and len(names) == 1:
+            releases = {stack: stack.partition("==")[2] for stack in self.libraries}
+            table = table.rename(columns=releases)
         if not table.model.any():
             table = table.drop(columns="model")
         if self.is_diff and all(row.is_same_pick for row in self.rows):
