@@ -299,6 +299,13 @@ def require_type(
     raise ValueError(f"{name} must be of type {words}, got {got}")
 
 
+def require_texts(name: str, value: Any) -> None:
+    """ValueError unless `value` is a list of texts, or a tuple of them."""
+    is_list = isinstance(value, list | tuple)
+    if not is_list or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"{name} must be a list of texts, got {value!r}")
+
+
 def require_types(
     declared: Iterable[Field[Any]],
     values: Mapping[str, Any],
