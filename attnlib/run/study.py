@@ -443,7 +443,12 @@ def in_about(*sweeps: tuple[int, int], pace: Study) -> str:
 
 @lru_cache(maxsize=2)
 def describe(device: str) -> Machine:
-    """This machine, described by a worker process: ours never opens a CUDA context."""
+    """This machine, described by a worker process: ours never opens a CUDA context.
+
+    NoGpuError for a GPU where none is.
+    """
+    if device == "cuda" and not has_driver():
+        raise NoGpuError("no CUDA GPU is here")
     command = [*WORKER, "--describe", device]
     done = subprocess.run(
         command,
