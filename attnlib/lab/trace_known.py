@@ -3,6 +3,7 @@
 A trace has no releases: a caller states them (`PACKAGES`). What it does not show is unknown.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ BACKEND_NAMES = {
 OF_FLASHINFER = {"sglang": "flashinfer", "vllm": "FLASHINFER"}
 """Engine -> its name of the backend that is FlashInfer's."""
 ANY_RELEASE = "any release: a setting"
-PLANNER = "Fa2Planner"
+PLANNER = re.compile(r"(attnlib\.core\.)?Fa2Planner")
 PLUGIN_SINCE = {"sglang": Version("0.5.11"), "vllm": Version("0.33.0")}
 """Engine -> the oldest release that attnlib's plugin takes."""
 Shape = Mapping[str, Any]
@@ -151,7 +152,7 @@ def with_switch(fix: str, step: Step, shape: Shape) -> str:
         release = Version(str(shape.get(engine, PLUGIN_SINCE[engine])))
         if release >= PLUGIN_SINCE[engine]:
             switch = f"ATTNLIB_{engine.upper()}_DECODE=planned"
-            return fix.replace(PLANNER, f"{switch}, attnlib's plugin")
+            return PLANNER.sub(f"{switch}, attnlib's plugin", fix)
     return fix
 
 

@@ -536,6 +536,9 @@ BY_CLASS = "a plan that splits long requests (Fa2Planner), or FlashAttention-3"
 def test_a_planned_fix_is_the_switch_of_the_engine_that_is_stated_or_marks(marked, stated, planner):
     step = SimpleNamespace(mark=SimpleNamespace(engine=marked))
     assert with_switch(BY_CLASS, step, stated) == BY_CLASS.replace("Fa2Planner", planner)
+    named = "on the GPU (attnlib.core.Fa2Planner)"
+    told = named if planner == "Fa2Planner" else f"on the GPU ({planner})"
+    assert with_switch(named, step, stated) == told
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
