@@ -97,7 +97,7 @@ class Fa2Planner:
         `overflow[1]`: pages of a batch that `kv_indices` cannot hold. All its outputs are zeros.
         Copy it with the sampled tokens of the same step, before they go to a user. Where it is not
         0, drop the tokens of these requests and zero it. Then end the requests, or run them again
-        without the graph, planned by `wrapper.plan`: over a wider table, or in smaller batches.
+        outside the graph, by a wrapper without `use_cuda_graph` and its own `plan`.
 
     Raises
     ------
