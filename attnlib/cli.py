@@ -307,13 +307,14 @@ def _listed_facts(words: Iterable[str]) -> dict[str, int | str]:
 
 
 def _study_named(name: str) -> "Study":
-    from .studies import STUDIES, captured
+    from .studies import STUDIES, captured, require_sound
 
     if name.endswith(".jsonl"):
         chosen, left_out = captured.study_of(Path(name))
         if left_out:
             _say(f"left out: {left_out}", file=sys.stderr)
         return chosen
+    require_sound(name)
     if name not in STUDIES:
         raise ValueError(f"STUDY must be one of {', '.join(_measurable())}, got {name!r}")
     return STUDIES[name]

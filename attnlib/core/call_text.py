@@ -31,7 +31,7 @@ import numpy as np
 
 from .checkpoints import LATENT, served
 from .layer import heads_named, parse_layer
-from .spec import INT32_MAX, LENGTHS, AttnSpec, MlaSpec, require_int
+from .spec import INT32_MAX, LENGTHS, AttnSpec, MlaSpec, require_int, require_type
 
 EXAMPLE = "heads=32/8 head_dim=128 page=16 lens=8192x16"
 DTYPE_WORDS = {
@@ -193,6 +193,7 @@ def parse_lengths(
     requests where `text` is one length or range without a count. ValueError calls the lengths
     `name`.
     """
+    require_type(name, text, str, such_as="8192x15+300")
     if batch is not None:
         require_int("batch", batch, most=MAX_REQUESTS)
     items = [ITEM.fullmatch(item) for item in re.split("[+,]", text)]

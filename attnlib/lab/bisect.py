@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from ..core.backends.table import BACKENDS, compared_package
 from ..core.call_text import shortened
-from ..core.spec import require_int, require_word
+from ..core.spec import require_int, require_type, require_word
 from ..measure.calls.form import Item, NamedCase
 from ..measure.stats import INCONCLUSIVE, Ratio
 from ..run import store
@@ -35,7 +35,7 @@ from ..run.pairs import (
     next_round,
 )
 from ..run.releases import available_releases, parse_release, releases_between
-from ..run.study import Study, Sweep, machine_shown, mode
+from ..run.study import Study, Sweep, machine_shown, mode, study_given
 from ..select.lines import command_lines, fitted
 from .cards import Brief, Card, fact_lines, in_columns, in_words
 
@@ -228,8 +228,8 @@ class Bisection(Brief):
 
 
 def bisect(
-    study: Study,
-    case: NamedCase,
+    study: Study | str,
+    case: NamedCase | str,
     *,
     package: str,
     good: str,
@@ -243,10 +243,10 @@ def bisect(
 
     Parameters
     ----------
-    study : Study
-        Whose records or grids are asked.
-    case : NamedCase
-        A case of the study.
+    study : Study or str
+        Whose records or grids are asked, or its name in `attnlib.STUDIES`.
+    case : NamedCase or str
+        A case of the study, or its text.
     package : str
         A distribution: `flashinfer-python`, `sglang` or `sglang-kernel`.
     good, bad : str
@@ -278,10 +278,9 @@ def bisect(
     Examples
     --------
     >>> import attnlib
-    >>> study = attnlib.STUDIES["fa3_decode_regression"]
     >>> found = attnlib.bisect(
-    ...     study,
-    ...     study.case_named("heads=32/8 head_dim=128 page=16 lens=8192x16"),
+    ...     "fa3_decode_regression",
+    ...     "heads=32/8 head_dim=128 page=16 lens=8192x16",
     ...     package="flashinfer-python",
     ...     good="0.5.3",
     ...     bad="0.6.3",
@@ -289,9 +288,11 @@ def bisect(
     >>> found.changed
     '0.6.0'
     """
+    study = study_given(study)
+    require_type("case", case, NamedCase | str)
+    case = study.case_named(str(getattr(case, "label", case)))
     _require_backend(study, case, backend, package)
     require_int("rounds", rounds)
-    study.case_named(case.label)
     good_version = parse_release("good", good)
     bad_version = parse_release("bad", bad)
     if good_version == bad_version:

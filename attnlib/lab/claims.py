@@ -473,6 +473,7 @@ def _require_texts(name: str, texts: Any) -> None:
 
 def _require_cases(name: str, group: str) -> None:
     """ValueError unless there is a study of this name, with this group of cases."""
+    studies.require_sound(name)
     require_word("study", name, studies.STUDIES)
     _cases(name, group)
 

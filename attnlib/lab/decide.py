@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from ..core.backends.table import entry_of
-from ..core.spec import require_word
+from ..core.spec import require_texts, require_word
 from ..run.frame import decode_rows
 from ..run.store import load
 from ..studies import engine_modes as modes
@@ -189,7 +189,7 @@ def decisions(without: Sequence[str] = ()) -> Decisions:
     Raises
     ------
     ValueError
-        For a backend that no row has.
+        For what is no list, and for a backend that no row has.
 
     Examples
     --------
@@ -199,6 +199,7 @@ def decisions(without: Sequence[str] = ()) -> Decisions:
     >>> attnlib.decisions(without=["flashinfer-cuda-cores"]).table().use[0]
     'FlashAttention-3'
     """
+    require_texts("without", without)
     kinds = {**_decode_kinds(), **_mode_kinds()}
     known = sorted({name for times in kinds.values() for name in times})
     for name in without:

@@ -352,16 +352,17 @@ def diagnose(
     ----------
     path : str or os.PathLike
         A Chrome trace of torch.profiler (`.json`, also `.json.gz`), or an SQLite export of
-        Nsight Systems. Also the text of `key_averages().table()`, or CSV of `nsys stats --report
-        cuda_gpu_kern_sum`, which have kernels and no steps.
+        Nsight Systems. Also the text of `key_averages().table()`, or of `nsys stats --report
+        cuda_gpu_kern_sum`, as table or CSV, which have kernels and no steps.
     after : str or os.PathLike, optional
         A second trace: a table says what changed from the first one to it, in microseconds a step.
     **shape : str or int
         What the trace does not tell of the layer, for the gains on record: `heads` (text such as
         `32/8`), `head_dim`, `page` (tokens), `lens` (tokens of each request, `8192x15+300`)
         or in its place `batch_size` (requests) and `kv_len` (tokens in the mean), `dtype` and
-        `kv_dtype` (`bfloat16`, `float16` or `float8_e4m3fn`). Also the releases that served
-        (`sglang`, `vllm`, `flashinfer`), for the known problems that hold in them.
+        `kv_dtype` (`bfloat16`, `float16` or `float8_e4m3fn`). Also the releases that served (one of
+        `sglang` and `vllm`, and `flashinfer`), and the `context` that the server is configured for
+        (tokens), for the known problems that hold.
 
     Returns
     -------

@@ -33,6 +33,7 @@ from .fix_gains import LENS, LONGEST, SIZES, STATED, gained
 from .patterns import PATTERNS, WAITING, Pattern, kind_of, ran, tile_rows
 from .step_rows import around, calls_in, host_rows, kernel_rows, lengths_of
 from .trace_known import (
+    CONTEXT,
     ENGINES,
     PACKAGES,
     fixes_of,
@@ -42,6 +43,7 @@ from .trace_known import (
     require_release,
     situation_in,
     sizes_of,
+    with_switch,
 )
 
 Row = dict[str, Any]
@@ -194,12 +196,13 @@ class Diagnosis(Brief):
         )
         if not pattern.gain:
             by_records = sizes_of(named) or by_records
+        fix = middle.fix or pattern.fix or fixes_of(named or pattern.known)
         links = [*pattern.see]
         for problem in named or pattern.known:
             links += problem.links
         return {
             "pattern": pattern.name,
-            "fix": middle.fix or pattern.fix or fixes_of(named or pattern.known),
+            "fix": with_switch(fix, steps[0], self.shape),
             "known problem": ", ".join(problem.id for problem in named),
             "step": kind,
             "evidence": f"{middle.text}; in {len(evidence)} of {len(steps)} usual {kind} steps",
@@ -585,12 +588,15 @@ def _may_be_capped(steps: list[Step]) -> bool:
 
 
 def _require_shape(shape: Shape) -> None:
-    """ValueError for a fact that is none of `STATED`, or has no such value."""
+    """ValueError for a fact that is none of `STATED`, or has no such value, and for two engines."""
+    engines = [f"{name}={shape[name]}" for name in ENGINES if name in shape]
+    if len(engines) > 1:
+        raise ValueError(f"shape must name one engine, which served, got {' and '.join(engines)}")
     for name, value in shape.items():
         require_word(
             name="shape",
             value=name,
-            words=(*STATED, LENS, *PACKAGES),
+            words=(*STATED, LENS, CONTEXT, *PACKAGES),
         )
         if name in PACKAGES:
             require_release(name, value)
@@ -598,7 +604,7 @@ def _require_shape(shape: Shape) -> None:
             parse_layer(str(value))
         elif name == LENS:
             Lens.read(str(value))
-        elif name in SIZES:
+        elif name in (*SIZES, CONTEXT):
             require_int(name, value)
         else:
             require_word(name, value, ELEMENT_BYTES)

@@ -221,7 +221,7 @@ class Explorer(w.VBox):
             self.picture.value = ""
             self.shown.value = _problem(self.words)
         finally:
-            self.measure.disabled = self.thread is not None or self.view is None
+            self.measure.disabled = self.thread is not None or not self._can_measure()
             self.advise.disabled = self.view is None
             self.is_refreshing = False
             self.advice.value = ""
@@ -230,12 +230,19 @@ class Explorer(w.VBox):
         """Measure what the view lacks, in a thread that the button `stop` ends."""
         if self.thread is not None or self.view is None:
             return
+        if reason := why_not_live(self.wishes["model"]):
+            self._say(f"Not measured: {reason}.")
+            return
         self.must_stop.clear()
         self.measure.disabled = True
         self.stop.disabled = False
         self._say("Starting: libraries are loaded; a kernel's first use compiles for a minute.")
         self.thread = Thread(target=self._measure, args=[self.view], daemon=True)
         self.thread.start()
+
+    def _can_measure(self) -> bool:
+        """Whether a view is shown, and its model can be measured here."""
+        return self.view is not None and not why_not_live(self.wishes["model"])
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         # For whoever cannot show widgets: the view as it is now.
@@ -328,11 +335,13 @@ class Explorer(w.VBox):
         return [name for name in before if name not in backends]
 
     def _records_offered(self, model: str) -> dict[Place, str]:
-        """Study and machine that have a model -> how they are called; then this GPU."""
+        """Study and machine that have a model -> how they are called; then this GPU, if the model
+        can be measured on it or that was asked for."""
         offered = {}
         for study, machine in sources_of(model):
             offered[study, machine] = f"{machine}: {STUDIES[study].question}"
-        offered[LIVE, ""] = "measure on this GPU"
+        if self.wishes.get("records") == LIVE or not why_not_live(model):
+            offered[LIVE, ""] = "measure on this GPU"
         return offered
 
     def _drop_records(self, model: str, offered: Collection[Place]) -> dict[str, str]:
@@ -376,7 +385,7 @@ class Explorer(w.VBox):
             words = f"Not measured: {_words_of(error)}"
         self.refresh()
         self._say(words)
-        self.measure.disabled = self.view is None
+        self.measure.disabled = not self._can_measure()
         self.stop.disabled = True
         self.thread = None
 

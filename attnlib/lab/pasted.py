@@ -1,6 +1,7 @@
 """The kernels of a text that people paste in place of a trace, by family; it has no steps."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,14 @@ from typing import Any
 import pandas as pd
 
 from ..core.backends.table import FAMILIES, family_of, role_of
-from ..measure.kernel_sums import KernelSum, KernelSums, read_sums
+from ..measure.kernel_sums import TORCH, KernelSum, KernelSums, read_sums
+from ..select.known import PROBLEMS
 from .cards import Card, Shown
 from .step_rows import ATTENTION
+from .trace_known import releases_of
 
+MAY_BE = {"fa3": "flashinfer-fa3-decode-auto"}
+"""Kernel family -> the known problem that it is where it decodes, which sums do not tell."""
 NO_STEPS = (
     "It has sums of kernels and no steps: decode and prefill are one; known patterns and idle time "
     "are unseen. A trace has them: export_chrome_trace, or nsys export --type sqlite."
@@ -40,11 +45,24 @@ class KernelTotals(Shown):
 
     def unseen(self) -> list[str]:
         """What such a text cannot show."""
+        notes = [*self._may_be(), NO_STEPS]
         cut = sum(kernel.is_cut for kernel in self.sums.kernels)
-        if not cut:
-            return [NO_STEPS]
-        words = f"The table cut {cut} names, which may hide attention: max_name_column_width=500."
-        return [NO_STEPS, words]
+        if cut and self.sums.source == TORCH:
+            how = "max_name_column_width=500"
+            notes.append(f"The table cut {cut} names, which may hide attention: {how}.")
+        elif cut:
+            notes.append(f"The table cut {cut} names, which may hide attention: --format csv.")
+        return notes
+
+    def _may_be(self) -> Iterator[str]:
+        """What to ask where a kernel may be a known problem."""
+        families = {family_of(kernel.name) for kernel in self.sums.kernels}
+        for family, name in MAY_BE.items():
+            if family in families:
+                problem = PROBLEMS[name]
+                slow = f"that is known to be slow ({releases_of([problem])})"
+                ask = f"explain --library {problem.component}==RELEASE, or advise"
+                yield f"If {family} decodes here, {slow}: ask {ask}. [{name}]"
 
     def card(self) -> Card:
         """What is attention or beside it, then all kernels."""

@@ -12,7 +12,7 @@ from typing import Any
 import ipywidgets as w
 
 from ..core.call_text import parse_lengths
-from ..core.spec import require_int, require_word
+from ..core.spec import require_int, require_texts, require_type, require_word
 from ..studies.splits.split_cap import LAYOUTS, Layout
 from ..studies.splits.traffic import IN_FLIGHT, STEPS, TRACES, batches
 from .cards import as_html, as_text
@@ -106,6 +106,8 @@ def play_schedule(
         value=q_tokens,
         most=Q_TOKENS[-1],
     )
+    require_type("layout", layout, str, such_as="8/1")
+    require_texts("builds", builds)
     chosen = _layout_named(layout)
     tokens = parse_lengths("lens", lens)
     for name in builds:

@@ -26,6 +26,7 @@ from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.form import Item, NamedCase
 from ..measure.calls.lengths import explicit_lengths
 from ..measure.calls.mla.case import MlaCase
+from ..measure.machine import has_driver
 from ..run import store
 from ..run.frame import item_of
 from ..run.jobs import Job
@@ -351,9 +352,9 @@ def why_not_live(model: str) -> str:
             return ""
     except RuntimeError as error:
         return str(error)
-    if os.environ.get("ATTNLIB_MODE") == "replay":
+    if os.environ.get("ATTNLIB_MODE") == "replay" and has_driver():
         return "ATTNLIB_MODE=replay asks for records; unset it to measure"
-    return "torch sees no CUDA GPU"
+    return "no CUDA GPU is here"
 
 
 def choose(source: Source, model: str, wishes: Wishes) -> ChosenCase:

@@ -3,6 +3,7 @@
 A trace has no releases: a caller states them (`PACKAGES`). What it does not show is unknown.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from ..select.situation import USUALLY_OFF, Situation, card_named
 ENGINES = ("sglang", "vllm")
 PACKAGES = (*ENGINES, "flashinfer")
 """What a caller may state the release of."""
+CONTEXT = "context"
+"""What a caller may state of the server: the tokens that it is configured for."""
 LAYER_FACTS = ("heads", "head_dim", "page_size", "dtype", "kv_dtype")
 MODE_OF_STEP = {DECODE: "decode", VERIFY: "target_verify"}
 OF_MLA = ("mla-fa2", "mla-fa3", "flashmla-dense", "flashmla-sparse", "flashmla-sparse-prefill")
@@ -37,6 +40,9 @@ BACKEND_NAMES = {
 OF_FLASHINFER = {"sglang": "flashinfer", "vllm": "FLASHINFER"}
 """Engine -> its name of the backend that is FlashInfer's."""
 ANY_RELEASE = "any release: a setting"
+PLANNER = re.compile(r"(attnlib\.core\.)?Fa2Planner")
+PLUGIN_SINCE = {"sglang": Version("0.5.11"), "vllm": Version("0.33.0")}
+"""Engine -> the oldest release that attnlib's plugin takes."""
 Shape = Mapping[str, Any]
 
 
@@ -56,6 +62,8 @@ def situation_in(trace: Trace, steps: Sequence[Step], shape: Shape) -> Situation
         if name in shape:
             stack[name] = Version(str(shape[name]))
     facts: dict[str, Any] = _of_gpu(trace.gpu)
+    if CONTEXT in shape:
+        facts[CONTEXT] = shape[CONTEXT]
     step = steps[len(steps) // 2]
     families = [family_of(span.name) for span in step.attention]
     family = next(filter(None, families), "")
@@ -134,6 +142,18 @@ def releases_of(problems: Sequence[Problem]) -> str:
         for package, span in problem.releases.items():
             words[f"{package} {span}"] = None
     return "; ".join(words)
+
+
+def with_switch(fix: str, step: Step, shape: Shape) -> str:
+    """A fix that is our planner, by the variable of the engine that marked a step or is stated;
+    of no engine, or of a release without our plugin, by its class."""
+    engines = {step.mark.engine.lower(), *shape} & {*PLUGIN_SINCE}
+    for engine in engines:
+        release = Version(str(shape.get(engine, PLUGIN_SINCE[engine])))
+        if release >= PLUGIN_SINCE[engine]:
+            switch = f"ATTNLIB_{engine.upper()}_DECODE=planned"
+            return PLANNER.sub(f"{switch}, attnlib's plugin", fix)
+    return fix
 
 
 def fixes_of(problems: Sequence[Problem]) -> str:

@@ -4,13 +4,14 @@
 |---|---|
 | a table between lines of dashes | `key_averages().table()` of torch.profiler |
 | CSV | `nsys stats --report cuda_gpu_kern_sum --format csv` of Nsight Systems |
+| a table over a line of dashes | the same without `--format` |
 
 Of torch.profiler's rows those of the GPU are taken: operators count the same time again.
 """
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,8 @@ APART = re.compile(" {2,}")
 TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s)")
 UNITS_US = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 NSYS_TIME, NSYS_COUNT = "Total Time (ns)", "Instances"
-CUT = "..."
+CUTS = ("...", "\N{HORIZONTAL ELLIPSIS}")
+"""How a name ends that a table cut short."""
 RANGES = (*BEGINS, "ProfilerStep")
 """How the names of rows begin that are ranges: the time of kernels again."""
 TORCH, NSYS = "torch.profiler's key_averages()", "nsys stats"
@@ -75,7 +77,7 @@ def read_sums(path: Path) -> KernelSums | None:
             columns.append(at)
     if columns:
         source = NSYS
-        found = _of_nsys(path, lines[columns[0] :])
+        found = _of_nsys(path, _nsys_rows(lines[columns[0] :]))
     elif len(rules) > 1 and "Name" in head[rules[0] + 1]:
         source = TORCH
         found = _of_torch(path, lines[rules[0] :])
@@ -94,8 +96,22 @@ def read_sums(path: Path) -> KernelSums | None:
     )
 
 
-def _of_nsys(path: Path, lines: list[str]) -> Iterator[KernelSum]:
-    for row in csv.DictReader(lines):
+def _nsys_rows(lines: list[str]) -> Iterable[dict[str, str]]:
+    """The rows of CSV, or of the table that nsys prints, whose last column may have blanks."""
+    if "," in lines[0]:
+        return csv.DictReader(lines)
+    names = APART.split(lines[0].strip())
+    rows = []
+    for line in lines[2:]:
+        words = line.split(maxsplit=len(names) - 1)
+        if len(words) < len(names):  # what follows the table
+            break
+        rows.append(dict(zip(names, words, strict=True)))
+    return rows
+
+
+def _of_nsys(path: Path, rows: Iterable[dict[str, str]]) -> Iterator[KernelSum]:
+    for row in rows:
         name = row.get("Name") or row.get("Operation")
         if not name:  # what follows the table
             break
@@ -137,8 +153,10 @@ def _row(path: Path, names: list[str], line: str) -> dict[str, str]:
 
 def _sum_of(name: str, us: float, launches: int) -> KernelSum:
     cut = name[:MOST_NAME]
-    is_cut = cut.endswith(CUT) or len(name) > MOST_NAME
-    whole = cut.removesuffix(CUT)
+    is_cut = cut.endswith(CUTS) or len(name) > MOST_NAME
+    whole = cut
+    for end in CUTS:
+        whole = whole.removesuffix(end)
     if is_cut:  # within its template arguments, which tell nothing then
         whole = whole.partition("<")[0]
     return KernelSum(

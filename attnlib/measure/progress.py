@@ -4,7 +4,10 @@ from typing import Any
 
 
 def progress_bar(**words: Any) -> Any:
-    """tqdm's bar, gone once it is closed; an update of 0 items too shows the time so far."""
+    """tqdm's bar, gone once it is closed; an update of 0 items too shows the time so far.
+
+    None in a file or a pipe, where each redraw would stay.
+    """
     from tqdm.auto import tqdm
 
     class Bar(tqdm):
@@ -15,4 +18,5 @@ def progress_bar(**words: Any) -> Any:
         miniters=0,
         smoothing=0,
         leave=False,
+        disable=None,
     )

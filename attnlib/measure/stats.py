@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.spec import require_type
+
 CONFIDENCE = 0.95
 SHORT_US = 30.0
 """Calls below this are short."""
@@ -195,7 +197,7 @@ def judge_ratios(
     Raises
     ------
     ValueError
-        For a pair with different numbers of times on both sides, or with none.
+        For no sequence, and for a pair with different numbers of times on both sides, or with none.
 
     Examples
     --------
@@ -204,6 +206,7 @@ def judge_ratios(
     >>> row.verdict, round(row.ratio, 2)
     ('slower', 2.01)
     """
+    require_type("pairs", pairs, Sequence, such_as="[(times_of_a, times_of_b)]")
     of_rows = []
     log_ratios = []
     for a, b in map(_paired, pairs):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from packaging.version import Version
 
 from ..core.backends.table import TABLE
+from ..core.spec import require_type
 from ..measure.calls.cost import Ceilings
 from ..measure.calls.form import Item
 from ..measure.spans import Kernel
@@ -236,6 +237,11 @@ def _drift(samples: Sequence[float]) -> float:
     return last / first - 1
 
 
+def require_frame(name: str, value: object) -> None:
+    """ValueError unless `value` is a frame, as records are loaded."""
+    require_type(name, value, pd.DataFrame, such_as="attnlib.load(study, machine)")
+
+
 def require_comparable(rows: pd.DataFrame) -> None:
     """ValueError, naming column and values, unless all rows share what `COMPARABLE` names."""
     for name in COMPARABLE:
@@ -275,6 +281,7 @@ def ceilings(frame: pd.DataFrame, needed: Sequence[str] = CEILINGS) -> Ceilings:
     >>> bool(1000 < attnlib.ceilings(frame).copy_gbps < 4800)
     True
     """
+    require_frame("frame", frame)
     is_ceiling = frame.backend.isin(CEILINGS)
     measured = frame[is_ceiling & (frame.status == "ok")]
     require_comparable(measured)
@@ -308,6 +315,8 @@ def good_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
 
     Raises
     ------
+    ValueError
+        For what is no DataFrame.
     AttributeError
         For a table without the columns of records.
 
@@ -320,6 +329,7 @@ def good_rows(frame: pd.DataFrame, timer: str = "graph") -> pd.DataFrame:
     >>> sorted(rows.status.unique()), sorted(rows.timer.unique())
     (['ok'], ['graph'])
     """
+    require_frame("frame", frame)
     is_ok = (frame.status == "ok") & ~frame.throttled
     is_first = ~frame.repeat  # no A/A item
     rows = frame[is_ok & is_first & (frame.timer == timer)]
@@ -356,6 +366,8 @@ def decode_rows(
 
     Raises
     ------
+    ValueError
+        For what is no DataFrame.
     AttributeError
         For a table without the columns of records.
 
@@ -368,6 +380,7 @@ def decode_rows(
     >>> sorted(rows.release.unique())
     ['0.6.3']
     """
+    require_frame("frame", frame)
     rows = frame[frame.heads.notna()]
     if release is not None:
         rows = rows[rows.release == release]
@@ -508,6 +521,7 @@ def _paired_by_case(
     b: str,
 ) -> tuple[pd.DataFrame, list[Pair]]:
     """The cases that both sides ran, with their columns, and the times of both, round by round."""
+    require_frame("rows", rows)
     sides = {
         a: side_rows(rows, a),
         b: side_rows(rows, b),
@@ -563,6 +577,8 @@ def aa_check(frame: pd.DataFrame) -> str:
 
     Raises
     ------
+    ValueError
+        For what is no DataFrame.
     AttributeError
         For a table without the columns of records.
 
@@ -574,6 +590,7 @@ def aa_check(frame: pd.DataFrame) -> str:
     >>> attnlib.aa_check(frame).endswith("A/A rows came out faster or slower")
     True
     """
+    require_frame("frame", frame)
     is_ok = (frame.status == "ok") & ~frame.throttled
     good = frame[is_ok & frame.case.notna()]
     item = ["timer", "backend", "release", "case"]
@@ -634,6 +651,7 @@ def tally(table: pd.DataFrame, by: str) -> pd.DataFrame:
     >>> attnlib.tally(table, "page_size").columns.tolist()[:5]
     ['page_size', 'shapes', 'least', 'median', 'most']
     """
+    require_frame("table", table)
     # Not crosstab: some releases of pandas 3 refuse an index with duplicates, as concat leaves it.
     groups = table.groupby(by)
     counts = groups.verdict.value_counts().unstack(fill_value=0)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ..core.spec import require_type
 from ..measure.calls.form import Item, NamedCase
 from ..measure.files import remove_unfinished, write_whole
 from .missing import NotOnRecordError
@@ -159,7 +160,7 @@ def load(
     FileNotFoundError
         Naming the machines that have the study.
     ValueError
-        Naming file and row of what is no record of this machine.
+        Naming file and row of what is no record of this machine; for names that are no text.
 
     Examples
     --------
@@ -169,6 +170,8 @@ def load(
     >>> bool((frame.run_us[frame.status == "ok"] > 0).all())
     True
     """
+    require_type("study", study, str)
+    require_type("machine", machine, str)
     frame = _frame_of(
         study=study,
         machine=machine,

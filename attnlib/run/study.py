@@ -8,6 +8,7 @@ GPU does not favour one side (A B B A).
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import math
@@ -25,8 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.backends.table import COMPARED, compared_package
+from ..core.spec import require_type, require_word
 from ..measure.calls.cases import read_case
-from ..measure.calls.form import Item, NamedCase
+from ..measure.calls.form import PACKAGE, Item, NamedCase
 from ..measure.machine import has_driver
 from ..measure.progress import progress_bar
 from . import store
@@ -268,15 +270,28 @@ def mode() -> str:
     return wanted
 
 
-def load_or_measure(study: Study) -> pd.DataFrame:
+def study_given(study: Study | str) -> Study:
+    """A study, or the one of a name; ValueError for another value, and lists the names."""
+    if isinstance(study, str):
+        # By its name, as the case of a record: this room knows no question.
+        studies = importlib.import_module(f"{PACKAGE.name}.studies")
+        studies.require_sound(study)
+        require_word("study", study, studies.STUDIES)
+        return studies.STUDIES[study]
+    require_type("study", study, Study, such_as='attnlib.STUDIES["split_cap"]')
+    return study
+
+
+def load_or_measure(study: Study | str) -> pd.DataFrame:
     """The records of a study: measured now where missing (live), or replayed.
 
     Live it warns where no case could run, as for want of a library, with the first one's reason.
 
     Parameters
     ----------
-    study : Study
-        Live only its grids marked `headline` are measured.
+    study : Study or str
+        The study, or its name in `attnlib.STUDIES`. Live only its grids marked `headline` are
+        measured.
 
     Returns
     -------
@@ -286,7 +301,8 @@ def load_or_measure(study: Study) -> pd.DataFrame:
     Raises
     ------
     ValueError
-        For a study that can only be read, if it is to be measured; for one without records.
+        For an unknown study; for one that can only be read, if it is to be measured; for one
+        without records.
     RuntimeError
         For `ATTNLIB_MODE=live` without a CUDA GPU, or while another sweep holds the GPU.
 
@@ -300,6 +316,7 @@ def load_or_measure(study: Study) -> pd.DataFrame:
     >>> sorted(rows.backend.unique())[:2]
     ['copy', 'flashinfer-auto']
     """
+    study = study_given(study)
     if mode() == "live":
         Sweep(headline=True).measure(study)
     frame = store.load(study.name, record_machine(study))
@@ -454,7 +471,12 @@ def in_about(*sweeps: tuple[int, int], pace: Study) -> str:
 
 @lru_cache(maxsize=2)
 def describe(device: str) -> Machine:
-    """This machine, described by a worker process: ours never opens a CUDA context."""
+    """This machine, described by a worker process: ours never opens a CUDA context.
+
+    NoGpuError for a GPU where none is.
+    """
+    if device == "cuda" and not has_driver():
+        raise NoGpuError("no CUDA GPU is here")
     command = [*WORKER, "--describe", device]
     done = subprocess.run(
         command,

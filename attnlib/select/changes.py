@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from ..core.backends.limits import LATENT_MODES
 from ..core.layer import MODELS, name_of
-from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec, require_word
+from ..core.spec import MLA, MLA_HEAD_DIM, AttnSpec, require_type, require_word
 from .asked import LATENT_PAGE
 from .explain import Choice, by_name, explain
 from .facts import DECODE_MODES, GPUS, Call, decided
@@ -209,6 +209,7 @@ def require_tested(library: str, stated: Collection[str], tried: Iterable[Tried]
 
 def _library_of(name: str, text: str) -> Library:
     """The library of a release; the error names the argument that it was given as."""
+    require_type(name, text, str, such_as="flashinfer==0.6.3")
     try:
         return find(text)[0]
     except ValueError as error:

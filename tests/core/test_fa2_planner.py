@@ -5,6 +5,7 @@ import re
 import textwrap
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,18 +84,10 @@ def notebook_snippet():
     return text.split("```python\n")[1].split("```")[0]
 
 
-def docstring_snippet():
-    (lines,) = re.findall(r"\n\n((?:    .*\n|\n)+)", module.__doc__.split("`wrapper`")[0])
-    return textwrap.dedent(lines)
-
-
-@pytest.mark.parametrize("snippet", [docstring_snippet, notebook_snippet])
-def test_a_published_snippet_names_the_query_dtype_and_plans_before_the_capture(
-    wrapper, snippet, monkeypatch
-):
+@pytest.fixture
+def events(wrapper, monkeypatch):
+    """What a snippet does, in its order: plans of both kinds, a capture, runs, a replay."""
     events = []
-    wrapper.plan = lambda *_, **layer: events.append(layer["q_data_type"])
-    wrapper.run = lambda *_: events.append("run")
     plan = Fa2Planner.plan
     counted = lambda *a, **k: (events.append("ours"), plan(*a, **k))  # noqa: E731
     monkeypatch.setattr(Fa2Planner, "plan", counted)
@@ -107,6 +100,12 @@ def test_a_published_snippet_names_the_query_dtype_and_plans_before_the_capture(
         yield
 
     monkeypatch.setattr(torch.cuda, "graph", capture)
+    return events
+
+
+def test_the_snippet_of_a_page_names_the_query_dtype_and_plans_before_the_capture(wrapper, events):
+    wrapper.plan = lambda *_, **layer: events.append(layer["q_data_type"])
+    wrapper.run = lambda *_: events.append("run")
     slots = torch.arange(2**18).view(2, 2**17).int()
     wrapper._paged_kv_indices_buf = torch.zeros(2**14, dtype=torch.int32)
     names = {
@@ -118,8 +117,78 @@ def test_a_published_snippet_names_the_query_dtype_and_plans_before_the_capture(
     names |= {"block_table": slots[:, : 2**13], "seq_lens": torch.tensor([40, 5000])}
     names |= {"num_qo_heads": 32, "num_kv_heads": 8, "arrays": (), "graph": None}
     names |= {"layers": range(2), "q": None, "cache": None, "Fa2Planner": Fa2Planner}
-    exec(snippet(), names)
+    exec(notebook_snippet(), names)
     assert events == [torch.bfloat16, "ours", "capture", "ours", "run", "run"]
+
+
+class GraphWrapper(PlannedWrapper):
+    """One that a snippet makes; it is planned as FlashInfer's own, for any heads."""
+
+    def __init__(self, events, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.events = events
+
+    def plan(self, indptr, indices, last, heads, kv_heads, head_dim, page_size, **dtypes):
+        rows = self._fixed_batch_size
+        assert len(indptr) == rows + 1 and len(indices) == len(last) == rows
+        assert (head_dim, page_size) == (128, 16)
+        self._num_qo_heads, self._num_kv_heads = heads, kv_heads
+        self._plan_info = [33, 3, 0, 16, 0, 0, 0, 0, 0, 0, 0, 33 * 16 * 32 * 128 * 4, 0, True, True]
+        self.events.append(dtypes["q_data_type"])
+
+    def run(self, q, cache, out):
+        assert len(q) == len(out) == self._fixed_batch_size
+        self.events.append("run")
+
+
+def docstring_snippet():
+    """The complete example of `Fa2Planner`, on the CPU."""
+    (lines,) = re.findall(r"::\n\n((?:        .*\n|\n)+)", Fa2Planner.__doc__)
+    return textwrap.dedent(lines).replace('"cuda"', '"cpu"')
+
+
+def test_the_complete_example_makes_a_wrapper_captures_and_replays(wrapper, events, monkeypatch):
+    made = []
+
+    def make(*arguments, **options):
+        made.append(GraphWrapper(events, *arguments, **options))
+        return made[0]
+
+    def replay():
+        names["planner"].plan(names["seq_lens"], block_table=names["block_table"])
+
+    graph = SimpleNamespace(replay=replay)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    names = {"torch": torch, "Fa2Planner": Fa2Planner, "caches": [None, None]}
+    names |= {"flashinfer": SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=make)}
+    names |= {"max_batch": 3, "num_pages": 2000, "num_qo_heads": 32, "num_kv_heads": 8}
+    table = torch.arange(1, 1201, dtype=torch.int32).view(2, 600)
+    names |= {"lens": torch.tensor([40, 9000]), "table": table}
+    exec(docstring_snippet(), names)
+    assert events == [torch.bfloat16, "ours", "run", "capture", "ours", "run", "run", "ours"]
+    planner = names["planner"]
+    assert planner.shape.max_batch_size == 3
+    assert planner.page_arrays["kv_indptr"].tolist() == [0, 3, 566, 566]
+    assert planner.page_arrays["kv_indices"][:4].tolist() == [1, 2, 3, 601]
+    assert (names["skipped"], names["lost"]) == (0, 0)
+
+
+def test_overflow_is_what_its_docstring_says(wrapper):
+    planner = Fa2Planner(wrapper, **LAYER, num_sms=132, page_size=16)
+    table = torch.arange(3 * 256).view(3, 256).int()
+    limit = 256 * 16
+    planner.plan(torch.tensor([limit + 1, 16, limit + 9]), block_table=table)
+    assert planner.overflow.tolist() == [limit + 9, 0], "the longest of those above the limit"
+    assert planner.page_arrays["kv_indptr"].tolist() == [0, 0, 1, 1]
+    planner.plan(torch.tensor([limit, 16, 0]), block_table=table)
+    assert planner.overflow.tolist() == [limit + 9, 257], "256 pages fit: all are skipped"
+    words = wrapper._int_workspace_buffer[: planner.layout.int_bytes].view(torch.int32)
+    nothing = plan_words(planner.shape, np.zeros(3, int)).image(len(words))
+    at = planner.layout.offsets[3]
+    assert words[at : at + 4].tolist() == nothing[at : at + 4].tolist() == [0, 0, 0, 0]
+    planner.overflow.zero_()
+    planner.plan(torch.tensor([limit - 16, 16, 0]), block_table=table)
+    assert planner.overflow.tolist() == [0, 0]
 
 
 def test_a_gpu_that_was_not_measured_is_named_once():

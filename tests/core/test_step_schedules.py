@@ -17,8 +17,9 @@ from support.schedule_words import candidates, wrong_parts
 
 from attnlib.core import schedule_words
 from attnlib.core.metadata import device
-from attnlib.core.metadata.decode import NO_SCHEDULES, launch_of
+from attnlib.core.metadata.decode import NO_SCHEDULES, build_decode_metadata, launch_of
 from attnlib.core.metadata.device import span_width
+from attnlib.core.metadata.kv_indices import build_kv_indices
 from attnlib.core.metadata.require import DecodeTensors
 from attnlib.core.metadata.schedules import build_step_schedules
 from attnlib.core.schedule import library
@@ -436,3 +437,29 @@ def test_other_kinds_and_lengths_compile_nothing_once_the_structure_is_known():
                 2,
             )
     assert SCHEDULES.compiled() == before
+
+
+def test_a_block_table_is_a_page_table_and_its_schedules_are_written_without_a_pool():
+    facts = {"full": SchedulerFacts(4, 32, 8, 128, 1, 1024, SMS, page_size=16, causal=True)}
+    lens = np.array([1000, 3, 500, 0])
+    table = torch.arange(4 * 70, dtype=torch.int32, device=DEVICE).view(4, 70)[:, :64]
+    before = table.clone()
+    schedules = StepSchedules.reserve(facts, torch.device(DEVICE))
+    sizes = {"cache_seqlens": 4, "cu_seqlens_k": 5, "req_pool_indices": 4}
+    zeros = {n: torch.zeros(size, dtype=torch.int32, device=DEVICE) for n, size in sizes.items()}
+    call = {"seq_lens": torch.from_numpy(lens).to(DEVICE), **zeros, "page_size": 16}
+    call |= {"schedules": schedules, "max_pages": 0}
+    pool = torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)
+    build_step_schedules(**call, page_table=table, req_to_token=pool)
+    wanted = schedule_words(facts["full"], lens)
+    assert schedules["full"].words.tolist() == wanted.tolist()
+    assert call["cache_seqlens"].tolist() == lens.tolist() and table.equal(before)
+
+    words = "block_table must be left out, slots are read here (req_to_token): it is FlashAtt"
+    advice = "build_step_schedules with page_table=block_table, max_pages=0 and req_to_token [1, 1]"
+    for builder in (build_step_schedules, build_decode_metadata):
+        with pytest.raises(TypeError, match=f"^{re.escape(words)}.*{re.escape(advice)}$"):
+            given = call if builder is build_step_schedules else {"page_size": 16, "max_pages": 0}
+            builder(**given, block_table=table)
+    with pytest.raises(TypeError, match=r"^block_table .*: Fa2Planner.plan and build_fa2_plan wr"):
+        build_kv_indices(page_size=16, max_pages=0, block_table=table)

@@ -2,11 +2,13 @@
 
 A backend of a new library, in two modes, is its module and its rows in the table, also where the
 library needs Hopper and tests have no stand-in for it. A column is its entry in the schema. A
-kernel of metadata is itself, its rival and oracle, and its row of the contract. All else follows:
-contracts, measuring, the versions of records, frames, the doctor.
+kernel of metadata is itself, its rival and oracle, and its row of the contract. A study is one
+file, also one with a mistake. All else follows: contracts, measuring, the versions of records,
+frames, the doctor.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -145,7 +147,7 @@ def copy(tmp_path):
     return tmp_path
 
 
-def run(folder, *command):
+def run(folder, *command, stream="stdout"):
     (folder / "records").mkdir(exist_ok=True)
     paths = [str(folder), str(folder / "tests")]
     environment = {
@@ -161,7 +163,7 @@ def run(folder, *command):
         text=True,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    return getattr(done, stream)
 
 
 QUICK = ("-m", "pytest", "-q", "-p", "no:nbval", "-p", "no:cacheprovider")
@@ -189,3 +191,74 @@ def test_a_kernel_of_metadata_touches_three_files(copy):
     assert "passed" in contract, contract
     (copy / "measured.py").write_text(KERNEL_MEASURED)
     run(copy, "measured.py")
+
+
+def study_of_the_checklist():
+    """The template of CONTRIBUTING.md, named `toy_cost`, of host code as its first item says."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    _, _, section = text.partition("## A study")
+    study = section.partition("```python\n")[2].partition("```")[0]
+    study = re.sub(r'\("flashinfer-fa2", .*\)', '("sdpa",)', study)
+    study = study.replace("16, 8192)", "2, 64)").replace("NAME", "toy_cost")
+    starts = {"Study": "Study(", "Grid": "Grid(CASES, BACKENDS, "}
+    for noun, arguments in re.findall(r"`(Study|Grid)\(([^`]+)\)`", section):
+        study = study.replace(starts[noun], f"{starts[noun]}{arguments}, ")
+    assert study.count("timers=") == 2 and study.count("ceilings=") == 1
+    return study
+
+
+ASKED_OF_STUDIES = """
+import sys
+
+from attnlib import load_or_measure
+from attnlib.cli import main
+
+heads = ["--heads", "32/8", "--lens", "8192x16"]
+assert main(["advise", "--gpu", "h100", *heads]) == 0
+for name in ("toy_cost", "toy_folder", "toy_name", "toy_none"):
+    assert main(["measure", name]) == 2
+    assert main(["bisect", "--package", "flashinfer-python", "--good", "0.5.3", "--bad", "0.6.3",
+                 "--study", name, "--case", "heads=32/8 lens=8192x16"]) == 2
+    try:
+        load_or_measure(name)
+    except ValueError as error:
+        print("load:", error, file=sys.stderr)
+"""
+MISTAKES = {
+    "toy_cost": "toy_cost.py:10: TypeError: Study.__init__() got an unexpected keyword argument",
+    "toy_folder": "toy_folder/__init__.py:1: SyntaxError: invalid syntax",
+    "toy_name": "toy_name.py: ValueError: name must be 'toy_name', as the file's, got 'other'",
+    "toy_none": "toy_none.py: ValueError: STUDY must be a Study, got 3",
+}
+
+
+@pytest.mark.slow
+def test_a_study_is_one_file_and_one_of_host_code_is_measured_anywhere(copy):
+    studies = copy / "attnlib" / "studies"
+    study = study_of_the_checklist()
+    (studies / "toy_cost.py").write_text(study)
+    run(copy, "-m", "attnlib", "measure", "toy_cost")
+    records = list((copy / "records" / "records").glob("*/toy_cost/*.json"))
+    assert len(records) == 4 * 2  # rounds x (a call, its A/A item); the second grid is a part
+
+
+@pytest.mark.slow
+def test_a_mistake_in_a_study_is_one_sentence_and_stops_no_other(copy):
+    studies = copy / "attnlib" / "studies"
+    study = study_of_the_checklist()
+    (studies / "toy_cost.py").write_text(study.replace("question=", "timers=(), question="))
+    (studies / "toy_folder").mkdir()
+    (studies / "toy_folder" / "__init__.py").write_text("__all__ = = []\n")
+    (studies / "toy_name.py").write_text(study.replace('"toy_cost"', '"other"'))
+    (studies / "toy_none.py").write_text("STUDY = 3\n")
+    (copy / "records").symlink_to(ROOT / "data")
+    script = copy / "asked.py"
+    script.write_text(ASKED_OF_STUDIES)
+    told = run(copy, str(script), stream="stderr")
+    assert "Traceback" not in told
+    for name, mistake in MISTAKES.items():
+        sentence = f"study {name!r} must be importable, attnlib/studies/{mistake}"
+        lines = [line for line in told.splitlines() if sentence in line]
+        assert len(lines) == 4, told
+        starts = ["left out: ", "attnlib measure: ", "attnlib bisect: ", "load: "]
+        assert [line.partition("study ")[0] for line in lines] == starts

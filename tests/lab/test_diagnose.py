@@ -22,7 +22,7 @@ from attnlib.lab.diagnose import ENOUGH, LEAST_STEPS, TraceChange
 from attnlib.lab.diagnosis import DECODES
 from attnlib.lab.fix_gains import gained, gains
 from attnlib.lab.patterns import PATTERNS
-from attnlib.lab.trace_known import fixes_of
+from attnlib.lab.trace_known import PLANNER, fixes_of
 from attnlib.measure.spans import short_name
 from attnlib.select.explain import explain
 from attnlib.select.known import PROBLEMS, how_much, problem_lines, to_data
@@ -434,8 +434,9 @@ def test_releases_of_the_fa3_pattern_are_those_of_the_rules():
 
 
 def fix_of(pattern):
-    """The pattern's own fix, or that of the known problems that it is."""
-    return pattern.fix or fixes_of(pattern.known)
+    """The pattern's own fix, or that of the known problems that it is; of SGLang's steps."""
+    switch = "ATTNLIB_SGLANG_DECODE=planned, attnlib's plugin"
+    return PLANNER.sub(switch, pattern.fix or fixes_of(pattern.known))
 
 
 def test_a_pattern_of_two_problems_says_which_fix_is_for_which():

@@ -13,10 +13,13 @@ pytest.importorskip("ipywidgets", reason="needs ipywidgets: pip install ipywidge
 import attnlib
 from attnlib import explore, view
 from attnlib.lab import explore as module
+from attnlib.lab import source
 from attnlib.lab.explore import CSS_CLASS, DESCRIPTIONS
 from attnlib.lab.source import MOVING, OFFERED_MODELS
 from attnlib.lab.view import View
 from attnlib.run import store
+from attnlib.run import study as studying
+from attnlib.run.missing import NoGpuError
 from attnlib.run.study import describe
 from attnlib.studies import STUDIES
 
@@ -189,8 +192,27 @@ def test_without_a_gpu_it_shows_why_and_leaves_the_records_to_be_chosen(
 def test_an_argument_that_is_none_lists_those_that_are(published_records):
     with pytest.raises(ValueError, match="explore takes model, .*head_dim; got 'colour'"):
         explore(colour=1)
-    with pytest.raises(ValueError, match="rounds must be left out, got 500: ATTNLIB_MODE=replay"):
+    with pytest.raises(ValueError, match="rounds must be left out, got 500: "):
         explore(rounds=500)
+
+
+def test_without_a_gpu_nothing_offers_to_measure(published_records, without_gpu, monkeypatch):
+    monkeypatch.setattr(source, "has_driver", lambda: False)
+    monkeypatch.setattr(View, "image", lambda view: "<img>")
+    explorer = explore()
+    places = [place for _, place in explorer.controls["records"].options]
+    assert ("live", "") not in places and len(places) > 1
+    assert explorer.view is not None and explorer.measure.disabled
+    explorer.start()
+    assert explorer.thread is None
+    assert "Not measured: no CUDA GPU is here." in explorer.status.value
+
+
+def test_without_a_gpu_a_machine_is_described_by_one_sentence(monkeypatch):
+    describe.cache_clear()
+    monkeypatch.setattr(studying, "has_driver", lambda: False)
+    with pytest.raises(NoGpuError, match=r"^no CUDA GPU is here$"):
+        describe("cuda")
 
 
 def test_on_a_gpu_it_opens_to_measure_there(instant_jobs, monkeypatch):

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +13,16 @@ from support.traces import Writer, runs
 from support.words import flat
 
 import attnlib
+from attnlib import cli
 from attnlib.core.backends.table import FAMILIES, ROLE_OF, family_of, role_of
 from attnlib.core.schedule.facts import SchedulerFacts
 from attnlib.core.schedule.splits import plan_splits
+from attnlib.engines import sglang, vllm
 from attnlib.lab.fix_gains import gains
+from attnlib.lab.pasted import KernelTotals
 from attnlib.lab.patterns import PATTERNS
+from attnlib.lab.trace_known import PLUGIN_SINCE, with_switch
+from attnlib.measure.kernel_sums import TORCH, KernelSum, KernelSums
 from attnlib.select.libraries import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -504,3 +510,78 @@ def test_pasted_sums_are_not_compared(tmp_path, fails):
     for pair in ((trace, sums), (sums, trace), (sums, sums)):
         words = fails("diagnose", *map(str, pair))
         assert f"{sums} must be a trace to be compared, it has sums without steps" in words
+
+
+# Fixes by the engine, and what else a caller states
+
+
+UNSPLIT = TRACES / "fa2_unsplit.json.gz"
+BY_CLASS = "a plan that splits long requests (Fa2Planner), or FlashAttention-3"
+
+
+@pytest.mark.parametrize(
+    "marked, stated, planner",
+    [
+        ("", {}, "Fa2Planner"),
+        ("", {"flashinfer": "0.7.2", "heads": "32/8"}, "Fa2Planner"),
+        ("", {"vllm": "0.33.0"}, "ATTNLIB_VLLM_DECODE=planned, attnlib's plugin"),
+        ("", {"sglang": "0.5.23"}, "ATTNLIB_SGLANG_DECODE=planned, attnlib's plugin"),
+        ("SGLang", {}, "ATTNLIB_SGLANG_DECODE=planned, attnlib's plugin"),
+        ("vLLM", {"vllm": "0.33.0"}, "ATTNLIB_VLLM_DECODE=planned, attnlib's plugin"),
+        ("SGLang", {"sglang": "0.5.10"}, "Fa2Planner"),
+        ("", {"vllm": "0.19.0"}, "Fa2Planner"),
+        ("TensorRT-LLM", {}, "Fa2Planner"),
+    ],
+)
+def test_a_planned_fix_is_the_switch_of_the_engine_that_is_stated_or_marks(marked, stated, planner):
+    step = SimpleNamespace(mark=SimpleNamespace(engine=marked))
+    assert with_switch(BY_CLASS, step, stated) == BY_CLASS.replace("Fa2Planner", planner)
+    named = "on the GPU (attnlib.core.Fa2Planner)"
+    told = named if planner == "Fa2Planner" else f"on the GPU ({planner})"
+    assert with_switch(named, step, stated) == told
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_planned_fix_is_the_switch_of_the_engine_that_marked_the_steps(engine):
+    fixes = attnlib.diagnose(TRACES / f"{engine}_flashinfer.json.gz").patterns.fix
+    switch = f"ATTNLIB_{engine.upper()}_DECODE=planned"
+    assert any(switch in fix for fix in fixes)
+    assert not any("Fa2Planner" in fix for fix in fixes)
+
+
+def test_the_switch_is_of_the_releases_that_the_plugin_takes():
+    oldest = {"sglang": sglang.OLDEST, "vllm": vllm.OLDEST}
+    assert {name: str(release) for name, release in PLUGIN_SINCE.items()} == oldest
+
+
+def test_two_engines_served_no_trace(fails):
+    words = "shape must name one engine, which served, got sglang=0.5.23 and vllm=0.33.0"
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        attnlib.diagnose(UNSPLIT, vllm="0.33.0", sglang="0.5.23")
+    shape = "heads=32/8 vllm=0.33.0 sglang=0.5.23"
+    assert words in fails("diagnose", str(UNSPLIT), "--shape", shape)
+
+
+def test_the_context_of_a_server_decides_a_known_problem(capsys):
+    told = {"sglang": "0.5.16", "page_size": 16}
+    trace = TRACES / "metadata_ops.json.gz"
+    for context, known in ((131072, ["sglang-page-table-width"]), (8192, [])):
+        found = attnlib.diagnose(trace, **told, context=context)
+        assert [answer.problem.id for answer in found.known] == known
+    with pytest.raises(ValueError, match="context must be an integer >= 1, got 'wide'"):
+        attnlib.diagnose(trace, context="wide")
+    shape = "page=16 lens=1024x16 context=131072 sglang=0.5.16"
+    assert cli.main(["diagnose", str(trace), "--shape", shape]) == 0
+    assert "[sglang-page-table-width]" in capsys.readouterr().out
+
+
+def test_pasted_sums_with_flashinfers_fa3_say_what_to_ask():
+    slow = "that is known to be slow (flashinfer since 0.6.0, ended in 0.6.4)"
+    ask = "explain --library flashinfer==RELEASE, or advise"
+    asks = f"If fa3 decodes here, {slow}: ask {ask}. [flashinfer-fa3-decode-auto]"
+    kernels = (KernelSum("PrefillWithKVCacheKernel", 10.0, 4),)
+    assert family_of(kernels[0].name) == "fa3"
+    totals = KernelTotals(KernelSums("pasted.txt", TORCH, kernels))
+    assert totals.unseen()[0] == asks
+    others = (KernelSum("FlashAttnFwdSm90", 10.0, 4),)
+    assert asks not in KernelTotals(KernelSums("pasted.txt", TORCH, others)).unseen()

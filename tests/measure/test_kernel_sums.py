@@ -1,5 +1,6 @@
 """Sums of kernels as people paste them, in the real forms; the times are made up."""
 
+import csv
 import random
 from pathlib import Path
 
@@ -35,6 +36,39 @@ def test_a_summary_of_nsight_systems_is_read_below_what_the_tool_prints_before_i
         ("GemmUniversal", 1_490_000.0, 65536),
         ("flash_fwd_splitkv_combine_kernel", 51_000.5, 16384),
     ]
+
+
+def nsys_table(text, most=10**6):
+    """CSV of nsys stats as the tool prints it without `--format`; longer names are cut."""
+    rows = list(filter(None, csv.reader(text.splitlines()[2:])))
+    for row in rows[1:]:
+        row[1] = f"{int(row[1]):,}"
+        if len(row[-1]) > most:
+            row[-1] = row[-1][: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rule = ["-" * width for width in widths]
+    lines = [" ** CUDA GPU Kernel Summary (cuda_gpu_kern_sum):", ""]
+    for row in (rows[0], rule, *rows[1:]):
+        cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
+        lines.append(" " + "  ".join([*cells, row[-1]]))
+    return "\n".join([*lines, "", " ** CUDA GPU MemOps Summary (by Time):", ""])
+
+
+def test_the_table_that_nsight_systems_prints_is_read_as_its_csv(tmp_path):
+    path = tmp_path / "summary.txt"
+    path.write_text(nsys_table(SUMMARY.read_text()))
+    sums = read_sums(path)
+    assert (sums.source, sums.kernels) == (NSYS, read_sums(SUMMARY).kernels)
+    path.write_text(nsys_table(SUMMARY.read_text(), most=60))
+    cut = read_sums(path).kernels
+    assert [(k.name, k.is_cut) for k in cut] == [
+        ("flash_fwd_splitkv_kernel", True),
+        ("device_kernel", True),
+        ("flash_fwd_splitkv_combine_kernel", True),
+    ]
+    path.write_text(nsys_table(SUMMARY.read_text()).replace("65536", "many"))
+    with pytest.raises(ValueError, match="must have numbers in Instances, it has 'many'"):
+        read_sums(path)
 
 
 @pytest.mark.parametrize("text", ["", "nothing of the kind", "----  ----\nNom  Zeit\n", '{"a": 1}'])

@@ -22,10 +22,18 @@ from torch import Tensor
 from ..gpu import HOPPER
 from ..schedule import library
 from ..schedule.library import FLASH_ATTN_3
+from ..spec import require_word
 from .table import Entry, installed_version
 
+DEVICES = ("cuda", "cpu")
 Batch = TypeVar("Batch", bound=Any)
 Cache = TypeVar("Cache")
+
+
+def require_device(device: object) -> None:
+    """ValueError unless a device is `cuda`, with a number or without, or `cpu`."""
+    kind, _, _ = str(device).partition(":")
+    require_word("device", kind, DEVICES)
 
 
 @dataclass(eq=False)
@@ -51,6 +59,7 @@ class Backend(ABC, Generic[Batch, Cache]):
 
     def __init__(self, entry: Entry, *, device: str, cuda_graph: bool = False) -> None:
         self.entry = entry
+        require_device(device)
         self.device = torch.device(device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
             words = "torch.cuda.is_available() is False"

@@ -6,6 +6,8 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib import metadata
 
+from ..spec import require_type
+
 PLANNABLE = ("decode", "mla", "extend")
 """What a backend can plan: `DecodeBatch`, `MlaBatch` or `ExtendBatch`."""
 
@@ -490,6 +492,7 @@ def entry_of(name: str, plans: str = "") -> Entry:
 
     `NAME@CAP` is the entry of a mode under another cap of splits.
     """
+    require_type("backend", name, str)
     mode, _, cap = name.partition("@")
     entry = TABLE.get(mode)
     if entry is None or plans not in ("", entry.plans):

@@ -30,7 +30,7 @@ from ..metadata.require import (
     require_one_device,
     require_values,
 )
-from ..spec import INT32_MAX, ceil_div, require_page_size
+from ..spec import INT32_MAX, ceil_div, require_page_size, require_type
 from . import choice
 from .choice import PlanShape
 from .library import MIN_CHUNK
@@ -608,8 +608,8 @@ def build_fa2_plan(
         Whether values are looked at too: a request that has no room, or is not in the pool, raises
         ValueError. It waits for the GPU, and no graph can capture it.
     overflow : Tensor, optional
-        [2] int32, out: tokens of a request, and pages of a batch, that could not be planned;
-        required with a `page_size`.
+        [2] int32, out, as `Fa2Planner.overflow`: tokens of the longest request that was skipped,
+        and pages of a batch that was; required with a `page_size`.
     kv_indptr, kv_indices, kv_last_page_len : Tensor, optional
         [max_batch_size + 1], [capacity], [max_batch_size] int32, out, as `build_kv_indices` writes.
     req_pool_indices, req_to_token : Tensor, optional
@@ -636,6 +636,7 @@ def build_fa2_plan(
     >>> bool((words.numpy() == wanted).all())
     True
     """
+    require_type("shape", shape, PlanShape)
     used = PlanTensors(seq_lens, words, **tensors)
     for name in PlanTensors._fields[3:]:
         if getattr(used, name) is not None and not page_size:

@@ -1,22 +1,13 @@
-"""Plan for a FlashInfer wrapper of your own, on the GPU.
-
-    dtypes = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}  # the model's
-    wrapper.plan(*arrays, num_qo_heads, num_kv_heads, 128, 16, **dtypes)     # once, sets it up
-    planner = Fa2Planner(wrapper, head_dim=128, max_seq_len=16384, page_size=16)
-    inputs = {"block_table": block_table}           # as of vLLM; or, as of SGLang:
-    # inputs = {"req_pool_indices": rows, "req_to_token": pool}
-    planner.plan(seq_lens, **inputs)                # compiles, which a capture cannot
-    with torch.cuda.graph(graph):
-        planner.plan(seq_lens, **inputs)            # plans in every replay
-        for layer in layers:
-            wrapper.run(q, cache)
+"""Plan for a FlashInfer wrapper of your own, on the GPU: `Fa2Planner`, which has an example.
 
 `wrapper` is a BatchDecodeWithPagedKVCacheWrapper (tensor cores) or a
 BatchPrefillWithPagedKVCacheWrapper of fa2 in CUDA-graph mode. FlashInfer's default query dtype is
 float16, so name yours. Without `inputs` the wrapper's page arrays are not written: fill
 `planner.page_arrays` for the same lengths before each replay.
 
-`q` and `out` have rows of `max_batch_size` requests; one without tokens gives zeros (-inf as lse).
+`max_batch_size` is that of the wrapper: decode, the length of `paged_kv_last_page_len_buffer`;
+prefill, of `qo_indptr_buf` less 1. `q` and `out` have rows of so many requests; one without tokens
+gives zeros (-inf as lse).
 
 It helps where lengths differ and requests x KV heads fill the GPU's slots, two per SM, so that
 FlashInfer disables split-KV. Elsewhere it mostly keeps FlashInfer's chunk and gains nothing.
@@ -98,9 +89,15 @@ class Fa2Planner:
     page_arrays : dict of str to Tensor
         The wrapper's buffers by the names of `build_kv_indices`.
     overflow : Tensor
-        [2] int32 on the GPU: the tokens of a request, and the pages of a batch, that could not be
-        planned (see `plan`); 0 if all could. They stay until they are set to 0: read them whenever
-        the host waits for the GPU anyway.
+        [2] int32 on the GPU, 0 while every request was planned. A step that skips requests writes
+        what is skipped, and it stays until you zero it.
+        `overflow[0]`: tokens of its longest request above the limit. Each one above it has zeros as
+        output, the others are right. The limit is what a row of the table or pool holds, at most
+        2,097,152 tokens. The kernel names no request; the lengths that you gave `plan` do.
+        `overflow[1]`: pages of a batch that `kv_indices` cannot hold. All its outputs are zeros.
+        Copy it with the sampled tokens of the same step, before they go to a user. Where it is not
+        0, drop the tokens of these requests and zero it. Then end the requests, or run them again
+        outside the graph, by a wrapper without `use_cuda_graph` and its own `plan`.
 
     Raises
     ------
@@ -114,13 +111,51 @@ class Fa2Planner:
 
     Examples
     --------
-    Needs a GPU and FlashInfer; `wrapper` decodes in CUDA graphs, over pages of 16 tokens:
+    Needs a GPU and FlashInfer. Steps of up to `max_batch` requests, over pages of 16 tokens::
 
-    >>> planner = Fa2Planner(
-    ...     wrapper, head_dim=128, max_seq_len=16384, page_size=16
-    ... )  # doctest: +SKIP
+        def zeros(*size):
+            return torch.zeros(size, dtype=torch.int32, device="cuda")
+
+        # The wrapper of a graph keeps its buffers; it is planned once, a page per request.
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            torch.empty(2**28, dtype=torch.uint8, device="cuda"),
+            "NHD",
+            use_cuda_graph=True,
+            use_tensor_cores=True,
+            backend="fa2",
+            paged_kv_indptr_buffer=zeros(max_batch + 1),
+            paged_kv_indices_buffer=zeros(num_pages),
+            paged_kv_last_page_len_buffer=zeros(max_batch),
+        )
+        dtypes = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
+        first = torch.arange(max_batch + 1, dtype=torch.int32)
+        last = torch.ones(max_batch, dtype=torch.int32)
+        heads = (num_qo_heads, num_kv_heads, 128)
+        wrapper.plan(first, zeros(max_batch), last, *heads, 16, **dtypes)
+        planner = Fa2Planner(wrapper, head_dim=128, max_seq_len=16384, page_size=16)
+
+        # What replays read. A graph keeps addresses: fill these in place, pass no other tensors.
+        seq_lens = zeros(max_batch)
+        block_table = zeros(max_batch, 1024)
+        q = torch.zeros(max_batch, num_qo_heads, 128, dtype=torch.bfloat16, device="cuda")
+        out = torch.empty_like(q)
+
+        planner.plan(seq_lens, block_table=block_table)  # compiles, which a capture cannot
+        wrapper.run(q, caches[0], out=out)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            planner.plan(seq_lens, block_table=block_table)  # once per replay, for all layers
+            for cache in caches:
+                wrapper.run(q, cache, out=out)
+
+        # A step of `lens`, whose pages are `table`; requests past them are empty.
+        seq_lens.zero_()
+        seq_lens[: len(lens)].copy_(lens)
+        block_table[: len(lens), : table.shape[1]].copy_(table)
+        graph.replay()
+        skipped, lost = planner.overflow.tolist()  # see `overflow`
+
     >>> planner.plan(seq_lens, block_table=block_table)  # doctest: +SKIP
-    >>> out = wrapper.run(q, (k_cache, v_cache))  # doctest: +SKIP
     """
 
     def __init__(
@@ -207,11 +242,11 @@ class Fa2Planner:
           a wider row. Words past a request's last page are not read.
         `wrapper.run` uses this plan until `wrapper.plan` is called again.
 
-        Requests that do not fit are skipped, never cut short: their output is zeros. One that has
-        more than 2,097,152 tokens, or more than a row of the pool or table holds, is skipped, and
-        its tokens are written to `overflow[0]`. If `kv_indices` cannot hold the pages of all
-        requests, all are skipped, and the number of pages is written to `overflow[1]`; nothing is
-        written past its end.
+        Requests that do not fit are skipped, never cut short: their output is zeros, and `overflow`
+        says so. Nothing is written past the end of `kv_indices`.
+
+        A replay reads the tensors of the captured call, at their addresses. Call it once before the
+        capture, with the same tensors: that compiles.
 
         FlashInfer's kernels read the plan before they wait for the kernel ahead of them
         (programmatic dependent launch), so another one must come in between: that is `fence`. A

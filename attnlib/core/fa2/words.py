@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..spec import ceil_div
+from ..spec import INT32_MAX, ceil_div, require_between, require_int, require_type
 from .choice import PlanShape, choose, counted
 from .library import FA2_INFO, by_name
 
@@ -68,6 +68,7 @@ class PlanLayout:
     @classmethod
     def of(cls, shape: PlanShape) -> "PlanLayout":
         """The layout of `shape`."""
+        require_type("shape", shape, PlanShape)
         blocks = shape.max_blocks
         batch = shape.max_batch_size
         rows = batch * shape.q_len
@@ -201,8 +202,8 @@ def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
     Raises
     ------
     ValueError
-        For more than `max_batch_size` requests, and for a chunk that cuts into more blocks than the
-        grid has.
+        For more than `max_batch_size` requests, for a length or a chunk below 0, and for a chunk
+        that cuts into more blocks than the grid has.
 
     Examples
     --------
@@ -215,8 +216,12 @@ def plan_words(shape: PlanShape, seq_lens: np.ndarray, chunk: int = 0) -> Words:
     >>> words.kv_chunk_size, int(words.block_valid_mask.sum())
     (456, 33)
     """
+    require_type("shape", shape, PlanShape)
+    require_int("chunk", chunk, least=0)
     lens = np.zeros(shape.max_batch_size, np.int64)
     given = counted(shape, seq_lens)
+    if len(given):
+        require_between("seq_lens", np.asarray(seq_lens), 0, INT32_MAX)
     lens[: len(given)] = given
     chunk = chunk or choose(shape, given).chunk
     parts = ceil_div(lens, chunk)

@@ -275,6 +275,10 @@ def build_decode_metadata(
 
     Values that are out of range: see the module. What holds for all builders: `core.metadata`.
 
+    It reads slots, as SGLang has them. A block table, as vLLM has it, is FlashAttention-3's page
+    table as it is, and lengths in int32 are `cache_seqlens`: such an engine needs no launch of
+    these. For its schedules: `precompute`, or `build_step_schedules`.
+
     Parameters
     ----------
     page_size, max_pages : int

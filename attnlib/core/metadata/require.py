@@ -46,8 +46,22 @@ class PageArrays(NamedTuple):
     kv_start: Tensor | None = None
 
 
+INSTEAD = {
+    DecodeTensors: (
+        "it is FlashAttention-3's page_table as it is, and schedules of it are written by "
+        "precompute, or by build_step_schedules with page_table=block_table, max_pages=0 and "
+        "req_to_token [1, 1]"
+    ),
+    PageArrays: "Fa2Planner.plan and build_fa2_plan write page arrays of it",
+}
+"""What to do with a block table, which the builder of a kind of tensors does not read."""
+
+
 def tensors_named(kind: Any, tensors: Mapping[str, Any]) -> Any:
     """Tensors of one `kind`; TypeError naming one that is missing, or that there is not."""
+    if "block_table" in tensors:
+        words = "block_table must be left out, slots are read here (req_to_token)"
+        raise TypeError(f"{words}: {INSTEAD[kind]}")
     for name in kind._fields:
         if name not in tensors and name not in kind._field_defaults:
             raise TypeError(f"{name} must be given, a tensor")

@@ -96,6 +96,10 @@ def build_step_schedules(
     beyond int32. Where no request has both query tokens and KV, the library divides by zero; a
     request without KV has one split then.
 
+    An engine with a block table in place of slots gives it as `page_table`, with `max_pages=0`: no
+    page is written then, and `req_to_token` is not read. It may be [1, 1], and `req_pool_indices`
+    zeros.
+
     Parameters
     ----------
     page_size, max_pages, seq_len_delta, check : int, bool

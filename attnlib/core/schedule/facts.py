@@ -32,6 +32,7 @@ from ..spec import (
     ceil_div,
     require_given,
     require_int,
+    require_type,
     require_word,
 )
 
@@ -140,6 +141,7 @@ class SchedulerFacts(Grouped):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "head_dim_v", self.head_dim_v or self.head_dim)
+        require_type("window", self.window, tuple | list, such_as="(127, 0)")
         object.__setattr__(self, "window", tuple(self.window))
         for name in ("batch_size", "num_qo_heads", "num_kv_heads", "max_seqlen_q", "max_seqlen_k"):
             require_int(name, getattr(self, name))

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ..batch import require_tensor
+from ..spec import require_type
 from . import library
 from .facts import SchedulerFacts
 from .splits import num_words
@@ -151,6 +152,7 @@ def precompute(
     >>> metadata = precompute(facts, seq_lens)  # doctest: +SKIP
     >>> metadata.renew(longer_seq_lens)  # the next step  # doctest: +SKIP
     """
+    require_type("facts", facts, SchedulerFacts)
     settled = facts.settled
     _require_packing(facts)
     words = _checked_words(settled, seq_lens, cu_seqlens_q, out)

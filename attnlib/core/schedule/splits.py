@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..spec import INT32_MAX, ceil_div, require_between, require_int
+from ..spec import INT32_MAX, ceil_div, require_between, require_int, require_type
 from .facts import SchedulerFacts
 
 BATCHES_PER_CTA = 992
@@ -81,6 +81,7 @@ def plan_splits(
     >>> plan_splits(facts, np.array([8192, 512, 512, 512])).num_splits.tolist()
     [11, 1, 1, 1]
     """
+    require_type("facts", facts, SchedulerFacts)
     kv = _lengths("seq_lens", seq_lens, facts.batch_size, facts.max_seqlen_k)
     facts.require_q("q_lens", q_lens)
     if q_lens is None:

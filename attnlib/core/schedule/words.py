@@ -6,7 +6,7 @@ which is 0 here, and the order of requests with equal keys, which is theirs here
 
 import numpy as np
 
-from ..spec import ceil_div
+from ..spec import ceil_div, require_type
 from .facts import SchedulerFacts
 from .splits import (
     BATCHES_PER_CTA,
@@ -56,6 +56,7 @@ def schedule_words(
     >>> schedule_words(facts, np.array([8192])).tolist()
     [13, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0]
     """
+    require_type("facts", facts, SchedulerFacts)
     require_known_words(facts)
     q_given = q_lens
     if facts.varlen_q and q_lens is None:

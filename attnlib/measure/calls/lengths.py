@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.spec import LENGTHS
+from ...core.spec import LENGTHS, require_type
+from .form import NamedCase
 
 
 def sample_seq_lens(case: Any) -> np.ndarray:
@@ -40,8 +41,8 @@ def sample_seq_lens(case: Any) -> np.ndarray:
 
     Raises
     ------
-    AttributeError
-        For what has no such fields.
+    ValueError
+        For what is no case.
 
     Examples
     --------
@@ -50,6 +51,7 @@ def sample_seq_lens(case: Any) -> np.ndarray:
     >>> attnlib.sample_seq_lens(case).tolist()
     [33, 1, 60]
     """
+    require_type("case", case, NamedCase, such_as="a DecodeCase")
     if case.lengths not in LENGTHS:
         return explicit_lengths(case.lengths)
     longest = case.kv_len

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pandas as pd
 
+from ...core.spec import require_type
 from ...measure.files import write_whole
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     Raises
     ------
     ValueError
-        For a path with another suffix.
+        For what is no figure or no path, and for a path with another suffix.
 
     Examples
     --------
@@ -166,7 +167,10 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     'times.svg'
     """
     import matplotlib as mpl
+    from matplotlib.figure import Figure
 
+    require_type("figure", figure, Figure)
+    require_type("path", path, str | os.PathLike)
     path = Path(path)
     if path.suffix not in UNDATED:
         raise ValueError(f"path must end in {' or '.join(UNDATED)}, got {path.name!r}")

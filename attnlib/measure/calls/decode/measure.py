@@ -15,6 +15,7 @@ from functools import cache, partial
 import torch
 
 from ....core.backends import create
+from ....core.backends.base import require_device
 from ....core.backends.table import entry_of
 from ....core.batch import DecodeBatch, PagedKV
 from ..call import CallSubject
@@ -115,7 +116,8 @@ def decode_call(
     Raises
     ------
     ValueError
-        For a backend that is unknown, or not of decode, and for a text of another call.
+        For a backend that is unknown, or not of decode, for a text of another call, and for another
+        device.
 
     Examples
     --------
@@ -126,6 +128,7 @@ def decode_call(
     torch.Size([2, 8, 64])
     """
     entry_of(backend, "decode")
+    require_device(device)
     if isinstance(case, str):
         workload = read_case(case)
     else:
