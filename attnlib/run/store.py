@@ -118,8 +118,17 @@ def keep(row: Row) -> Path:
     """
     require_record(row)
     path = _path_of(row)
+    text = to_json(row)
+    try:
+        return _made(path, text)
+    except (FileExistsError, FileNotFoundError):  # `publish` has just removed the empty folder
+        return _made(path, text)
+
+
+def _made(path: Path, text: bytes) -> Path:
+    """The file of a record, in a folder that is made where there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write_whole(path, to_json(row))
+    return write_whole(path, text)
 
 
 def is_kept_ok(row: Row) -> bool:

@@ -436,6 +436,21 @@ def test_two_publishers_and_two_writers_lose_nothing():
     assert sorted(row["round"] for row in found()) == list(range(24))
 
 
+def test_a_record_is_kept_though_its_folder_was_published_away_meanwhile(monkeypatch):
+    mkdir = Path.mkdir
+    removed = []
+
+    def made_and_removed(folder, *args, **options):
+        mkdir(folder, *args, **options)
+        if not removed:
+            removed.append(folder)
+            folder.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", made_and_removed)
+    keep(*rounds(1))
+    assert removed and len(found()) == 1
+
+
 KILLERS = 2
 KILLS_EACH = 40
 
