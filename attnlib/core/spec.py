@@ -5,11 +5,14 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, field
 from difflib import get_close_matches
+from types import UnionType
 from typing import Any, TypeVar
 
 Count = TypeVar("Count", bound=Any)
 MOST_LISTED = 20
 """Words that a refusal lists; of more it names the nearest."""
+MOST_SHOWN = 60
+"""Characters of a wrong value that a refusal shows; of a longer one it names the type."""
 INT32_MAX = 2**31 - 1
 LATER = {"later": True}
 """Metadata of a field that older records lack: at its default it is left out of a record."""
@@ -276,6 +279,24 @@ def nearest(text: str, words: Collection[str], count: int = 4) -> list[str]:
     by_lower = {word.lower(): word for word in words}
     found = get_close_matches(text.lower(), by_lower, count, cutoff=0.3)
     return [by_lower[word] for word in found] or [*words][:count]
+
+
+def require_type(
+    name: str,
+    value: object,
+    wanted: type | UnionType,
+    such_as: str = "",
+) -> None:
+    """ValueError unless `value` is of a type, or one of several; `such_as` is an example."""
+    if isinstance(value, wanted):
+        return
+    words = getattr(wanted, "__name__", str(wanted))
+    if such_as:
+        words = f"{words}, such as {such_as}"
+    got = repr(value)
+    if len(got) > MOST_SHOWN:
+        got = f"one of type {type(value).__name__}"
+    raise ValueError(f"{name} must be of type {words}, got {got}")
 
 
 def require_types(

@@ -21,7 +21,7 @@ from ..core.gpu import HOPPER_SMS
 from ..core.layer import parse_layer
 from ..core.schedule.caps import BOUNDED, DEFAULT, splits_under
 from ..core.schedule.facts import SchedulerFacts, latent_facts, layer_facts
-from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec, require_int, require_type
 from .explain import Choice
 from .facts import DRAFT_MODES, FLAGS, GPUS, NUMBERS, WORDS, Call, Facts, facts_of, gpu_named
 from .libraries import AUTO, LIBRARIES
@@ -145,10 +145,27 @@ def parse_server(settings: Collection[str]) -> dict[str, Any]:
         elif name in SERVER_NUMBERS and value.isdecimal():
             given[name] = int(value)
         else:
-            numbers = [f"{number}=N" for number in SERVER_NUMBERS]
-            known = ", ".join((*SERVER, *numbers))
-            raise ValueError(f"a fact of the server must be one of {known}, got {text!r}")
+            raise _not_of_server(text)
     return given
+
+
+def _not_of_server(text: str) -> ValueError:
+    """The error for what is no fact of a server: it lists those there are."""
+    numbers = [f"{number}=N" for number in SERVER_NUMBERS]
+    known = ", ".join((*SERVER, *numbers))
+    return ValueError(f"a fact of the server must be one of {known}, got {text!r}")
+
+
+def require_server(server: Mapping[str, Any]) -> None:
+    """ValueError for what is no fact of a server, or for a value that it cannot have."""
+    require_type("server", server, Mapping, such_as="{'dp_attention': True}")
+    for name, value in server.items():
+        if name in SERVER_NUMBERS:
+            require_int(f"{name} of server", value)
+        elif name not in SERVER:
+            raise _not_of_server(str(name))
+        elif not isinstance(value, bool):
+            raise ValueError(f"{name} of server must be True or False, got {value!r}")
 
 
 def with_dp_attention(
