@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +176,14 @@ class Found:
 
     `package` is the one of the stack whose release has it; empty for a setting. `here` is what the
     records say of the call, where one was asked that is on record, or others like it are.
+    `requests` are those of the call, 0 where they are not known.
     """
 
     problem: Problem
     missing: tuple[str, ...] = ()
     package: str = ""
     here: Here | None = None
+    requests: int = 0
 
     @property
     def is_sized(self) -> bool:
@@ -315,6 +318,7 @@ def found(problem: Problem, situation: Situation) -> Found | None:
         problem=problem,
         missing=tuple(sorted(missing)),
         package=name,
+        requests=situation.facts.get("batch_size", 0),
     )
 
 
@@ -453,9 +457,22 @@ def _us_per_step(size: Mapping[str, Any], more: str = "") -> str:
     return f"{slow} us of metadata per step instead of {fast} ({calls}{more})"
 
 
-def size_in_brief(problem: Problem, card: str) -> str:
+def _us_of_nearest(size: Mapping[str, Any], requests: int) -> str:
+    """The times of the recorded call whose number of requests is nearest, of several the slowest;
+    of all where that of the call is not known."""
+    if not requests:
+        return _us_per_step(size)
+    recorded, slow, fast = min(
+        size["calls"],
+        key=lambda call: (abs(log2(call[0] / requests)), -call[1]),
+    )
+    times = f"{slow:.1f} us of metadata per step instead of {fast:.1f}"
+    return f"{times} for {recorded} request{'s' * (recorded > 1)} (nearest on record)"
+
+
+def size_in_brief(problem: Problem, card: str, requests: int = 0) -> str:
     """By how much, in a line: by the records of a card, of all where none is named or on record,
-    or as it was reported."""
+    or as it was reported. Metadata is that of a call of as many `requests`, or nearly."""
     words = []
     for report in problem.reported:
         against = " against it" if report.get("against") else ""
@@ -466,7 +483,7 @@ def size_in_brief(problem: Problem, card: str) -> str:
         gpu = card_named(size["gpu"]).upper() or size["gpu"]
         said = f"{_median_slowdown(size)} recorded {size['unit']}"
         if "slow_us" in size:
-            said = _us_per_step(size)
+            said = _us_of_nearest(size, requests)
         elif words:  # the same study on another card
             said = f"{size['median']:.2f} over {size['cases']}"
         words.append(f"{said}, {gpu}")
@@ -548,7 +565,8 @@ def report_in_brief(answers: Iterable[Found], card: str = "") -> list[str]:
     lines: list[str] = []
     for answer in answers:
         if answer.is_sized:
-            size = answer.here or size_in_brief(answer.problem, card)
+            requests = answer.requests
+            size = answer.here or size_in_brief(answer.problem, card, requests)
             lines += sized_in_brief(answer, str(size))
     return lines + others_in_brief(answers, is_first=not lines)
 

@@ -5,7 +5,6 @@ import re
 import shlex
 from dataclasses import replace
 from functools import cache
-from itertools import product
 from html import unescape
 from itertools import product
 
@@ -913,3 +912,15 @@ def test_what_is_said_of_the_pick_has_the_numbers_of_the_table(library):
             assert is_other == (own != own_build(advice.choice))
             said += 1
     assert said
+
+
+def test_lengths_with_dp_are_said_to_be_of_one_rank(capsys):
+    text = "model=DeepSeek-V3 tp=8 dp={} lens=8192x5"
+    of_rank = attnlib.advise(text.format(8), library="sglang==0.5.23", gpu="h100")
+    assert str(of_rank).splitlines()[0].endswith(": 40,960 tokens of one DP rank")
+    assert of_rank.layer.num_qo_heads == 128, "one GPU has all heads"
+    alone = attnlib.advise(text.format(1), library="sglang==0.5.23", gpu="h100")
+    assert str(alone).splitlines()[0].endswith(": 40,960 tokens")
+    with pytest.raises(SystemExit):
+        cli.main(["advise", "--help"])
+    assert "lens is the batch of one DP rank" in flat(capsys.readouterr().out)
