@@ -383,7 +383,7 @@ def test_a_fix_that_the_model_does_not_allow_is_not_named():
 def test_the_release_between_is_said_to_be_no_fix():
     for name in ("gqa", "mla", "verify"):
         do = PROBLEMS[f"sglang-fa3-split-cap-{name}"].do
-        assert "or SGLang 0.5.14 (0.5.15 copies the page table over the whole context)" in do
+        assert "or SGLang 0.5.14 (0.5.15 copies wide page tables)" in do
         assert PROBLEMS[f"sglang-fa3-split-cap-{name}"].releases["sglang"].since > Version("0.5.15")
     for name in ("sglang-page-table-width", "sglang-page-table-width-page-one"):
         assert PROBLEMS[name].releases["sglang"].since == Version("0.5.15")
