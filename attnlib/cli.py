@@ -1005,7 +1005,8 @@ SERVED: Options = {
     "--dp": dict(
         type=int,
         metavar="N",
-        help="groups of DP attention: TP / DP GPUs share the heads of a model; default: 1",
+        help="groups of DP attention, default 1: TP / DP GPUs share the heads of a model, and lens "
+        "is the batch of one DP rank",
     ),
 }
 BATCH: Options = {

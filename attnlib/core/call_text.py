@@ -14,7 +14,7 @@ order of `CallText`, and what has its default is left out.
 | dtype, kv_dtype | of the query; of the cache, where it differs | bfloat16 |
 | window | tokens that a query sees | 0: all |
 | top_k, kv_format | of MLA: tokens that are attended to, how a token is cached | 0: all; bfloat16 |
-| lens | tokens of each request, `8192x15+300`: see `Lens` | |
+| lens | tokens of each request, with dp of one rank: `8192x15+300`, see `Lens` | |
 | seed, context | of drawn lengths and inputs; tokens of the page table's width | 0; 0: the longest request |
 
 What only one question measures is a mode with words of its own, such as `mode=step layers=64`.

@@ -22,7 +22,7 @@ from ..core.backends.table import BACKENDS, compared_package
 from ..core.call_text import CallText, Lens, shortened
 from ..core.checkpoints import served
 from ..core.schedule.caps import BOUNDED, DEFAULT
-from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec, require_int
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec, require_int, require_type
 from ..measure.calls.cases import case_of, read_case
 from ..measure.calls.decode.case import DecodeCase
 from ..measure.calls.form import NamedCase
@@ -45,7 +45,13 @@ from ..select.known import (
 )
 from ..select.libraries import AUTO, find, library_or_engine
 from ..select.lines import DETAILS
-from ..select.situation import SERVED_CONTEXT, card_named, situation_of, with_dp_attention
+from ..select.situation import (
+    SERVED_CONTEXT,
+    card_named,
+    require_server,
+    situation_of,
+    with_dp_attention,
+)
 from ..studies import PACE, plan_rivals, random_batches
 from ..studies.splits import split_cap
 from .advised_times import (
@@ -59,13 +65,14 @@ from .advised_times import (
     recorded_rows,
     shown,
     with_speedups,
+    with_unrecorded,
 )
 from .cards import Brief, Card, folded_html, in_columns, in_words
 from .engine_builds import (
-    ANOTHER_BUILD,
     RECORDED_GPU,
-    SGLANG,
+    able_to_run,
     builds,
+    is_another_build,
     own_build,
     preferably_of,
     run_by_engine,
@@ -106,6 +113,9 @@ FEWEST_BACKENDS = 2
 CLOSE = 1.06
 """Backends within this ratio of the best, in the mean, are no clear winner and loser."""
 DISTANCE = "distance 3: about a factor of two in tokens or requests; above 6: weak evidence."
+NOTHING_ALIKE = "This call is not on record, and no batch is like it: nothing is compared."
+OF_RANK = " of one DP rank"
+"""After the tokens of a call with DP attention: its lengths are those of one GPU's attention."""
 MOST_RIVALS = "all rivals"
 """The draw of an H200 that speaks for backends of which a card has no record."""
 MLA_MODE = "mla"
@@ -132,7 +142,9 @@ class Advice(Brief):
     very call (`recorded_calls`). `runs` are the backends that the engine has, and under which
     name of its own; None where no engine is named. `known` are the known problems that hold, or may
     hold, `card_name` the card that the user named. `of_model` says which kind of a model's layers
-    this is, where it has several; `draws` are the recorded batches that it is by.
+    this is, where it has several; `draws` are the recorded batches that it is by. `able` are the
+    backends that can run a call that the pick cannot, `is_of_rank` says that the lengths are those
+    of one rank of DP attention.
     """
 
     layer: AttnSpec
@@ -147,6 +159,8 @@ class Advice(Brief):
     card_name: str = ""
     of_model: str = ""
     draws: Sequence[str] = ()
+    able: Sequence[str] = ()
+    is_of_rank: bool = False
 
     @property
     def is_latent(self) -> bool:
@@ -217,8 +231,10 @@ class Advice(Brief):
 
     @property
     def command(self) -> str:
-        """The line that measures this call on a GPU: all backends, round by round; none of MLA."""
-        if self.is_latent:
+        """The line that measures this call on a GPU: all backends, round by round; none of MLA, and
+        none where no backend can run the call."""
+        nothing_runs = self.cannot_run and not self.able
+        if self.is_latent or nothing_runs:
             return ""
         # What is measured has no window.
         case = _case_of(replace(self.layer, window=0), self.lengths)
@@ -302,7 +318,7 @@ class Advice(Brief):
             names = ", ".join(self.times_beside.columns.drop(self.ours))
             gpus = _listed(self.beside.gpu)
             notes.append(f"Compared over other batches ({gpus}): {names}.")
-        if self.same.empty:
+        if self.same.empty and not self._is_unlike():
             notes.append("All times below were measured on other batches.")
         if self.nearest.day.min() < PRESENT_PLANNER and random_batches.PLANNED in self.times:
             notes.append(f"{random_batches.PLANNED}: by the planner before {PRESENT_PLANNER}.")
@@ -331,6 +347,10 @@ class Advice(Brief):
             notes.append(f"{choice.backend} of {choice.library} {words}.")
         if choice.problem:
             notes.append(f"The rule's pick cannot run: {choice.problem}.")
+            able = f"No backend of {choice.library} can run it."
+            if self.able:
+                able = f"Asked for by name can run it: {_listed(self.able)}."
+            notes.append(able)
         return notes
 
     def _of_another_gpu(self, gpu: str) -> str:
@@ -367,18 +387,23 @@ class Advice(Brief):
     def _not_of_layer(self) -> list[str]:
         """What the nearest batches lack of the call: its size, its layer, the pick."""
         layer = self.layer
-        notes = []
-        sizes = {} if self.is_latent else SIZE_WORDS
-        for name, words in sizes.items():
-            value = kernel_of(layer)[name]
-            recorded = sorted({*self.nearest[name]})
-            if value not in recorded:
-                words = f"{words} {value}: these are of {_listed(recorded)}"
-                notes.append(f"No batch near it is on record of {words}.")
+        notes = self._sizes_lacked()
         if layer.window or self.has_sinks:
             notes.append("No batch has a window or sinks, and --measure measures without.")
         if not self.ours:
             notes.append(f"No batch near it is on record of {self.choice.kernel or 'the pick'}.")
+        return notes
+
+    def _sizes_lacked(self) -> list[str]:
+        """The sizes with kernels of their own that no near batch has."""
+        notes = []
+        sizes = {} if self.is_latent else SIZE_WORDS
+        for name, words in sizes.items():
+            value = kernel_of(self.layer)[name]
+            recorded = sorted({*self.nearest[name]})
+            if value not in recorded:
+                words = f"{words} {value}: these are of {_listed(recorded)}"
+                notes.append(f"No batch near it is on record of {words}.")
         return notes
 
     def _sizes_of_heads(self) -> list[str]:
@@ -437,9 +462,9 @@ class Advice(Brief):
 
     def _other_build(self, own: str) -> list[str]:
         """That the times of the engine's choice are of a build that is not the engine's."""
-        if not (self.runs or {}).get(own, "").endswith(ANOTHER_BUILD):
+        if not is_another_build(own, self.runs):
             return []
-        lacks = ", which lacks SGLang's cap" if self.engine == SGLANG else f" ({own})"
+        lacks = ", which lacks SGLang's cap" if self._has_caps() else f" ({own})"
         return [f"Times of the engine's choice are of another build{lacks}."]
 
     @property
@@ -448,14 +473,30 @@ class Advice(Brief):
         that is not on record, of the nearest batches if it is slower there; else empty."""
         own = own_build(self.choice)
         said = time_on_record(own, self.same, self.runs)
-        if said:
+        if said or self._is_unlike():
             return said
-        times = self.times
-        if self._has_caps():
-            times = self._comparable_times(own, self._loses_splits())
-        if own in self.expected:
-            return slower_as_expected(own, self.expected, self.runs)
-        return slower_nearby(own, [times, self.times_beside], self.runs)
+        if self.expected:
+            build = own if own in self.expected else self.ours
+            return slower_as_expected(build, self.expected, self.runs)
+        return slower_nearby(self.ours, self.speedups, self.runs)
+
+    @cached_property
+    def speedups(self) -> pd.DataFrame:
+        """Speedups of the engine's backends over its choice as all batches let expect them, or in
+        the mean of the nearest, and how many batches have both; a fix of a known problem by the
+        calls that are like this one. Empty where the choice is not on record."""
+        if self.expected:
+            table = expected_speedups(self.expected, self.ours, self.runs)
+        else:
+            draws = [self._times_alike(), self.times_beside]
+            table = mean_speedups(draws, self.ours, self.runs)
+        return self._as_known(table)
+
+    def _times_alike(self) -> pd.DataFrame:
+        """`times`, of other caps of splits in batches alone that lose splits as the call does."""
+        if not self._has_caps():
+            return self.times
+        return self._comparable_times(own_build(self.choice), self._loses_splits())
 
     def _slower_notes(self) -> list[str]:
         """`slower_by_records`, and whether SGLang's other cap can help at all."""
@@ -601,33 +642,18 @@ class Advice(Brief):
     def _told_of_nearest(self) -> Told:
         """The speedups of the engine's backends over its pick in the nearest batches, and what
         those batches lack of this call."""
-        gpus = _listed(self.nearest.gpu)
-        lacks = "" if self.same.empty else " of this engine and GPU"
-        near = f"the {len(self.nearest)} nearest batches ({gpus})"
-        caption = f"This call is not on record{lacks}; {near}:"
-        times = self.times
-        if self._has_caps():
-            times = self._comparable_times(own_build(self.choice), self._loses_splits())
-        table = mean_speedups([times, self.times_beside], self.ours, self.runs)
-        if self.expected:
-            cards = [recorded_batches(draw).gpu.iloc[0] for draw in self.draws]
-            caption = f"This call is not on record{lacks}; expected by all batches "
-            caption += f"({_listed(cards)}):"
-            table = expected_speedups(self.expected, self.ours, self.runs)
-        if self.ours:
-            table = self._as_known(table)
+        if self._is_unlike():
+            return Told(NOTHING_ALIKE, pd.DataFrame(), self._not_of_layer())
+        table = self.speedups
         if not self.ours:
-            table = mean_slowdowns(times, self.runs)
-            caption = f"{caption.removesuffix(':')}, slowdown against the fastest of each:"
+            table = mean_slowdowns(self._times_alike(), self.runs)
+        caption = self._caption_of_nearest(table)
         if len(table) == 1:
-            (only,) = table.backend
-            caption = f"This call is not on record{lacks}, and of the engine's backends {near} "
-            caption += f"have {only} alone: nothing is compared."
             table = table.head(0)
-        elif table.empty:
-            near = f"the engine has none of the backends of {near}"
-            caption = f"This call is not on record{lacks}, and {near}."
         rows = shown(table, self.ours, self.runs, self.engine)
+        if self._stands_without_cap():
+            own = own_build(self.choice)
+            rows = with_unrecorded(rows, self.ours, [own, f"{own}@{BOUNDED}"], self.runs or {})
         off = [*self._not_of_gpu(), *self._not_of_layer()]
         notes = [
             *off,
@@ -642,8 +668,48 @@ class Advice(Brief):
             notes=notes,
         )
 
+    def _caption_of_nearest(self, table: pd.DataFrame) -> str:
+        """That the call is not on record, and of which batches and how many the table is."""
+        lacks = "" if self.same.empty else " of this engine and GPU"
+        head = f"This call is not on record{lacks}"
+        near = f"{self._nearest_counted(table)} ({_listed(self.nearest.gpu)})"
+        if table.empty:
+            return f"{head}, and the engine has none of the backends of {near}."
+        if len(table) == 1:
+            (only,) = table.backend
+            words = f"of the engine's backends {near} have {only} alone"
+            return f"{head}, and {words}: nothing is compared."
+        if self.expected:
+            cards = [recorded_batches(draw).gpu.iloc[0] for draw in self.draws]
+            near = f"expected by all batches ({_listed(cards)})"
+        if not self.ours:
+            near += ", slowdown against the fastest of each"
+        return f"{head}; {near}:"
+
+    def _nearest_counted(self, table: pd.DataFrame) -> str:
+        """How many of the nearest batches the rows of a table are of, but that of the pick."""
+        total = len(self.nearest)
+        counts = table.batches[table.backend != self.ours]
+        if not len(counts) or counts.min() == total:
+            return f"the {total} nearest batches"
+        if counts.min() == counts.max():
+            return f"{counts.min()} of the nearest batches"
+        return f"{counts.min()} to {counts.max()} of the nearest batches"
+
+    def _stands_without_cap(self) -> bool:
+        """Whether another build, without SGLang's cap of splits, stands for a pick that loses
+        splits by it."""
+        is_other = is_another_build(self.ours, self.runs)
+        return is_other and self._has_caps() and self._loses_splits()
+
+    def _is_unlike(self) -> bool:
+        """Whether the pick cannot run the call and no batch near it has its sizes, so that those
+        batches say nothing of it."""
+        return self.cannot_run and bool(self._sizes_lacked())
+
     def _as_known(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The table with what known problems say of their fix, by the calls that are like this."""
+        """The table with what known problems say of their fix, by the calls that are like this;
+        no number of it where those disagree."""
         table = table.copy()
         for answer in self.known:
             here = answer.here
@@ -652,7 +718,8 @@ class Advice(Brief):
             slow, fast = (side.partition("==")[0] for side in answer.problem.record["pair"])
             if slow == self.ours:
                 is_fix = table.backend == fast
-                table.loc[is_fix, [SPEEDUP, "batches"]] = here.slowdown, here.nearest
+                speedup = np.nan if here.is_open else here.slowdown
+                table.loc[is_fix, [SPEEDUP, "batches"]] = speedup, here.nearest
         return table.sort_values(SPEEDUP, ascending=False, kind="stable", ignore_index=True)
 
     @property
@@ -664,6 +731,8 @@ class Advice(Brief):
     def _title(self) -> str:
         """The call, and its tokens."""
         tokens = f"{sum(self.lengths):,} tokens"
+        if self.is_of_rank:
+            tokens += OF_RANK
         return f"{shortened(_case_of(self.layer, self.lengths).label)}: {tokens}"
 
     def _repr_html_(self) -> str:
@@ -687,6 +756,10 @@ class Advice(Brief):
     def card(self) -> Card:
         """The rule, what other backends would change, the nearest batches, how to measure."""
         table = self.table()
+        more = [("the nearest of them", self.batches)]
+        if self._is_unlike():
+            table = table.head(0)
+            more = []
         numbers = table.select_dtypes("float").columns
         time = in_about((ROUNDS, ROUNDS * len(BACKENDS)), pace=PACE)
         return Card(
@@ -696,7 +769,7 @@ class Advice(Brief):
             table=in_words(table, dict.fromkeys(numbers, ".3f")),
             caption="backends among the nearest recorded batches",
             footer=DISTANCE,
-            more=[("the nearest of them", self.batches)],
+            more=more,
             code=self.command,
             code_caption=f"Measure this call on a GPU{time}:",
         )
@@ -723,7 +796,7 @@ def advise(
         `page`, unless `facts` have `pinned_page`; that of a case is pinned. Of a model
         (`model=DeepSeek-V3 tp=8 dp=8 lens=8192x16`) it is the first kind of layers.
     lengths : sequence of int
-        Tokens of each request, with a layer alone.
+        Tokens of each request, with a layer alone; with DP attention of the requests of one rank.
     library : str
         An engine or FlashInfer, with its release: `sglang==0.5.23`; by default `LIBRARY`.
     engine : str
@@ -747,7 +820,7 @@ def advise(
     ------
     TypeError, ValueError
         For another call, lengths that are missing or below 1, MLA that is sparse or not of 16 bits,
-        and as `explain` does.
+        facts of the server that there are not, and as `explain` does.
 
     Examples
     --------
@@ -757,9 +830,14 @@ def advise(
     ('fa2', 8)
     """
     library = library_or_engine(library, engine) or LIBRARY
-    stated = facts or Call()
-    server = server or {}
+    stated = Call() if facts is None else facts
+    server = {} if server is None else server
+    require_type("facts", stated, Call)
+    require_type("gpu", gpu, str, such_as="h100")
+    require_type("backend", backend, str, such_as=AUTO)
+    require_server(server)
     of_model = ""
+    is_of_rank = False
     has_model = False
     is_stated = facts is not None or isinstance(call, CallText | str)
     if isinstance(call, str):
@@ -767,6 +845,7 @@ def advise(
         call = CallText.read(call)
     if isinstance(call, CallText):
         has_model = is_checkpoint(call.model or "")
+        is_of_rank = (call.dp or 1) > 1
         server, of_model = _served(call, server)
         call, lengths, stated = _said(call, lengths, stated)
     kv_lens = _lengths_of(call, lengths)
@@ -780,6 +859,7 @@ def advise(
         gpu=gpu,
         server=server,
         of_model=of_model,
+        is_of_rank=is_of_rank,
     )
 
 
@@ -794,6 +874,7 @@ def advise_layer(
     gpu: str,
     server: Mapping[str, Any],
     of_model: str = "",
+    is_of_rank: bool = False,
 ) -> Advice:
     """The advice for a case, or for a layer and its lengths; `known` are the fields of `given` that
     are known."""
@@ -841,6 +922,8 @@ def advise_layer(
         card_name=card_named(gpu),
         of_model=of_model,
         draws=draws_for(layer, gpu),
+        able=able_to_run(layer, stated, mode=mode, **how) if choice.problem else (),
+        is_of_rank=is_of_rank,
     )
 
 

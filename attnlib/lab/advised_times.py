@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from ..measure.stats import LEAST_ROUNDS, geometric_mean
-from .cards import in_words
+from .cards import NO_VALUE, in_words
 from .engine_builds import ANOTHER_BUILD, GROUP, PLANNER, PLUGIN, SGLANG, rivals_of
 from .expected import Expected
 
@@ -17,6 +17,9 @@ VLLM = "vllm"
 RUNS_NOW = "(runs now)"
 TIMED_ELSEWHERE = "(runs now, timed in another build)"
 """For the engine's pick where the records are of another build of its kernel."""
+NO_CAP = "(another build, without SGLang's cap)"
+"""In its place where what runs loses splits that the other build does not."""
+NOT_ON_RECORD = "not on record"
 NO_CUBINS = "cubins=no"
 NEAR = 3
 """The distance of batches that lie about a factor of two apart in tokens or requests."""
@@ -24,6 +27,7 @@ SPEEDUP = "speedup"
 """The time of the engine's pick over that of a backend."""
 SLOWDOWN = "slowdown"
 """The time of a backend over that of the fastest."""
+SET = "set in the engine"
 Runs = Mapping[str, str] | None
 """Our names of what an engine has -> its words (`run_by_engine`)."""
 
@@ -141,8 +145,29 @@ def shown(
     if runs is None:
         return table
     settings = [_setting_in(runs, name, own, engine) for name in table.backend]
-    table["set in the engine"] = settings
+    table[SET] = settings
     return table
+
+
+def with_unrecorded(
+    rows: pd.DataFrame,
+    other_build: str,
+    names: Sequence[str],
+    runs: Mapping[str, str],
+) -> pd.DataFrame:
+    """Rows of `shown`, of SGLang, with its own pick, the first of `names`, and its other caps of
+    splits: none is on record, and the row of another build is not of what runs."""
+    rows = rows.copy()
+    rows.loc[rows.backend == other_build, SET] = NO_CAP
+    own, *caps = names
+    settings = {own: f"(runs now, {NOT_ON_RECORD})"}
+    for name in caps:
+        settings[name] = f"{setting_of(runs[name], SGLANG)} ({NOT_ON_RECORD})"
+    more = []
+    for name, setting in settings.items():
+        row = dict.fromkeys(rows.columns, NO_VALUE)
+        more.append(row | {"backend": name, SET: setting})
+    return pd.concat([rows, pd.DataFrame(more)], ignore_index=True)
 
 
 def _setting_in(runs: Mapping[str, str], name: str, own: str, engine: str) -> str:

@@ -15,7 +15,6 @@ import pandas as pd
 from ..core.backends.limits import LATENT_MODES
 from ..core.schedule.caps import BOUNDED, UPSTREAM
 from ..core.spec import AttnSpec
-from ..measure.stats import geometric_mean
 from ..run.releases import Version
 from ..select import Call, Choice, explain
 from ..select.libraries import AUTO, find
@@ -117,6 +116,32 @@ def run_by_engine(
     return runs
 
 
+def able_to_run(
+    layer: AttnSpec,
+    call: Call,
+    *,
+    mode: str,
+    **how: str,
+) -> list[str]:
+    """The backends of a library that can run a call where they are asked for by name."""
+    library, _ = find(how["library"])
+    able = []
+    for policy in library.policies_for(mode):
+        if policy == AUTO:
+            continue
+        how["policy"] = policy
+        with suppress(RuntimeError):
+            choice = explain(
+                layer,
+                mode=mode,
+                call=call,
+                **how,
+            )
+            if not choice.problem:
+                able.append(policy)
+    return able
+
+
 def _add_builds(
     runs: dict[str, str], choice: Choice, words: str, recorded: Collection[str]
 ) -> None:
@@ -190,28 +215,20 @@ def time_on_record(
 
 def slower_nearby(
     own: str,
-    tables: Sequence[pd.DataFrame],
+    speedups: pd.DataFrame,
     runs: Mapping[str, str] | None,
 ) -> str:
-    """That the pick is more than 5 % slower than another backend over the nearest batches, in the
-    geometric mean; each of `tables` has the times of a draw."""
-    ratios: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    for times in tables:
-        if own not in times:
-            continue
-        for name in rivals_of(own, times.columns, runs):
-            both = times[[own, name]].dropna()
-            if len(both) >= FEWEST_BATCHES:
-                over_rival = both[own] / both[name]
-                counts[name] = len(both)
-                ratios[name] = float(geometric_mean(over_rival))
-    best = max(ratios, key=ratios.__getitem__, default="")
-    if not best or ratios[best] <= SLOWER_BY:
+    """That the pick is more than 5 % slower than another backend over the nearest batches, by the
+    table of their speedups over it (`advised_times.mean_speedups`)."""
+    is_rival = speedups.backend != own
+    rows = speedups[is_rival & (speedups.batches >= FEWEST_BATCHES)]
+    rows = rows[rows.speedup > SLOWER_BY]
+    if not len(rows):
         return ""
+    best = rows.sort_values("speedup", kind="stable").iloc[-1]
     return (
-        f"Over {counts[best]} of the nearest recorded batches {own} has "
-        f"{_slowdown(ratios[best])} {_named(best, runs)} (geometric mean)."
+        f"Over {best.batches} of the nearest recorded batches {_build(own, runs)} has "
+        f"{_slowdown(best.speedup)} {_named(best.backend, runs)} (geometric mean)."
     )
 
 
@@ -220,16 +237,34 @@ def slower_as_expected(
     expected: Mapping[str, Expected],
     runs: Mapping[str, str] | None,
 ) -> str:
-    """That the pick is expected to be more than 5 % slower than another backend."""
+    """That the pick is expected to be more than 5 % slower than another backend.
+
+    All in `expected` are over one build of the pick, which may be another than `own`.
+    """
     rivals = rivals_of(own, list(expected), runs)
     best = min(rivals, key=lambda name: expected[name].ratio, default="")
-    if not best or 1 / expected[best].ratio <= SLOWER_BY:
+    if not best:
         return ""
-    ratio, batches, _ = expected[best]
+    slowdown = expected[own].ratio / expected[best].ratio
+    if slowdown <= SLOWER_BY:
+        return ""
+    batches = min(expected[own].batches, expected[best].batches)
     return (
-        f"By {batches} recorded batches {own} is expected to have "
-        f"{_slowdown(1 / ratio)} {_named(best, runs)}."
+        f"By {batches} recorded batches {_build(own, runs)} is expected to have "
+        f"{_slowdown(slowdown)} {_named(best, runs)}."
     )
+
+
+def _build(own: str, runs: Mapping[str, str] | None) -> str:
+    """The pick's build by our name, and whether it is another than the engine's."""
+    if is_another_build(own, runs):
+        return f"{own} (another build of what runs)"
+    return own
+
+
+def is_another_build(own: str, runs: Mapping[str, str] | None) -> bool:
+    """Whether records of our name are of another build than the engine's."""
+    return (runs or {}).get(own, "").endswith(ANOTHER_BUILD)
 
 
 def _slowdown(ratio: float) -> str:

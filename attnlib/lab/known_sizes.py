@@ -188,7 +188,17 @@ def _summary(ratios: pd.DataFrame) -> dict[str, Any]:
                 round(float(times.min()), 1),
                 round(float(times.max()), 1),
             ]
+        summary["calls"] = _metadata_calls(ratios)
     return summary
+
+
+def _metadata_calls(ratios: pd.DataFrame) -> list[list[float]]:
+    """Requests of each recorded call, and its times (us) with the problem and without."""
+    rows = []
+    for row in ratios.itertuples():
+        times = [round(float(row.slow_us), 1), round(float(row.fast_us), 1)]
+        rows.append([row.case.batch_size, *times])
+    return sorted(rows)
 
 
 def _unit(case: Any) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from ..core.backends.limits import LATENT_MODES
 from ..core.backends.table import TABLE
-from ..core.spec import AttnSpec, require_word
+from ..core.spec import AttnSpec, require_type, require_word
 from .asked import DECODE, asked, facts_stated
 from .facts import Call, Facts, decided, facts_of, gpu_named
 from .libraries import (
@@ -169,6 +169,8 @@ def explain(
     'fa3'
     """
     gpu = gpu_named(gpu)
+    require_type("policy", policy, str, such_as=AUTO)
+    require_type("call", call, Call)
     library = library_or_engine(library, engine)
     if not isinstance(spec, AttnSpec):
         spec, mode, call = asked(spec, mode, call)

@@ -13,7 +13,7 @@ from packaging.version import Version
 from ..core.backends.limits import LATENT_MODES, facts_for_limits
 from ..core.checkpoints import served
 from ..core.layer import heads_named
-from ..core.spec import ELEMENT_BYTES, AttnSpec, nearest, require_word
+from ..core.spec import ELEMENT_BYTES, AttnSpec, nearest, require_type, require_word
 from .models import ARCHITECTURES, FAMILIES, MODELS, OTHER
 
 GPUS = {
@@ -31,6 +31,7 @@ GPUS = {
 
 def gpu_named(text: str) -> str:
     """The key of `GPUS` of `sm90`, `rtx4090` or `NVIDIA H100 80GB HBM3`; ValueError names some."""
+    require_type("gpu", text, str, such_as="h100")
     words = text.lower().replace("-", " ").replace("_", " ").strip()
     for gpu, names in GPUS.items():
         for name in (gpu, *names.lower().split(", ")):

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -127,24 +128,42 @@ class Here:
     """What the records say of a problem at the call that was asked.
 
     `slowdown` is the time with the problem over the time without; of `nearest` other calls the
-    geometric mean, of 0 this call's own. An effect within `margin` is none.
+    geometric mean, of which `least` and `most` are the ends, of 0 this call's own. An effect within
+    `margin` is none.
     """
 
     slowdown: float
     margin: float
     gpu: str
     nearest: int = 0
+    least: float = 0.0
+    most: float = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the nearest calls disagree: the problem slows some of them and others not."""
+        bound = 1 + self.margin
+        return self.nearest > 0 and self.least <= bound < self.most
 
     @property
     def costs(self) -> bool:
         """Whether the problem slows the call."""
-        return self.slowdown > 1 + self.margin
+        return not self.is_open and self.slowdown > 1 + self.margin
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether the problem does not slow the call."""
+        return not self.is_open and not self.costs
 
     def __str__(self) -> str:
+        card = card_named(self.gpu).upper() or self.gpu
+        if self.is_open:
+            spread = f"{self.least:.2f} to {self.most:.2f}"
+            near = f"the {self.nearest} nearest calls on record"
+            return f"inconclusive, {near} have slowdowns of {spread}, {card}"
         where = "on record of this call"
         if self.nearest:
             where = f"in the mean of the {self.nearest} nearest calls on record"
-        card = card_named(self.gpu).upper() or self.gpu
         if self.costs:
             return f"slowdown {self.slowdown:.2f} {where}, {card}"
         is_slower = self.slowdown < 1 / (1 + self.margin)
@@ -158,12 +177,14 @@ class Found:
 
     `package` is the one of the stack whose release has it; empty for a setting. `here` is what the
     records say of the call, where one was asked that is on record, or others like it are.
+    `requests` are those of the call, 0 where they are not known.
     """
 
     problem: Problem
     missing: tuple[str, ...] = ()
     package: str = ""
     here: Here | None = None
+    requests: int = 0
 
     @property
     def is_sized(self) -> bool:
@@ -172,13 +193,19 @@ class Found:
 
     @property
     def costs(self) -> bool:
-        """Whether it holds, has a size, and no record says that it costs this call nothing."""
-        return self.is_sized and (self.here is None or self.here.costs)
+        """Whether it holds, has a size, and no record says that it costs this call nothing; calls
+        that disagree do not say it."""
+        return self.is_sized and not self.is_harmless
 
     @property
     def is_harmless(self) -> bool:
         """Whether it holds and the records say that it costs this call nothing."""
-        return self.verdict == HOLDS and self.here is not None and not self.here.costs
+        return self.verdict == HOLDS and self.here is not None and self.here.is_harmless
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds and the records of calls like this disagree on what it costs."""
+        return self.verdict == HOLDS and self.here is not None and self.here.is_open
 
     @property
     def verdict(self) -> str:
@@ -210,6 +237,8 @@ class Found:
             what = f"Note, {self.problem.what}"
         if self.is_harmless:
             what = f"Not {self.problem.what} at this call, at others"
+        if self.is_open:
+            what = f"Inconclusive at this call, {self.problem.what} at others"
         if not self.package:
             return what
         name = TITLES.get(self.package, self.package)
@@ -290,6 +319,7 @@ def found(problem: Problem, situation: Situation) -> Found | None:
         problem=problem,
         missing=tuple(sorted(missing)),
         package=name,
+        requests=situation.facts.get("batch_size", 0),
     )
 
 
@@ -428,9 +458,22 @@ def _us_per_step(size: Mapping[str, Any], more: str = "") -> str:
     return f"{slow} us of metadata per step instead of {fast} ({calls}{more})"
 
 
-def size_in_brief(problem: Problem, card: str) -> str:
+def _us_of_nearest(size: Mapping[str, Any], requests: int) -> str:
+    """The times of the recorded call whose number of requests is nearest, of several the slowest;
+    of all where that of the call is not known."""
+    if not requests:
+        return _us_per_step(size)
+    recorded, slow, fast = min(
+        size["calls"],
+        key=lambda call: (abs(log2(call[0] / requests)), -call[1]),
+    )
+    times = f"{slow:.1f} us of metadata per step instead of {fast:.1f}"
+    return f"{times} for {recorded} request{'s' * (recorded > 1)} (nearest on record)"
+
+
+def size_in_brief(problem: Problem, card: str, requests: int = 0) -> str:
     """By how much, in a line: by the records of a card, of all where none is named or on record,
-    or as it was reported."""
+    or as it was reported. Metadata is that of a call of as many `requests`, or nearly."""
     words = []
     for report in problem.reported:
         against = " against it" if report.get("against") else ""
@@ -441,7 +484,7 @@ def size_in_brief(problem: Problem, card: str) -> str:
         gpu = card_named(size["gpu"]).upper() or size["gpu"]
         said = f"{_median_slowdown(size)} recorded {size['unit']}"
         if "slow_us" in size:
-            said = _us_per_step(size)
+            said = _us_of_nearest(size, requests)
         elif words:  # the same study on another card
             said = f"{size['median']:.2f} over {size['cases']}"
         words.append(f"{said}, {gpu}")
@@ -482,10 +525,15 @@ def problem_lines(answer: Found, here: Iterable[str] | None = None, fix_of: str 
     lines += [f"  {line}" for line in here]
     lines += [f"  {line}" for line in how_much(problem)]
     where = "at other calls, " if answer.is_harmless else ""
-    lines.append(f"  {where}{what_to_do(problem, fix_of)}")
+    lines.append(f"  {where or _if_slower(answer)}{what_to_do(problem, fix_of)}")
     if problem.links:
         lines.append(f"  see: {', '.join(problem.links)}")
     return lines
+
+
+def _if_slower(answer: Found) -> str:
+    """How the line of a fix begins where records do not say whether the problem costs time."""
+    return f"if {answer.problem.what} here, " if answer.is_open else ""
 
 
 def in_brief(answer: Found) -> str:
@@ -518,7 +566,8 @@ def report_in_brief(answers: Iterable[Found], card: str = "") -> list[str]:
     lines: list[str] = []
     for answer in answers:
         if answer.is_sized:
-            size = answer.here or size_in_brief(answer.problem, card)
+            requests = answer.requests
+            size = answer.here or size_in_brief(answer.problem, card, requests)
             lines += sized_in_brief(answer, str(size))
     return lines + others_in_brief(answers, is_first=not lines)
 
@@ -530,7 +579,7 @@ def sized_in_brief(answer: Found, size: str, fix_of: str = "") -> list[str]:
     what = f"{first_sentence.removesuffix('.')}. [{problem.id}]"
     lines = [f"{answer.heading}: {what}", f"  size: {size}"]
     if not answer.is_harmless:
-        lines.append(f"  {what_to_do(problem, fix_of)}")
+        lines.append(f"  {_if_slower(answer)}{what_to_do(problem, fix_of)}")
     return lines
 
 

@@ -12,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 from ..core.backends import limits
 from ..core.releases import FLASHINFER as FLASHINFER_PACKAGE
 from ..core.releases import read_releases
+from ..core.spec import require_type
 from ..core.yaml_file import Entry, Kind, read_yaml, require_fields, require_kind
 from .facts import FLAGS, MODES, NUMBERS, Facts
 from .models import DATA
@@ -460,6 +461,8 @@ LIBRARIES = load_libraries()
 
 def library_or_engine(library: str, engine: str) -> str:
     """The one of both names of an argument that is given; ValueError for two."""
+    for name, value in {"library": library, "engine": engine}.items():
+        require_type(name, value, str, such_as="sglang==0.5.23")
     if library and engine:
         words = f"got {library!r} and {engine!r}"
         raise ValueError(f"library and engine are one argument, give one of them, {words}")

@@ -21,8 +21,8 @@ from ..core.gpu import HOPPER_SMS
 from ..core.layer import parse_layer
 from ..core.schedule.caps import BOUNDED, DEFAULT, splits_under
 from ..core.schedule.facts import SchedulerFacts, latent_facts, layer_facts
-from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec
-from .explain import Choice
+from ..core.spec import MLA_HEAD_DIM, AttnSpec, MlaSpec, require_int, require_type
+from .explain import Choice, settles
 from .facts import DRAFT_MODES, FLAGS, GPUS, NUMBERS, WORDS, Call, Facts, facts_of, gpu_named
 from .libraries import AUTO, LIBRARIES
 from .rules import Vocabulary
@@ -84,7 +84,7 @@ OF_SITUATIONS = Vocabulary(
         "kernel": ENGINE_BACKENDS,
         "card": CARDS,
     },
-    numbers=(*NUMBERS, *SERVER_NUMBERS, "longest_over_mean"),
+    numbers=(*NUMBERS, *SERVER_NUMBERS, "longest_read", "longest_over_mean"),
 )
 """What the conditions of a known problem may test."""
 OF_LENGTHS = (
@@ -94,6 +94,7 @@ OF_LENGTHS = (
     "min_kv",
     "max_kv",
     "kv_units",
+    "longest_read",
     "longest_over_mean",
     "splits_lost",
     "vllm_splits_lost",
@@ -145,10 +146,27 @@ def parse_server(settings: Collection[str]) -> dict[str, Any]:
         elif name in SERVER_NUMBERS and value.isdecimal():
             given[name] = int(value)
         else:
-            numbers = [f"{number}=N" for number in SERVER_NUMBERS]
-            known = ", ".join((*SERVER, *numbers))
-            raise ValueError(f"a fact of the server must be one of {known}, got {text!r}")
+            raise _not_of_server(text)
     return given
+
+
+def _not_of_server(text: str) -> ValueError:
+    """The error for what is no fact of a server: it lists those there are."""
+    numbers = [f"{number}=N" for number in SERVER_NUMBERS]
+    known = ", ".join((*SERVER, *numbers))
+    return ValueError(f"a fact of the server must be one of {known}, got {text!r}")
+
+
+def require_server(server: Mapping[str, Any]) -> None:
+    """ValueError for what is no fact of a server, or for a value that it cannot have."""
+    require_type("server", server, Mapping, such_as="{'dp_attention': True}")
+    for name, value in server.items():
+        if name in SERVER_NUMBERS:
+            require_int(f"{name} of server", value)
+        elif name not in SERVER:
+            raise _not_of_server(str(name))
+        elif not isinstance(value, bool):
+            raise ValueError(f"{name} of server must be True or False, got {value!r}")
 
 
 def with_dp_attention(
@@ -202,6 +220,7 @@ def situation_of(
         "backend": choice.backend,
         "kernel": choice.kernel,
         "by_name": _is_by_name(choice),
+        "mm_prefix": call.mm_prefix or _has_image_prefix(choice),
     }
     if card := card_named(gpu):
         picked["card"] = card
@@ -231,6 +250,12 @@ def _is_by_name(choice: Choice) -> bool:
         choice = choice.inner
     library = choice.library.partition("==")[0]
     return choice.policy in LIBRARIES[library].backends.get(choice.mode, ())
+
+
+def _has_image_prefix(choice: Choice) -> bool:
+    """Whether the library settles that tokens of an image attend to each other."""
+    words = settles("mm_prefix", True)
+    return any(words in reason.subject for reason in choice.reasons)
 
 
 def _stack_of(choice: Choice) -> dict[str, Version]:
@@ -322,8 +347,10 @@ def _facts(
     if mode in DRAFT_MODES or call.eagle_topk or call.speculative:
         facts["speculative"] = True
     if call.kv_lens:
-        mean = sum(call.kv_lens) / len(call.kv_lens)
-        facts["longest_over_mean"] = max(call.kv_lens) / mean
+        window = spec.window or max(call.kv_lens)
+        read = np.minimum(call.kv_lens, window)
+        facts["longest_read"] = int(read.max())
+        facts["longest_over_mean"] = float(read.max() / read.mean())
         facts |= _by_models(spec, call, Facts(facts), server)
     return {**facts, **dict.fromkeys(USUALLY_OFF, False), **server}
 

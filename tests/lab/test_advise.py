@@ -829,3 +829,98 @@ def test_a_pick_that_cannot_run_the_call_is_an_exit_status(capsys):
 def test_a_model_may_have_its_owner_before_its_name(owner):
     text = f"model={owner}DeepSeek-V3 tp=8 lens=8192x16"
     assert attnlib.advise(text, engine="sglang==0.5.23").layer.heads == "16/1"
+
+
+def test_batches_of_another_head_dim_are_not_shown_for_a_call_that_the_pick_cannot_run():
+    for text, able in [
+        ("heads=32/8 head_dim=7 lens=8", "No backend of flashinfer==0.6.3 can run it."),
+        ("heads=32/8 head_dim=512 lens=8", "Asked for by name can run it: cuda-cores."),
+    ]:
+        advice = attnlib.advise(text, library="flashinfer==0.6.3")
+        for told in (str(advice), advice.details):
+            assert able in told
+            assert "flashinfer-fa3 " not in told and "slowdown of" not in told
+        assert "no batch is like it: nothing is compared." in str(advice)
+        assert bool(advice.command) == ("cuda-cores" in able)
+
+
+@pytest.mark.parametrize(
+    "argument, words",
+    [
+        ({"server": {"dp_atention": True}}, "a fact of the server must be one of dp_attention, "),
+        ({"server": 3}, "server must be of type Mapping, such as {'dp_attention': True}, got 3"),
+        ({"server": {"context": "a"}}, "context of server must be an integer >= 1, got 'a'"),
+        ({"server": {"dp_attention": 2}}, "dp_attention of server must be True or False, got 2"),
+        ({"gpu": None}, "gpu must be of type str, such as h100, got None"),
+        ({"gpu": 90}, "gpu must be of type str, such as h100, got 90"),
+        ({"backend": None}, "backend must be of type str, such as auto, got None"),
+        ({"backend": 7}, "backend must be of type str, such as auto, got 7"),
+        ({"facts": "x"}, "facts must be of type Call, got 'x'"),
+        ({"library": 3}, "library must be of type str, such as sglang==0.5.23, got 3"),
+    ],
+)
+def test_a_wrong_argument_in_python_is_named(argument, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        attnlib.advise("heads=8/1 lens=8192x16", **argument)
+
+
+def test_explain_names_a_wrong_argument_too():
+    wanted = {"gpu": "h100", "library": "sglang==0.5.23"}
+    for name, value in {"gpu": 90, "policy": None, "call": "x", "library": 3}.items():
+        with pytest.raises(ValueError, match=f"^{name} must be of type "):
+            attnlib.explain("heads=8/1", **wanted | {name: value})
+
+
+def test_what_runs_with_a_cap_has_no_speedup_of_a_build_without_it():
+    text = "heads=8/1 lens=100000+500x39"
+    rows = str(attnlib.advise(text, library="sglang==0.5.23", gpu="h100")).splitlines()
+    (twin,) = [row for row in rows if row.startswith("flash-attn-3-precomputed ")]
+    assert twin.endswith("(another build, without SGLang's cap)") and "runs now" not in twin
+    (own,) = [row for row in rows if row.startswith("sglang-flash-attn-3 ")]
+    assert own.split()[1:3] == ["-", "-"] and own.endswith("(runs now, not on record)")
+    (fix,) = [row for row in rows if row.startswith("sglang-flash-attn-3@bounded ")]
+    assert fix.endswith("ATTNLIB_SGLANG_SPLITS=bounded (not on record)")
+    for call, release in [("heads=8/1 lens=8000x32", "0.5.23"), (text, "0.5.15")]:
+        told = str(attnlib.advise(call, library=f"sglang=={release}", gpu="h100"))
+        assert "(runs now, timed in another build)" in told and "without SGLang's cap" not in told
+        assert "which lacks SGLang's cap" not in told
+
+
+SAID = re.compile(
+    r"(?:By|Over) (\d+) .*batches (\S+) .*a slowdown of ([0-9.]+) against ([^ ]+?)\.?(?: |$)"
+)
+
+
+@pytest.mark.parametrize("library", ["sglang==0.5.23", "vllm==0.33.0", "flashinfer==0.7.2"])
+def test_what_is_said_of_the_pick_has_the_numbers_of_the_table(library):
+    """Also where the table is over another build of what runs."""
+    texts = [
+        "heads=8/1 page=16 lens=32768x8+2048x56",
+        "heads=32/8 page=16 lens=60000+900x40",
+        "mode=mla heads=128/1 lens=30000x8+2048x56",
+    ]
+    said = 0
+    for text, gpu in product(texts, ["h100", "h200"]):
+        advice = attnlib.advise(text, library=library, gpu=gpu)
+        if sentence := advice.slower_by_records:
+            batches, own, slowdown, rival = SAID.match(sentence).groups()
+            table = advice.speedups.set_index("backend")
+            ratio = table.speedup[rival] / table.speedup[own]
+            assert float(slowdown) == pytest.approx(ratio, abs=0.006)
+            assert int(batches) == table.batches[[own, rival]].min()
+            is_other = "(another build of what runs)" in sentence
+            assert is_other == (own != own_build(advice.choice))
+            said += 1
+    assert said
+
+
+def test_lengths_with_dp_are_said_to_be_of_one_rank(capsys):
+    text = "model=DeepSeek-V3 tp=8 dp={} lens=8192x5"
+    of_rank = attnlib.advise(text.format(8), library="sglang==0.5.23", gpu="h100")
+    assert str(of_rank).splitlines()[0].endswith(": 40,960 tokens of one DP rank")
+    assert of_rank.layer.num_qo_heads == 128, "one GPU has all heads"
+    alone = attnlib.advise(text.format(1), library="sglang==0.5.23", gpu="h100")
+    assert str(alone).splitlines()[0].endswith(": 40,960 tokens")
+    with pytest.raises(SystemExit):
+        cli.main(["advise", "--help"])
+    assert "lens is the batch of one DP rank" in flat(capsys.readouterr().out)

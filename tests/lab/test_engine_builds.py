@@ -4,14 +4,17 @@ import pandas as pd
 import pytest
 
 from attnlib.core import AttnSpec
+from attnlib.lab.advised_times import mean_speedups
 from attnlib.lab.engine_builds import (
     ANOTHER_BUILD,
     own_build,
     preferably_of,
     rivals_of,
+    slower_as_expected,
     slower_nearby,
     time_on_record,
 )
+from attnlib.lab.expected import Expected
 from attnlib.select import explain
 
 OWN = "sglang-flash-attn-3"
@@ -74,17 +77,30 @@ def test_the_time_on_record_is_said_over_a_backend_of_the_engine(times, words):
 def test_more_than_five_percent_over_nearby_batches_is_said(times, words):
     same = recorded(sglang_flash_attn_3=100.0, **times)
     batches = pd.concat([same.set_index("backend").us.to_frame().T] * 3, ignore_index=True)
-    said = slower_nearby(OWN, [batches], RUNS)
+    said = slower_nearby(OWN, mean_speedups([batches], OWN, RUNS), RUNS)
     assert words in said
     assert bool(said) == bool(words)
-    assert (
-        slower_nearby(
-            OWN,
-            [batches.head(2), batches.tail(2)],
-            RUNS,
-        )
-        == ""
-    )
+    few = [batches.head(2), batches.tail(2)]
+    assert slower_nearby(OWN, mean_speedups(few, OWN, RUNS), RUNS) == ""
+
+
+TWIN = "flash-attn-3-precomputed"
+
+
+def test_the_expectation_of_another_build_is_not_told_under_the_name_of_the_engines_own():
+    """All ratios are over the other build, and the engine's own has records of its own."""
+    expected = {
+        TWIN: Expected(1.0, 1152, "g"),
+        "flashinfer-fa2": Expected(1 / 1.12, 1152, "g"),
+    }
+    by_twin = slower_as_expected(TWIN, expected, RUNS)
+    words = f"By 1152 recorded batches {TWIN} (another build of what runs) is expected to have "
+    assert by_twin.startswith(f"{words}a slowdown of 1.12 against flashinfer-fa2")
+    close = expected | {OWN: Expected(1 / 1.11, 150, "g")}
+    assert slower_as_expected(OWN, close, RUNS) == ""
+    slower = expected | {OWN: Expected(1.25, 150, "g")}
+    words = f"By 150 recorded batches {OWN} is expected to have a slowdown of 1.40 against"
+    assert slower_as_expected(OWN, slower, RUNS).startswith(words)
 
 
 def test_records_of_other_gpus_are_not_mixed():

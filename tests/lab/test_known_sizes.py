@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from attnlib import cli
 from attnlib.lab import known_sizes
 from attnlib.select.known import PROBLEMS, SIZES_FILE, how_much, size_in_brief
 from attnlib.studies import served
@@ -56,3 +57,22 @@ def test_a_size_of_metadata_says_that_it_is_the_metadata_call_and_its_times():
     )
     for line in how_much(PROBLEMS["sglang-fa3-split-cap-mla"]):
         assert "metadata" not in line and " us " not in line
+
+
+@pytest.mark.parametrize(
+    "requests, words",
+    [
+        (64, "262.6 us of metadata per step instead of 3.7 for 128 requests (nearest on record)"),
+        (2, "175.6 us of metadata per step instead of 2.1 for 1 request (nearest on record)"),
+        (0, "175.6 to 542.3 us of metadata per step instead of 2.1 to 5.5 (4 calls on record)"),
+    ],
+)
+def test_metadata_is_told_of_the_call_with_as_many_requests_or_nearly(requests, words):
+    assert size_in_brief(PROBLEMS["sglang-schedule-mla"], "h200", requests) == f"{words}, H200"
+
+
+def test_the_requests_of_a_call_choose_the_size_that_advise_tells(capsys):
+    call = ["mode=mla", "heads=128/1", "lens=2048x1000"]
+    cli.main(["advise", *call, "--engine", "sglang==0.5.23", "--gpu", "h100"])
+    told = capsys.readouterr().out
+    assert "542.3 us of metadata per step instead of 5.5 for 1024 requests (nearest" in told

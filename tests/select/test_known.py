@@ -7,6 +7,7 @@ import yaml
 from packaging.version import Version
 
 from attnlib.core import AttnSpec
+from attnlib.core.call_text import parse_lengths
 from attnlib.select import Call, explain
 from attnlib.select.known import (
     HOLDS,
@@ -341,3 +342,48 @@ def test_in_brief_problems_without_a_size_and_those_that_may_hold_are_counted():
     alone = report_in_brief([unsized, unsized])
     assert len(alone) == 1
     assert alone[0].startswith("2 known problems without a measured size")
+
+
+@pytest.mark.parametrize(
+    "window, lens, holds",
+    [
+        (0, "8192x32", True),
+        (1024, "8192x32", False),
+        (1024, "8192x31,512", True),
+        (512, "8192x31,100", False),
+    ],
+)
+def test_a_window_in_which_all_requests_read_as_much_is_no_long_request(window, lens, holds):
+    """With a window of 512 no request reads 1,000 tokens."""
+    spec = AttnSpec(32, 8, 128, 16, window=window)
+    call = Call(kv_lens=parse_lengths("lens", lens))
+    choice = explain(
+        spec,
+        mode="decode",
+        gpu="sm90",
+        library="vllm==0.33.0",
+        policy="TRITON_ATTN",
+        call=call,
+    )
+    ids = {answer.problem.id for answer in known_problems(situation_of(choice, spec, call))}
+    assert ("vllm-triton-unsplit" in ids) == holds
+
+
+def test_a_fix_that_the_model_does_not_allow_is_not_named():
+    """vLLM settles that Gemma 3 has image prefixes, with which FLASH_ATTN cannot run."""
+    spec = AttnSpec(32, 16, 128, 16)
+    call = Call(kv_lens=(8192,) * 16, model="gemma3")
+    choice = explain(spec, mode="decode", gpu="sm90", library="vllm==0.33.0", call=call)
+    known = known_problems(situation_of(choice, spec, call, stated=["model"]))
+    (found_here,) = [each for each in known if each.problem.id.startswith("vllm-triton-unsplit")]
+    assert found_here.problem.do.startswith("There is no setting for it. FLASH_ATTN takes no image")
+    assert "FLASH_ATTN" not in choice.order
+
+
+def test_the_release_between_is_said_to_be_no_fix():
+    for name in ("gqa", "mla", "verify"):
+        do = PROBLEMS[f"sglang-fa3-split-cap-{name}"].do
+        assert "or SGLang 0.5.14 (0.5.15 copies wide page tables)" in do
+        assert PROBLEMS[f"sglang-fa3-split-cap-{name}"].releases["sglang"].since > Version("0.5.15")
+    for name in ("sglang-page-table-width", "sglang-page-table-width-page-one"):
+        assert PROBLEMS[name].releases["sglang"].since == Version("0.5.15")

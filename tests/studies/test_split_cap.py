@@ -3,15 +3,19 @@
 import hashlib
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from attnlib.lab import repro
 from attnlib.lab.bisect import bisect
+from attnlib.measure.calls.mla.case import sample_mla_lens
+from attnlib.measure.stats import FASTER
 from attnlib.run.store import PUBLISHED, load, machines
 from attnlib.studies.splits import split_cap, split_cap_torch
-from attnlib.studies.splits.split_cap import MLA, MLA_VERIFY, STUDY
+from attnlib.studies.splits.split_cap import MLA, MLA_LAYOUTS, MLA_VERIFY, STUDY
 
 pytestmark = pytest.mark.usefixtures("published_records")
 MLA_CASE = split_cap.NAMED_CASES[MLA][0]
@@ -99,6 +103,21 @@ def test_the_default_cap_costs_mla_over_traffic_on_both_gpus(h100):
     h200 = split_cap.sides_of(split_cap.load_all("h200"), MLA, "default")
     assert (h200.trace != "").sum() == 48
     assert h200[h200.trace != ""].slowdown.median() > 1.9
+
+
+def test_readme_says_how_often_and_by_how_much_the_fix_is_slower(h100):
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = split_cap.sides_of(h100, MLA, "default")
+    is_alike = [len(set(sample_mla_lens(case).tolist())) == 1 for case in rows.case]
+    lost = round(100 * (1 / rows[is_alike].ratio.min() - 1))
+    assert f"equal lengths gain nothing, and such a call is up to {lost} % slower." in text
+    tables = [split_cap.sides_of(h100, layout, "default") for layout in MLA_LAYOUTS]
+    traffic = pd.concat(tables)
+    traffic = traffic[traffic.trace != ""]
+    slower = traffic[traffic.verdict == FASTER]
+    worst = round(100 * (1 / slower.slowdown.min() - 1))
+    words = f"Of {len(traffic)} MLA batches of traffic {len(slower)} are slower too, by up to"
+    assert f"{words} {worst} %:" in text
 
 
 def test_one_bad_round_moves_the_ratio_but_not_the_slowdown(h100):
