@@ -40,9 +40,9 @@ class Answer:
     the pick beside the engine's other backends.
 
     `problem` says why the pick cannot run the call, `instead` what else can be set. `own` is the
-    pick's build as records name it, `expected` what backends take against it, `unlike` what the
-    records lack of the call, `confidence` how far to trust them. `why` and `source` are of the
-    pick.
+    pick's build as records name it, `expected` what backends take against `timed`, which is another
+    build where it is not on record. `unlike` is what the records lack of the call, `confidence` how
+    far to trust them. `why` and `source` are of the pick.
     """
 
     picked: str
@@ -51,11 +51,17 @@ class Answer:
     problem: str = ""
     instead: Sequence[str] = ()
     own: str = ""
+    timed: str = ""
     expected: Mapping[str, Expected] = field(default_factory=dict)
     unlike: Sequence[str] = ()
     confidence: str = ""
     why: str = ""
     source: str = ""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether `expected` is over the pick's own build."""
+        return bool(self.own) and self.own == self.timed and not self.unlike
 
     @property
     def cannot_run(self) -> bool:
@@ -101,13 +107,16 @@ class InRows(NamedTuple):
 
     def brief(self, card: str) -> list[str]:
         """What it is, its size, and what to do, as `advise` says it of one call."""
-        size = "; ".join(self.on_record) or size_in_brief(self.head.problem, card)
+        size = "; ".join(self.on_record) or self._size(card)
         return sized_in_brief(self.head, size, self.fix_of)
+
+    def _size(self, card: str) -> str:
+        return size_in_brief(self.head.problem, card, self.head.requests)
 
     def in_a_line(self, card: str) -> str:
         """Its id and its size."""
         problem = self.head.problem
-        sizes = [*self.on_record, size_in_brief(problem, card), size_on_record(problem)]
+        sizes = [*self.on_record, self._size(card), size_on_record(problem)]
         size = next(filter(None, sizes), "its size is not on record")
         return f"{problem.id}: {size}"
 
@@ -246,9 +255,9 @@ class Row:
         old, new = self.answers
         if self.is_same_pick or old.cannot_run or new.cannot_run:
             return None
-        if not new.unlike and old.own in new.expected:
+        if new.is_timed and old.own in new.expected:
             return new.expected[old.own]
-        if not old.unlike and new.own in old.expected:
+        if old.is_timed and new.own in old.expected:
             found = old.expected[new.own]
             return found._replace(ratio=1 / found.ratio)
         return None

@@ -464,6 +464,8 @@ def change_in_words(change: ProblemChange) -> list[str]:
         head = f"may be {head}, {_what_decides(change)}"
     if change.answer.is_harmless:
         head = f"not {problem.what} at this call, at others {_since(change)} ({where})"
+    if change.answer.is_open:
+        head = f"inconclusive at this call, {problem.what} at others {_since(change)} ({where})"
     lines = [f"- {head}: {problem.says} [{problem.id}]"]
     lines += [f"  - {line}" for line in how_much(problem)]
     if not change.answer.is_harmless:
