@@ -41,6 +41,11 @@ def wanted(name):
 
 
 @pytest.mark.parametrize("name", core.HOME)
+def test_the_table_of_the_package_says_where_a_name_belongs(name):
+    assert re.search(rf"^\| .* \|.*`{name}`.*\|$", core.__doc__, re.M)
+
+
+@pytest.mark.parametrize("name", core.HOME)
 def test_a_docstring_explains_each_parameter(name):
     fields = section(name, "Parameters") or section(name, "Attributes")
     assert wanted(name) <= documented(fields)

@@ -1,5 +1,7 @@
 """Wrong arguments of public functions: each is a ValueError that names the argument first."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -116,6 +118,21 @@ WRONG = {
     "SchedulerFacts(window=3)": (
         lambda: core.SchedulerFacts(1, 8, 1, 128, 1, 8192, 132, window=3),
         r"window must be of type tuple \| list, such as \(127, 0\), got 3",
+    ),
+    "SchedulerFacts(pack_gqa='x')": (
+        lambda: core.SchedulerFacts(1, 8, 1, 128, 1, 8192, 132, pack_gqa="x"),
+        r"pack_gqa must be of type bool \| None, got 'x'",
+    ),
+    **{
+        f"SchedulerFacts({name}='x')": (
+            partial(core.SchedulerFacts, 1, 8, 1, 128, 1, 8192, 132, **{name: "x"}),
+            f"{name} must be of type bool, got 'x'",
+        )
+        for name in ("causal", "has_softcap", "varlen_q", "hdim96")
+    },
+    "StepSchedules.reserve(None)": (
+        lambda: core.StepSchedules.reserve(None, torch.device("cpu")),
+        r'facts must be of type Mapping, such as \{"full": SchedulerFacts\(...\)\}, got None',
     ),
     "precompute(None, None)": (
         lambda: core.precompute(None, None),

@@ -20,11 +20,17 @@ SMS = 132
 
 
 def attend(q, q_lens, tokens, sees, scale):
-    """Like `q`, of which each request has `q_lens` rows, over its K and V in `tokens`."""
+    """Like `q`, of which each request has `q_lens` rows, over its K and V in `tokens`; zeros where
+    there are none."""
     assert len(q) == sum(q_lens), "q must have the planned rows"
     each = zip(q.split(q_lens), tokens, sees, strict=True)
     rows = ((x, k.double(), v.double(), seen) for x, (k, v), seen in each)
-    out = [attend_rows(*row, scale, sees=seen, probs_dtype=None) for *row, seen in rows]
+    out = []
+    for x, k, v, seen in rows:
+        if len(k):
+            out.append(attend_rows(x, k, v, scale, sees=seen, probs_dtype=None))
+        else:
+            out.append(v.new_zeros(*x.shape[:-1], v.shape[-1]))
     return torch.cat(out).to(q.dtype)
 
 

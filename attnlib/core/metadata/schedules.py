@@ -143,6 +143,95 @@ def build_step_schedules(
     ... )
     >>> [int(kind.words[0]) for kind in schedules.kinds.values()]
     [1, 1]
+
+    On a GPU with FlashAttention-3, complete: a graph of up to `batch` decode requests over pages of
+    16 tokens, in an engine that calls the library itself and has a pair of `caches` per layer::
+
+        import torch
+        from flash_attn_interface import flash_attn_with_kvcache
+
+        from attnlib.core import SchedulerFacts, StepSchedules, build_step_schedules
+
+        def zeros(*size):
+            return torch.zeros(size, dtype=torch.int32, device="cuda")
+
+        # What the calls below say of themselves. `build="sglang"` for sgl_kernel.flash_attn.
+        facts = SchedulerFacts(
+            batch_size=batch,
+            num_qo_heads=num_qo_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=128,
+            max_seqlen_q=1,
+            max_seqlen_k=max_pages * 16,  # the whole width of page_table
+            num_sms=torch.cuda.get_device_properties("cuda").multi_processor_count,
+            page_size=16,
+            causal=True,
+        )
+        schedules = StepSchedules.reserve({"full": facts}, torch.device("cuda"))
+
+        # What replays read. A graph keeps addresses: fill these in place, pass no other tensors.
+        seq_lens = zeros(batch)  # tokens that queries see, those of this step included
+        cache_seqlens = zeros(batch)
+        cu_seqlens_k = zeros(batch + 1)  # written too; flash_attn_with_kvcache does not take it
+        page_table = zeros(batch, max_pages)
+        rows = zeros(batch)
+        q = torch.zeros(batch, 1, num_qo_heads, 128, dtype=torch.bfloat16, device="cuda")
+
+        # From slots [pool, max_ctx] the launch writes page_table. A block table is page_table
+        # already: the launch leaves it alone.
+        slots = {"req_to_token": req_to_token, "req_pool_indices": rows, "max_pages": max_pages}
+        blocks = {"req_to_token": zeros(1, 1), "req_pool_indices": rows, "max_pages": 0}
+
+        def schedule_step():
+            build_step_schedules(
+                page_size=16,
+                schedules=schedules,
+                seq_lens=seq_lens,
+                cache_seqlens=cache_seqlens,
+                cu_seqlens_k=cu_seqlens_k,
+                page_table=page_table,
+                **slots,  # or **blocks
+            )
+
+        def attend(k_cache, v_cache):
+            full = schedules["full"]
+            full.require_fits(facts, device=q.device)  # facts of this call, or ValueError
+            out = flash_attn_with_kvcache(
+                q=q,
+                k_cache=k_cache,  # [num_pages, 16, num_kv_heads, 128]
+                v_cache=v_cache,
+                cache_seqlens=cache_seqlens,
+                page_table=page_table,
+                softmax_scale=128**-0.5,
+                causal=True,
+                window_size=(-1, -1),
+                scheduler_metadata=full.words,
+                num_splits=full.facts.num_splits,  # not 0: the number the words are made for
+            )
+            full.mark_used()  # a call from Python has reset a word; replays need none
+            return out
+
+        schedule_step()  # compiles, which a capture cannot
+        attend(*caches[0])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            schedule_step()  # once per replay, for all layers
+            outs = [attend(k_cache, v_cache) for k_cache, v_cache in caches]
+
+        # A step of `lens`, by slots in rows `req_rows` of the pool, or by a block table `table`.
+        # Requests past them are empty.
+        seq_lens.zero_()
+        seq_lens[: len(lens)].copy_(lens)
+        rows[: len(lens)].copy_(req_rows)  # slots
+        page_table[: len(lens), : table.shape[1]].copy_(table)  # blocks
+        graph.replay()
+
+    Without a graph, a step is `schedule_step()`, then `attend` in each layer. Layers that share a
+    schedule run one after the other, since its words hold a counter.
+
+    Where query tokens differ by request, `facts` have `varlen_q=True` and the most tokens of one as
+    `max_seqlen_q`. Both calls get `cu_seqlens_q` [batch + 1] int32. The attention call also gets
+    that `max_seqlen_q`, and `q` is [query tokens, num_qo_heads, 128].
     """
     if not isinstance(schedules, StepSchedules):
         raise TypeError(f"schedules must be StepSchedules, got {type(schedules).__name__}")

@@ -85,9 +85,9 @@ class SchedulerFacts(Grouped):
     causal : bool
         Whether a query sees its own token and those before it alone.
     window : tuple of int
-        (left, right) tokens, -1 unlimited.
+        (left, right) tokens, -1 unlimited; the call's `window_size`.
     has_softcap : bool
-        Whether scores are capped.
+        Whether scores are capped: the call's `softcap` is above 0.
     varlen_q : bool
         Whether cu_seqlens_q is passed.
     pack_gqa : bool or None
@@ -145,6 +145,9 @@ class SchedulerFacts(Grouped):
         object.__setattr__(self, "window", tuple(self.window))
         for name in ("batch_size", "num_qo_heads", "num_kv_heads", "max_seqlen_q", "max_seqlen_k"):
             require_int(name, getattr(self, name))
+        for name in ("causal", "has_softcap", "varlen_q", "hdim96"):
+            require_type(name, getattr(self, name), bool)
+        require_type("pack_gqa", self.pack_gqa, bool | None)
         require_int("head_dim", self.head_dim, most=HEAD_DIMS[-1])
         require_int("head_dim_v", self.head_dim_v, most=512)
         require_int("num_splits", self.num_splits, least=0, most=MAX_NUM_SPLITS)

@@ -4,6 +4,9 @@
     for layer in layers:
         attend(..., metadata=metadata)                    # checks `require_fits`, then launches
 
+`attend` is that of `backends.flash_attn3`. For calls of `flash_attn_with_kvcache` of your own see
+the example of `precompute`.
+
 The attention kernel trusts its metadata: with that of another call it reads and writes past its
 buffers, often without a crash. So `require_fits` compares the facts of both calls on the host.
 
@@ -48,9 +51,9 @@ class SchedulerMetadata:
     Attributes
     ----------
     words : Tensor
-        [n] int32 on the GPU, the library's tensor.
+        [n] int32 on the GPU: what the library's call takes as `scheduler_metadata`.
     facts : SchedulerFacts
-        Of its call, settled.
+        Of its call, settled: that call's `num_splits` is `facts.num_splits`.
 
     Examples
     --------
@@ -95,7 +98,10 @@ class SchedulerMetadata:
             )
 
     def mark_used(self) -> None:
-        """Accept the words as they are now: an attention call has reset the counter."""
+        """Accept the words as they are now: an attention call has reset the counter.
+
+        `attend` does it. After a call of your own from Python do it too; replays need none.
+        """
         self._writes[:] = [writes(self.words)]
 
     def mark_written(self) -> None:
@@ -147,7 +153,57 @@ def precompute(
 
     Examples
     --------
-    Needs a GPU and FlashAttention-3:
+    Needs a GPU and FlashAttention-3. A step of `batch` decode requests over a block table of 16
+    tokens a page, in an engine that calls the library itself and has a pair of `caches` per layer.
+    Here the library's kernel runs before each replay. `build_step_schedules` writes schedules
+    inside the graph, and page tables from slots: its example has both::
+
+        import torch
+        from flash_attn_interface import flash_attn_with_kvcache
+
+        from attnlib.core import SchedulerFacts, precompute
+
+        # What the calls below say of themselves. `build="sglang"` for sgl_kernel.flash_attn.
+        facts = SchedulerFacts(
+            batch_size=batch,
+            num_qo_heads=num_qo_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=128,
+            max_seqlen_q=1,
+            max_seqlen_k=page_table.shape[1] * 16,  # the whole width
+            num_sms=torch.cuda.get_device_properties("cuda").multi_processor_count,
+            page_size=16,
+            causal=True,
+        )
+        metadata = precompute(facts, cache_seqlens)  # once per step, for all layers
+
+        def attend(k_cache, v_cache):
+            metadata.require_fits(facts, device=q.device)  # facts of this call, or ValueError
+            out = flash_attn_with_kvcache(
+                q=q,  # [batch, 1, num_qo_heads, 128] bfloat16
+                k_cache=k_cache,  # [num_pages, 16, num_kv_heads, 128]
+                v_cache=v_cache,
+                cache_seqlens=cache_seqlens,  # [batch] int32
+                page_table=page_table,  # [batch, max_pages] int32
+                softmax_scale=128**-0.5,
+                causal=True,
+                window_size=(-1, -1),
+                scheduler_metadata=metadata.words,
+                num_splits=metadata.facts.num_splits,  # not 0: the number the words are made for
+            )
+            metadata.mark_used()  # a call from Python has reset a word; replays need none
+            return out
+
+        attend(*caches[0])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outs = [attend(k_cache, v_cache) for k_cache, v_cache in caches]
+
+        # The next step: lengths and pages in place, then the words, then the layers.
+        cache_seqlens.copy_(lens)
+        page_table[:, : table.shape[1]].copy_(table)
+        metadata.renew(cache_seqlens)
+        graph.replay()
 
     >>> metadata = precompute(facts, seq_lens)  # doctest: +SKIP
     >>> metadata.renew(longer_seq_lens)  # the next step  # doctest: +SKIP

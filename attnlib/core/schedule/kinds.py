@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..spec import ceil_div
+from ..spec import ceil_div, require_type
 from .facts import SchedulerFacts
 from .flash_attn3 import SchedulerMetadata, unwritten
 from .guard import remember
@@ -175,6 +175,7 @@ def _reserve_kind(name: str, facts: SchedulerFacts, words: Tensor) -> SchedulerM
 
 def _require_one_step(facts: Mapping[str, SchedulerFacts]) -> None:
     """Raise unless there are facts, all of one step."""
+    require_type("facts", facts, Mapping, such_as='{"full": SchedulerFacts(...)}')
     if not facts:
         raise ValueError("facts must name at least one kind of layer, got none")
     for name, each in facts.items():
