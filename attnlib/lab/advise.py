@@ -56,12 +56,14 @@ from ..studies import PACE, plan_rivals, random_batches
 from ..studies.splits import split_cap
 from .advised_times import (
     SPEEDUP,
+    best_over_few,
     confidence_of_call,
     confidence_of_nearest,
     expected_speedups,
     mean_slowdowns,
     mean_speedups,
     of_other_pages,
+    ranked,
     recorded_rows,
     shown,
     with_speedups,
@@ -658,6 +660,7 @@ class Advice(Brief):
         notes = [
             *off,
             confidence_of_nearest(self.nearest.distance.iloc[0], not off),
+            *self._of_few(table),
             *self._of_other_cards(rows),
             *self._other_heads(),
             *self._cap_in_brief(),
@@ -667,6 +670,13 @@ class Advice(Brief):
             table=rows,
             notes=notes,
         )
+
+    def _of_few(self, table: pd.DataFrame) -> list[str]:
+        """That rows of few batches are no ranking, where the table has some."""
+        if self.expected or not self.ours:
+            return []
+        said = best_over_few(table, self._times_alike(), self.ours)
+        return [said] if said else []
 
     def _caption_of_nearest(self, table: pd.DataFrame) -> str:
         """That the call is not on record, and of which batches and how many the table is."""
@@ -720,6 +730,8 @@ class Advice(Brief):
                 is_fix = table.backend == fast
                 speedup = np.nan if here.is_open else here.slowdown
                 table.loc[is_fix, [SPEEDUP, "batches"]] = speedup, here.nearest
+        if not self.expected:
+            return ranked(table, self.ours)
         return table.sort_values(SPEEDUP, ascending=False, kind="stable", ignore_index=True)
 
     @property

@@ -91,8 +91,8 @@ def mean_speedups(
     runs: Runs,
 ) -> pd.DataFrame:
     """Backend, speedup over the engine's pick and the batches that have both (geometric mean, and
-    their count), best first. Each of `draws` has the times of one; those without the pick are left
-    out."""
+    their count), best first, those of few batches last (`is_of_few`). Each of `draws` has the times
+    of one; those without the pick are left out."""
     rows: dict[str, dict[str, object]] = {}
     for times in draws:
         if own not in times:
@@ -103,7 +103,46 @@ def mean_speedups(
                 row = {"backend": name, SPEEDUP: geometric_mean(speedups), "batches": len(speedups)}
                 rows.setdefault(name, row)
     table = pd.DataFrame(list(rows.values()), columns=["backend", SPEEDUP, "batches"])
-    return table.sort_values(SPEEDUP, ascending=False, kind="stable", ignore_index=True)
+    return ranked(table, own)
+
+
+def ranked(table: pd.DataFrame, own: str) -> pd.DataFrame:
+    """The rows by speedup, those of few batches last."""
+    table = table.sort_values(SPEEDUP, ascending=False, kind="stable")
+    few = is_of_few(table, own)
+    return pd.concat([table[~few], table[few]], ignore_index=True)
+
+
+def is_of_few(table: pd.DataFrame, own: str) -> pd.Series:
+    """Which rows are of less than half as many batches as another rival: they are no ranking."""
+    most = table.batches[table.backend != own].max()
+    return 2 * table.batches < most
+
+
+def best_over_few(
+    table: pd.DataFrame,
+    times: pd.DataFrame,
+    own: str,
+) -> str:
+    """What the best rival of most batches has over those of a row of few; else the empty string.
+
+    `table` is that of `mean_speedups`, `times` those of the nearest batches.
+    """
+    few = is_of_few(table, own)
+    most = table[~few & (table.backend != own)]
+    if not few.any() or most.empty:
+        return ""
+    best = most.backend.iloc[0]
+    name = table.backend[few].iloc[0]
+    both = times.reindex(columns=[own, best, name]).dropna()
+    if both.empty:
+        return ""
+    speedup = geometric_mean(both[own] / both[best])
+    batches = "batch" if len(both) == 1 else f"{len(both)} batches"
+    return (
+        f"Rows of few batches stand last: over the {batches} of {name}, {best} has a speedup of "
+        f"{speedup:.2f}."
+    )
 
 
 def expected_speedups(
@@ -156,7 +195,7 @@ def with_unrecorded(
     runs: Mapping[str, str],
 ) -> pd.DataFrame:
     """Rows of `shown`, of SGLang, with its own pick, the first of `names`, and its other caps of
-    splits: none is on record, and the row of another build is not of what runs."""
+    splits before them: none is on record, and the row of another build is not of what runs."""
     rows = rows.copy()
     rows.loc[rows.backend == other_build, SET] = NO_CAP
     own, *caps = names
@@ -167,7 +206,7 @@ def with_unrecorded(
     for name, setting in settings.items():
         row = dict.fromkeys(rows.columns, NO_VALUE)
         more.append(row | {"backend": name, SET: setting})
-    return pd.concat([rows, pd.DataFrame(more)], ignore_index=True)
+    return pd.concat([pd.DataFrame(more), rows], ignore_index=True)
 
 
 def _setting_in(runs: Mapping[str, str], name: str, own: str, engine: str) -> str:

@@ -142,7 +142,18 @@ class TraceChange(Shown):
         if _is_longer(before, after) and min(after) <= max(before):
             ranges = " and ".join(_length_range(side, kind) for side in self.sides)
             return f"lengths of {kind} steps overlap, {ranges}"
+        if not _is_longer(before, after):
+            return self._slower_at_times(kind)
         return ""
+
+    def _slower_at_times(self, kind: str) -> str:
+        """That all steps of a kind are longer in the mean though the usual ones are not, or the
+        empty string."""
+        before, after = ([step.length_us for step in side.whole[kind]] for side in self.sides)
+        if not _is_longer(before, after):
+            return ""
+        means = f"{fmean(before):,.0f} and {fmean(after):,.0f} us"
+        return f"usual {kind} steps are alike, and all are longer after, {means} in the mean"
 
     def _lengths_us(self, kind: str) -> list[list[float]]:
         """The lengths of the steps of a kind that count, before and after."""

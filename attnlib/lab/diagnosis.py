@@ -52,6 +52,8 @@ MOST_KERNELS = 12
 DECODES = (DECODE, VERIFY, EITHER)
 LEAST_IDLE = 0.05
 """Share of a step that the GPU idles under a call, from which the call is told of."""
+LATE = 1.5
+"""How many times as long as the usual ones a step is that is told apart."""
 TIMES = (
     "Times are means per kind of step. Steps at the start or end of the trace and the slowest and "
     "fastest quarter are left out."
@@ -114,12 +116,17 @@ class Diagnosis(Brief):
     @cached_property
     def usual(self) -> dict[str, list[Step]]:
         """Kind -> the steps that all that is said of it is of (`TIMES`), by length."""
-        usual = {}
+        return {kind: _middle_half(steps) for kind, steps in self.whole.items()}
+
+    @cached_property
+    def whole(self) -> dict[str, list[Step]]:
+        """Kind -> its steps by length, without cut ones and those at the trace's ends."""
+        whole = {}
         for kind in dict.fromkeys(step.kind for step in self.steps):
             steps = [step for step in self.steps if step.kind == kind]
             steps.sort(key=lambda step: step.length_us)
-            usual[kind] = _middle_half(kind, steps)
-        return usual
+            whole[kind] = _whole_steps(kind, steps)
+        return whole
 
     def table(self) -> pd.DataFrame:
         """A row per kind of step and kernel of attention or beside it (`TIMES`)."""
@@ -284,12 +291,27 @@ class Diagnosis(Brief):
             cut = sorted(calls - {calls_in(step) for step in usual})
             if kind in DECODES and cut:
                 notes.append(f"Cut or of a draft, left out: {kind} steps of {cut} attention calls.")
+            if late := self._late(kind):
+                notes.append(f"Left out: {late}.")
             if any(step.at_end for step in usual):
                 words = f"The only {kind} steps are the first or last of the trace."
                 notes.append(f"{words} They may be cut off.")
         if self.trace.gpus > 1:
             notes.append(f"Of {self.trace.gpus} GPUs only the one that ran most is looked at.")
         return notes
+
+    def _late(self, kind: str) -> str:
+        """That some steps of a kind take much longer than the usual ones, or the empty string."""
+        whole = self.whole[kind]
+        usual_us = max(step.length_us for step in self.usual[kind])
+        late = [step.length_us for step in whole if step.length_us > LATE * usual_us]
+        if not late:
+            return ""
+        taken = "step takes" if len(late) == 1 else "steps take"
+        return (
+            f"{len(late)} of {len(whole)} {kind} {taken} up to {max(late):,.0f} us, the usual ones "
+            f"at most {usual_us:,.0f} us"
+        )
 
     def _of_batch(self, note: str) -> str:
         """The note with an example of as many requests as the steps have, one of them long, and
@@ -372,6 +394,9 @@ class Diagnosis(Brief):
         what to state for more."""
         card = card_named(self.trace.gpu)
         facts = [*self._steps_in_words().items()]
+        for kind in self.usual:
+            if late := self._late(kind):
+                facts.append(("left out", late))
         step_us = {}
         for row in self.around().to_dict("records"):
             step_us[row["step"]] = row["us"]
@@ -390,6 +415,7 @@ class Diagnosis(Brief):
         if not self.steps:
             facts.append(("no attention", "of the known kernels; most time is in"))
         words = _digits(kernels.head(MOST_IN_BRIEF)).drop(columns=LEFT_TO_DETAILS, errors="ignore")
+        words = words.rename(columns={"share": "share of busy"})
         return [
             f"{self._title}; {self.origin}",
             *report_in_brief(self.known, card),
@@ -648,8 +674,8 @@ def _without_lens(step: Step) -> Step:
     return replace(step, layer={name: step.layer[name] for name in step.layer if name != LENS})
 
 
-def _middle_half(kind: str, by_length: list[Step]) -> list[Step]:
-    """Steps of a kind without cut ones and those at the trace's ends; of these the middle half."""
+def _whole_steps(kind: str, by_length: list[Step]) -> list[Step]:
+    """Steps of a kind without cut ones and those at the trace's ends."""
     whole = by_length
     if kind in DECODES:
         often = Counter(calls_in(step) for step in by_length)
@@ -659,9 +685,13 @@ def _middle_half(kind: str, by_length: list[Step]) -> list[Step]:
         if kind == EITHER:
             cut = {calls for calls in cut if often[calls] < often[most]}
         whole = [step for step in by_length if calls_in(step) not in cut]
-    inner = [step for step in whole if not step.at_end] or whole
-    quarter = len(inner) // 4
-    return inner[quarter : len(inner) - quarter]
+    return [step for step in whole if not step.at_end] or whole
+
+
+def _middle_half(by_length: list[Step]) -> list[Step]:
+    """Without the fastest and the slowest quarter."""
+    quarter = len(by_length) // 4
+    return by_length[quarter : len(by_length) - quarter]
 
 
 def _all_of(trace: Trace) -> Step:

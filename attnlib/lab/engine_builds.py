@@ -148,14 +148,21 @@ def _add_builds(
     """Add what an engine's backend is called in the records, where an earlier one is not."""
     if choice.problem:
         return
-    if own := own_build(choice):
+    own = own_build(choice)
+    is_latent = choice.mode in LATENT_MODES
+    if is_latent and choice.inner is not None and choice.library.startswith(SGLANG):
+        # It plans FlashInfer's MLA with pages of 1 (flashinfer_mla_backend.py:959-972, 0.5.23); on
+        # record are pages of 64.
+        runs.setdefault(own, f"{words}, {ANOTHER_BUILD}")
+        return
+    if own:
         runs.setdefault(own, words)
     name, precomputed, other_build = builds(choice)
     if not name:
         return
-    is_other = choice.mode in LATENT_MODES and choice.inner is None and name != own
+    is_other = is_latent and choice.inner is None and name != own
     runs.setdefault(name, f"{words}, {ANOTHER_BUILD}" if is_other and own else words)
-    if choice.mode in LATENT_MODES:
+    if is_latent:
         return
     runs.setdefault(precomputed, words)
     if name not in recorded and precomputed not in recorded:

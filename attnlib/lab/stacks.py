@@ -314,7 +314,8 @@ class Stacks(Brief):
         two releases of one library are named by their numbers."""
         table = self.table()
         names = {stack.partition("==")[0] for stack in self.libraries}
-        if self.is_diff and len(names) == 1:
+        is_one = len(names) == 1 and not any("," in stack for stack in self.libraries)
+        if self.is_diff and is_one:
             releases = {stack: stack.partition("==")[2] for stack in self.libraries}
             table = table.rename(columns=releases)
         if not table.model.any():

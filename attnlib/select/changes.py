@@ -156,6 +156,8 @@ def tried_calls(
     library = _library_of("old", old)
     if _library_of("new", new) is not library:
         raise ValueError(f"new must be a release of {library.name} as old is, got {new!r}")
+    if old == new:
+        raise ValueError(f"old and new must be two releases, both are {new}")
     require_word(
         name="model",
         value=model or MLA,

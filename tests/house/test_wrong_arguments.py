@@ -49,6 +49,10 @@ WRONG = {
         lambda: attnlib.changes(1, 2),
         "old must be of type str, such as flashinfer==0.6.3, got 1",
     ),
+    "changes of one release": (
+        lambda: attnlib.changes("flashinfer==0.6.3", "flashinfer==0.6.3"),
+        "old and new must be two releases, both are flashinfer==0.6.3",
+    ),
     "over(None)": (lambda: attnlib.over(None, *SIDES), "rows must be of type DataFrame, such as"),
     "savings(None)": (lambda: attnlib.savings(None, *SIDES), "rows must be of type DataFrame"),
     "good_rows(3)": (lambda: attnlib.good_rows(3), "frame must be of type DataFrame, .* got 3"),

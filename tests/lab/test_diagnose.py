@@ -791,6 +791,37 @@ def test_steps_whose_lengths_overlap_decide_nothing_and_one_trace_has_no_gate(tm
     assert "must have two traces" in fails("diagnose", str(fast), "--fail-on", "slower")
 
 
+def periodic(path, us, every):
+    """A trace in which each `every`th of 17 steps lasts longer by `us` in each layer."""
+    writer = Writer()
+    for number in range(17):
+        is_late = number % every == 1
+        writer.step([runs(traces.FLASH_ATTN_3, 10.0 + is_late * us)], **DECODE)
+    return writer.save(path)
+
+
+@pytest.mark.parametrize(
+    ("us", "outcome"),
+    [
+        (0.0, "not slower"),
+        (1.0, "not slower"),
+        (60.0, "not decided"),
+    ],
+)
+def test_steps_that_are_long_now_and_then_are_told_and_never_not_slower(us, outcome, tmp_path):
+    before = periodic(tmp_path / "before.json", 0.0, every=8)
+    after = periodic(tmp_path / "after.json", us, every=8)
+    change = attnlib.diagnose(before, after)
+    assert change.rows.set_index("part").ratio["whole step"] == 1
+    assert change.outcome == outcome
+    said = flat(repr(change))
+    is_open = outcome == "not decided"
+    reason = "Not decided: usual decode steps are alike, and all are longer after, "
+    assert (reason in said) == is_open
+    assert ("Left out: 2 of 16 decode steps take up to " in said) == is_open
+    assert ("left out 2 of 16 decode steps take" in flat(repr(attnlib.diagnose(after)))) == is_open
+
+
 def served_twice(path):
     """A trace of decode and prefill, both slower, the prefill most."""
     writer = served(runs(traces.FLASH_ATTN_3, 20.0), **DECODE)

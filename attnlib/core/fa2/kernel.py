@@ -29,6 +29,7 @@ from ..metadata.require import (
     require_kv_indices,
     require_one_device,
     require_values,
+    tensors_named,
 )
 from ..spec import INT32_MAX, ceil_div, require_page_size, require_type
 from . import choice
@@ -637,7 +638,8 @@ def build_fa2_plan(
     True
     """
     require_type("shape", shape, PlanShape)
-    used = PlanTensors(seq_lens, words, **tensors)
+    given = {"seq_lens": seq_lens, "words": words, **tensors}
+    used = tensors_named(PlanTensors, given)
     for name in PlanTensors._fields[3:]:
         if getattr(used, name) is not None and not page_size:
             raise ValueError(f"page_size must be given with {name}, got 0")

@@ -59,7 +59,7 @@ INSTEAD = {
 
 def tensors_named(kind: Any, tensors: Mapping[str, Any]) -> Any:
     """Tensors of one `kind`; TypeError naming one that is missing, or that there is not."""
-    if "block_table" in tensors:
+    if "block_table" in tensors and "block_table" not in kind._fields:
         words = "block_table must be left out, slots are read here (req_to_token)"
         raise TypeError(f"{words}: {INSTEAD[kind]}")
     for name in kind._fields:
