@@ -222,14 +222,25 @@ class Advice(Brief):
 
     @cached_property
     def expected(self) -> dict[str, Expected]:
-        """What all batches on record let expect of each backend against the engine's choice; empty
-        of MLA, and where its choice is not on record."""
+        """What all batches on record let expect of each backend against `base`; empty of MLA, and
+        where the engine's choice is not on record."""
         call = _case_of(self.layer, self.lengths)
         if isinstance(call, MlaCase) or not self.ours:
             return {}
         refused = plan_rivals.PAGES_OF_16 if self.layer.page_size % 16 else ()
         rivals = [name for name in SHOWN if name not in refused]
-        return expected_ratios(call, self.ours, rivals, [*self.draws, MOST_RIVALS])
+        found = expected_ratios(call, self.ours, rivals, [*self.draws, MOST_RIVALS])
+        own = own_build(self.choice)
+        if own not in found:
+            return found
+        base = found[own].ratio
+        return {name: each._replace(ratio=each.ratio / base) for name, each in found.items()}
+
+    @property
+    def base(self) -> str:
+        """The engine's choice by its own build where that is expected, else `ours`."""
+        own = own_build(self.choice)
+        return own if own in self.expected else self.ours
 
     @property
     def command(self) -> str:
@@ -478,9 +489,8 @@ class Advice(Brief):
         if said or self._is_unlike():
             return said
         if self.expected:
-            build = own if own in self.expected else self.ours
-            return slower_as_expected(build, self.expected, self.runs)
-        return slower_nearby(self.ours, self.speedups, self.runs)
+            return slower_as_expected(self.base, self.expected, self.runs)
+        return slower_nearby(self.base, self.speedups, self.runs)
 
     @cached_property
     def speedups(self) -> pd.DataFrame:
@@ -488,7 +498,7 @@ class Advice(Brief):
         the mean of the nearest, and how many batches have both; a fix of a known problem by the
         calls that are like this one. Empty where the choice is not on record."""
         if self.expected:
-            table = expected_speedups(self.expected, self.ours, self.runs)
+            table = expected_speedups(self.expected, self.base, self.runs)
         else:
             draws = [self._times_alike(), self.times_beside]
             table = mean_speedups(draws, self.ours, self.runs)
@@ -652,7 +662,7 @@ class Advice(Brief):
         caption = self._caption_of_nearest(table)
         if len(table) == 1:
             table = table.head(0)
-        rows = shown(table, self.ours, self.runs, self.engine)
+        rows = shown(table, self.base, self.runs, self.engine)
         if self._stands_without_cap():
             own = own_build(self.choice)
             rows = with_unrecorded(rows, self.ours, [own, f"{own}@{BOUNDED}"], self.runs or {})

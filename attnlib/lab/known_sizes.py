@@ -85,10 +85,13 @@ def ratios_of(
     problem: Problem,
     gpu: str,
     shared: tuple[Any, ...] = (),
+    *,
+    everywhere: bool = False,
 ) -> pd.DataFrame:
     """Time with the problem over time without, a row per recorded call at which it holds.
 
-    `shared` leaves only the calls that have it (`alike`).
+    `shared` leaves only the calls that have it (`alike`). With `everywhere` the calls at which the
+    problem does not hold are there, too: of such a call both times are those of one kernel.
     """
     record = problem.record
     slow, fast = record["pair"]
@@ -100,7 +103,9 @@ def ratios_of(
         if shared:
             is_alike = {case: alike(case) == shared for case in rows.case.unique()}
             rows = rows[rows.case.map(is_alike).astype(bool)]
-        rows = _chosen(rows, problem)
+        rows = _of_pair(rows, problem)
+        if not everywhere:
+            rows = _at_which_it_holds(rows, problem)
         for timer in TIMER_ORDER:
             timed = good_rows(rows, timer)
             sides = {*timed.backend} | {*(timed.backend + "==" + timed.release)}
@@ -121,13 +126,15 @@ def nearest_sizes(
     problem: Problem,
     gpu: str,
     call: DecodeCase | MlaCase,
+    *,
+    everywhere: bool = False,
 ) -> pd.DataFrame:
     """The recorded calls of a call's mode, heads and query tokens at which a problem holds.
 
     The nearest to the call is the first. Columns are those of `SHOWN` and `distance`; empty where
-    no call of them has it.
+    no call of them has it. `everywhere` as of `ratios_of`.
     """
-    ratios = ratios_of(problem, gpu, alike(call))
+    ratios = ratios_of(problem, gpu, alike(call), everywhere=everywhere)
     if not len(ratios):
         return ratios
     sizes = pd.DataFrame([sizes_of(each) for each in ratios.case])
@@ -144,8 +151,8 @@ def alike(case: Any) -> tuple[Any, ...]:
     return ()
 
 
-def _chosen(rows: pd.DataFrame, problem: Problem) -> pd.DataFrame:
-    """The rows of the calls at which the problem holds, and that its record wants."""
+def _of_pair(rows: pd.DataFrame, problem: Problem) -> pd.DataFrame:
+    """The rows of both sides of the problem's record, and that it wants."""
     record = problem.record
     sides = []
     for side in record["pair"]:
@@ -154,6 +161,11 @@ def _chosen(rows: pd.DataFrame, problem: Problem) -> pd.DataFrame:
     for column, value in record.get("where", {}).items():
         values = value if isinstance(value, list) else [value]
         rows = rows[rows[column].isin(values)]
+    return rows
+
+
+def _at_which_it_holds(rows: pd.DataFrame, problem: Problem) -> pd.DataFrame:
+    """The rows of the calls at which the problem holds."""
     holds = {case: holds_at(problem, case) for case in rows.case.unique()}
     is_chosen = np.array([holds[case] for case in rows.case], dtype=bool)
     return rows[is_chosen]

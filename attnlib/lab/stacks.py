@@ -562,7 +562,7 @@ def _by_records(
         problem=choice.problem,
         instead=_instead(layer, lengths, library, how) if choice.problem else (),
         own=own_build(choice),
-        timed=advice.ours,
+        timed=advice.base,
         expected=advice.expected,
         unlike=unlike,
         confidence=confidence_of_nearest(advice.nearest.distance.iloc[0], not unlike),

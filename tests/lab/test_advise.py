@@ -522,10 +522,10 @@ FEWEST_SLOW = {"sglang==0.5.23": 200, "vllm==0.33.0": 90, "flashinfer==0.7.2": 4
 @pytest.mark.parametrize("engine", OWN)
 def test_a_pick_that_the_records_show_slower_is_never_shown_without_saying_so(engine, monkeypatch):
     monkeypatch.setattr("attnlib.lab.advise.recorded_calls", cache(recorded_calls))
-    once = cache(lambda name, gpu, shared: ratios_of(PROBLEMS[name], gpu, shared))
+    once = cache(lambda name, *shared, **where: ratios_of(PROBLEMS[name], *shared, **where))
     monkeypatch.setattr(
         "attnlib.lab.known_sizes.ratios_of",
-        lambda problem, gpu, shared: once(problem.id, gpu, shared),
+        lambda problem, *shared, **where: once(problem.id, *shared, **where),
     )
     calls = slow_calls(engine)
     told = 0

@@ -186,3 +186,14 @@ def test_pages_that_sglang_does_not_plan_are_none_of_its_rivals():
     text = "mode=mla heads=128/1 page=1 lens=32768x8+2048x56"
     shown = str(attnlib.advise(text, library="sglang==0.5.23", gpu="h100"))
     assert "flashmla-dense, page=64" in shown and "flashinfer-mla" not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("published_records")
+@pytest.mark.parametrize("library", ["vllm==0.33.0", "sglang==0.5.23"])
+def test_one_row_is_what_runs_now_and_has_a_speedup_of_1(library):
+    text = "heads=8/1 lens=32768x8+2048x56"
+    table = attnlib.advise(text, library=library, gpu="h100").short_card().table
+    runs_now = table["set in the engine"].str.startswith("(runs now")
+    (speedup,) = table.speedup[runs_now]
+    assert speedup == "1.00"

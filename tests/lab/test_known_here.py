@@ -100,12 +100,14 @@ def test_calls_left_out_of_the_records_are_told_rightly_by_those_like_them(monke
     problem = PROBLEMS[CAP]
     ratios = ratios_of(problem, "h100")
     calls = [plain(case) for case in ratios.case]
+    everywhere = ratios_of(problem, "h100", everywhere=True)
+    recorded = [plain(case) for case in everywhere.case]
     seen = []
     undecided = 0
     for call in dict.fromkeys(calls):
-        others = ratios[[each != call for each in calls]]
+        others = everywhere[[each != call for each in recorded]]
         others = others[others.case.map(alike) == alike(call)].reset_index(drop=True)
-        monkeypatch.setattr("attnlib.lab.known_sizes.ratios_of", lambda *_, rows=others: rows)
+        monkeypatch.setattr("attnlib.lab.known_sizes.ratios_of", lambda *_, rows=others, **__: rows)
         said = here(problem, call, "h100")
         if said is not None and said.is_open:
             undecided += 1
@@ -116,6 +118,12 @@ def test_calls_left_out_of_the_records_are_told_rightly_by_those_like_them(monke
     right, slower = (sum(values) / len(seen) for values in zip(*seen, strict=True))
     assert len(seen) > 200 and undecided < 20
     assert right > 0.98 and right > slower
+
+
+def test_a_call_that_just_loses_splits_is_told_as_those_that_lose_none():
+    found = cap_of("mode=mla heads=128/1 page=1 lens=4096x63+4800")
+    assert found.is_harmless and found.here.nearest == 3
+    assert found.here.slowdown == pytest.approx(0.98, abs=0.01)
 
 
 ONE_TOKEN_MORE = "lens=1500x8+1100x24"
