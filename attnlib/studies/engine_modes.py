@@ -389,6 +389,8 @@ def ratio_chart(frame: pd.DataFrame) -> charts.Figure:
         how = "eager" if group in MANY else "in a graph"
         names.append(f"{group}\n({how})")
     charts.categories(axis, "y", names)
+    for row in range(1, len(groups)):
+        axis.axhline(row - 0.5, color="0.85", linewidth=1)
     axis.axvline(1, **style.RULE)
     axis.set_xlabel("run time of fa2 / run time of fa3   (right of 1: fa3 is faster)")
     style.log_axes(axis, "x")

@@ -123,7 +123,7 @@ def speedup_chart(rows: pd.DataFrame, rivals: Iterable[str] = RIVALS) -> charts.
         [f"{drawn.gpu.iloc[0]}: random batches, our plan of fa2"],
         (8.4, 3.6),
         drawn,
-        ("batches, % (sorted)", "speedup over the other (log)"),
+        ("batches, % (sorted)", "speedup over the other (log, cut at 3)"),
     )
     for name, look in style.looks(names).items():
         speedups = np.sort(ratios(drawn, name, PLANNED).ratio)

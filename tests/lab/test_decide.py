@@ -6,6 +6,8 @@ import pytest
 
 import attnlib
 from attnlib.lab.decide import Decisions, _losses
+from attnlib.run.store import load
+from attnlib.studies import engine_modes
 
 
 def losses(**times):
@@ -57,3 +59,37 @@ def test_the_ways_to_choose_for_decode_are_those_of_the_table(published_records)
     places = np.concatenate([*marks.values()])
     assert len(np.unique(places[:, 1].round(3))) == 2 * len(axis.get_yticklabels())
     assert [label.get_text() for label in axis.get_yticklabels()][0].startswith("decode")
+
+
+@pytest.mark.parametrize(
+    ("heads", "kernel"),
+    [
+        ("8/8", "cuda-cores"),
+        ("16/8", "cuda-cores"),
+        ("24/8", "cuda-cores"),
+        ("32/8", "fa2"),
+    ],
+)
+def test_sglang_by_flashinfer_decodes_on_the_cuda_cores_that_win_with_few_heads(
+    published_records,
+    heads,
+    kernel,
+):
+    answer = attnlib.explain(
+        f"heads={heads} page=16",
+        gpu="h200",
+        library="sglang==0.5.23",
+        policy="flashinfer",
+    )
+    assert answer.kernel == kernel
+    few_heads, more = attnlib.decisions().table().use[:2]
+    assert (few_heads, more) == ("CUDA cores", "FlashAttention-3")
+
+
+def test_rows_of_the_chart_by_mode_are_separated(published_records):
+    frame = load("engine_modes", "nvidia-h200-e0997f6a")
+    (axis,) = engine_modes.ratio_chart(frame).axes
+    between = [line for line in axis.lines if line.get_ydata()[0] == line.get_ydata()[-1]]
+    places = {line.get_ydata()[0] for line in between}
+    rows = len(axis.get_yticklabels())
+    assert {row - 0.5 for row in range(1, rows)} <= places

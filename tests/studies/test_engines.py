@@ -129,10 +129,13 @@ def test_the_steps_of_a_wide_table_have_one_size_and_one_base(published_records)
     table = engine_width.width_table()
     assert len(table) == 8
     assert not {"against", "requests"} & {*table.columns}, "said by the page"
+    assert "step before, us" in table.columns
 
 
 def test_each_mark_of_the_offline_chart_has_its_number(published_records):
-    for axis in engine_offline.served_chart().axes:
+    axes = engine_offline.served_chart().axes
+    assert len({axis.get_xlim() for axis in axes}) == 1, "shares of all lengths can be compared"
+    for axis in axes:
         numbers = [text.get_text() for text in axis.texts]
         assert len(numbers) == len(engine_offline.COMPARED) - 1
     assert numbers == ["-1 %", "-4 %", "-3 %", "5 %"]

@@ -716,4 +716,11 @@ def test_both_machines_are_published_and_every_load_of_theirs_has_words():
     figure = study.reach_chart(frame)
     (axis,) = figure.axes
     assert len(axis.patches) == len(study.LOADS)
-    assert len(axis.get_yticklabels()) == len(study.LOADS)
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    assert len(names) == len(study.LOADS)
+    of_few_layers = [name for name in names if name.startswith("DeepSeek-V3")]
+    assert of_few_layers and all("8 layers" in name for name in of_few_layers)
+    assert "grey: control" in figure.get_suptitle()
+    panels = study.life_chart(frame, study.LATE[0]).axes
+    limits = {axis.get_xlim() for axis in panels}
+    assert len(panels) == 2 and len(limits) == 1, "one time axis, so that ends can be compared"

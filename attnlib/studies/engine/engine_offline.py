@@ -69,6 +69,8 @@ COMPARED = (
     (NOW, LAYER, RANKS),
 )
 """For `engine_step.savings`."""
+ROOM = 15
+"""Percent beside the first and the last mark of the chart, for their numbers."""
 
 
 def ranks_table() -> pd.DataFrame:
@@ -101,6 +103,7 @@ def served_chart() -> charts.Figure:
         share_y=True,
     )
     names = [f"{ARM_WORDS[arm]} over\n{ARM_WORDS[base]}" for arm, base, _ in COMPARED[:-1]]
+    ends = (table.gain.min() - ROOM, table.gain.max() + ROOM)
     for axis, lengths in zip(axes, LENGTHS.values(), strict=True):
         for place, (arm, base, _) in enumerate(COMPARED[:-1]):
             pair = (table.arm == arm) & (table.base == base) & (table.lengths == lengths)
@@ -118,5 +121,6 @@ def served_chart() -> charts.Figure:
                     **style.SMALL,
                 )
         axis.axvline(0, **style.RULE)
+        axis.set_xlim(ends)
     charts.categories(axes[0], "y", names)
     return figure

@@ -172,7 +172,7 @@ def saved_table(table: pd.DataFrame, *, per: str = "step", unit: str = "us") -> 
         "with": first["arm"].map(ARM_WORDS),
         "against": first["base"].map(ARM_WORDS),
         "requests": first.batch_size,
-        f"{per}, {unit}": first.step_us / scale,
+        f"{per} before, {unit}": first.step_us / scale,
         f"saved, {unit}": first.saved_us / scale,
         "95 % CI": interval,
         "saved, %": first.gain,

@@ -148,6 +148,8 @@ MODELS = {
     LLAMA: "Llama-3.1-8B",
 }
 """Models on record, in words; of the first the attention, with 8 dense layers."""
+DRAWN = {MODELS[DEEPSEEK]: "DeepSeek-V3, 8 layers"}
+"""Names in a chart, which is shown without its page."""
 ARMS = {NOW: "default", BOUNDED: "SPLITS=bounded"}
 """Arms on record, in words."""
 
@@ -488,6 +490,7 @@ def reach_chart(frame: pd.DataFrame) -> charts.Figure:
         size=(8.6, 4.2),
         source=side_by_side(served_rows(frame), (BOUNDED, NOW)),
         words=("tokens/s with SPLITS=bounded / tokens/s by default", ""),
+        title="Speedup under load (grey: control; white: no verdict)",
     )
     tables = []
     for model, name in MODELS.items():
@@ -514,7 +517,8 @@ def reach_chart(frame: pd.DataFrame) -> charts.Figure:
             **style.SMALL,
         )
         rounds = "1 round" if row.rounds == 1 else f"{row.rounds} rounds"
-        names.append(f"{row.model}: {row.load} ({rounds})")
+        model = DRAWN.get(row.model, row.model)
+        names.append(f"{model}: {row.load} ({rounds})")
     axis.axvline(1, **style.RULE)
     charts.categories(axis, "y", names)
     return figure
@@ -560,7 +564,9 @@ def life_chart(
     size = (3.6 * len(arms), 3.0)
     titles = [ARMS.get(arm, arm) for arm in arms]
     figure, axes = charts.panels(titles, size, drawn, words, share_y=True)
+    end = max(requests_of(row).ended_s.max() for _, row in drawn.iterrows())
     for axis, arm in zip(axes, arms, strict=True):
+        axis.set_xlim(-0.03 * end, 1.03 * end)
         row = drawn.loc[arm]
         tokens = tokens_over_time(row)
         requests = requests_of(row)
