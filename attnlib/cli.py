@@ -952,6 +952,13 @@ DETAILS: Options = {
         help="print all that is known, with sources",
     ),
 }
+MINUTES: Options = {
+    "--minutes": dict(
+        type=_minutes,
+        metavar="N",
+        help="measure nothing more after this time; default: no limit",
+    ),
+}
 OVERLAY: Options = {
     "--overlay": dict(
         action="append",
@@ -1042,11 +1049,7 @@ MEASURE: Options = {
         metavar="NAME==VERSION,VERSION",
         help="measure the calls of this package alone, over these releases of it, in four rounds",
     ),
-    "--minutes": dict(
-        type=_minutes,
-        metavar="N",
-        help="measure nothing more after this time; default: no limit",
-    ),
+    **MINUTES,
     **OVERLAY,
 }
 BISECT: Options = {
@@ -1182,11 +1185,7 @@ SERVE: Options = {
         action="store_true",
         help="start the servers of a round at once: half the time, if all fit into the memory",
     ),
-    "--minutes": dict(
-        type=_minutes,
-        metavar="N",
-        help="measure nothing more after this time; default: no limit",
-    ),
+    **MINUTES,
     "--port": dict(
         type=int,
         metavar="N",

@@ -213,10 +213,15 @@ class Advice(Brief):
         return times[[self.ours, *lacked]].dropna(how="all", subset=lacked)
 
     @property
+    def own(self) -> str:
+        """Our name of the build that the engine itself runs, or the empty string."""
+        return own_build(self.choice)
+
+    @property
     def ours(self) -> str:
         """The column of `times` that is what the rule chose, or the empty string; where vLLM's
         build of a kernel is not on record, another build of it."""
-        names = [own_build(self.choice), *builds(self.choice)]
+        names = [self.own, *builds(self.choice)]
         recorded = [name for name in names if name in self.times]
         return recorded[0] if recorded else ""
 
@@ -230,17 +235,15 @@ class Advice(Brief):
         refused = plan_rivals.PAGES_OF_16 if self.layer.page_size % 16 else ()
         rivals = [name for name in SHOWN if name not in refused]
         found = expected_ratios(call, self.ours, rivals, [*self.draws, MOST_RIVALS])
-        own = own_build(self.choice)
-        if own not in found:
+        if self.own not in found:
             return found
-        base = found[own].ratio
+        base = found[self.own].ratio
         return {name: each._replace(ratio=each.ratio / base) for name, each in found.items()}
 
     @property
     def base(self) -> str:
         """The engine's choice by its own build where that is expected, else `ours`."""
-        own = own_build(self.choice)
-        return own if own in self.expected else self.ours
+        return self.own if self.own in self.expected else self.ours
 
     @property
     def command(self) -> str:
@@ -368,9 +371,9 @@ class Advice(Brief):
 
     def _of_another_gpu(self, gpu: str) -> str:
         """That the table of this call is of another GPU, on which more or fewer backends run."""
-        asked = self.card_name.upper() or self.choice.gpu
+        card = self.card_name.upper() or self.choice.gpu
         return (
-            f"Not of {asked}: these times are of {gpu}, and not all of its backends may run there."
+            f"Not of {card}: these times are of {gpu}, and not all of its backends may run there."
         )
 
     def _not_of_gpu(self) -> list[str]:
@@ -484,8 +487,7 @@ class Advice(Brief):
     def slower_by_records(self) -> str:
         """The pick's time over that of another backend of the engine: of this very call, or, where
         that is not on record, of the nearest batches if it is slower there; else empty."""
-        own = own_build(self.choice)
-        said = time_on_record(own, self.same, self.runs)
+        said = time_on_record(self.own, self.same, self.runs)
         if said or self._is_unlike():
             return said
         if self.expected:
@@ -508,7 +510,7 @@ class Advice(Brief):
         """`times`, of other caps of splits in batches alone that lose splits as the call does."""
         if not self._has_caps():
             return self.times
-        return self._comparable_times(own_build(self.choice), self._loses_splits())
+        return self._comparable_times(self.own, self._loses_splits())
 
     def _slower_notes(self) -> list[str]:
         """`slower_by_records`, and whether SGLang's other cap can help at all."""
@@ -522,7 +524,7 @@ class Advice(Brief):
 
     def _has_caps(self) -> bool:
         """Whether the pick is a build of FlashAttention-3 whose cap of splits can be chosen."""
-        return f"{own_build(self.choice)}@{BOUNDED}" in (self.runs or {})
+        return f"{self.own}@{BOUNDED}" in (self.runs or {})
 
     def _loses_splits(self) -> bool:
         return _loses_splits(self.layer, self.lengths)
@@ -621,7 +623,7 @@ class Advice(Brief):
     def _told_of_call(self) -> Told | None:
         """The times of the engine's backends at this call, and whether they decide; None where no
         record is of it."""
-        names = [own_build(self.choice), self.ours]
+        names = [self.own, self.ours]
         recorded = {*self.same.backend}
         own = next((name for name in names if name in recorded), "")
         rows = recorded_rows(self.same, own, self.runs)
@@ -664,8 +666,8 @@ class Advice(Brief):
             table = table.head(0)
         rows = shown(table, self.base, self.runs, self.engine)
         if self._stands_without_cap():
-            own = own_build(self.choice)
-            rows = with_unrecorded(rows, self.ours, [own, f"{own}@{BOUNDED}"], self.runs or {})
+            lacking = [self.own, f"{self.own}@{BOUNDED}"]
+            rows = with_unrecorded(rows, self.ours, lacking, self.runs or {})
         off = [*self._not_of_gpu(), *self._not_of_layer()]
         notes = [
             *off,

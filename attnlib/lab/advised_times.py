@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from ..measure.stats import LEAST_ROUNDS, geometric_mean
+from ..select.lines import NOT_ON_RECORD
 from .cards import NO_VALUE, in_words
 from .engine_builds import ANOTHER_BUILD, GROUP, PLANNER, PLUGIN, SGLANG, rivals_of
 from .expected import Expected
@@ -19,7 +20,6 @@ TIMED_ELSEWHERE = "(runs now, timed in another build)"
 """For the engine's pick where the records are of another build of its kernel."""
 NO_CAP = "(another build, without SGLang's cap)"
 """In its place where what runs loses splits that the other build does not."""
-NOT_ON_RECORD = "not on record"
 NO_CUBINS = "cubins=no"
 NEAR = 3
 """The distance of batches that lie about a factor of two apart in tokens or requests."""

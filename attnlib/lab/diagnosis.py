@@ -549,7 +549,7 @@ def _cell(value: Any) -> str:
 def read_diagnosis(path: str | os.PathLike[str], shape: Shape) -> Diagnosis:
     """The diagnosis of one trace; arguments and errors as of `lab.diagnose.diagnose`."""
     _require_shape(shape)
-    asked = shape
+    has_lengths = LENS in shape
     shape = _with_sizes(shape)
     trace = read_trace(path)
     steps = [_with_stated(step, shape) for step in _steps_of(trace)]
@@ -562,7 +562,7 @@ def read_diagnosis(path: str | os.PathLike[str], shape: Shape) -> Diagnosis:
     stated = shape.get("batch_size", sizes[0])
     if stated not in sizes:
         marked = " or ".join(map(str, sorted({*sizes})))
-        name = "batch_size" if LENS not in asked else f"requests of {LENS}"
+        name = f"requests of {LENS}" if has_lengths else "batch_size"
         raise ValueError(f"{name} must be {marked}, as the trace marks its steps, got {stated}")
     known: Row = {"batch_size": round(median(sizes))}
     lengths = [step.mean_kv_len for step in decodes if step.mean_kv_len]

@@ -17,18 +17,14 @@ from ..select.known import (
     size_on_record,
     sized_in_brief,
 )
-from ..select.lines import NO_VALUE
+from ..select.lines import NO_VALUE, NOT_ON_RECORD
 from ..select.situation import card_named
 from .advise import CLOSE
 from .expected import Expected
 
 NOT_HERE = "not slower here"
 """Of a problem that costs the call nothing, by its own records."""
-
-
 SAME_PICK = "same pick"
-NOT_ON_RECORD = "not on record"
-"""Of the speedup of a new pick, of which no records are of such a call."""
 COMES, ENDS, STAYS = "comes", "ends", "stays"
 MAY_COME, MAY_STAY = "may come", "may stay"
 """What becomes of a known problem from one stack to the other."""
@@ -61,7 +57,8 @@ class Answer:
     @property
     def is_timed(self) -> bool:
         """Whether `expected` is over the pick's own build."""
-        return bool(self.own) and self.own == self.timed and not self.unlike
+        is_own = self.own != "" and self.own == self.timed
+        return is_own and not self.unlike
 
     @property
     def cannot_run(self) -> bool:

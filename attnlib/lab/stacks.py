@@ -38,13 +38,13 @@ from ..select.facts import gpu_named
 from ..select.known import SLOWER, Found, how_much, known_problems, others_in_brief, to_data
 from ..select.layers import LayerChoice, own_class
 from ..select.libraries import AUTO, find
-from ..select.lines import DETAILS
+from ..select.lines import DETAILS, NOT_ON_RECORD
 from ..select.situation import card_named, parse_stack, situation_of, with_dp_attention
 from .advise import LATENT_DTYPE, MLA_MODE, advise_layer, known_facts, require_decode_text
 from .advised_times import SPEEDUP, confidence_of_nearest, setting_of
 from .cards import Brief, Card, in_columns
 from .engine_builds import own_build
-from .stack_rows import NOT_ON_RECORD, Answer, InRows, Row
+from .stack_rows import Answer, InRows, Row
 
 NEAREST_RECORDS = "Nearest records: advise with one model and one engine."
 SPARSE_MLA = "sparse_mla"
@@ -555,19 +555,16 @@ def _by_records(
         slower = ""
     if 0 < spec.window < max(lengths):  # what is on record reads every token
         known = [replace(found, here=None) for found in known]
-    return Answer(
-        picked=LayerChoice("", choice=choice).chosen,
+    chosen = _by_choice(layer, lengths, library, how, choice)
+    return replace(
+        chosen,
         known=_of_what_runs(known, choice),
         slower=slower,
-        problem=choice.problem,
-        instead=_instead(layer, lengths, library, how) if choice.problem else (),
         own=own_build(choice),
         timed=advice.base,
         expected=advice.expected,
         unlike=unlike,
         confidence=confidence_of_nearest(advice.nearest.distance.iloc[0], not unlike),
-        why=choice.decided_by.why,
-        source=choice.decided_by.source,
     )
 
 
@@ -590,12 +587,26 @@ def _by_rules(
         gpu=how["gpu"],
         server=how["server"],
     )
+    chosen = _by_choice(layer, lengths, library, how, choice)
+    return replace(
+        chosen,
+        known=_of_what_runs(known_problems(situation), choice),
+        unlike=[_without_records(layer)],
+    )
+
+
+def _by_choice(
+    layer: Layer,
+    lengths: tuple[int, ...],
+    library: str,
+    how: Mapping[str, Any],
+    choice: Choice,
+) -> Answer:
+    """The answer for a kind of layers by the choice alone."""
     return Answer(
         picked=LayerChoice("", choice=choice).chosen,
-        known=_of_what_runs(known_problems(situation), choice),
         problem=choice.problem,
         instead=_instead(layer, lengths, library, how) if choice.problem else (),
-        unlike=[_without_records(layer)],
         why=choice.decided_by.why,
         source=choice.decided_by.source,
     )

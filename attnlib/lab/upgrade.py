@@ -43,6 +43,7 @@ from ..run.rows import machine_slug
 from ..run.study import Sweep, machine_shown, mode
 from ..select.changes import ProblemChanges, add_changes, change_in_words
 from ..select.libraries import LIBRARIES, find
+from ..select.lines import NOT_ON_RECORD
 from ..studies import STUDIES
 from ..studies.releases.calls import calls_of_layer
 from .asked_calls import LIBRARY, Layer, backends_named, items_of, layers_named
@@ -55,7 +56,6 @@ STUDY_NAME = f"compare_{LIBRARY}"
 LOOKS = (4, 8, 16, 24)
 """Rounds after which all rows are judged."""
 NOT_DECIDED = "not decided"
-NOT_ON_RECORD = "not on record"
 FAILS = "fails"
 FAILING = (SLOWER, FAILS)
 PROVED = (NOT_SLOWER, FASTER, SAME)

@@ -512,7 +512,11 @@ def what_to_do(problem: Problem, of: str = "") -> str:
     return f"fix: {problem.do}"
 
 
-def problem_lines(answer: Found, here: Iterable[str] | None = None, fix_of: str = "") -> list[str]:
+def problem_lines(
+    answer: Found,
+    here: Iterable[str] | None = None,
+    fix_of: str = "",
+) -> list[str]:
     """A problem that holds: what it is, how much, what to do, where to read; a line each.
 
     `here` is what the records say of the calls that were asked, where they are several; `fix_of`

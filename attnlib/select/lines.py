@@ -10,6 +10,7 @@ NARROWEST = 12
 """Columns that are left to a cell, however wide the others are."""
 GAP = "  "
 NO_VALUE = "-"
+NOT_ON_RECORD = "not on record"
 DETAILS = "--details"
 """The option that shows what a short answer leaves out."""
 COMMAND_END = " \\"
